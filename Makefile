@@ -1,0 +1,48 @@
+# `make demo` runs a whole network on this machine; `make test` passes the tests. Both install what they need into .venv first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MODEL ?= mnist
+SEEDS ?= 200
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test check sim bench wheel clean help
+
+help:
+	@echo "make demo [MODEL=mnist|text]  a whole network on this machine, from data to a trained model"
+	@echo "make test                     all checks and tests"
+	@echo "make check                    format, lint, types, layers, contract"
+	@echo "make sim [SEEDS=200]          more seeds of the simulation"
+	@echo "make bench                    benchmarks (results in benchmarks/results)"
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "DCNR needs Python 3.11 or later; set PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (once; torch is the largest part)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	@$(BIN)/dcnr demo --model $(MODEL) $(DEMO_FLAGS)
+
+check: $(VENV)/.installed
+	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache
+
+test: check
+	@$(BIN)/python -m pytest tests
+
+sim: $(VENV)/.installed
+	@$(BIN)/python -m simulation --world data --seeds 0:$(SEEDS)
+	@$(BIN)/python -m simulation --world control --seeds 0:$(SEEDS)
+
+bench: $(VENV)/.installed
+	@$(BIN)/python -m benchmarks
+
+wheel: $(VENV)/.installed
+	@$(BIN)/python -m build --wheel --outdir dist .
+
+clean:
+	rm -rf .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build *.egg-info

@@ -1,0 +1,130 @@
+"""No URL from elsewhere makes this machine talk to an address inside its own network: one rule, applied before every connection.
+
+Allowed are exactly the stores of the network document (scheme, host and port, private addresses included) and https hosts of its allow-list.
+A name is resolved once and the connection goes to that address, so a second look-up cannot answer differently; every address that the name
+has must be public. The grammar accepted here is narrower than any library's, so that no two parsers can disagree about the host.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dcnr.errors import Refused, Unavailable
+
+MAX_URL_CHARS: Final = 8192
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?|\[[0-9a-f:.]{2,45}\])(?::(?P<port>[1-9][0-9]{0,4}))?"
+    r"(?P<target>/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*(?:\?[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*)?)"
+)
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+Resolver = Callable[[str, int], Sequence[str]]
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A URL that the rule allows: where to connect and what to ask for there."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    is_store: bool
+
+
+def resolve_by_system(host: str, port: int) -> Sequence[str]:
+    """All addresses of ``host`` as the operating system knows them."""
+    return [str(row[4][0]) for row in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+@dataclass(frozen=True, slots=True)
+class AddressRule:
+    """Where connections may go. ``stores`` are base URLs (``http://host:port``), ``data_hosts`` are ``host`` or ``host:port``."""
+
+    stores: tuple[str, ...] = ()
+    data_hosts: tuple[str, ...] = ()
+    resolver: Resolver = resolve_by_system
+
+    def check(self, url: str) -> Target:
+        """The target that ``url`` means. Raises Refused (``bad_url``, ``address_not_allowed``). Pure: resolves nothing."""
+        scheme, host, port, path = _split(url)
+        if (scheme, host, port) in {_split(f"{store.rstrip('/')}/")[:3] for store in self.stores}:
+            return Target(scheme, host, port, path, is_store=True)
+        allowed = {(name if ":" in name else f"{name}:443") for name in self.data_hosts}
+        if scheme == "https" and f"{host}:{port}" in allowed:
+            return Target(scheme, host, port, path, is_store=False)
+        raise Refused(
+            f"{scheme}://{host}:{port} is neither the network's store nor an allowed data host",
+            code="address_not_allowed",
+            remedy="data hosts are listed in the network document",
+        )
+
+    def resolve(self, target: Target) -> str:
+        """The one address to connect to. Raises Refused if any address of a data host is not public, Unavailable if it has none."""
+        try:
+            addresses = [
+                ipaddress.ip_address(text.split("%", 1)[0]) for text in self.resolver(target.host.strip("[]"), target.port)
+            ]
+        except (OSError, ValueError, UnicodeError) as error:
+            raise Unavailable(f"{target.host} cannot be resolved: {error}", code="name_not_resolved") from None
+        if not addresses:
+            raise Unavailable(f"{target.host} has no address", code="name_not_resolved")
+        if not target.is_store:
+            for address in addresses:
+                if not is_public(address):
+                    raise Refused(f"{target.host} resolves to {address}, which is not public", code="address_not_public")
+        return str(addresses[0])
+
+
+def is_public(address: Address) -> bool:
+    """Whether ``address`` is reachable over the public internet, and so is an IPv4 address embedded in it."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if (translated := _nat64(address)) is not None:
+            return is_public(translated)
+        for embedded in (address.ipv4_mapped, address.sixtofour, *(address.teredo or ())):
+            if embedded is not None and not is_public(embedded):
+                return False
+    return address.is_global and not (
+        address.is_multicast or address.is_reserved or address.is_unspecified or address.is_link_local
+    )
+
+
+def _nat64(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    if address in ipaddress.ip_network("64:ff9b::/96"):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return None
+
+
+def _split(url: str) -> tuple[str, str, int, str]:
+    """Scheme, host, port and the rest, from the narrow grammar. Raises Refused (``bad_url``)."""
+    found = _URL.fullmatch(url) if isinstance(url, str) and len(url) <= MAX_URL_CHARS else None
+    if found is None:
+        raise Refused(f"{url!r:.80} is not an acceptable URL", code="bad_url", remedy="http(s)://lower-case-host[:port]/path")
+    scheme, host = found["scheme"], found["host"]
+    port = int(found["port"] or _DEFAULT_PORTS[scheme])
+    if port > 65535 or not _is_host(host):
+        raise Refused(f"{host}:{port} is not a host and port", code="bad_url")
+    return scheme, host, port, found["target"]
+
+
+def _is_host(host: str) -> bool:
+    """A canonical IP literal, or a name whose last label cannot be read as a number (1.2, 0x7f.1, 2130706433 are refused)."""
+    if host.startswith("["):
+        try:
+            return f"[{ipaddress.IPv6Address(host[1:-1])}]" == host
+        except ValueError:
+            return False
+    labels = host.split(".")
+    if labels[-1][:1].isdigit():
+        try:
+            return str(ipaddress.IPv4Address(host)) == host
+        except ValueError:
+            return False
+    return all(_LABEL.fullmatch(label) for label in labels)

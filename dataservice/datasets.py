@@ -1,0 +1,181 @@
+"""Reading data sets by batch number: shards are cached by digest, verified before use, and mapped into memory.
+
+`LocalCache` holds verified copies within a quota; `DatasetReader` turns sample numbers into arrays. Neither knows where shards come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataservice.batches import BatchIndex, eval_indices, num_eval_batches
+from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef, parse_manifest
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Unavailable
+from dcnr.ids import Digest, check_digest
+
+__all__ = [
+    "BatchIndex", "DatasetManifest", "DatasetReader", "FieldSpec", "LocalCache", "ShardRef", "eval_indices", "num_eval_batches",
+    "parse_manifest",
+]  # fmt: skip
+
+MAX_OPEN_SHARDS: Final = 16
+Fetch = Callable[[Digest, Path], Awaitable[object]]
+"""Writes the object with that digest to the path."""
+
+
+class DatasetReader:
+    """Arrays of a data set by sample number. ``shard_path`` gives the verified file of a digest; safe for several threads."""
+
+    def __init__(self, manifest: DatasetManifest, shard_path: Callable[[Digest], Path], *, max_open: int = MAX_OPEN_SHARDS) -> None:
+        self.manifest = manifest
+        self._shard_path, self._max_open = shard_path, max_open
+        self._open: OrderedDict[tuple[Digest, FieldSpec], NDArray[Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def shards_for(self, split: str, field: str, indices: NDArray[np.int64]) -> tuple[Digest, ...]:
+        """The shards that `batch` will read: make them present first."""
+        shards = self.manifest.shards_of(field, split)
+        return tuple(dict.fromkeys(shards[place].digest for place in np.unique(self._places(shards, indices)).tolist()))
+
+    def batch(self, split: str, field: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """The samples in that order, decoded, batch first.
+
+        Raises InvalidInput (unknown field, sample out of range), NotFound from ``shard_path``, Corrupt naming a shard of a wrong size or with a
+        target outside its classes.
+        """
+        spec, shards = self.manifest.fields.get(field), self.manifest.shards_of(field, split)
+        assert spec is not None
+        places = self._places(shards, indices)
+        stored = np.empty((len(indices), *spec.shape), dtype=spec.stored)
+        for place in np.unique(places).tolist():
+            chosen = places == place
+            stored[chosen] = self._shard(shards[place], spec)[indices[chosen] - shards[place].first]
+        decoded = decode(stored, spec)
+        if spec.num_classes and decoded.size and not (int(decoded.min()) >= 0 and int(decoded.max()) < spec.num_classes):
+            names = ", ".join(shards[place].digest for place in np.unique(places).tolist())
+            raise Corrupt(f"{field} holds a class outside 0…{spec.num_classes - 1} in shard {names}", code="bad_shard", shard=names)
+        return decoded
+
+    def _places(self, shards: Sequence[ShardRef], indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        end = shards[-1].first + shards[-1].count
+        if len(indices) and not (int(indices.min()) >= 0 and int(indices.max()) < end):
+            raise InvalidInput(f"sample numbers must be in 0…{end - 1}", code="no_such_sample")
+        firsts = np.fromiter((shard.first for shard in shards), dtype=np.int64, count=len(shards))
+        return np.searchsorted(firsts, indices, side="right").astype(np.int64) - 1
+
+    def _shard(self, ref: ShardRef, spec: FieldSpec) -> NDArray[Any]:
+        key = (ref.digest, spec)  # equal bytes may be shards of different fields
+        with self._lock:
+            if (opened := self._open.get(key)) is None:
+                path = self._shard_path(ref.digest)
+                if path.stat().st_size != ref.count * spec.stored_bytes_per_sample:
+                    raise Corrupt(f"shard {ref.digest} does not have the size of its samples", code="bad_shard", shard=ref.digest)
+                opened = self._open[key] = np.memmap(path, dtype=spec.stored, mode="r", shape=(ref.count, *spec.shape))
+                if len(self._open) > self._max_open:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(key)
+            return opened
+
+
+def decode(stored: NDArray[Any], spec: FieldSpec) -> NDArray[Any]:
+    """Stored values as readers get them."""
+    if spec.scale == 1.0 and spec.offset == 0.0:
+        return stored.astype(spec.dtype, copy=False)
+    return stored.astype(np.float32) * np.float32(spec.scale) + np.float32(spec.offset)
+
+
+class LocalCache:
+    """Files by digest in one directory, at most ``quota_bytes`` of them, the longest unused going first.
+
+    A file is verified when it is first used by this process; a damaged one is fetched again. Callers of the same digest share one
+    fetch. Files that others have mapped stay readable after their removal.
+    """
+
+    def __init__(self, directory: Path, quota_bytes: int, fetch: Fetch) -> None:
+        self._directory, self._quota_bytes, self._fetch = directory, quota_bytes, fetch
+        self._locks: dict[Digest, asyncio.Lock] = {}
+        self._verified: OrderedDict[Digest, int] = OrderedDict()
+        directory.mkdir(parents=True, exist_ok=True)
+
+    async def path(self, digest: Digest) -> Path:
+        """The verified file. Raises Corrupt naming the digest if what is fetched is something else, Refused if it exceeds the quota."""
+        path = self._directory / check_digest(digest)
+        if digest in self._verified and path.exists():
+            self._use(digest, path)
+            return path
+        lock = self._locks.setdefault(digest, asyncio.Lock())
+        try:
+            async with lock:
+                if digest not in self._verified or not path.exists():
+                    await self._obtain(digest, path)
+        except OSError as error:
+            raise Unavailable(
+                f"the cache cannot be used: {error.strerror}", code="disk_trouble", remedy="free disk space"
+            ) from error
+        finally:
+            if not lock.locked():
+                self._locks.pop(digest, None)
+        return path
+
+    def cached(self, digest: Digest) -> Path:
+        """The file, if `path` has verified it before: for readers in other threads. Raises NotFound."""
+        path = self._directory / check_digest(digest)
+        if digest not in self._verified or not path.exists():
+            raise NotFound(f"shard {digest} is not in the cache", code="shard_not_cached", shard=digest)
+        return path
+
+    async def _obtain(self, digest: Digest, path: Path) -> None:
+        if not await asyncio.to_thread(_matches, path, digest):
+            self._verified.pop(digest, None)
+            fetched = path.with_name(f".{digest}.{secrets.token_hex(6)}")
+            try:
+                await self._fetch(digest, fetched)
+                if not await asyncio.to_thread(_matches, fetched, digest):
+                    raise Corrupt(f"shard {digest} arrived with another digest", code="wrong_digest", shard=digest)
+                if fetched.stat().st_size > self._quota_bytes:
+                    raise Refused(
+                        f"shard {digest} alone exceeds the cache's {self._quota_bytes} bytes",
+                        code="cache_quota",
+                        remedy="raise the cache quota",
+                    )
+                fetched.replace(path)
+            finally:
+                fetched.unlink(missing_ok=True)
+        self._use(digest, path)
+        self._evict(keep=digest)
+
+    def _use(self, digest: Digest, path: Path) -> None:
+        self._verified[digest] = path.stat().st_size
+        self._verified.move_to_end(digest)
+        os.utime(path)
+
+    def _evict(self, keep: Digest) -> None:
+        """Left-overs of earlier runs go first, by time of last use, then files of this run in the order of their use."""
+        files = {path.name: path.stat() for path in self._directory.iterdir() if not path.name.startswith(".")}
+        total = sum(status.st_size for status in files.values())
+        order = sorted((name for name in files if name not in self._verified), key=lambda name: (files[name].st_mtime, name))
+        for name in [*order, *self._verified]:
+            if total <= self._quota_bytes:
+                return
+            if name in files and name != keep:
+                (self._directory / name).unlink(missing_ok=True)
+                self._verified.pop(Digest(name), None)
+                total -= files[name].st_size
+
+
+def _matches(path: Path, digest: Digest) -> bool:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == digest
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,128 @@
+"""Object keys are built here and nowhere else, from ids that have passed their check: no stranger's text reaches a path.
+
+Every function raises InvalidInput (the caller's fault) for an argument outside its alphabet; the result holds only
+``a-z 0-9 _ - . /``, has no empty, ``.`` or ``..`` segment and never starts with a slash.
+"""
+
+from __future__ import annotations
+
+from dcnr.ids import check_digest, check_name, check_node_id
+
+
+def _model(model: str) -> str:
+    return f"models/{check_name(model)}"
+
+
+def head(model: str) -> str:
+    """The one mutable object of a model."""
+    return f"{_model(model)}/head"
+
+
+def plan(model: str, digest: str) -> str:
+    """An immutable plan."""
+    return f"{_model(model)}/plans/{check_digest(digest)}"
+
+
+def desired(model: str, plan_digest: str, pnode: str) -> str:
+    """The signed desired state of one PNode under one plan."""
+    return f"{_model(model)}/plans/{check_digest(plan_digest)}/desired/{check_node_id(pnode)}"
+
+
+def manifest(model: str, digest: str) -> str:
+    """An immutable manifest."""
+    return f"{_model(model)}/manifests/{check_digest(digest)}"
+
+
+def state(model: str, vnode: str, digest: str) -> str:
+    """The safetensors bytes of one VNode's state."""
+    return f"{_model(model)}/state/{check_name(vnode)}/{check_digest(digest)}.safetensors"
+
+
+def state_prefix(model: str, vnode: str) -> str:
+    """All states of one VNode."""
+    return f"{_model(model)}/state/{check_name(vnode)}/"
+
+
+def commit(model: str, vnode: str, digest: str) -> str:
+    """A signed chain of commits that a checkpoint refers to."""
+    return f"{_model(model)}/commits/{check_name(vnode)}/{check_digest(digest)}"
+
+
+def jobs_prefix(model: str) -> str:
+    """All objects of all jobs of a model."""
+    return f"{_model(model)}/jobs/"
+
+
+def job_request(model: str, job: str) -> str:
+    """What was asked; written once."""
+    return f"{jobs_prefix(model)}{check_name(job)}/request"
+
+
+def job_cancel(model: str, job: str) -> str:
+    """That the job was called off; written once."""
+    return f"{jobs_prefix(model)}{check_name(job)}/cancel"
+
+
+def job_end(model: str, job: str) -> str:
+    """How the job ended; written once, repeats what a head write decided."""
+    return f"{jobs_prefix(model)}{check_name(job)}/end"
+
+
+def graph(digest: str) -> str:
+    """A model graph, by the digest of its bytes."""
+    return f"graph/{check_digest(digest)}"
+
+
+def evidence(digest: str) -> str:
+    """A fault record, by the digest of its bytes."""
+    return f"evidence/{check_digest(digest)}"
+
+
+def dataset_prefix(name: str) -> str:
+    """All objects of a data set."""
+    return f"datasets/{check_name(name)}/"
+
+
+def dataset_manifest(name: str, digest: str) -> str:
+    """The manifest of a data set, by the digest of its bytes."""
+    return f"{dataset_prefix(name)}manifests/{check_digest(digest)}"
+
+
+def dataset_manifests_prefix(name: str) -> str:
+    """All manifests of a data set; the newest by the store's own clock is the one last staged."""
+    return f"{dataset_prefix(name)}manifests/"
+
+
+def shard(name: str, digest: str) -> str:
+    """One shard of a data set, by the digest of its bytes."""
+    return f"{dataset_prefix(name)}shards/{check_digest(digest)}"
+
+
+def result(job: str, name: str) -> str:
+    """One result of a job."""
+    return f"results/{check_name(job)}/{check_name(name)}"
+
+
+def probe(name: str) -> str:
+    """A scratch object with which a store is tried out at start."""
+    return f"probe/{check_name(name)}"
+
+
+def model_index(model: str) -> str:
+    """Says that a model exists: listing these is cheap however many objects models have."""
+    return f"{model_index_prefix()}{check_name(model)}"
+
+
+def model_index_prefix() -> str:
+    """All models."""
+    return "index/models/"
+
+
+def dataset_index(name: str) -> str:
+    """Says that a data set may exist."""
+    return f"{dataset_index_prefix()}{check_name(name)}"
+
+
+def dataset_index_prefix() -> str:
+    """All data sets."""
+    return "index/datasets/"

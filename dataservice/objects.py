@@ -1,0 +1,135 @@
+"""Objects of the store for those who hold no credentials: a grant and a direct transfer, or a stream through an orchestrator.
+
+Whatever comes back has the wanted digest; whatever goes up is refused by the store or by the orchestrator if size or digest differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dataservice.transfer import AddressRule, download, upload
+from dcnr import limits
+from dcnr.client import Orchestrators
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, TimedOut, Unavailable
+from dcnr.ids import Digest, digest_of
+from dcnr.v1 import data_pb2
+from dcnr.v1.data_pb2_grpc import DataServiceStub
+
+Ref = data_pb2.ObjectRef
+
+
+class ObjectClient:
+    """Reads and writes single objects by reference. ``rule`` says which store address presigned URLs may name."""
+
+    def __init__(self, orchestrators: Orchestrators, rule: Callable[[], AddressRule]) -> None:
+        self._orchestrators, self._rule = orchestrators, rule
+
+    async def read_file(self, ref: Ref, destination: Path, *, max_bytes: int) -> None:
+        """``destination`` holds the object, whole and with the digest of ``ref``. Raises Corrupt, NotFound, Unavailable."""
+        grant = await self._grant(data_pb2.GrantItem(object=ref, access=data_pb2.ACCESS_READ))
+        if not grant.proxied:
+            try:
+                await download(grant.url, destination, max_bytes=max_bytes, sha256=Digest(ref.digest), rule=self._rule())
+                return
+            except Unavailable:
+                pass  # the store is not reachable from here: an orchestrator carries the bytes
+        data = await self._read_through(ref, max_bytes)
+        await asyncio.to_thread(_write, destination, data)
+
+    async def read_bytes(self, ref: Ref, *, max_bytes: int, directory: Path) -> bytes:
+        """A small object. ``directory`` is for the temporary file."""
+        path = directory / f".read-{ref.kind}-{ref.digest}"
+        try:
+            await self.read_file(ref, path, max_bytes=max_bytes)
+            return await asyncio.to_thread(path.read_bytes)
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def write_file(self, ref: Ref, path: Path, *, size_bytes: int, sha256: Digest) -> None:
+        """The object is in the store (also if it was there before). Raises Refused, Corrupt, Unavailable."""
+        item = data_pb2.GrantItem(object=ref, access=data_pb2.ACCESS_WRITE, size_bytes=size_bytes, sha256=sha256)
+        grant = await self._grant(item)
+        if grant.exists:
+            return
+        if not grant.proxied:
+            try:
+                await upload(grant.url, path, headers=dict(grant.headers), size_bytes=size_bytes, sha256=sha256, rule=self._rule())
+                return
+            except Unavailable:
+                pass
+        await self._write_through(item, path)
+
+    async def write_bytes(self, ref: Ref, data: bytes, *, directory: Path) -> Digest:
+        """Stores ``data``; its digest."""
+        digest = digest_of(data)
+        path = directory / f".write-{ref.kind}-{digest}"
+        try:
+            await asyncio.to_thread(_write, path, data)
+            await self.write_file(ref, path, size_bytes=len(data), sha256=digest)
+        finally:
+            path.unlink(missing_ok=True)
+        return digest
+
+    async def _grant(self, item: data_pb2.GrantItem) -> data_pb2.Grant:
+        answer = await self._orchestrators.call(DataServiceStub, "Grant", data_pb2.GrantRequest(items=[item]))
+        if len(answer.grants) != 1:
+            raise Corrupt("an orchestrator answered one wish with several grants", code="bad_grant")
+        grant: data_pb2.Grant = answer.grants[0]
+        return grant
+
+    async def _read_through(self, ref: Ref, max_bytes: int) -> bytes:
+        parts: list[bytes] = []
+        received = 0
+        messages = self._orchestrators.stream(
+            DataServiceStub, "Read", data_pb2.ReadRequest(object=ref), timeout_s=limits.BULK_TIMEOUT_S
+        )
+        async for message in messages:
+            received += len(message.chunk)
+            if received > max_bytes or message.size_bytes > max_bytes:
+                raise Corrupt(f"the object has more than {max_bytes} bytes", code="too_large")
+            parts.append(message.chunk)
+        data = b"".join(parts)
+        if ref.digest and hashlib.sha256(data).hexdigest() != ref.digest:
+            raise Corrupt("an object does not match its digest", code="wrong_digest", digest=ref.digest)
+        return data
+
+    async def _write_through(self, item: data_pb2.GrantItem, path: Path) -> None:
+        last: DcnrError | None = None
+        for node_id, addresses in self._orchestrators.known():
+            try:
+                connection = await self._orchestrators.connection(node_id, addresses)
+                await connection.call(
+                    DataServiceStub(connection.channel).Write, _parts(item, path), timeout_s=limits.BULK_TIMEOUT_S
+                )
+                return
+            except (Unavailable, TimedOut) as error:
+                last = error
+        raise last or Unavailable("no orchestrator is known", code="no_orchestrator")
+
+
+async def _parts(item: data_pb2.GrantItem, path: Path) -> AsyncIterator[Any]:
+    yield data_pb2.WriteRequest(item=item)
+    with await asyncio.to_thread(_opened, path) as file:
+        while chunk := await asyncio.to_thread(file.read, limits.MAX_CHUNK_BYTES):
+            yield data_pb2.WriteRequest(chunk=chunk)
+
+
+def _write(destination: Path, data: bytes) -> None:
+    temporary = destination.with_name(f".{destination.name}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(destination)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InvalidInput(f"{destination.name} cannot be written: {error.strerror}", code="disk_trouble") from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InvalidInput(f"{path.name} cannot be read: {error.strerror}", code="disk_trouble") from error

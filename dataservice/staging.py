@@ -1,0 +1,283 @@
+"""Data sets enter the network here: read from plain formats, shuffled once, cut into shards, stored with the manifest last.
+
+A reader who finds the manifest therefore finds every shard. Formats are read without unpickling anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataservice import keys
+from dataservice.addresses import AddressRule
+from dataservice.batches import Indices, permutation
+from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef, check_manifest
+from dataservice.s3 import S3Store
+from dataservice.transfer import download
+from dcnr import limits
+from dcnr.errors import Corrupt, InvalidInput, Stale
+from dcnr.ids import Digest, check_digest, check_name, digest_of
+from dcnr.ports import ObjectStore
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+Put = Callable[[str, bytes], Awaitable[object]]
+
+SHARD_BYTES: Final = 8 * limits.MIB
+"""Aim for the largest field; the other fields are cut at the same samples."""
+MAX_SOURCE_BYTES: Final = limits.MAX_OBJECT_BYTES
+_IDX_DTYPES: Final = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4"}
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What people should know about a data set, and its fields."""
+
+    name: str
+    fields: Mapping[str, FieldSpec]
+    licence: str
+    source: str
+    version: int = 1
+
+
+async def stage(
+    put: Put, description: Description, splits: Mapping[str, Arrays], *, seed: int, shard_bytes: int = SHARD_BYTES
+) -> DatasetManifest:
+    """Stores shards, then the manifest, through ``put`` (which must be fine with an object that is there already); returns the manifest.
+
+    Raises InvalidInput naming the field for arrays that do not fit the description, and what ``put`` raises.
+    """
+    name = check_name(description.name)
+    largest = max(spec.stored_bytes_per_sample for spec in description.fields.values())
+    per_shard = max(1, shard_bytes // max(1, largest))
+    shards: dict[tuple[str, str], tuple[ShardRef, ...]] = {}
+    counts = {split: _check_split(description, split, arrays) for split, arrays in splits.items()}
+    for split, arrays in splits.items():
+        count = counts[split]
+        order = permutation(count, "staging", seed, split)
+        num_shards = max(1, math.ceil(count / per_shard))
+        bounds = [count * number // num_shards for number in range(num_shards + 1)]
+        for field, spec in description.fields.items():
+            refs: list[ShardRef] = []
+            for first, end in pairwise(bounds):
+                data = np.ascontiguousarray(arrays[field][order[first:end]], dtype=spec.stored).tobytes()
+                digest = digest_of(data)
+                await put(keys.shard(name, digest), data)
+                refs.append(ShardRef(digest, first, end - first))
+            shards[field, split] = tuple(refs)
+    manifest = DatasetManifest(
+        name=name,
+        version=description.version,
+        fields=dict(description.fields),
+        splits=counts,
+        shards=shards,
+        licence=description.licence,
+        source=description.source,
+    )
+    try:
+        check_manifest(manifest)
+    except ValueError as error:
+        raise InvalidInput(f"the data set cannot be staged: {error}", code="bad_dataset") from None
+    await put(keys.dataset_manifest(name, manifest.digest), manifest.to_bytes())
+    return manifest
+
+
+def put_if_absent(store: ObjectStore) -> Put:
+    """A ``put`` for content-addressed objects: one that exists already is the same one."""
+
+    async def put(key: str, data: bytes) -> None:
+        try:
+            await store.put(key, data, if_none_match=True)
+        except Stale as error:
+            if error.code != "precondition_failed":
+                raise
+
+    return put
+
+
+def cut(arrays: Arrays, shares: Mapping[str, float], *, seed: int) -> dict[str, Arrays]:
+    """Splits by share, each sample in exactly one: ``shares`` for all but ``train``, which gets the rest. Raises InvalidInput."""
+    num = len(next(iter(arrays.values())))
+    if "train" in shares or not all(0 < share < 1 for share in shares.values()) or sum(shares.values()) >= 1:
+        raise InvalidInput("shares are for the splits other than train, each and in sum between 0 and 1", code="bad_shares")
+    order = permutation(num, "splits", seed)
+    chosen: dict[str, Indices] = {}
+    taken = 0
+    for split, share in sorted(shares.items()):
+        size = max(1, round(num * share))
+        chosen[split] = order[taken : taken + size]
+        taken += size
+    if taken >= num:
+        raise InvalidInput(f"{num} samples are too few for these shares", code="bad_shares")
+    chosen["train"] = order[taken:]
+    return {split: {field: array[which] for field, array in arrays.items()} for split, which in chosen.items()}
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """All arrays of an npz file. Raises Corrupt for objects (they would need unpickling) and damage."""
+    try:
+        with zipfile.ZipFile(path) as members:  # before numpy, which takes any other file for a pickle or leaves it open
+            members.infolist()
+        with np.load(path, allow_pickle=False) as content:
+            return {name: content[name] for name in content.files}
+    except zipfile.BadZipFile as error:
+        raise _bad_source(path, "npz", str(error).lower()) from None
+    except ValueError:
+        raise _bad_source(path, "npz", "an array holds objects, or is damaged") from None
+    except (EOFError, OSError, KeyError, zlib.error) as error:
+        raise _bad_source(path, "npz", str(error)) from None
+
+
+def read_safetensors(path: Path) -> dict[str, Array]:
+    """All tensors of a safetensors file. Raises Corrupt."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return dict(load_file(str(path)))
+    except (SafetensorError, ValueError, KeyError, OSError) as error:
+        raise _bad_source(path, "safetensors", str(error)) from None
+
+
+def _bad_source(path: Path, form: str, why: str) -> Corrupt:
+    return Corrupt(
+        f"{path.name} is not a plain {form} file: {why}", code="bad_source", remedy="save plain arrays as .npz (numpy.savez) or .safetensors"
+    )  # fmt: skip
+
+
+def read_idx(path: Path, *, max_bytes: int = MAX_SOURCE_BYTES) -> Array:
+    """One array in the IDX format of MNIST, gzipped or not. Raises Corrupt."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except (OSError, EOFError) as error:
+        raise Corrupt(f"{path.name} cannot be read: {error}", code="bad_source") from None
+    if len(data) > max_bytes or len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_DTYPES:
+        raise Corrupt(f"{path.name} is not an IDX file or too large", code="bad_source")
+    rank = data[3]
+    if rank > limits.MAX_TENSOR_RANK or len(data) < 4 + 4 * rank:
+        raise Corrupt(f"{path.name} has a bad IDX header", code="bad_source")
+    shape = struct.unpack(f">{rank}I", data[4 : 4 + 4 * rank])
+    dtype = np.dtype(_IDX_DTYPES[data[2]])
+    if len(data) - 4 - 4 * rank != math.prod(shape) * dtype.itemsize:
+        raise Corrupt(f"{path.name} does not have the size of its shape {shape}", code="bad_source")
+    return np.frombuffer(data, dtype, offset=4 + 4 * rank).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def byte_windows(data: bytes, length: int) -> dict[str, Array]:
+    """Text as bytes: windows of ``length`` without overlap; ``target`` is each position's next byte. Raises InvalidInput if too short."""
+    num = (len(data) - 1) // length if length > 0 else 0
+    if num < 1:
+        raise InvalidInput(f"{len(data)} bytes do not fill a window of {length} and its next byte", code="bad_source")
+    values = np.frombuffer(data, np.uint8)
+    return {"input": values[: num * length].reshape(num, length), "target": values[1 : num * length + 1].reshape(num, length)}
+
+
+def byte_fields(length: int) -> dict[str, FieldSpec]:
+    """The fields of `byte_windows`: stored as bytes, read as int64."""
+    shape = (length,)
+    return {"input": FieldSpec("int64", shape, "uint8"), "target": FieldSpec("int64", shape, "uint8", num_classes=256)}
+
+
+async def obtain(
+    uri: str,
+    directory: Path,
+    *,
+    sha256: Digest | None,
+    rule: AddressRule,
+    stores: Mapping[str, S3Store],
+    max_bytes: int = MAX_SOURCE_BYTES,
+) -> Path:
+    """The file that ``uri`` names: a local path as it is, ``https://`` (allowed host, digest required), ``s3://bucket/key`` of a known store.
+
+    Raises Refused (address), InvalidInput (form, missing digest, unknown bucket), Corrupt (digest, size) or what the transfer raises.
+    """
+    if uri.startswith(("https://", "http://")):
+        if sha256 is None:
+            raise InvalidInput(
+                f"{uri!r:.80} is on another machine: the digest of the file is needed", code="bad_source",
+                remedy="give --sha256 DIGEST, from a place that you trust",
+            )  # fmt: skip
+        dest = directory / f"source-{check_digest(sha256)}"
+        await download(uri, dest, max_bytes=max_bytes, sha256=sha256, rule=rule)
+        return dest
+    if uri.startswith("s3://"):
+        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        if bucket not in stores or not key:
+            raise InvalidInput(
+                f"no store is configured for {uri!r:.80}",
+                code="bad_source",
+                remedy=f"known buckets: {', '.join(sorted(stores)) or 'none'}",
+            )
+        found = await stores[bucket].get(key, max_bytes=max_bytes)
+        digest = digest_of(found.data)
+        if sha256 and digest != sha256:
+            raise Corrupt(f"{uri} has digest {digest}, not {sha256}", code="wrong_digest", digest=sha256)
+        dest = directory / f"source-{digest}"
+        dest.write_bytes(found.data)
+        return dest
+    path = Path(uri.removeprefix("file://"))
+    if "://" in uri.removeprefix("file://") or not path.is_file():
+        raise InvalidInput(
+            f"{uri!r} is neither a file nor an s3:// or https:// address", code="bad_source", remedy="check the path of the file"
+        )  # fmt: skip
+    if sha256:
+        found_digest = await asyncio.to_thread(_digest_of_file, path)
+        if found_digest != sha256:
+            raise Corrupt(
+                f"{path.name} has sha256 {found_digest}, not {sha256}", code="wrong_digest", remedy="fetch the file again"
+            )
+    return path
+
+
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_split(description: Description, split: str, arrays: Arrays) -> int:
+    """Samples of the split, all fields being what the description says."""
+    check_name(split)
+    if set(arrays) != set(description.fields):
+        raise InvalidInput(f"split {split} has the fields {sorted(arrays)}, not {sorted(description.fields)}", code="bad_dataset")
+    num = {field: len(array) for field, array in arrays.items()}
+    if len(set(num.values())) != 1 or not min(num.values()):
+        raise InvalidInput(f"the fields of split {split} differ in length or are empty: {num}", code="bad_dataset")
+    for field, spec in description.fields.items():
+        array = arrays[field]
+        if array.shape[1:] != spec.shape:
+            raise _bad_field(split, field, f"has shape {array.shape[1:]} per sample, not {spec.shape}")
+        if array.dtype != spec.stored and not _fits(array, spec):
+            raise _bad_field(split, field, f"({array.dtype}) does not fit into {spec.stored}")
+        if spec.num_classes and not (int(array.min()) >= 0 and int(array.max()) < spec.num_classes):
+            raise _bad_field(split, field, f"has classes outside 0…{spec.num_classes - 1}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise _bad_field(split, field, "holds values that are not finite")
+    return next(iter(num.values()))
+
+
+def _bad_field(split: str, field: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{field} of split {split} {why}", code="bad_dataset", remedy="correct the arrays and stage them again", split=split, field=field
+    )  # fmt: skip
+
+
+def _fits(array: Array, spec: FieldSpec) -> bool:
+    """Whether storing changes no value."""
+    if array.dtype.hasobject or array.dtype.kind not in "biuf":
+        return False
+    with np.errstate(all="ignore"):
+        return bool(np.array_equal(array.astype(spec.stored).astype(array.dtype), array))

@@ -1,0 +1,246 @@
+"""Bytes over presigned URLs without credentials: what arrives is whole and has the wanted digest, or nothing arrives.
+
+Every exchange is bounded in bytes and time, connects only where an `AddressRule` allows, follows no redirect and makes one attempt. The
+blocking work runs in threads; a caller that is cancelled or out of time closes the connection, and no file appears after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import http.client
+import os
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+import urllib3.exceptions
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.response import BaseHTTPResponse
+
+from dataservice.addresses import AddressRule
+from dcnr import limits
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, TimedOut, Unavailable
+from dcnr.ids import Digest
+
+__all__ = ["AddressRule", "download", "fetch_small", "upload"]
+
+BLOCK_BYTES: Final = 256 * limits.KIB
+T = TypeVar("T")
+
+
+async def download(
+    url: str, dest: Path, *, max_bytes: int, sha256: Digest | None, rule: AddressRule, timeout_s: float = limits.BULK_TIMEOUT_S
+) -> int:
+    """Streams the object into ``dest`` and returns its size; ``dest`` appears only when whole and (where ``sha256`` is given) right.
+
+    Raises Corrupt (digest, size), NotFound, Refused (address, redirect, expired grant), Unavailable or TimedOut, InvalidInput (disk).
+    """
+
+    def work(exchange: _Exchange) -> int:
+        temporary = dest.with_name(f".{dest.name}.{secrets.token_hex(6)}.part")
+        try:
+            digest, size_bytes = hashlib.sha256(), 0
+            with exchange.open("GET", {}) as response, temporary.open("xb") as file:
+                for block in exchange.body(response, max_bytes):
+                    digest.update(block)
+                    size_bytes += file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
+            if sha256 and digest.hexdigest() != sha256:
+                raise Corrupt(f"the object has digest {digest.hexdigest()}, not {sha256}", code="wrong_digest", digest=sha256)
+            exchange.commit(lambda: temporary.replace(dest))
+            return size_bytes
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    return await _run(url, rule, timeout_s, work)
+
+
+async def fetch_small(
+    url: str, max_bytes: int, *, rule: AddressRule, timeout_s: float = limits.STORE_TIMEOUT_S
+) -> tuple[bytes, str]:
+    """A small object and its ETag (the head of a model: it has no digest to be known by). Raises as `download`."""
+
+    def work(exchange: _Exchange) -> tuple[bytes, str]:
+        with exchange.open("GET", {}) as response:
+            return b"".join(exchange.body(response, max_bytes)), str(response.headers.get("etag", ""))
+
+    return await _run(url, rule, timeout_s, work)
+
+
+async def upload(
+    url: str,
+    path: Path,
+    *,
+    headers: Mapping[str, str],
+    size_bytes: int,
+    sha256: Digest,
+    rule: AddressRule,
+    timeout_s: float = limits.BULK_TIMEOUT_S,
+) -> bool:
+    """Sends the file with exactly the granted ``headers``; False if an object was there already. The file is checked before it is sent.
+
+    Raises Corrupt (the file, or the bytes on their way, differ), Refused (address, grant), Unavailable or TimedOut.
+    """
+
+    def work(exchange: _Exchange) -> bool:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size != size_bytes or hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise Corrupt(f"{path.name} is not the file that was granted", code="wrong_digest", digest=sha256)
+            file.seek(0)
+            try:
+                with exchange.open("PUT", {**headers, "content-length": str(size_bytes)}, exchange.blocks(file.read)):
+                    return True
+            except _Exists:
+                return False
+
+    return await _run(url, rule, timeout_s, work)
+
+
+class _Exists(Exception):
+    """412 to an upload: somebody stored this object before."""
+
+
+class _Exchange:
+    """One request on one connection, with a deadline that also holds against a peer who sends a byte at a time."""
+
+    def __init__(self, url: str, rule: AddressRule, timeout_s: float) -> None:
+        self._target = rule.check(url)
+        self._rule = rule
+        self._deadline = time.monotonic() + timeout_s
+        self._connection: HTTPConnection | None = None
+        self._lock = threading.Lock()
+        self._aborted = False
+
+    def abort(self) -> None:
+        """Ends the exchange from another thread: no `commit` succeeds after this."""
+        with self._lock:
+            self._aborted = True
+            sock = self._connection.sock if self._connection is not None else None
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def commit(self, act: Callable[[], object]) -> None:
+        """Runs ``act`` unless the caller has given up."""
+        with self._lock:
+            self._check()
+            act()
+
+    @contextlib.contextmanager
+    def open(self, method: str, headers: Mapping[str, str], body: Iterator[bytes] | None = None) -> Iterator[BaseHTTPResponse]:
+        """The answer with status 200, headers read; the connection is closed at the end."""
+        connection = self._connect(self._rule.resolve(self._target))
+        with self._lock:
+            self._check()
+            self._connection = connection
+        try:
+            host = self._target.host if self._target.port in (80, 443) else f"{self._target.host}:{self._target.port}"
+            sent = {"host": host, "accept-encoding": "identity", "user-agent": "dcnr", **headers}
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent: the answer says why
+                connection.request(method, self._target.path, body=body, headers=sent, preload_content=False, decode_content=False)
+            with contextlib.closing(connection.getresponse()) as response:
+                _expect_ok(response, method)
+                yield response
+        finally:
+            connection.close()
+
+    def body(self, response: BaseHTTPResponse, max_bytes: int) -> Iterator[bytes]:
+        """The body in blocks. Raises Corrupt as soon as it is known to be larger than ``max_bytes``, or shorter than announced."""
+        announced = response.headers.get("content-length", "")
+        if announced and (not announced.isdigit() or int(announced) > max_bytes):
+            raise Corrupt(f"the object has {announced:.20} bytes, at most {max_bytes} are allowed", code="object_too_large")
+        received = 0
+        while block := response.read1(BLOCK_BYTES):
+            self._check()
+            received += len(block)
+            if received > max_bytes:
+                raise Corrupt(f"the object has more than {max_bytes} bytes", code="object_too_large")
+            yield block
+        if announced and received != int(announced):
+            raise Unavailable(f"the answer ended after {received} of {announced} bytes", code="transfer_broken")
+
+    def blocks(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
+        """The blocks of a file to send."""
+        while block := read(BLOCK_BYTES):
+            self._check()
+            yield block
+
+    def _connect(self, address: str) -> HTTPConnection:
+        timeout = limits.CONNECT_TIMEOUT_S
+        if self._target.scheme == "http":
+            connection = HTTPConnection(address, self._target.port, timeout=timeout)
+        else:
+            name = self._target.host.strip("[]")
+            connection = HTTPSConnection(
+                address, self._target.port, timeout=timeout, server_hostname=name, assert_hostname=name,
+                ssl_context=ssl.create_default_context(), cert_reqs="CERT_REQUIRED",
+            )  # fmt: skip
+        connection.connect()
+        if connection.sock is not None:
+            connection.sock.settimeout(limits.STORE_TIMEOUT_S)
+        return connection
+
+    def _check(self) -> None:
+        if self._aborted or time.monotonic() > self._deadline:
+            raise TimedOut("the transfer took too long", code="transfer_timeout")
+
+
+def _expect_ok(response: BaseHTTPResponse, method: str) -> None:
+    match response.status:
+        case 200 | 201 | 204:
+            return
+        case 404:
+            raise NotFound("the store has no such object", code="no_such_object")
+        case 412 if method == "PUT":
+            raise _Exists
+        case 400 if method == "PUT":
+            raise Corrupt("the store received other bytes than were granted", code="wrong_digest")
+        case 301 | 302 | 303 | 307 | 308:
+            raise Refused("the store answered with a redirect, which is not followed", code="redirect_refused")
+        case 401 | 403:
+            raise Refused(
+                "the grant was refused",
+                code="grant_refused",
+                remedy="ask for a new grant: this one expired or is for another object",
+            )
+        case status:
+            raise Unavailable(f"the store answered {status}", code="store_unavailable")
+
+
+async def _run(url: str, rule: AddressRule, timeout_s: float, work: Callable[[_Exchange], T]) -> T:
+    exchange = _Exchange(url, rule, timeout_s)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.to_thread(_typed, work, exchange)
+    except TimeoutError:
+        raise TimedOut("the transfer took too long", code="transfer_timeout") from None
+    finally:
+        exchange.abort()
+
+
+def _typed(work: Callable[[_Exchange], T], exchange: _Exchange) -> T:
+    try:
+        return work(exchange)
+    except DcnrError:
+        raise
+    except urllib3.exceptions.TimeoutError as error:
+        raise TimedOut(f"the store did not answer in time: {error}", code="transfer_timeout") from error
+    except (
+        urllib3.exceptions.HTTPError,
+        http.client.HTTPException,
+        ConnectionError,
+        ssl.SSLError,
+        TimeoutError,
+        socket.gaierror,
+    ) as error:
+        raise Unavailable(f"the transfer broke: {error}", code="transfer_broken") from error
+    except OSError as error:
+        raise InvalidInput(f"the file cannot be read or written: {error.strerror}", code="disk_trouble") from error

@@ -1,0 +1,197 @@
+"""An independent check of what a trained model learned from: every batch exactly once, by signed statements back to what the maintainers signed.
+
+Shares no code with the orchestrator's decisions. For each VNode of a manifest it reads the stored state with the safetensors library, walks the commits by
+their parents, and holds four things against each other: the lineage in the state file, the lineage in the manifest, the batches that the commits name in
+order, and checkpoint 0 in the manifest that the signed request names. Every signature (worker key, its delegation, maintainers) is verified on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dcnr import limits
+from dcnr.errors import Corrupt, NotFound
+from dcnr.ids import digest_of
+from dcnr.sdk.manifests import open_manifest
+from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from trust.delegation import open_delegation
+from trust.envelope import digest_of_envelope, open_single, parse, parse_envelope
+from trust.network import NetworkPolicy
+
+if TYPE_CHECKING:
+    from dcnr.sdk.client import AsyncClient
+
+MAX_COMMITS: Final = 1_000_000
+Read = Callable[[data_pb2.ObjectRef, Path, int], Awaitable[None]]
+"""Writes the object of that reference to the path; the last argument bounds its size in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class VNodeLineage:
+    """What one VNode learned from. ``exact``: state, manifest and commits agree on exactly [0, N), each batch once."""
+
+    vnode: str
+    state_digest: str
+    num_batches: int
+    """Batches that the commits name, repetitions included."""
+    num_commits: int
+    exact: bool
+    reason: str
+    """Why not; empty where ``exact``."""
+    pnodes: tuple[str, ...]
+    """Who contributed, in order of first contribution."""
+
+
+async def audit_lineage(client: AsyncClient, model: str, *, manifest: str = "") -> list[VNodeLineage]:
+    """The lineages of a model's newest manifest (or of the named one), read through a maintainer's client. Raises Corrupt, NotFound, Unavailable."""
+
+    async def read(ref: data_pb2.ObjectRef, path: Path, max_bytes: int) -> None:
+        await client.objects.read_file(ref, path, max_bytes=max_bytes)
+
+    digest, _ = await client.manifest(model, manifest)
+    return await LineageAudit(read, client.policy, model, client.scratch).run(digest)
+
+
+class LineageAudit:
+    """Reads through ``read`` only; keeps temporary files in ``directory``."""
+
+    def __init__(self, read: Read, policy: NetworkPolicy, model: str, directory: Path) -> None:
+        self._read, self._policy, self._model, self._directory = read, policy, model, directory
+
+    async def run(self, manifest_digest: str) -> list[VNodeLineage]:
+        """One result per VNode of the manifest. Raises Corrupt for what is not signed as it must be or does not have its digest."""
+        manifest = await self._manifest(manifest_digest)
+        request = await self._request(manifest.job_id)
+        if manifest.graph_digest != request.graph_digest:
+            raise Corrupt("the manifest is of another graph than the signed request", code="wrong_graph")
+        base = await self._manifest(request.initial_manifest_digest)
+        first = {entry.vnode: entry.working[0].digest for entry in base.entries if entry.working}
+        if set(first) != {entry.vnode for entry in manifest.entries}:
+            raise Corrupt(
+                "the manifest does not have the VNodes of the manifest that the request names", code="incomplete_manifest"
+            )
+        return [await self._vnode(entry, request, first[entry.vnode]) for entry in manifest.entries]
+
+    async def _vnode(self, entry: model_pb2.ManifestEntry, request: model_pb2.JobRequest, first: str) -> VNodeLineage:
+        if not entry.working:
+            return VNodeLineage(entry.vnode, "", 0, 0, False, "the manifest names no checkpoint", ())
+        checkpoint = entry.working[0]
+        metadata, stored = await self._state(checkpoint)
+        batches, num_commits, pnodes, parent = await self._walk(checkpoint, request, first)
+        wanted = [[0, int(request.num_batches)]]
+        named = [[int(interval.first), int(interval.end)] for interval in checkpoint.lineage.intervals]
+        reason = ""
+        if metadata.get("vnode") != entry.vnode or metadata.get("graph") != request.graph_digest:
+            reason = "the state file is of another VNode or graph"
+        elif metadata.get("parent") != parent:
+            reason = "the state file names another parent than its commit"
+        elif stored != wanted:
+            reason = f"the state file holds the lineage {stored}"
+        elif named != wanted:
+            reason = f"the manifest says the lineage {named}"
+        elif len(batches) != int(request.num_batches):
+            reason = f"the commits name {len(batches)} batches"
+        elif sorted(batches) != list(range(int(request.num_batches))):
+            reason = "the commits name a batch twice"
+        return VNodeLineage(entry.vnode, checkpoint.digest, len(batches), num_commits, not reason, reason, pnodes)
+
+    async def _walk(
+        self, checkpoint: model_pb2.Checkpoint, request: model_pb2.JobRequest, first: str
+    ) -> tuple[list[int], int, tuple[str, ...], str]:
+        """(batches in the order of learning, commits, PNodes, parent of the newest state). Raises Corrupt where the chain breaks."""
+        pieces: list[list[int]] = []
+        pnodes: list[str] = []
+        state, commit_digest, parent = checkpoint.digest, checkpoint.commit_digest, ""
+        while commit_digest:
+            commit, pnode_id = await self._commit(checkpoint.vnode, commit_digest, request)
+            if commit.state_digest != state:
+                raise Corrupt(
+                    f"{checkpoint.vnode}: commit {commit_digest[:12]} is about another state than {state[:12]}", code="broken_chain"
+                )
+            if not pieces:
+                parent = commit.parent_digest
+                if pnode_id != checkpoint.pnode_id:
+                    raise Corrupt(f"{checkpoint.vnode}: the manifest credits another PNode than the commit", code="wrong_signer")
+            pieces.append(list(commit.batches))
+            pnodes.append(pnode_id)
+            state, commit_digest = commit.parent_digest, commit.parent_commit
+            if len(pieces) > MAX_COMMITS:
+                raise Corrupt(f"{checkpoint.vnode}: more than {MAX_COMMITS} commits", code="broken_chain")
+        if state != first:
+            raise Corrupt(
+                f"{checkpoint.vnode}: its ancestry ends in {state[:12]}, not in checkpoint 0 ({first[:12]})", code="broken_chain"
+            )
+        batches = [batch for piece in reversed(pieces) for batch in piece]
+        return batches, len(pieces), tuple(dict.fromkeys(reversed(pnodes))), parent
+
+    async def _commit(self, vnode: str, digest: str, request: model_pb2.JobRequest) -> tuple[model_pb2.Commit, str]:
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_COMMIT, model=self._model, owner=vnode, digest=digest)
+        envelope = parse_envelope(await self._bytes(ref, limits.MAX_ENVELOPE_BYTES))
+        if digest_of_envelope(envelope) != digest:
+            raise Corrupt(f"commit {digest[:12]} does not have its digest", code="wrong_digest")
+        payload, signer = open_single(envelope, identity_pb2.DOMAIN_COMMIT)
+        commit = parse(model_pb2.Commit, payload)
+        stated = (commit.network_id, commit.model, commit.job_id, commit.vnode)
+        if stated != (self._policy.network_id, self._model, request.job_id, vnode):
+            raise Corrupt(f"commit {digest[:12]} is about another network, model, job or VNode", code="wrong_network")
+        unverified = parse(identity_pb2.Delegation, commit.delegation.payload)
+        delegation = open_delegation(
+            commit.delegation, network_id=self._policy.network_id, now_wall=unverified.not_before_unix_ms / 1000
+        )
+        if delegation.worker_public_der != signer.public_der:
+            raise Corrupt(f"commit {digest[:12]} is signed by a key that no PNode delegated", code="wrong_signer")
+        return commit, delegation.pnode_id
+
+    async def _state(self, checkpoint: model_pb2.Checkpoint) -> tuple[dict[str, str], list[list[int]]]:
+        """Metadata and lineage in the state file, as the safetensors library reads them."""
+        ref = data_pb2.ObjectRef(
+            kind=data_pb2.OBJECT_KIND_STATE, model=self._model, owner=checkpoint.vnode, digest=checkpoint.digest
+        )
+        path = self._directory / "audit.safetensors"
+        await self._read(ref, path, limits.MAX_OBJECT_BYTES)
+        try:
+            return await asyncio.to_thread(_header, path, checkpoint.digest)
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def _manifest(self, digest: str) -> model_pb2.Manifest:
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=self._model, digest=digest)
+        envelope = parse_envelope(await self._bytes(ref, limits.MAX_MANIFEST_BYTES), limits.MAX_MANIFEST_BYTES)
+        if digest_of_envelope(envelope) != digest:
+            raise Corrupt(f"manifest {digest[:12]} does not have its digest", code="wrong_digest")
+        return open_manifest(self._policy, envelope, self._model)
+
+    async def _request(self, job_id: str) -> model_pb2.JobRequest:
+        if not job_id:
+            raise NotFound("the manifest belongs to no job: nothing was learned yet", code="no_job")
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_JOB_REQUEST, model=self._model, owner=job_id)
+        request = self._policy.open_job_request(parse_envelope(await self._bytes(ref, limits.MAX_ENVELOPE_BYTES)))
+        if request.job_id != job_id or request.model != self._model:
+            raise Corrupt("the stored request is of another job", code="wrong_job")
+        return request
+
+    async def _bytes(self, ref: data_pb2.ObjectRef, max_bytes: int) -> bytes:
+        path = self._directory / "audit.part"
+        try:
+            await self._read(ref, path, max_bytes)
+            return await asyncio.to_thread(path.read_bytes)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _header(path: Path, digest: str) -> tuple[dict[str, str], list[list[int]]]:
+    from safetensors import SafetensorError, safe_open
+
+    if digest_of(path.read_bytes()) != digest:
+        raise Corrupt(f"state {digest[:12]} does not have its digest", code="wrong_digest")
+    try:
+        file: Any
+        with safe_open(str(path), framework="numpy") as file:
+            lineage = [[int(low), int(high)] for low, high in file.get_tensor("lineage").tolist()]
+            return dict(file.metadata() or {}), lineage
+    except (SafetensorError, ValueError) as error:
+        raise Corrupt(f"state {digest[:12]} is not what it should be: {error}", code="bad_state") from error

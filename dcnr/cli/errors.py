@@ -1,0 +1,68 @@
+"""The one place where errors become exit codes and texts: what happened, why, the next command; always on standard error.
+
+Exit codes: 0 ok, 1 failed, 2 usage, 3 not running, 4 unreachable, 5 refused by policy, 6 timed out (`dcnr.errors`), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+import typer
+
+from dcnr.errors import DcnrError
+
+INTERRUPTED: Final = 130
+_SHOWN_DETAILS: Final = 8
+
+
+def run(app: typer.Typer, name: str) -> NoReturn:
+    """Runs the command line of this process and ends it."""
+    sys.exit(exit_code(app, name, sys.argv[1:]))
+
+
+def exit_code(app: typer.Typer, name: str, arguments: Sequence[str]) -> int:
+    """Runs a command line; its exit code. Typed errors are shown here; others are bugs and keep their traceback."""
+    command = typer.main.get_command(app)
+    try:
+        command.main(args=list(arguments), prog_name=name)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except DcnrError as error:
+        show(error)
+        return error.exit_code
+    except ExceptionGroup as group:
+        typed = _only_typed(group)
+        show(typed)
+        return typed.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    return 0
+
+
+def show(error: DcnrError) -> None:
+    """What happened, why, what to do, on standard error."""
+    lines = [f"error: {error.message}"]
+    facts = [
+        f"{key}={value}" for key, value in list(error.details.items())[:_SHOWN_DETAILS] if value and value not in error.message
+    ]
+    lines.append(f"  why: {error.code}" + (f" ({', '.join(facts)})" if facts else ""))
+    if error.remedy:
+        lines.append(f"  next: {error.remedy}")
+    print("\n".join(lines), file=sys.stderr)  # noqa: T201
+
+
+def _only_typed(group: ExceptionGroup[Exception]) -> DcnrError:
+    """The first typed error of a task group in which nothing else failed. Re-raises groups that hold a bug."""
+    typed, rest = group.split(DcnrError)
+    if rest is not None or typed is None:
+        raise group
+    found: BaseException = typed
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, DcnrError)
+    return found

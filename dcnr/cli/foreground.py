@@ -1,0 +1,67 @@
+"""Daemons in the foreground: logs, and an end that comes with the owner's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any, Final, TextIO, cast
+
+from dcnr import logs
+from dcnr.limits import DRAIN_TIMEOUT_S
+
+SECOND_SIGNAL_S: Final = 2.0
+"""An owner that vanished gets so much politeness."""
+
+
+class Outliving:
+    """A stream for whose reader's end nobody need end: what can no longer be shown goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """As of any stream; never raises for a reader that is gone."""
+        try:
+            self._stream.write(text)
+        except BrokenPipeError:
+            self._forget()
+        return len(text)
+
+    def flush(self) -> None:
+        """As of any stream; never raises for a reader that is gone."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._forget()
+
+    def _forget(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+def start_logging(*, level: str, as_json: bool) -> None:
+    """Logs go to standard error, and a daemon outlives whoever reads it; in colour only for a terminal that wants it."""
+    sys.stderr = cast(TextIO, Outliving(sys.stderr))
+    colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    logs.configure(level=level, as_json=as_json, colours=colours)
+
+
+def end_with_stdin() -> None:
+    """Ends this process when its standard input closes: whoever started it is gone."""
+    threading.Thread(target=_watch_stdin, name="stdin watcher", daemon=True).start()
+
+
+def _watch_stdin() -> None:
+    while os.read(0, 4096):
+        continue
+    for wait_s in (SECOND_SIGNAL_S, DRAIN_TIMEOUT_S):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(wait_s)
+    os._exit(1)

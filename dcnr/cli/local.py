@@ -1,0 +1,178 @@
+"""``dcnr demo`` and ``dcnr local``: a whole network of real processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from dcnr.cli import output
+from dcnr.cli.homes import JsonOption
+from dcnr.errors import NotRunning, Refused, TimedOut, Unavailable
+
+if TYPE_CHECKING:
+    from dcnr.sdk.client import AsyncClient
+    from dcnr.testing import LocalNetwork
+    from dcnr.v1 import orchestrator_pb2
+
+app = typer.Typer(help="A network of real processes on this machine, for development.", no_args_is_help=True, rich_markup_mode=None)
+
+RUN_FILE: Final = "local.json"
+STOP_LIMIT_S: Final = 60.0
+POLL_S: Final = 0.2
+DirectoryOption = Annotated[Path, typer.Option("--directory", help="Where everything lies; a short path.")]
+_DEFAULT: Final = Path(".dcnr-local")
+
+
+def add_demo(parent: typer.Typer) -> None:
+    """Adds the command ``demo``."""
+    parent.command("demo")(_demo)
+
+
+def _demo(
+    model: Annotated[str, typer.Option(help="mnist or text.")] = "mnist",
+    directory: Annotated[Path | None, typer.Option(help="Where everything lies; default: .demo here.", show_default=False)] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the network running afterwards, until Ctrl-C.")] = False,
+    kills: Annotated[bool, typer.Option("--kills/--no-kills", help="Kill machines on the way.")] = True,
+    reference: Annotated[
+        bool, typer.Option("--reference/--no-reference", help="Train the same model in one process and compare.")
+    ] = True,
+) -> None:
+    """A whole network on this machine: from raw data to a trained, exported model, with machines killed on the way."""
+    from dcnr.demo.run import Options, run_demo
+
+    options = Options(
+        model=model, directory=directory.absolute() if directory else None, keep=keep, kills=kills, reference=reference
+    )
+    raise typer.Exit(run_demo(options, environment=dict(os.environ)))
+
+
+@app.command()
+def up(
+    directory: DirectoryOption = _DEFAULT,
+    orchestrators: Annotated[int, typer.Option(min=1, max=9, help="Number of orchestrators.")] = 3,
+    pnodes: Annotated[int, typer.Option(min=0, max=64, help="Number of PNodes.")] = 3,
+    cores: Annotated[float, typer.Option(min=0.1, help="Cores of each PNode.")] = 1.0,
+    memory_mb: Annotated[int, typer.Option(min=64, help="Memory of each PNode in MiB.")] = 1024,
+) -> None:
+    """Start a network in the foreground: Ctrl-C, or `dcnr local down` elsewhere, ends it with everything it made running."""
+    from dcnr.testing import LocalNetwork, LocalPNode
+
+    where = directory.absolute()
+    if _pid(where) is not None:
+        raise Refused(f"a local network already runs in {where}", code="already_running", remedy="dcnr local down")
+    specs = [LocalPNode(f"p{number + 1}", cores, memory_mb) for number in range(pnodes)]
+    stopping = threading.Event()
+    network = LocalNetwork(where, num_orchestrators=orchestrators, pnodes=specs, say=output.say, environment=os.environ)
+
+    def stop(*_: object) -> None:
+        stopping.set()
+        network.interrupt()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    try:
+        _run(network, where, stopping)
+    except Unavailable as error:
+        if error.code != "interrupted":
+            raise
+        output.say("interrupted: every process of the network has ended")
+
+
+def _run(network: LocalNetwork, where: Path, stopping: threading.Event) -> None:
+    """From start to end of a network in the foreground."""
+    with network:
+        _write(where, {"pid": os.getpid(), "network": str(network.network_file), "bootstrap": network.bootstrap})
+        try:
+            output.say(f"running; in another terminal: dcnr local status --directory {where}")
+            output.say(f"  export DCNR_HOME={network.maintainer_home} DCNR_NETWORK={network.network_file}")
+            output.say(f"  export DCNR_BOOTSTRAP={','.join(network.bootstrap)}")
+            while not stopping.wait(POLL_S):
+                if trouble := network.trouble():
+                    output.say(trouble)
+                    break
+            network.stop()
+        finally:
+            (where / RUN_FILE).unlink(missing_ok=True)
+
+
+@app.command()
+def down(directory: DirectoryOption = _DEFAULT, as_json: JsonOption = False) -> None:
+    """End the network that `dcnr local up` runs."""
+    import time
+
+    where = directory.absolute()
+    pid = _pid(where)
+    if pid is None:
+        raise _not_running(where)
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_LIMIT_S
+    while _pid(where) is not None:
+        if time.monotonic() > deadline:
+            raise TimedOut(f"the network has not ended within {STOP_LIMIT_S:.0f} s", code="still_running")
+        time.sleep(POLL_S)
+    output.emit({"stopped": True}, lambda: "stopped", as_json=as_json)
+
+
+@app.command()
+def status(directory: DirectoryOption = _DEFAULT, as_json: JsonOption = False) -> None:
+    """The nodes of the running local network."""
+    import asyncio
+
+    from dcnr.cli.watching import nodes_table
+    from dcnr.sdk.client import connect_async
+    from dcnr.sdk.plain import plain
+    from dcnr.v1 import orchestrator_pb2
+
+    where = directory.absolute()
+    running = _read(where)
+    if _pid(where) is None or running is None:
+        raise _not_running(where)
+
+    async def ask() -> list[orchestrator_pb2.NodeView]:
+        client: AsyncClient
+        async with await connect_async(running["bootstrap"], network=Path(running["network"])) as client:
+            return await client.nodes()
+
+    nodes = asyncio.run(ask())
+    output.emit(
+        {**running, "nodes": [plain(node) for node in nodes]},
+        lambda: nodes_table(orchestrator_pb2.WatchJobResponse(nodes=nodes)),
+        as_json=as_json,
+    )
+
+
+def _write(where: Path, running: dict[str, Any]) -> None:
+    import json
+
+    (where / RUN_FILE).write_text(json.dumps(running, indent=2) + "\n")
+
+
+def _read(where: Path) -> dict[str, Any] | None:
+    import json
+
+    try:
+        running = json.loads((where / RUN_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return running if isinstance(running, dict) and isinstance(running.get("pid"), int) else None
+
+
+def _pid(where: Path) -> int | None:
+    """The process that runs the network; None if it is gone."""
+    running = _read(where)
+    if running is None:
+        return None
+    try:
+        os.kill(running["pid"], 0)
+    except OSError:
+        return None
+    return int(running["pid"])
+
+
+def _not_running(where: Path) -> NotRunning:
+    return NotRunning(f"no local network runs in {where}", remedy="dcnr local up")

@@ -1,0 +1,78 @@
+"""Calls to a daemon on this machine over the Unix socket in its home directory. Raises NotRunning where none answers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dcnr.errors import DcnrError, InvalidInput, NotRunning, TimedOut
+from dcnr.limits import CALL_TIMEOUT_S, MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from dcnr.v1 import local_pb2
+
+SOCKET: Final = "run.sock"
+POLL_S: Final = 0.1
+
+
+def ask(home: Path, method: str, request: Any, *, start: str) -> Any:
+    """The daemon's answer to one call of LocalService. ``start``: the command that would start it."""
+    return asyncio.run(_ask(home, method, request, start))
+
+
+def status_of_home(home: Path) -> local_pb2.StatusResponse:
+    """What the PNode on ``home`` says of itself. Raises NotRunning, Unavailable."""
+    from dcnr.v1 import local_pb2
+
+    answer: local_pb2.StatusResponse = ask(home, "Status", local_pb2.StatusRequest(), start="pnode start")
+    return answer
+
+
+def wait_gone(home: Path, within_s: float) -> None:
+    """Returns when no daemon listens any more. Raises TimedOut."""
+    asyncio.run(_wait_gone(home, within_s))
+
+
+async def _ask(home: Path, method: str, request: Any, start: str) -> Any:
+    socket = home / SOCKET
+    if not socket.exists():
+        raise _not_running(home, start)
+    import grpc
+
+    from dcnr.rpc.errors import error_from_rpc
+    from dcnr.v1 import local_pb2_grpc
+
+    options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.enable_http_proxy", 0)]
+    async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
+        try:
+            return await getattr(local_pb2_grpc.LocalServiceStub(channel), method)(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise _not_running(home, start) from None
+            typed: DcnrError = error_from_rpc(error)
+            raise typed from None
+
+
+async def _wait_gone(home: Path, within_s: float) -> None:
+    try:
+        async with asyncio.timeout(within_s):
+            while await _listens(home / SOCKET):  # noqa: ASYNC110  another process: nothing here could signal its end
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise TimedOut(f"the daemon has not ended within {within_s:.0f} s", code="still_running") from None
+
+
+async def _listens(socket: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(str(socket))
+    except OSError as error:
+        if "too long" in str(error):
+            raise InvalidInput(f"the path {socket} is too long for a local socket", code="path_too_long") from error
+        return False
+    writer.transport.abort()
+    return True
+
+
+def _not_running(home: Path, start: str) -> NotRunning:
+    return NotRunning(f"nothing runs on {home}", remedy=start)

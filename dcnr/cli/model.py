@@ -1,0 +1,267 @@
+"""``dcnr model``: checks a graph, shows where it would run, submits it signed, takes the trained model home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dcnr import limits
+from dcnr.cli import output
+from dcnr.cli.homes import HomeOption, JsonOption
+from dcnr.cli.session import BootstrapOption, KeyOption, NetworkIdOption, NetworkOption, Session
+from dcnr.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dcnr.export import Export
+    from dcnr.ids import Digest
+    from dcnr.sdk.client import AsyncClient
+    from dcnr.sdk.signing import Draft
+    from dcnr.sdk.submission import JobOptions
+    from dcnr.stages import Stage
+    from dcnr.v1 import model_pb2, orchestrator_pb2
+    from trust.identity import NodeKey
+    from vnode.reference import Exit
+
+app = typer.Typer(help="Models as graphs: check, plan, submit, export.", no_args_is_help=True, rich_markup_mode=None)
+
+GraphArgument = Annotated[Path, typer.Argument(help="The graph, model.toml or model.json.")]
+
+
+@app.command()
+def validate(graph: GraphArgument, as_json: JsonOption = False) -> None:
+    """Check a graph; errors name the VNode, the field and the line."""
+    from dcnr.graph import graph_digest
+
+    message, stages = _graph(graph)
+    rows = [
+        (stage.id, stage.component, ", ".join(item.id for item in stage.inputs), "x".join(map(str, stage.output.shape)), stage.num_parameters)
+        for stage in stages
+    ]  # fmt: skip
+    data = {
+        "model": message.name,
+        "graph_digest": graph_digest(message),
+        "num_parameters": sum(stage.num_parameters for stage in stages),
+        "stages": [
+            {
+                "vnode": stage.id, "component": stage.component, "inputs": [item.id for item in stage.inputs],
+                "output": {"dtype": stage.output.dtype, "shape": list(stage.output.shape)}, "num_parameters": stage.num_parameters,
+                "forward_flops": stage.forward_flops, "activation_bytes": stage.activation_bytes, "replicas": stage.replicas,
+            }
+            for stage in stages
+        ],
+    }  # fmt: skip
+
+    def text() -> str:
+        head = f"{message.name} version {message.version} is valid: {len(stages)} VNodes with weights, {data['num_parameters']} parameters"
+        return f"{head}\n{output.table(('vnode', 'component', 'reads', 'gives', 'parameters'), rows)}"
+
+    output.emit(data, text, as_json=as_json)
+
+
+@app.command()
+def plan(
+    graph: GraphArgument, home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None,
+    network_id: NetworkIdOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Where the graph would run now, why there, and how long it would take. Changes nothing."""
+    from dcnr.sdk.plain import plain
+
+    message, _ = _graph(graph)
+
+    async def work(client: AsyncClient) -> orchestrator_pb2.PreviewPlanResponse:
+        return await client.plan(message)
+
+    answer = Session(home, network, bootstrap, network_id).run(work)
+    output.emit(plain(answer), lambda: _plan_text(answer), as_json=as_json)
+
+
+@app.command()
+def submit(
+    graph: Annotated[Path | None, typer.Argument(help="The graph; leave it out with --draft.")] = None,
+    key: KeyOption = None,
+    idempotency_key: Annotated[str, typer.Option(help="Two submissions with one key are one job; default: a new one.")] = "",
+    draft: Annotated[Path | None, typer.Option(help="Submit a draft that has its signatures.", show_default=False)] = None,
+    save_draft: Annotated[Path | None, typer.Option(help="Prepare and sign, but write a draft for others to sign.", show_default=False)] = None,
+    checkpoint_s: Annotated[float, typer.Option(min=1, help="Seconds between checkpoints.")] = limits.CHECKPOINT_S,
+    checkpoint_steps: Annotated[int, typer.Option(min=1, help="Batches between checkpoints.")] = limits.CHECKPOINT_STEPS,
+    unit_batches: Annotated[int, typer.Option(min=0, help="Grain of work; 0: about 5 s of the slowest stage.")] = 0,
+    lead_batches: Annotated[int, typer.Option(min=1, help="How far sources may be ahead.")] = limits.LEAD_BATCHES,
+    settling_deadline_s: Annotated[float, typer.Option(min=1, help="Then the job ends as expired.")] = limits.SETTLING_DEADLINE_S,
+    from_manifest: Annotated[str, typer.Option(help="Go on from this completed manifest; empty: from checkpoint 0.")] = "",
+    home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Make checkpoint 0, sign, and ask the network to train the model; returns when the job is safely stored.
+
+    Example: dcnr model submit model.toml && dcnr job watch
+    """
+    import secrets
+
+    from dcnr.sdk.plain import plain
+    from dcnr.sdk.submission import JobOptions
+
+    if (graph is None) == (draft is None):
+        raise InvalidInput("give either a graph or --draft", code="bad_arguments")
+    session = Session(home, network, bootstrap, network_id)
+    if graph is None:
+        assert draft is not None
+        signed = _read_draft(draft)
+        answer = session.run(lambda client: client.submit_draft(signed))
+    else:
+        message, _ = _graph(graph)
+        keys = session.keys(key)
+        options = JobOptions(
+            idempotency_key=idempotency_key or secrets.token_hex(8), unit_batches=unit_batches, lead_batches=lead_batches,
+            settling_deadline_s=settling_deadline_s, checkpoint_s=checkpoint_s, checkpoint_steps=checkpoint_steps, from_manifest=from_manifest,
+        )  # fmt: skip
+        if save_draft is not None:
+            _write_draft(save_draft, session.run(lambda client: _prepared(client, message, keys, options)))
+            data = {"draft": str(save_draft)}
+            output.emit(data, lambda: f"draft written to {save_draft}; next: dcnr model sign {save_draft}", as_json=as_json)
+            return
+        answer = session.run(lambda client: client.submit(message, keys, options, progress=output.Steps()))
+    known = " (it was there before)" if answer.existed else ""
+    output.emit(
+        plain(answer), lambda: f"job {answer.job_id} accepted{known}\nnext: dcnr job watch {answer.job_id}", as_json=as_json
+    )
+
+
+@app.command()
+def sign(
+    draft: Annotated[Path, typer.Argument(help="Draft made by: dcnr model submit --save-draft.")],
+    key: KeyOption = None, home: HomeOption = None, network: NetworkOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Add a maintainer's signature to a draft, and say what is still missing."""
+    session = Session(home, network, None)
+    policy = session.policy()
+    signed = _read_draft(draft).sign(policy, *session.keys(key))
+    _write_draft(draft, signed)
+    what, missing = signed.missing(policy)
+    request = signed.request
+    data = {"draft": str(draft), "job_id": request.job_id, "model": request.model, "missing": missing, "on": what}
+
+    def text() -> str:
+        head = f"signed {request.model}: job {request.job_id}, {request.num_batches} batches of {request.dataset_name}"
+        return f"{head}\nnext: " + (
+            f"{missing} more maintainers sign the {what}" if missing else f"dcnr model submit --draft {draft}"
+        )
+
+    output.emit(data, text, as_json=as_json)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    out: Annotated[Path, typer.Option(help="Directory to write.")],
+    manifest: Annotated[str, typer.Option(help="Digest of a manifest; default: the newest.")] = "",
+    home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Write the trained weights as safetensors, with the graph and a description; the same manifest gives the same bytes."""
+
+    async def work(client: AsyncClient) -> tuple[Digest, Export]:
+        return await client.export(model, out, manifest=manifest, progress=output.Steps())
+
+    digest, written = Session(home, network, bootstrap, network_id).run(work)
+    data = {
+        "manifest": digest, "directory": str(written.directory), "digest": written.digest, "files": dict(written.files),
+        "num_parameters": written.num_parameters,
+    }  # fmt: skip
+    output.emit(
+        data,
+        lambda: (
+            f"wrote {written.directory} ({written.num_parameters} parameters)\n  manifest {digest}\n  digest   {written.digest}"
+        ),
+        as_json=as_json,
+    )
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    split: Annotated[str, typer.Option(help="test, validation or train, as the graph names them.")] = "test",
+    manifest: Annotated[str, typer.Option(help="Digest of a manifest; default: the newest.")] = "",
+    home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Judge the model on this machine: loss and accuracy at every depth."""
+    if split not in ("train", "validation", "test"):
+        raise InvalidInput(f"{split!r} is none of train, validation, test", code="bad_split")
+
+    async def work(client: AsyncClient) -> tuple[Digest, tuple[Exit, ...]]:
+        return await client.evaluate(model, use=split, manifest=manifest, progress=output.Steps())
+
+    digest, exits = Session(home, network, bootstrap, network_id).run(work)
+    rows = [(number, e.vnode, f"{e.loss:.4f}", f"{100 * e.accuracy:.2f} %", e.count) for number, e in enumerate(exits, 1)]
+    data = {
+        "manifest": digest, "split": split,
+        "exits": [{"vnode": e.vnode, "loss": e.loss, "accuracy": e.accuracy, "count": e.count} for e in exits],
+    }  # fmt: skip
+    output.emit(
+        data, lambda: f"manifest {digest}\n{output.table(('depth', 'exit', 'loss', 'accuracy', 'count'), rows)}", as_json=as_json
+    )
+
+
+async def _prepared(client: AsyncClient, graph: model_pb2.ModelGraph, keys: list[NodeKey], options: JobOptions) -> Draft:
+    """The uploaded job with these maintainers' signatures on what is due."""
+    return (await client.prepare(graph, options, progress=output.Steps())).sign(client.policy, *keys)
+
+
+def _graph(path: Path) -> tuple[model_pb2.ModelGraph, tuple[Stage, ...]]:
+    """The validated graph in a file; errors name the line."""
+    from dcnr.graph import graph_from_json, graph_from_toml, locate, stages_of_graph
+    from vnode.registry import default_registry
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(limits.MAX_GRAPH_BYTES + 1)
+        text = data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}", code="bad_graph") from error
+    try:
+        message = graph_from_json(text) if path.suffix == ".json" else graph_from_toml(text)
+        return message, stages_of_graph(message, default_registry())
+    except InvalidInput as error:
+        line = locate(text, error.details.get("vnode", "")) if error.details.get("vnode") else None
+        where = f"{path}:{line}" if line else str(path)
+        raise InvalidInput(f"{where}: {error.message}", code=error.code, remedy=error.remedy, **error.details) from error
+
+
+def _plan_text(answer: orchestrator_pb2.PreviewPlanResponse) -> str:
+    rows = [
+        (a.vnode, a.replica, output.short(a.pnode_id), f"{1000 * a.predicted_step_s:.3g} ms", output.size(a.memory_bytes), a.reason)
+        for a in answer.plan.assignments
+    ]  # fmt: skip
+    lines = [output.table(("vnode", "replica", "node", "step", "memory", "reason"), rows)]
+    lines += [f"waiting: {vnode} fits no node now" for vnode in answer.plan.waiting]
+    lines += [f"not on {output.short(r.pnode_id)}: {r.vnode}: {r.reason}" for r in answer.plan.rejections]
+    if answer.plan.lead_reason:
+        lines.append(f"lead {answer.plan.lead_batches} batches: {answer.plan.lead_reason}")
+    if answer.estimate_s:
+        lines.append(
+            f"estimate: {output.duration(answer.estimate_s)} of computation ({1000 * answer.seconds_per_batch:.3g} ms per batch of the slowest stage)"
+        )
+    return "\n".join(lines)
+
+
+def _read_draft(path: Path) -> Draft:
+    from dcnr.sdk.signing import MAX_DRAFT_BYTES, Draft
+
+    try:
+        with path.open(encoding="utf-8") as file:
+            return Draft.from_json(file.read(MAX_DRAFT_BYTES + 1))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}", code="bad_draft") from error
+
+
+def _write_draft(path: Path, draft: Draft) -> None:
+    import os
+
+    temporary: Any = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(draft.to_json(), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written: {error.strerror}", code="disk_trouble") from error

@@ -1,0 +1,133 @@
+"""``dcnr network``: makes a network's signed document, shows one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dcnr.cli import output
+from dcnr.cli.homes import HomeOption, JsonOption, home_of
+from dcnr.cli.session import KEY_FILE, NETWORK_FILE, BootstrapOption, NetworkIdOption, NetworkOption, Session
+from dcnr.errors import InvalidInput, Refused
+from dcnr.settings import ClientSettings
+
+if TYPE_CHECKING:
+    from trust.network import NetworkPolicy
+
+app = typer.Typer(help="The network's constitution: keys, orchestrators, store.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Option(help="Name for people.")],
+    orchestrator: Annotated[
+        list[str], typer.Option(help="Id of an orchestrator (see: orchestrator key), or ID@HOST:PORT. May be repeated.")
+    ],
+    store: Annotated[
+        str, typer.Option(help="Store as volunteers reach it, http(s)://HOST:PORT; empty: bytes go through orchestrators.")
+    ] = "",
+    bucket: Annotated[str, typer.Option(help="Bucket in the store.")] = "dcnr",
+    locality: Annotated[str, typer.Option(help="spread, or single-host (demo and tests).")] = "spread",
+    bootstrap: Annotated[list[str] | None, typer.Option(help="First nodes to ask, ID@HOST:PORT. May be repeated.")] = None,
+    maintainers: Annotated[int, typer.Option(min=1, max=32, help="Number of maintainer keys to make.")] = 1,
+    threshold: Annotated[int, typer.Option(min=1, max=32, help="Signatures needed.")] = 1,
+    audit_floor: Annotated[float, typer.Option(min=0.0, max=1.0, help="Lowest audit probability.")] = 0.05,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for keys and document; default: the home directory.", show_default=False)
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make maintainer keys and the signed network document.
+
+    Example: dcnr network create --name garden --orchestrator "$(orchestrator key)@203.0.113.7:7700" --store https://203.0.113.7:7790
+    """
+    from dcnr.system import SystemClock
+    from dcnr.v1 import identity_pb2
+    from trust.identity import NodeKey
+    from trust.network import create_document, verify_chain
+    from trust.network_file import save_policy
+
+    directory = (out or home_of(ClientSettings, home)).expanduser().absolute()
+    document = directory / NETWORK_FILE
+    if document.exists():
+        raise Refused(f"there is a network at {document} already", code="network_exists", remedy="choose another --out")
+    localities = {"spread": identity_pb2.LOCALITY_SPREAD, "single-host": identity_pb2.LOCALITY_SINGLE_HOST}
+    if locality not in localities:
+        raise InvalidInput(f"locality {locality!r} is neither spread nor single-host", code="bad_locality")
+    scheme, address = _store(store)
+    paths = [directory / (KEY_FILE if number == 0 else f"key-{number + 1}.pem") for number in range(maintainers)]
+    keys = [NodeKey.load_or_create(path) for path in paths]
+    envelope = create_document(
+        *keys, name=name, now_wall=SystemClock().wall(), orchestrator_ids=[entry.partition("@")[0] for entry in orchestrator],
+        threshold=threshold, locality=localities[locality], store_address=address, store_bucket=bucket, store_scheme=scheme,
+        bootstrap=[*(entry for entry in orchestrator if "@" in entry), *(bootstrap or ())], audit_floor=audit_floor,
+    )  # fmt: skip
+    policy = verify_chain([envelope])
+    save_policy(document, policy)
+    data = {"network_id": policy.network_id, "network_file": str(document), "keys": [str(path) for path in paths]}
+
+    def text() -> str:
+        lines = [f"network {policy.network_id} ({name})", f"  document  {document}"]
+        lines += [f"  key       {path} (mode 0600: back it up, give it to its maintainer alone)" for path in paths]
+        if maintainers == 1:
+            lines.append("  one key decides alone; a network of several maintainers: --maintainers 3 --threshold 2")
+        return "\n".join([*lines, f"next: orchestrator start --network {document}"])
+
+    output.emit(data, text, as_json=as_json)
+
+
+@app.command()
+def show(
+    home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """The verified document of a network: from its file, or from a node that is asked."""
+    session = Session(home, network, bootstrap, network_id)
+    if session.network is None and session.bootstrap:
+
+        async def found(client: Any) -> NetworkPolicy:
+            policy: NetworkPolicy = client.policy
+            return policy
+
+        policy = session.run(found)
+    else:
+        policy = session.policy()
+    output.emit(_data(policy), lambda: _text(policy), as_json=as_json)
+
+
+def _store(text: str) -> tuple[str, str]:
+    """Scheme and host:port of ``http(s)://host:port`` or ``host:port``."""
+    scheme, separator, address = text.rpartition("://")
+    if separator and scheme not in ("http", "https"):
+        raise InvalidInput(f"{text!r} is neither http:// nor https://", code="bad_address")
+    return scheme or "https", address.rstrip("/")
+
+
+def _data(policy: NetworkPolicy) -> dict[str, Any]:
+    from dcnr.ids import node_id_of
+    from dcnr.sdk.plain import plain
+
+    document = plain(policy.document)
+    document["maintainer_ids"] = [node_id_of(key) for key in policy.document.maintainer_keys]
+    document["network_id"] = policy.network_id
+    return document
+
+
+def _text(policy: NetworkPolicy) -> str:
+    from dcnr.cli.screens import single_host
+
+    data = _data(policy)
+    lines = [
+        f"network {policy.network_id} ({data['name']}), version {data['version']}{single_host(policy.document.locality)}",
+        f"maintainers    {', '.join(data['maintainer_ids'])} ({data['threshold']} of {len(data['maintainer_ids'])} must sign)",
+        f"store          {data['store_scheme'] or 'https'}://{data['store_address']} bucket {data['store_bucket']}"
+        if data["store_address"]
+        else "store          through orchestrators",
+        f"audits         at least {data['audit_floor']:g}",
+    ]
+    lines += [f"orchestrator   {node_id}" for node_id in data["orchestrator_ids"]]
+    lines += [f"bootstrap      {entry}" for entry in data["bootstrap"]]
+    return "\n".join(lines)

@@ -1,0 +1,84 @@
+"""What commands print: results on standard output (plain text, or only JSON), everything else on standard error. No colours, no rich."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+JsonFlag = bool
+
+
+def emit(data: Any, text: Callable[[], str], *, as_json: JsonFlag) -> None:
+    """``data`` as JSON, or what ``text`` makes of it."""
+    print(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text())  # noqa: T201
+
+
+def say(text: str) -> None:
+    """A line for people, on standard error."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def is_terminal() -> bool:
+    """Whether somebody watches standard output."""
+    return sys.stdout.isatty()
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Left-aligned columns, two spaces apart; numbers to the right."""
+    if not rows:
+        return "(none)"
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(line[column]) for line in [list(header), *texts]) for column in range(len(header))]
+    right = [all(isinstance(row[column], int | float) for row in rows) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if flush else cell.ljust(width) for cell, width, flush in zip(cells, widths, right, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(list(header)), *(line(row) for row in texts)])
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``9 s``, ``4 min 10 s``, ``3 h 20 min``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people, in binary units."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GiB"
+
+
+def short(identifier: str) -> str:
+    """The first eight characters of an id or digest."""
+    return identifier[:8] or "-"
+
+
+class Steps:
+    """Progress of long work on standard error: one line that is rewritten in a terminal, one line per tenth where it is piped."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._last: tuple[str, int] | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """``done`` of ``total`` parts of ``what``."""
+        tenth = 10 * done // max(total, 1)
+        if self._terminal:
+            end = "\n" if done >= total else ""
+            print(f"\r{what}: {done}/{total}", end=end, file=sys.stderr, flush=True)  # noqa: T201
+        elif self._last != (what, tenth):
+            say(f"{what}: {done}/{total}")
+        self._last = (what, tenth)

@@ -1,0 +1,75 @@
+"""Screens of the daemons as text: pure functions of the messages that they show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dcnr.cli.output import duration, short, size, table
+from dcnr.sdk.plain import word
+from dcnr.v1 import identity_pb2, local_pb2, orchestrator_pb2
+
+_EVENTS = 5
+
+
+def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
+    """One screen that tells all about a PNode."""
+    capability = status.capability
+    lent = f"{capability.cores:g} cores ({capability.gflops:.0f} GFLOP/s), {size(capability.memory_bytes)} memory"
+    attached = sum(contact.attached for contact in status.orchestrators)
+    lines = [
+        f"PNode {status.node_id}  (version {status.software}, up {duration(status.uptime_s)})",
+        f"network    {status.network_name} {short(status.network_id)}" + single_host(status.locality),
+        f"state      {status.state}: {status.reason}",
+        f"lends      {lent}, {size(capability.disk_bytes)} disk, {capability.device} on {capability.architecture} {capability.system}",
+        f"uses       {size(status.memory_bytes)} memory, {size(status.disk_bytes)} disk in {home}",
+        f"reachable  {status.reachable} as seen from outside; control {status.control_address}, directory {status.dht_address or '-'}",
+        f"attached   to {attached} of {len(status.orchestrators)} orchestrators; {status.num_known} nodes known",
+        f"process    daemon {status.pid}, worker {status.worker_pid or '-'}",
+    ]
+    if status.epoch:
+        lines.append(f"decider    {short(status.holder)} in epoch {status.epoch}")
+    for contact in status.orchestrators:
+        if not contact.attached:
+            lines.append(f"  {short(contact.node_id)} {contact.address}: {contact.reason or 'not attached'}")
+    if status.replicas:
+        lines += ["", replicas_table(list(status.replicas))]
+    if status.next_action:
+        lines += ["", f"next: {status.next_action}"]
+    if status.events:
+        lines += ["", *(f"{event.kind} {event.subject}: {event.reason}" for event in list(status.events)[-_EVENTS:])]
+    return "\n".join(lines)
+
+
+def replicas_table(replicas: list[orchestrator_pb2.ReplicaReport]) -> str:
+    """What is hosted: progress, pace and troubles."""
+    rows = [
+        (
+            report.replica, word(orchestrator_pb2.AssignmentState, report.state), int(report.num_learned),
+            sum(int(i.end - i.first) for i in report.durable.intervals), f"{report.rate:.1f}/s", f"{report.loss:.3f}", report.reason,
+        )
+        for report in replicas
+    ]  # fmt: skip
+    return table(("replica", "state", "learned", "durable", "rate", "loss", "reason"), rows)
+
+
+def orchestrator_screen(status: orchestrator_pb2.GetStatusResponse) -> str:
+    """An orchestrator about itself."""
+    holder = (
+        "this one decides" if status.holder else f"{short(status.holder_id)} decides" if status.holder_id else "nobody decides yet"
+    )
+    store = "works" if status.store_ok else f"away: {status.store_reason}"
+    lines = [
+        f"orchestrator {status.node_id}  (version {status.software}, up {duration(status.uptime_s)})",
+        f"network    {short(status.network_id)}",
+        f"decider    {holder}" + (f", epoch {status.epoch}" if status.epoch else ""),
+        f"store      {store}",
+        f"attached   {status.attached} PNodes",
+    ]
+    if status.events:
+        lines += ["", *(f"{event.kind} {event.subject}: {event.reason}" for event in list(status.events)[-_EVENTS:])]
+    return "\n".join(lines)
+
+
+def single_host(locality: int) -> str:
+    """The warning that every screen carries where the rules on subnets and owners are lifted."""
+    return "  [single host: rules on subnets and owners are lifted]" if locality == identity_pb2.LOCALITY_SINGLE_HOST else ""

@@ -1,0 +1,107 @@
+"""Calls to the orchestrators of one network, any of which may be down: each call goes to one that works, or fails with the reasons of all.
+
+Every call of the contract is idempotent, so trying the next orchestrator after an unknown outcome is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+
+from dcnr import limits
+from dcnr.errors import DcnrError, TimedOut, Unavailable
+from dcnr.ids import NodeId
+from dcnr.rpc.dialer import Connection, Dialer
+from dcnr.rpc.errors import error_from_rpc
+
+Known = Callable[[], Sequence[tuple[NodeId, Sequence[str]]]]
+"""Orchestrators with their control addresses, best first."""
+
+
+class Orchestrators:
+    """Keeps at most one connection per orchestrator, opened on first use and dropped when it breaks."""
+
+    def __init__(self, dialer: Dialer, known: Known) -> None:
+        self._dialer = dialer
+        self.known = known
+        self._connections: dict[NodeId, Connection] = {}
+        self._opening: dict[NodeId, asyncio.Lock] = {}
+        self._last_good: NodeId | None = None
+
+    async def connection(self, node_id: NodeId, addresses: Sequence[str]) -> Connection:
+        """The open connection to one orchestrator. Raises Unavailable."""
+        async with self._opening.setdefault(node_id, asyncio.Lock()):
+            connection = self._connections.get(node_id)
+            if connection is None or connection.closed:
+                connection = await self._dialer.connect(node_id, addresses)
+                self._connections[node_id] = connection
+            return connection
+
+    async def call(
+        self, stub: Callable[[Any], Any], method: str, request: Any, *, timeout_s: float = limits.CALL_TIMEOUT_S, prefer: NodeId | None = None
+    ) -> Any:  # fmt: skip
+        """The first answer of an orchestrator, ``prefer`` and the last good one asked first.
+
+        Raises the typed error of whoever answered; Unavailable with all reasons when nobody did.
+        """
+        reasons: list[str] = []
+        for node_id, addresses in self._ordered(prefer):
+            try:
+                connection = await self.connection(node_id, addresses)
+                answer = await connection.call(getattr(stub(connection.channel), method), request, timeout_s=timeout_s)
+            except Unavailable as error:
+                reasons.append(f"{node_id[:8]}: {error.message}")
+                if not isinstance(error, TimedOut):
+                    await self._drop(node_id)
+                continue
+            self._last_good = node_id
+            return answer
+        raise self._nobody(reasons)
+
+    async def stream(
+        self, stub: Callable[[Any], Any], method: str, request: Any, *, timeout_s: float, prefer: NodeId | None = None
+    ) -> AsyncIterator[Any]:
+        """Messages of a server stream of the first orchestrator that opens it; ends or raises as that one does."""
+        reasons: list[str] = []
+        for node_id, addresses in self._ordered(prefer):
+            try:
+                connection = await self.connection(node_id, addresses)
+                metadata = await connection.fresh_metadata()
+            except Unavailable as error:
+                reasons.append(f"{node_id[:8]}: {error.message}")
+                continue
+            messages = getattr(stub(connection.channel), method)(request, metadata=metadata, timeout=timeout_s)
+            try:
+                async for message in messages:
+                    self._last_good = node_id
+                    yield message
+            except grpc.aio.AioRpcError as error:
+                raise error_from_rpc(error) from error
+            return
+        raise self._nobody(reasons)
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        connections, self._connections = list(self._connections.values()), {}
+        for connection in connections:
+            await connection.close()
+
+    def _ordered(self, prefer: NodeId | None) -> list[tuple[NodeId, Sequence[str]]]:
+        first = (prefer, self._last_good)
+        return sorted(self.known(), key=lambda item: first.index(item[0]) if item[0] in first else len(first))
+
+    async def _drop(self, node_id: NodeId) -> None:
+        connection = self._connections.pop(node_id, None)
+        if connection is not None:
+            await connection.close()
+
+    def _nobody(self, reasons: Sequence[str]) -> DcnrError:
+        why = "; ".join(reasons) if reasons else "none is known"
+        return Unavailable(
+            f"no orchestrator answered ({why})",
+            code="no_orchestrator",
+            remedy="check the bootstrap list and that an orchestrator runs",
+        )

@@ -1,0 +1,263 @@
+"""The demo's order of events: network, data, plan, submission, training with kills, verdict. Everything is asked of the network through its own calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+
+from dcnr.demo.examples import Example, example, prepare_data
+from dcnr.demo.screen import Screen
+from dcnr.demo.story import ACTIVE, Kill, Story
+from dcnr.demo.verdict import Verdict, compare, judge
+from dcnr.errors import DcnrError, NotRunning, Refused, TimedOut, Unavailable
+from dcnr.graph import graph_from_toml, stages_of_graph
+from dcnr.sdk.client import AsyncClient, connect_async
+from dcnr.sdk.staging import Source
+from dcnr.sdk.submission import JobOptions
+from dcnr.system import SystemClock
+from dcnr.testing import LocalNetwork, LocalPNode, Process
+from dcnr.v1 import model_pb2
+from trust.identity import NodeKey
+
+PNODES = (
+    LocalPNode("p1", 1.75, 2048), LocalPNode("p2", 1.5, 1536), LocalPNode("p3", 1.0, 1280), LocalPNode("p4", 1.0, 1024), LocalPNode("p5", 1.0, 896),
+    LocalPNode("p6", 1.0, 768),
+)  # fmt: skip
+WHOLE_LIMIT_S = 900.0
+ATTACH_LIMIT_S = 60.0
+VIEW_S = 0.2
+CHECKPOINT_S = 10.0
+MAX_PATH = 60
+MARK = ".dcnr-demo"
+"""A directory with this file in it was made by a demo and may be removed by the next one."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `dcnr demo` was asked for."""
+
+    model: str = "mnist"
+    directory: Path | None = None
+    keep: bool = False
+    kills: bool = True
+    reference: bool = True
+
+
+def run_demo(
+    options: Options, *, environment: Mapping[str, str], chosen: Example | None = None, pnodes: Sequence[LocalPNode] = PNODES
+) -> int:  # fmt: skip
+    """Runs it and returns the exit code: 0 only if everything held. ``chosen``: another example than the one that the options name."""
+    screen = Screen(Console(no_color="NO_COLOR" in environment, soft_wrap=True))
+    chosen = chosen or example(options.model)
+    directory = options.directory or _directory(Path.cwd() / ".demo")
+    _make_empty(directory, ours=options.directory is None)
+    network = LocalNetwork(directory, pnodes=pnodes, name="demo", say=screen.say, environment=environment)
+    try:
+        verdict = asyncio.run(_Demo(options, chosen, directory, network, screen).run())
+        if options.reference:
+            asyncio.run(compare(verdict, chosen, directory / f"{chosen.name}.npz", screen.say))
+        for line in verdict.lines():
+            screen.say(line)
+        if options.keep:
+            _keep(network, screen)
+        return 0 if verdict.holds else 1
+    except DcnrError as error:
+        screen.say(f"the demo failed: {error}")
+        screen.say(network.trouble())
+        screen.say(f"logs: {directory / 'log'}")
+        return 1
+    except KeyboardInterrupt:
+        screen.say("interrupted: ending every process of the demo")
+        return 130
+    finally:
+        network.stop(hand_over=False)
+        if directory != options.directory and not (directory / "keep").exists():
+            _tidy(directory)
+
+
+class _Demo:
+    """One run."""
+
+    def __init__(self, options: Options, chosen: Example, directory: Path, network: LocalNetwork, screen: Screen) -> None:
+        self._options, self._example, self._directory = options, chosen, directory
+        self._network, self._screen = network, screen
+        self._clock = SystemClock()
+        self._began = self._clock.monotonic()
+        self._story = Story()
+        self._killing: set[str] = set()
+
+    async def run(self) -> Verdict:
+        """From nothing to a verdict. Raises DcnrError."""
+        try:
+            async with asyncio.timeout(WHOLE_LIMIT_S):
+                return await self._whole()
+        except TimeoutError:
+            raise TimedOut(
+                f"the demo did not end within {WHOLE_LIMIT_S:.0f} s:\n{self._network.trouble()}", code="demo_timeout"
+            ) from None
+
+    async def _whole(self) -> Verdict:
+        screen, network = self._screen, self._network
+        npz = await prepare_data(self._example, self._directory, screen.say)
+        try:
+            await _thread(network.start)
+        except asyncio.CancelledError:
+            network.interrupt()
+            raise
+        screen.name_nodes({process.node_id: process.name for process in (*network.orchestrators, *network.pnodes)})
+        key = NodeKey.load(network.maintainer_key)
+        async with await connect_async(network.bootstrap, network=network.network_file, key=key) as client:
+            await self._attached(client)
+            graph = graph_from_toml(self._example.graph.read_text())
+            source = Source(
+                str(npz), self._example.dataset, self._example.licence, self._example.source, as_bytes=self._example.as_bytes
+            )
+            screen.say(f"staging {self._example.dataset} into the data service")
+            manifest = await client.stage(source)
+            screen.say("staged: " + ", ".join(f"{split} {count}" for split, count in sorted(manifest.splits.items())))
+            preview = await client.plan(graph)
+            screen.say(f"plan (no effect): {preview.estimate_s:.0f} s expected, {preview.seconds_per_batch * 1e3:.1f} ms per batch")
+            for assignment in preview.plan.assignments:
+                hosted = f" with {', '.join(assignment.hosted)}" if assignment.hosted else ""
+                screen.say(f"  {assignment.vnode}{hosted} -> {self._name(assignment.pnode_id)}: {assignment.reason}")
+            options = JobOptions(idempotency_key="demo", checkpoint_s=CHECKPOINT_S)
+            answer = await client.submit(graph, [key], options)
+            screen.say(f"job {answer.job_id} is accepted: signed by its maintainer and in the store")
+            with screen:
+                await self._train(client, answer.job_id, graph.name)
+            stages = stages_of_graph(graph, client.registry)
+            return await judge(
+                self._example, self._story, client, network, graph=graph, stages=stages, job_id=answer.job_id, npz=npz,
+                directory=self._directory, say=screen.say,
+            )  # fmt: skip
+
+    async def _attached(self, client: AsyncClient) -> None:
+        """Waits until every PNode is attached and lends something."""
+        deadline = self._now() + ATTACH_LIMIT_S
+        wanted = {process.node_id for process in self._network.pnodes}
+        while self._now() < deadline:
+            with contextlib.suppress(Unavailable):
+                usable = {node.node_id for node in await client.nodes() if node.attached and node.capability.gflops > 0}
+                if wanted <= usable:
+                    self._screen.say(f"{len(wanted)} PNodes are attached after {self._now():.1f} s")
+                    return
+            if self._network.trouble():
+                raise NotRunning(f"a process ended: {self._network.trouble()}", code="process_ended")
+            await asyncio.sleep(0.2)
+        raise TimedOut(f"not all PNodes attached within {ATTACH_LIMIT_S:.0f} s", code="not_attached")
+
+    async def _train(self, client: AsyncClient, job_id: str, model: str) -> None:
+        """Watches to the end and kills on the way."""
+        async for view in client.watch(job_id, model=model, interval_s=VIEW_S):
+            now = self._now()
+            self._story.seen(now, view)
+            for event in view.events:
+                self._screen.event(event)
+            self._screen.show(now, self._story, list(view.nodes))
+            if self._options.kills:
+                await self._maybe_kill()
+        if self._story.job.state != model_pb2.JOB_STATE_COMPLETED:
+            reason = self._story.job.outcome.reason
+            raise Unavailable(
+                f"the job ended as {model_pb2.JobState.Name(self._story.job.state)}: {reason}", code="job_not_completed"
+            )
+
+    async def _maybe_kill(self) -> None:
+        """A middle VNode's PNode at 15 % of the work, the deciding orchestrator at 40 %, another PNode at 65 %."""
+        story, job = self._story, self._story.job
+        if job.state != model_pb2.JOB_STATE_RUNNING or any(not kill.settled for kill in story.kills):
+            return
+        busy = [item for item in job.vnodes if item.report.state == ACTIVE and 0 < item.report.num_learned < job.num_batches]
+        if story.progress() > 0.15 and "first" not in self._killing and len(job.vnodes) > 2:
+            middle = job.vnodes[len(job.vnodes) // 2 - 1]
+            if middle in busy:
+                self._killing.add("first")
+                await self._kill_pnode(middle.assignment.pnode_id)
+        elif story.progress() > 0.40 and "holder" not in self._killing:
+            process = self._network.process_of(job.holder)
+            if process is not None and process.alive:
+                self._killing.add("holder")
+                await self._kill("orchestrator", process, ())
+        elif story.progress() > 0.65 and "second" not in self._killing and busy:
+            self._killing.add("second")
+            await self._kill_pnode(busy[-1].assignment.pnode_id)
+
+    async def _kill_pnode(self, node_id: str) -> None:
+        process = self._network.process_of(node_id)
+        hosted = tuple(item.vnode for item in self._story.job.vnodes if item.assignment.pnode_id == node_id)
+        if process is not None and process.alive:
+            await self._kill("PNode", process, hosted)
+
+    async def _kill(self, kind: str, process: Process, vnodes: tuple[str, ...]) -> None:
+        job = self._story.job
+        self._story.kills.append(
+            Kill(
+                kind, process.name, process.node_id, self._now(), vnodes, epoch=int(job.epoch), plan_number=int(job.plan_number),
+                learned_before=sum(self._story.learned.values()),
+            )
+        )  # fmt: skip
+        what = f"hosting {', '.join(vnodes)}" if vnodes else "which decides"
+        self._screen.say(f"{self._now():6.1f} s KILL -9 {kind} {process.name} ({what})")
+        await _thread(lambda: self._network.kill(process))
+
+    def _now(self) -> float:
+        return self._clock.monotonic() - self._began
+
+    def _name(self, node_id: str) -> str:
+        process = self._network.process_of(node_id)
+        return process.name if process else node_id[:8]
+
+
+async def _thread(work: Callable[[], T]) -> T:
+    return await asyncio.to_thread(work)
+
+
+def _directory(wanted: Path) -> Path:
+    """``wanted``, or a short one in the system's temporary directory where local sockets would not fit below it."""
+    return wanted if len(str(wanted)) <= MAX_PATH else Path(tempfile.mkdtemp(prefix="dcnr-demo-"))
+
+
+def _make_empty(directory: Path, *, ours: bool) -> None:
+    """Removes what an earlier demo left there, and nothing else. Raises Refused for a directory with other things in it."""
+    if directory.exists():
+        if not ours and not (directory / MARK).exists() and any(directory.iterdir()):
+            raise Refused(
+                f"{directory} holds other things than an earlier demo",
+                code="directory_in_use",
+                remedy="choose an empty --directory",
+            )
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True, mode=0o700)
+    (directory / MARK).touch()
+
+
+def _tidy(directory: Path) -> None:
+    """Keeps logs and the export, removes the rest."""
+    for path in directory.iterdir():
+        if path.name not in ("log", "export", "result.json", MARK):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _keep(network: LocalNetwork, screen: Screen) -> None:
+    screen.say("")
+    screen.say("the network goes on; Ctrl-C ends it. Try, in another terminal:")
+    for line in (
+        f"  dcnr job list --network {network.network_file} --bootstrap {network.bootstrap[0]}",
+        f"  pnode status --home {network.pnodes[-1].home}",
+    ):
+        screen.say(line)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(1)
+    sys.stdout.flush()

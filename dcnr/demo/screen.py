@@ -1,0 +1,113 @@
+"""The live view: a rich screen in a terminal, plain lines when piped. Shows what the network says of itself, nothing else."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from dcnr.demo.story import Story
+from dcnr.v1 import common_pb2, model_pb2, orchestrator_pb2
+
+PLAIN_EVERY_S = 5.0
+SHOWN_EVENTS = 10
+
+
+class Screen:
+    """One per demo. Use as a context manager around the live part; `say` works at any time."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._events: deque[str] = deque(maxlen=SHOWN_EVENTS)
+        self._last_plain_s = -PLAIN_EVERY_S
+        self._names: dict[str, str] = {}
+
+    def name_nodes(self, names: dict[str, str]) -> None:
+        """Shows these names instead of node ids."""
+        self._names = names
+
+    def say(self, text: str) -> None:
+        """One line of the story."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def __enter__(self) -> Screen:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def event(self, event: common_pb2.Event) -> None:
+        """An event of the network, with its reason."""
+        line = f"{event.kind} {self._name(event.subject)}: {event.reason}"
+        self._events.append(line)
+        if self._live is None:
+            self.say(f"      . {line}")
+
+    def show(self, now_s: float, story: Story, nodes: list[orchestrator_pb2.NodeView]) -> None:
+        """The newest view."""
+        if self._live is not None:
+            self._live.update(Group(self._progress(now_s, story), self._nodes(nodes), "\n".join(self._events)))
+        elif now_s - self._last_plain_s >= PLAIN_EVERY_S:
+            self._last_plain_s = now_s
+            parts = [
+                f"{item.vnode}@{self._name(item.assignment.pnode_id)} {item.report.num_learned}/{story.job.num_batches}{_exit(item)}"
+                for item in story.job.vnodes
+            ]
+            state = model_pb2.JobState.Name(story.job.state).removeprefix("JOB_STATE_").lower()
+            self.say(f"{now_s:6.1f} s {state}: {'; '.join(parts)}")
+
+    def _progress(self, now_s: float, story: Story) -> Table:
+        job = story.job
+        state = model_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower()
+        table = Table(
+            title=f"{job.model}: {state}, {now_s:.0f} s, epoch {job.epoch} of {self._name(job.holder)}, plan {job.plan_number}"
+        )
+        for column in ("VNode", "on", "learned", "durable", "batches/s", "loss", "validation", "state"):
+            table.add_column(column)
+        for item in job.vnodes:
+            report = item.report
+            durable = sum(interval.end - interval.first for interval in report.durable.intervals)
+            words = (
+                orchestrator_pb2.AssignmentState.Name(report.state).removeprefix("ASSIGNMENT_STATE_").lower()
+                if report.replica
+                else "waiting"
+            )
+            table.add_row(
+                item.vnode, self._name(item.assignment.pnode_id), f"{report.num_learned}/{job.num_batches}", str(durable), f"{report.rate:.1f}",
+                f"{report.loss:.3f}", _exit(item).strip(" ()"), words,
+            )  # fmt: skip
+        return table
+
+    def _nodes(self, nodes: list[orchestrator_pb2.NodeView]) -> Table:
+        table = Table(title="nodes")
+        for column in ("node", "state", "cores", "memory MiB", "replicas", "reason"):
+            table.add_column(column)
+        for node in nodes:
+            state = orchestrator_pb2.NodeState.Name(node.state).removeprefix("NODE_STATE_").lower()
+            words = f"{state}, decides" if node.holder else state
+            capability: Any = node.capability
+            table.add_row(
+                self._name(node.node_id), words, f"{capability.cores:g}", str(capability.memory_bytes // 2**20), ", ".join(node.replicas),
+                node.reason,
+            )  # fmt: skip
+        return table
+
+    def _name(self, node_id: str) -> str:
+        return self._names.get(node_id, node_id[:8])
+
+
+def _exit(item: orchestrator_pb2.VNodeView) -> str:
+    results = [result for result in item.curve if result.split == "validation" and result.count] or list(item.report.exits)
+    if not results or not results[-1].count:
+        return ""
+    newest = results[-1]
+    return f" ({newest.correct / newest.count:.2%}, {newest.sum_loss / newest.count:.3f} nats)"

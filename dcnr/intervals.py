@@ -1,0 +1,204 @@
+"""Sets of batch numbers as few sorted intervals: every value is canonical, so equal sets are equal values with equal encodings.
+
+A lineage, a Need and an Offer are such sets. An `IntervalSet` is kept as one flat tuple of strictly growing bounds
+``(lo0, hi0, lo1, hi1, ...)`` of half-open intervals that neither overlap nor touch: a number is in the set exactly when an odd
+count of bounds lies at or below it. Look-up is a binary search; adding a number copies the tuple, which is short
+(`limits.MAX_INTERVALS` from the wire, a handful in practice).
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Final
+
+from dcnr import limits
+from dcnr.errors import Corrupt, InvalidInput, InvariantBroken
+
+END: Final = 2**62
+"""Every number in a set is below this, so that bounds and counts fit a signed 64-bit field."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalSet:
+    """An immutable, hashable set of integers in [0, 2**62). Build it with the named constructors; ``bounds`` must be canonical."""
+
+    bounds: tuple[int, ...] = ()
+
+    @classmethod
+    def empty(cls) -> IntervalSet:
+        """The set without elements."""
+        return _EMPTY
+
+    @classmethod
+    def span(cls, lo: int, hi: int) -> IntervalSet:
+        """[lo, hi); empty where ``hi <= lo``. Raises InvalidInput for bounds outside [0, 2**62]."""
+        lo, hi = _bound(lo), _bound(hi)
+        return cls((lo, hi)) if lo < hi else _EMPTY
+
+    @classmethod
+    def of(cls, *pairs: tuple[int, int]) -> IntervalSet:
+        """The union of ``pairs`` in any order, overlapping or not. Raises InvalidInput for bounds outside [0, 2**62]."""
+        bounds: list[int] = []
+        for lo, hi in sorted((_bound(lo), _bound(hi)) for lo, hi in pairs):
+            if lo >= hi:
+                continue
+            if bounds and lo <= bounds[-1]:
+                bounds[-1] = max(bounds[-1], hi)
+            else:
+                bounds += (lo, hi)
+        return cls(tuple(bounds))
+
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[tuple[int, int]]) -> IntervalSet:
+        """The set that a peer sent, which must be in canonical form: non-empty intervals, growing, apart from each other.
+
+        Reads at most ``limits.MAX_INTERVALS`` + 1 pairs. Raises Corrupt: only one encoding of a set is accepted, else two
+        digests could stand for one lineage.
+        """
+        bounds: list[int] = []
+        last = -1
+        for count, (lo, hi) in enumerate(pairs, start=1):
+            if count > limits.MAX_INTERVALS:
+                raise Corrupt(f"more than {limits.MAX_INTERVALS} intervals", code="too_many_intervals")
+            if not (type(lo) is int and type(hi) is int and last < lo < hi <= END):
+                shown = f"[{lo!r:.40}, {hi!r:.40})"
+                raise Corrupt(f"interval {count}, {shown}, is empty, unordered, touching or out of range", code="bad_intervals")
+            bounds += (lo, hi)
+            last = hi
+        return cls(tuple(bounds))
+
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """The intervals, lowest first."""
+        return tuple(zip(self.bounds[::2], self.bounds[1::2], strict=True))
+
+    def add(self, number: int) -> IntervalSet:
+        """This set with ``number`` in it; itself if it was. Raises InvalidInput outside [0, 2**62)."""
+        bounds = self.bounds
+        at = bisect_right(bounds, number)
+        if at & 1:
+            return self
+        number = _bound(number)
+        if number == END:
+            raise InvalidInput(f"{number} is not below 2**62", code="bad_interval")
+        joins_left = at > 0 and bounds[at - 1] == number
+        joins_right = at < len(bounds) and bounds[at] == number + 1
+        head = bounds[: at - 1] if joins_left else (*bounds[:at], number)
+        tail = bounds[at + 1 :] if joins_right else (number + 1, *bounds[at:])
+        return IntervalSet(head + tail)
+
+    def contains(self, number: int) -> bool:
+        """Whether ``number`` is an element."""
+        return bisect_right(self.bounds, number) & 1 == 1
+
+    def __contains__(self, number: int) -> bool:
+        return bisect_right(self.bounds, number) & 1 == 1
+
+    def __len__(self) -> int:
+        return sum(self.bounds[1::2]) - sum(self.bounds[::2])
+
+    def __bool__(self) -> bool:
+        return bool(self.bounds)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(range(lo, hi) for lo, hi in self.pairs())
+
+    def __or__(self, other: IntervalSet) -> IntervalSet:
+        if not other.bounds or self.bounds == other.bounds:
+            return self
+        return _combine(self, other, operator.or_) if self.bounds else other
+
+    def __and__(self, other: IntervalSet) -> IntervalSet:
+        return _combine(self, other, operator.and_) if self.bounds and other.bounds else _EMPTY
+
+    def __sub__(self, other: IntervalSet) -> IntervalSet:
+        return _combine(self, other, operator.gt) if self.bounds and other.bounds else self
+
+    def __repr__(self) -> str:
+        return f"IntervalSet.of({', '.join(f'({lo}, {hi})' for lo, hi in self.pairs())})"
+
+    def lowest(self) -> int | None:
+        """The smallest element, None if there is none."""
+        return self.bounds[0] if self.bounds else None
+
+    def highest(self) -> int | None:
+        """The greatest element, None if there is none."""
+        return self.bounds[-1] - 1 if self.bounds else None
+
+    def nth(self, index: int) -> int | None:
+        """The element with exactly ``index`` smaller ones (``nth(0)`` is the lowest); None outside [0, len)."""
+        if index < 0:
+            return None
+        for lo, hi in zip(self.bounds[::2], self.bounds[1::2], strict=True):
+            if index < hi - lo:
+                return lo + index
+            index -= hi - lo
+        return None
+
+    def first(self, count: int) -> IntervalSet:
+        """The ``count`` lowest elements; all where there are fewer, none where ``count <= 0``."""
+        if count <= 0:
+            return _EMPTY
+        cut = self.nth(count)
+        return self if cut is None else self._split(cut)[0]
+
+    def above(self, number: int) -> IntervalSet:
+        """The elements strictly greater than ``number``."""
+        return self._split(number + 1)[1]
+
+    def is_exactly(self, lo: int, hi: int) -> bool:
+        """Whether this set is [lo, hi), no more and no less."""
+        return self.bounds == ((lo, hi) if lo < hi else ())
+
+    def isdisjoint(self, other: IntervalSet) -> bool:
+        """Whether no number is in both sets."""
+        return not self & other
+
+    def complement(self, lo: int, hi: int) -> IntervalSet:
+        """What of [lo, hi) is not in this set."""
+        return IntervalSet.span(lo, hi) - self
+
+    def check(self) -> None:
+        """Raises InvariantBroken unless the bounds are canonical."""
+        bounds = self.bounds
+        grows = all(low < high for low, high in pairwise(bounds))
+        if len(bounds) % 2 or not grows or (bounds and not 0 <= bounds[0] < bounds[-1] <= END):
+            raise InvariantBroken(f"interval bounds {bounds!r:.200} are not canonical", code="bad_intervals")
+
+    def _split(self, number: int) -> tuple[IntervalSet, IntervalSet]:
+        """The elements below ``number`` and those from it on."""
+        bounds = self.bounds
+        at = bisect_right(bounds, number)
+        if not at & 1:
+            return IntervalSet(bounds[:at]), IntervalSet(bounds[at:])
+        below = bounds[: at - 1] if bounds[at - 1] == number else (*bounds[:at], number)
+        return IntervalSet(below), IntervalSet((number, *bounds[at:]))
+
+
+_EMPTY: Final = IntervalSet()
+
+
+def _bound(number: int) -> int:
+    value = operator.index(number)
+    if not 0 <= value <= END:
+        raise InvalidInput(f"{value!r:.40} is not in [0, 2**62]", code="bad_interval")
+    return value
+
+
+def _combine(left: IntervalSet, right: IntervalSet, keep: Callable[[bool, bool], bool]) -> IntervalSet:
+    """Sweeps over both lists of bounds once; an odd count of passed bounds means inside, so the result is canonical."""
+    a, b = left.bounds, right.bounds
+    i = j = 0
+    bounds: list[int] = []
+    inside = False
+    while i < len(a) or j < len(b):
+        at = min(a[i] if i < len(a) else END + 1, b[j] if j < len(b) else END + 1)
+        i += i < len(a) and a[i] == at
+        j += j < len(b) and b[j] == at
+        if keep(i & 1 == 1, j & 1 == 1) is not inside:
+            bounds.append(at)
+            inside = not inside
+    return IntervalSet(tuple(bounds))

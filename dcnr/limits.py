@@ -1,0 +1,73 @@
+"""Every bound and every waiting time that crosses a process border, in one place. Units are in the names."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# Messages
+MAX_MESSAGE_BYTES: Final = 8 * MIB
+"""Explicit gRPC bound in both directions."""
+MAX_CHUNK_BYTES: Final = 1 * MIB
+"""Payload of one chunk of a tensor or object."""
+MAX_TENSOR_BYTES: Final = 256 * MIB
+"""Largest tensor accepted from the wire, encoded or decoded."""
+MAX_TENSOR_RANK: Final = 8
+MAX_ENVELOPE_BYTES: Final = 1 * MIB
+MAX_ADVERT_BYTES: Final = 4 * KIB
+MAX_INTERVALS: Final = 4096
+"""Intervals in one interval set from the wire."""
+MAX_ADVERTS_PER_EXCHANGE: Final = 64
+MAX_BOOTSTRAP_ENTRIES: Final = 64
+MAX_GRAPH_VNODES: Final = 4096
+MAX_GRAPH_BYTES: Final = 1 * MIB
+MAX_DHT_RECORD_BYTES: Final = 1 * KIB
+MAX_HEAD_BYTES: Final = 64 * KIB
+MAX_PLAN_BYTES: Final = 4 * MIB
+MAX_MANIFEST_BYTES: Final = 4 * MIB
+MAX_OBJECT_BYTES: Final = 4 * 1024 * MIB
+"""Largest single object (state or shard) that a grant may name."""
+MAX_SAFETENSORS_HEADER_BYTES: Final = 1 * MIB
+
+# Waiting times (seconds)
+CONNECT_TIMEOUT_S: Final = 5.0
+"""TCP and TLS handshake, session included."""
+CALL_TIMEOUT_S: Final = 10.0
+"""A small unary call between nodes."""
+STORE_TIMEOUT_S: Final = 10.0
+"""A small request to the object store (head, plan, manifest)."""
+BULK_TIMEOUT_S: Final = 120.0
+"""Upload or download of one state or shard."""
+DRAIN_TIMEOUT_S: Final = 20.0
+"""SIGTERM until a process stops by itself."""
+
+# Head (PROTOCOL.md, "Control plane")
+HEAD_TTL_S: Final = 8.0
+HEAD_RENEW_S: Final = 2.0
+HEAD_STOP_FRACTION: Final = 0.8
+HEAD_TAKE_FRACTION: Final = 1.2
+HEAD_POLL_S: Final = HEAD_TTL_S / 4
+
+# Liveness
+HEARTBEAT_S: Final = 2.0
+SILENT_BEATS: Final = 3
+"""Silent = this many told intervals without a beat."""
+DHT_REQUEST_TIMEOUT_S: Final = 1.0
+DHT_RECORD_LIFETIME_S: Final = 600.0
+DHT_REPUBLISH_S: Final = 180.0
+DELEGATION_LIFETIME_S: Final = 24 * 3600.0
+ADVERT_LIFETIME_S: Final = 600.0
+MAX_CLOCK_SKEW_S: Final = 300.0
+
+# Training
+HORIZON_S: Final = 600.0
+LEAD_BATCHES: Final = 256
+WINDOW_BATCHES: Final = 16
+WINDOW_BYTES: Final = 16 * MIB
+SPOOL_BYTES: Final = 1024 * MIB
+CHECKPOINT_S: Final = 60.0
+CHECKPOINT_STEPS: Final = 256
+KEPT_WORKING_CHECKPOINTS: Final = 3
+SETTLING_DEADLINE_S: Final = 600.0

@@ -1,0 +1,182 @@
+"""The server's gate: no call runs without a session of this connection (but for open methods), and every failure leaves as a typed error.
+
+A call with an unknown token, or one too many, is refused before its first message is read. Handlers find the caller by `peer_of`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from typing import Any, Final, cast
+from urllib.parse import unquote
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from dcnr.errors import DcnrError, InvalidInput, InvariantBroken, Refused, Unavailable
+from dcnr.ports import Clock
+from dcnr.rpc.errors import status_of, trailing_metadata_of
+from trust.addresses import join_address, split_address, subnet_of
+from trust.session import Caller, Peer, SessionBook
+
+SESSION_METADATA: Final = "dcnr-session-bin"
+_log = structlog.get_logger(__name__)
+_peer: ContextVar[Peer | None] = ContextVar("dcnr_rpc_peer", default=None)
+
+Behaviour = Callable[[Any, Any], Any]
+
+
+def peer_of(context: Any) -> Peer:
+    """Who makes the call that is being handled. Raises Refused in an open method that was called without a session."""
+    peer = _peer.get()
+    if peer is None:
+        raise Refused("this needs a session", code="session_required", remedy="open a session")
+    return peer
+
+
+def caller_of(context: Any) -> Caller:
+    """Where the call comes from, session or not."""
+    connection = str(context.peer())
+    kind, _, rest = connection.partition(":")
+    try:
+        host, port = split_address(unquote(rest))
+    except DcnrError:
+        return Caller(connection, "", kind)
+    return Caller(connection, join_address(host, port), subnet_of(host))
+
+
+class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """The interceptor of `dcnr.rpc.server.RpcServer`."""
+
+    def __init__(
+        self, book: SessionBook, *, clock: Clock, open_methods: frozenset[str], max_concurrent: int, max_concurrent_per_peer: int
+    ) -> None:
+        self._book, self._clock, self._open = book, clock, open_methods
+        self._max, self._max_per_peer = max_concurrent, max_concurrent_per_peer
+        self._num_running = 0
+        self._running: Counter[str] = Counter()
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The method's handler behind the gate."""
+        method, token = handler_call_details.method, _token_in(handler_call_details.invocation_metadata)
+        if method not in self._open and (token is None or not self._book.knows(token, now=self._clock.monotonic())):
+            return _refusal(Refused("this needs a session of this server", code="session_required", remedy="open a session"))
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        if self._num_running >= self._max:
+            return _refusal(Unavailable("too many calls at once", code="overloaded"))
+        return self._wrapped(handler, method, token)
+
+    def _wrapped(self, handler: Any, method: str, token: bytes | None) -> Any:
+        kinds = {
+            (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+            (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+            (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+            (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+        }
+        name, make = kinds[bool(handler.request_streaming), bool(handler.response_streaming)]
+        behaviour = cast(Behaviour, getattr(handler, name))
+        guarded = self._guarded(behaviour, method, token)
+        parse = handler.request_deserializer if handler.request_streaming else _parser(handler.request_deserializer)
+        return make(guarded, request_deserializer=parse, response_serializer=handler.response_serializer)
+
+    def _guarded(self, behaviour: Behaviour, method: str, token: bytes | None) -> Behaviour:
+        async def guarded(request: Any, context: Any) -> Any:
+            name = await self._enter(context, method, token)
+            try:
+                if request is _MALFORMED:
+                    raise InvalidInput("the message is malformed", code="malformed_message", remedy="send what the contract says")
+                if not inspect.isasyncgenfunction(behaviour):
+                    return await behaviour(request, context)
+                async with aclosing(behaviour(request, context)) as responses:  # closed at once when the caller goes away
+                    async for response in responses:
+                        try:
+                            await context.write(response)
+                        except aio.BaseError:
+                            return  # the caller is gone: no fault of ours, and nobody to tell
+            except aio.AbortError:
+                raise
+            except Exception as error:  # noqa: BLE001  RPC boundary: becomes a typed error
+                await _abort(context, method, error)
+            finally:
+                self._leave(name)
+
+        return guarded
+
+    async def _enter(self, context: Any, method: str, token: bytes | None) -> str:
+        """Counts the call in and notes its peer; aborts where there is no session of this connection."""
+        caller, peer = caller_of(context), None
+        try:
+            if token is not None:
+                try:
+                    peer = self._book.check(token, caller.connection, now=self._clock.monotonic())
+                except Refused:
+                    if method not in self._open:
+                        raise
+            name = peer.node_id if peer else caller.subnet
+            if self._num_running >= self._max or self._running[name] >= self._max_per_peer:
+                raise Unavailable("too many calls at once", code="overloaded")
+        except DcnrError as error:
+            await _abort(context, method, error)
+        _peer.set(peer)
+        self._num_running += 1
+        self._running[name] += 1
+        return name
+
+    def _leave(self, name: str) -> None:
+        self._num_running -= 1
+        self._running[name] -= 1
+        if self._running[name] <= 0:
+            del self._running[name]
+
+
+class _Malformed:
+    """Stands for a message that did not parse: what a stranger sends must not become a traceback in our log."""
+
+
+_MALFORMED: Final = _Malformed()
+
+
+def _parser(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserialise is None:
+        return None
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialise(data)
+        except DecodeError:
+            return _MALFORMED
+
+    return parse
+
+
+def _token_in(metadata: Any) -> bytes | None:
+    for key, value in metadata or ():
+        if key == SESSION_METADATA:
+            return value if isinstance(value, bytes) else None
+    return None
+
+
+def _refusal(error: DcnrError) -> Any:
+    """A handler that ends the call before any message is read (a streaming one never reads by itself)."""
+
+    async def refuse(_requests: Any, context: Any) -> None:
+        await _abort(context, "", error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+async def _abort(context: Any, method: str, error: Exception) -> None:
+    """Ends the call with the typed form of ``error``; what is not typed is our bug: it is logged here and not told."""
+    if not isinstance(error, DcnrError):
+        _log.error("rpc_failed", method=method, exc_info=error)
+        error = InvariantBroken("internal error", code="internal")
+    await context.abort(status_of(error), error.message[:512], trailing_metadata_of(error))

@@ -1,0 +1,58 @@
+"""Channel and server options: an explicit message bound in both directions, and dead peers noticed within `DEAD_PEER_S`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dcnr.limits import CONNECT_TIMEOUT_S, MAX_MESSAGE_BYTES
+
+KEEPALIVE_S: Final = 4.0
+DEAD_PEER_S: Final = 2 * KEEPALIVE_S
+MAX_METADATA_BYTES: Final = 16 * 1024
+MAX_STREAMS_PER_CONNECTION: Final = 256
+_NEVER_MS: Final = 2**31 - 1
+
+Options = list[tuple[str, int | str]]
+
+
+def server_options() -> Options:
+    """For every server of the network."""
+    return [
+        *_both_sides(),
+        ("grpc.so_reuseport", 0),
+        ("grpc.server_handshake_timeout_ms", int(CONNECT_TIMEOUT_S * 1000)),
+        ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+        ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_S * 250)),
+    ]
+
+
+def channel_options(peer_id: str, *, own_connection: bool = False) -> Options:
+    """For a channel to the holder of ``peer_id``. ``own_connection``: never shares a TCP connection with another channel."""
+    options: Options = [
+        *_both_sides(),
+        ("grpc.ssl_target_name_override", peer_id),
+        ("grpc.default_authority", peer_id),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.service_config_disable_resolution", 1),
+        ("grpc.client_idle_timeout_ms", _NEVER_MS),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+    ]
+    if own_connection:
+        options.append(("grpc.use_local_subchannel_pool", 1))
+    return options
+
+
+def _both_sides() -> Options:
+    return [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]

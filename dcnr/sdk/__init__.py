@@ -1,0 +1,32 @@
+"""The public Python API: `connect` gives a client of a network, whichever of its orchestrators live. Names load on first use: no grpc, no torch before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dcnr.sdk.blocking import Client, connect
+    from dcnr.sdk.client import AsyncClient, connect_async
+    from dcnr.sdk.signing import Draft
+    from dcnr.sdk.staging import Source
+    from dcnr.sdk.submission import JobOptions
+
+__all__ = ["AsyncClient", "Client", "Draft", "JobOptions", "Source", "connect", "connect_async"]
+
+_HOMES = {
+    "AsyncClient": "dcnr.sdk.client",
+    "Client": "dcnr.sdk.blocking",
+    "Draft": "dcnr.sdk.signing",
+    "JobOptions": "dcnr.sdk.submission",
+    "Source": "dcnr.sdk.staging",
+    "connect": "dcnr.sdk.blocking",
+    "connect_async": "dcnr.sdk.client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dcnr.sdk' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,172 @@
+"""The client without async: the same calls, run on a loop in a thread of its own, so that scripts and notebooks need no event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dataservice.dataset_manifest import DatasetManifest
+from dcnr.export import Export
+from dcnr.ids import Digest
+from dcnr.sdk.client import AsyncClient, connect_async, no_progress
+from dcnr.sdk.signing import Draft
+from dcnr.sdk.staging import Source
+from dcnr.sdk.submission import JobOptions, Progress
+from dcnr.v1 import data_pb2, model_pb2, orchestrator_pb2
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy
+
+if TYPE_CHECKING:
+    from vnode.reference import Exit
+
+T = TypeVar("T")
+
+
+class _Loop:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dcnr sdk", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``; an interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def connect(
+    bootstrap: Sequence[str] = (), *, network: Path | None = None, network_id: str | None = None, key: NodeKey | None = None
+) -> Client:
+    """A client of a network; see `dcnr.sdk.client.connect_async`. Use it in a ``with`` statement."""
+    loop = _Loop()
+    try:
+        return Client(loop.run(connect_async(bootstrap, network=network, network_id=network_id, key=key)), loop)
+    except BaseException:
+        loop.close()
+        raise
+
+
+class Client:
+    """Every method is that of `AsyncClient` and raises what it raises."""
+
+    def __init__(self, client: AsyncClient, loop: _Loop) -> None:
+        self._client, self._loop = client, loop
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes connections and ends the thread."""
+        self._loop.run(self._client.close())
+        self._loop.close()
+
+    @property
+    def policy(self) -> NetworkPolicy:
+        """The verified network document."""
+        return self._client.policy
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the network's id was known before."""
+        return self._client.pinned
+
+    def status(self) -> orchestrator_pb2.GetStatusResponse:
+        """An orchestrator about itself."""
+        return self._loop.run(self._client.status())
+
+    def nodes(self) -> list[orchestrator_pb2.NodeView]:
+        """All nodes."""
+        return self._loop.run(self._client.nodes())
+
+    def list_datasets(self, name: str = "") -> list[data_pb2.DatasetInfo]:
+        """Staged data sets."""
+        return self._loop.run(self._client.list_datasets(name))
+
+    def stage(self, source: Source, *, progress: Progress = no_progress) -> DatasetManifest:
+        """Uploads a data set."""
+        return self._loop.run(self._client.stage(source, progress=progress))
+
+    def plan(self, graph: model_pb2.ModelGraph) -> orchestrator_pb2.PreviewPlanResponse:
+        """What the planner would do."""
+        return self._loop.run(self._client.plan(graph))
+
+    def jobs(self, model: str = "") -> list[orchestrator_pb2.JobView]:
+        """Jobs, newest first."""
+        return self._loop.run(self._client.jobs(model))
+
+    def job(self, job_id: str, model: str = "") -> orchestrator_pb2.JobView:
+        """Where a job stands."""
+        return self._loop.run(self._client.job(job_id, model))
+
+    def watch(self, job_id: str, *, model: str = "", interval_s: float = 1.0) -> Iterator[orchestrator_pb2.WatchJobResponse]:
+        """Views of a job until it has ended."""
+        views = self._client.watch(job_id, model=model, interval_s=interval_s)
+        try:
+            while True:
+                try:
+                    yield self._loop.run(anext(views))  # type: ignore[arg-type]  # an async generator's step is a coroutine
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._loop.run(views.aclose())  # type: ignore[attr-defined]
+
+    def wait(self, job_id: str, *, model: str = "") -> orchestrator_pb2.JobView:
+        """The job once it has ended."""
+        return self._loop.run(self._client.wait(job_id, model=model))
+
+    def explain(self, request: orchestrator_pb2.ExplainRequest) -> list[orchestrator_pb2.Explanation]:
+        """Why."""
+        return self._loop.run(self._client.explain(request))
+
+    def prepare(self, graph: model_pb2.ModelGraph, options: JobOptions, *, progress: Progress = no_progress) -> Draft:
+        """The job to be signed."""
+        return self._loop.run(self._client.prepare(graph, options, progress=progress))
+
+    def submit(
+        self, graph: model_pb2.ModelGraph, keys: Sequence[NodeKey], options: JobOptions, *, progress: Progress = no_progress
+    ) -> orchestrator_pb2.SubmitJobResponse:
+        """Prepares, signs and submits."""
+        return self._loop.run(self._client.submit(graph, keys, options, progress=progress))
+
+    def submit_draft(self, draft: Draft) -> orchestrator_pb2.SubmitJobResponse:
+        """Submits a draft that has its signatures."""
+        return self._loop.run(self._client.submit_draft(draft))
+
+    def cancel(
+        self, job_id: str, keys: Sequence[NodeKey], *, model: str = "", reason: str = ""
+    ) -> orchestrator_pb2.CancelJobResponse:
+        """Calls a job off."""
+        return self._loop.run(self._client.cancel(job_id, keys, model=model, reason=reason))
+
+    def manifest(self, model: str, digest: str = "") -> tuple[Digest, model_pb2.Manifest]:
+        """A verified manifest."""
+        return self._loop.run(self._client.manifest(model, digest))
+
+    def export(self, model: str, directory: Path, *, manifest: str = "", progress: Progress = no_progress) -> tuple[Digest, Export]:
+        """Writes the model as files."""
+        return self._loop.run(self._client.export(model, directory, manifest=manifest, progress=progress))
+
+    def evaluate(
+        self, model: str, *, use: str = "test", manifest: str = "", progress: Progress = no_progress
+    ) -> tuple[Digest, tuple[Exit, ...]]:
+        """Every exit over a split, computed on this machine."""
+        return self._loop.run(self._client.evaluate(model, use=use, manifest=manifest, progress=progress))

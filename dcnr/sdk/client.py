@@ -1,0 +1,331 @@
+"""The asynchronous client of one network: every call goes to any orchestrator that works, and what comes back signed is verified here.
+
+Nothing is decided in this module: it asks, uploads, signs with the maintainer's own keys, and reads. Use as an async context manager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, cast
+
+from dataservice.addresses import AddressRule
+from dataservice.dataset_manifest import MAX_MANIFEST_BYTES, DatasetManifest, parse_manifest
+from dataservice.objects import ObjectClient
+from dcnr import limits
+from dcnr.client import Orchestrators
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Unavailable
+from dcnr.export import Export, weights_of_state, write_export
+from dcnr.graph import dataset_refs, graph_digest, graph_from_bytes, graph_to_bytes, stages_of_graph
+from dcnr.ids import Digest, check_digest
+from dcnr.rpc.dialer import Dialer
+from dcnr.sdk import submission
+from dcnr.sdk.contact import Contact, find
+from dcnr.sdk.manifests import open_manifest, released
+from dcnr.sdk.signing import Draft
+from dcnr.sdk.staging import Source, stage_source
+from dcnr.sdk.submission import JobOptions, Planned, Progress
+from dcnr.specs import Registry
+from dcnr.system import SystemClock
+from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1.data_pb2_grpc import DataServiceStub
+from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from trust.envelope import parse_envelope, seal
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy
+from trust.network_file import load_policy
+from vnode.registry import default_registry
+
+if TYPE_CHECKING:
+    from vnode.reference import Exit
+
+WATCH_TIMEOUT_S: Final = 3600.0
+"""One stream of views; it is opened again until the job ends."""
+RECONNECT_S: Final = 1.0
+ENDED: Final = frozenset(
+    {model_pb2.JOB_STATE_COMPLETED, model_pb2.JOB_STATE_FAILED, model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_EXPIRED}
+)
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Tells nobody."""
+
+
+async def connect_async(
+    bootstrap: Sequence[str] = (),
+    *,
+    network: Path | None = None,
+    network_id: str | None = None,
+    key: NodeKey | None = None,
+    registry: Registry | None = None,
+) -> AsyncClient:
+    """A client of the network in the file ``network``, or behind one of ``bootstrap`` (``[id@]host:port``).
+
+    ``network_id`` pins the network where there is no file; ``key`` names the caller (a new one is made if absent). Raises InvalidInput, Unavailable,
+    Refused (``wrong_network``).
+    """
+    clock = SystemClock()
+    caller = key or NodeKey.generate()
+    policy = load_policy(network, clock.wall(), network_id=network_id) if network is not None else None
+    dialer = Dialer(caller, policy.network_id if policy else network_id or "", clock=clock, rng=secrets.token_bytes)
+    contact = await find(dialer, policy=policy, bootstrap=bootstrap, network_id=network_id, now_wall=clock.wall())
+    dialer = Dialer(caller, contact.policy.network_id, clock=clock, rng=secrets.token_bytes)
+    return AsyncClient(contact, dialer, registry or default_registry(), clock)
+
+
+class AsyncClient:
+    """Made by `connect_async`. ``policy`` is the verified constitution of the network, ``pinned`` whether its id was known before."""
+
+    def __init__(self, contact: Contact, dialer: Dialer, registry: Registry, clock: SystemClock) -> None:
+        self.policy: NetworkPolicy = contact.policy
+        self.pinned = contact.pinned
+        self.orchestrators = Orchestrators(dialer, lambda: contact.orchestrators)
+        document = contact.policy.document
+        stores = (f"{document.store_scheme or 'https'}://{document.store_address}",) if document.store_address else ()
+        self._rule = AddressRule(stores=stores, data_hosts=tuple(document.data_hosts))
+        self.objects = ObjectClient(self.orchestrators, lambda: self._rule)
+        self.registry = registry
+        self._clock = clock
+        self._scratch = tempfile.TemporaryDirectory(prefix="dcnr-")
+
+    @property
+    def scratch(self) -> Path:
+        """A directory for temporary files that goes with the client."""
+        return Path(self._scratch.name)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes connections and removes temporary files."""
+        await self.orchestrators.close()
+        self._scratch.cleanup()
+
+    # -- reading ---------------------------------------------------------------------------------------------------------------
+
+    async def status(self) -> orchestrator_pb2.GetStatusResponse:
+        """An orchestrator about itself."""
+        answer = await self.orchestrators.call(OrchestratorServiceStub, "GetStatus", orchestrator_pb2.GetStatusRequest())
+        return cast(orchestrator_pb2.GetStatusResponse, answer)
+
+    async def nodes(self) -> list[orchestrator_pb2.NodeView]:
+        """All nodes, as one orchestrator sees them."""
+        answer = await self.orchestrators.call(OrchestratorServiceStub, "ListNodes", orchestrator_pb2.ListNodesRequest())
+        return list(answer.nodes)
+
+    async def list_datasets(self, name: str = "") -> list[data_pb2.DatasetInfo]:
+        """Staged data sets, or the one of that name."""
+        answer = await self.orchestrators.call(DataServiceStub, "ListDatasets", data_pb2.ListDatasetsRequest(name=name))
+        return list(answer.datasets)
+
+    async def jobs(self, model: str = "") -> list[orchestrator_pb2.JobView]:
+        """Jobs, newest first, without their VNodes."""
+        answer = await self.orchestrators.call(OrchestratorServiceStub, "ListJobs", orchestrator_pb2.ListJobsRequest(model=model))
+        return list(answer.jobs)
+
+    async def job(self, job_id: str, model: str = "") -> orchestrator_pb2.JobView:
+        """Where a job stands. Raises NotFound."""
+        request = orchestrator_pb2.GetJobRequest(model=model, job_id=job_id)
+        answer = await self.orchestrators.call(OrchestratorServiceStub, "GetJob", request)
+        return cast(orchestrator_pb2.JobView, answer.job)
+
+    async def watch(
+        self, job_id: str, *, model: str = "", interval_s: float = 1.0
+    ) -> AsyncIterator[orchestrator_pb2.WatchJobResponse]:
+        """Views of a job with the events in between, until it has ended; goes on at another orchestrator when one is lost.
+
+        Event numbers belong to the orchestrator that keeps them, so after a change of orchestrator some events may come twice.
+        """
+        last: tuple[str, int] = ("", 0)
+        while True:
+            request = orchestrator_pb2.WatchJobRequest(model=model, job_id=job_id, interval_s=interval_s, after_event=last[1])
+            try:
+                stream = self.orchestrators.stream(OrchestratorServiceStub, "WatchJob", request, timeout_s=WATCH_TIMEOUT_S)
+                async for view in stream:
+                    reporter = view.job.reporter
+                    newest = max((int(event.sequence) for event in view.events), default=0)
+                    last = (reporter, max(newest, last[1] if reporter == last[0] else 0))
+                    yield view
+                    if view.job.state in ENDED:
+                        return
+            except Unavailable:
+                last = ("", 0)
+            await asyncio.sleep(RECONNECT_S)
+
+    async def wait(self, job_id: str, *, model: str = "") -> orchestrator_pb2.JobView:
+        """The job once it has ended."""
+        async for view in self.watch(job_id, model=model):
+            if view.job.state in ENDED:
+                return view.job
+        raise Unavailable("the stream of views ended early", code="no_view")
+
+    async def explain(self, request: orchestrator_pb2.ExplainRequest) -> list[orchestrator_pb2.Explanation]:
+        """Why a VNode is where it is, a node in its state, or a batch missing."""
+        answer = await self.orchestrators.call(OrchestratorServiceStub, "Explain", request)
+        return list(answer.lines)
+
+    async def plan(self, graph: model_pb2.ModelGraph) -> orchestrator_pb2.PreviewPlanResponse:
+        """Where the graph would run now and how long it would take, without any effect. Raises InvalidInput, NotFound (``no_dataset``)."""
+        return await self._preview(graph, (await self._planned(graph)).num_batches)
+
+    # -- asking for work -------------------------------------------------------------------------------------------------------
+
+    async def prepare(self, graph: model_pb2.ModelGraph, options: JobOptions, *, progress: Progress = no_progress) -> Draft:
+        """Checks everything, uploads graph and checkpoint 0, and returns the job to be signed by `Draft.sign`."""
+        plan = await self._planned(graph)
+        seconds = 0.0 if options.unit_batches else (await self._preview(graph, plan.num_batches)).seconds_per_batch
+        request = submission.request_of(
+            graph, plan, options, network_id=self.policy.network_id, seconds_per_batch=seconds, now_wall=self._clock.wall()
+        )
+        return await submission.prepare(graph, plan, request, self.registry, self.objects, scratch=self.scratch, progress=progress)
+
+    async def submit(
+        self, graph: model_pb2.ModelGraph, keys: Sequence[NodeKey], options: JobOptions, *, progress: Progress = no_progress
+    ) -> orchestrator_pb2.SubmitJobResponse:
+        """Prepares, signs with ``keys`` (k of n maintainers) and submits; a job that exists under the same idempotency key is answered as it is.
+
+        Raises Refused (``too_few_signatures``, ``not_a_maintainer``), InvalidInput (``idempotency_key_taken``).
+        """
+        known = await self._existing(graph, options)
+        if known is not None:
+            return known
+        draft = (await self.prepare(graph, options, progress=progress)).sign(self.policy, *keys)
+        return await self.submit_draft(draft)
+
+    async def submit_draft(self, draft: Draft) -> orchestrator_pb2.SubmitJobResponse:
+        """Stores manifest 0 and submits a draft that has its signatures. Raises Refused (``too_few_signatures``)."""
+        what, missing = draft.missing(self.policy)
+        if missing or draft.signed_request is None:
+            raise _too_few(what, missing)
+        if draft.manifest is not None and draft.manifest_digest is not None:
+            ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=draft.request.model, digest=draft.manifest_digest)
+            await self.objects.write_bytes(ref, draft.manifest.SerializeToString(deterministic=True), directory=self.scratch)
+        request = orchestrator_pb2.SubmitJobRequest(request=draft.signed_request)
+        answer = await self.orchestrators.call(OrchestratorServiceStub, "SubmitJob", request)
+        return cast(orchestrator_pb2.SubmitJobResponse, answer)
+
+    async def cancel(
+        self, job_id: str, keys: Sequence[NodeKey], *, model: str = "", reason: str = ""
+    ) -> orchestrator_pb2.CancelJobResponse:
+        """Records that a job is called off, signed by ``keys``; the outcome is what the job's end says."""
+        view = await self.job(job_id, model)
+        cancel = model_pb2.JobCancel(
+            network_id=self.policy.network_id, job_id=job_id, model=view.model, reason=reason, created_unix_ms=int(self._clock.wall() * 1000)
+        )  # fmt: skip
+        envelope = seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, *keys)
+        self.policy.open_cancel(envelope)  # too few signatures are noticed here, with the remedy
+        answer = await self.orchestrators.call(
+            OrchestratorServiceStub, "CancelJob", orchestrator_pb2.CancelJobRequest(cancel=envelope)
+        )
+        return cast(orchestrator_pb2.CancelJobResponse, answer)
+
+    # -- taking the model home -------------------------------------------------------------------------------------------------
+
+    async def model(self, model: str = "") -> orchestrator_pb2.GetModelResponse:
+        """Head, plan, manifest and graph of a model, as one orchestrator last read them."""
+        answer = await self.orchestrators.call(
+            OrchestratorServiceStub, "GetModel", orchestrator_pb2.GetModelRequest(model=model), timeout_s=limits.CALL_TIMEOUT_S
+        )
+        return cast(orchestrator_pb2.GetModelResponse, answer)
+
+    async def manifest(self, model: str, digest: str = "") -> tuple[Digest, model_pb2.Manifest]:
+        """A verified manifest of the model: that one, or the newest under its head."""
+        wanted = digest or (await self.model(model)).manifest_digest
+        if not wanted:
+            raise NotFound(f"{model} has no manifest yet", code="no_manifest")
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=model, digest=check_digest(wanted))
+        data = await self.objects.read_bytes(ref, max_bytes=limits.MAX_MANIFEST_BYTES, directory=self.scratch)
+        return Digest(wanted), open_manifest(self.policy, parse_envelope(data, limits.MAX_MANIFEST_BYTES), model)
+
+    async def graph(self, digest: str) -> model_pb2.ModelGraph:
+        """A stored graph."""
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_GRAPH, digest=check_digest(digest))
+        return graph_from_bytes(await self.objects.read_bytes(ref, max_bytes=limits.MAX_GRAPH_BYTES, directory=self.scratch))
+
+    async def state(self, model: str, checkpoint: model_pb2.Checkpoint) -> bytes:
+        """The bytes of a checkpoint, which have its digest."""
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=model, owner=checkpoint.vnode, digest=checkpoint.digest)
+        return await self.objects.read_bytes(ref, max_bytes=limits.MAX_OBJECT_BYTES, directory=self.scratch)
+
+    async def export(
+        self, model: str, directory: Path, *, manifest: str = "", progress: Progress = no_progress
+    ) -> tuple[Digest, Export]:
+        """Writes the released weights of a manifest (the newest if not named) as files; the manifest's digest and what was written."""
+        digest, content = await self.manifest(model, manifest)
+        graph = await self.graph(content.graph_digest)
+        checkpoints = released(content)
+        stages = stages_of_graph(graph, self.registry)
+        if {stage.id for stage in stages} != set(checkpoints):
+            raise Corrupt("the manifest does not name every VNode with weights", code="incomplete_manifest")
+        weights = {}
+        for index, stage in enumerate(stages):
+            progress("states", index, len(stages))
+            data = await self.state(model, checkpoints[stage.id])
+            weights[stage.id] = await asyncio.to_thread(weights_of_state, data, stage, self.registry, checkpoints[stage.id])
+        progress("states", len(stages), len(stages))
+        return digest, await asyncio.to_thread(write_export, directory, graph, self.registry, weights, manifest_digest=digest)
+
+    async def dataset(self, name: str) -> DatasetManifest:
+        """The verified manifest of a staged data set. Raises NotFound (``no_dataset``), Corrupt."""
+        found = next((info for info in await self.list_datasets(name) if info.name == name), None)
+        if found is None:
+            raise NotFound(f"no data set {name!r} is staged", code="no_dataset", remedy="dcnr data list")
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_DATASET_MANIFEST, owner=name, digest=found.digest)
+        return parse_manifest(await self.objects.read_bytes(ref, max_bytes=MAX_MANIFEST_BYTES, directory=self.scratch))
+
+    async def stage(self, source: Source, *, progress: Progress = no_progress) -> DatasetManifest:
+        """Uploads a data set; the same source gives the same objects, so doing it twice is harmless."""
+        return await stage_source(source, self.objects, self._rule, scratch=self.scratch, progress=progress)
+
+    async def evaluate(
+        self, model: str, *, use: str = "test", manifest: str = "", progress: Progress = no_progress
+    ) -> tuple[Digest, tuple[Exit, ...]]:
+        """Every exit of the released weights over the split named for ``use``, computed on this machine; the manifest's digest and the results."""
+        from dcnr.sdk.evaluation import evaluate  # torch
+
+        digest, content = await self.manifest(model, manifest)
+        graph = await self.graph(content.graph_digest)
+        checkpoints = released(content)
+        stages = stages_of_graph(graph, self.registry)
+        states = [await self.state(model, checkpoints[stage.id]) for stage in stages]
+        dataset = await self.dataset(dataset_refs(graph)[use].name)
+        exits = await evaluate(
+            graph, self.registry, states, dataset, self.objects, use=use, scratch=self.scratch, progress=progress
+        )
+        return digest, exits
+
+    # -- inside ----------------------------------------------------------------------------------------------------------------
+
+    async def _planned(self, graph: model_pb2.ModelGraph) -> Planned:
+        datasets = {dataset.name: dataset for dataset in await self.list_datasets()}
+        return submission.planned(graph, self.registry, datasets)
+
+    async def _preview(self, graph: model_pb2.ModelGraph, num_batches: int) -> orchestrator_pb2.PreviewPlanResponse:
+        request = orchestrator_pb2.PreviewPlanRequest(graph=graph_to_bytes(graph), num_batches=num_batches)
+        answer = await self.orchestrators.call(OrchestratorServiceStub, "PreviewPlan", request)
+        return cast(orchestrator_pb2.PreviewPlanResponse, answer)
+
+    async def _existing(self, graph: model_pb2.ModelGraph, options: JobOptions) -> orchestrator_pb2.SubmitJobResponse | None:
+        job_id = submission.job_id_of(graph.name, options.idempotency_key)
+        try:
+            view = await self.job(job_id, graph.name)
+        except NotFound:
+            return None
+        if view.graph_digest and view.graph_digest != graph_digest(graph):
+            raise InvalidInput(
+                "another graph was submitted under this idempotency key", code="idempotency_key_taken", remedy="use another key"
+            )
+        return orchestrator_pb2.SubmitJobResponse(job_id=job_id, existed=True, state=view.state)
+
+
+def _too_few(what: str, missing: int) -> Refused:
+    return Refused(
+        f"{missing} more maintainers must sign the {what}", code="too_few_signatures", remedy="let them run: dcnr model sign FILE"
+    )

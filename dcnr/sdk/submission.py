@@ -1,0 +1,165 @@
+"""From a graph to a job that waits for signatures: validation, checkpoint 0 one VNode at a time, manifest 0, the request's figures.
+
+Checkpoint 0 is a function of (stage, seed); it is made on the maintainer's machine, with the memory of the largest VNode, and uploaded under grants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dataservice.objects import ObjectClient
+from dcnr import limits
+from dcnr.errors import InvalidInput, NotFound
+from dcnr.graph import dataset_refs, graph_digest, graph_to_bytes, num_batches, stages_of_graph
+from dcnr.ids import Digest, check_digest, check_name, digest_of
+from dcnr.sdk.signing import Draft
+from dcnr.specs import Registry
+from dcnr.stages import Stage
+from dcnr.v1 import data_pb2, model_pb2
+
+UNIT_S: Final = 5.0
+"""A unit is about this much work of the slowest stage."""
+MAX_UNIT_BATCHES: Final = 256
+
+Progress = Callable[[str, int, int], None]
+"""(what is done, how many of it are done, of how many)."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What a maintainer may choose; the defaults are those of `dcnr.limits`."""
+
+    idempotency_key: str
+    """Two submissions with one key are one job."""
+    unit_batches: int = 0
+    """0: about `UNIT_S` of the slowest stage."""
+    lead_batches: int = limits.LEAD_BATCHES
+    horizon_s: float = limits.HORIZON_S
+    settling_deadline_s: float = limits.SETTLING_DEADLINE_S
+    checkpoint_s: float = limits.CHECKPOINT_S
+    checkpoint_steps: int = limits.CHECKPOINT_STEPS
+    expires_after_s: float = 0.0
+    """A job still queued then ends as expired; 0: never."""
+    from_manifest: str = ""
+    """Digest of a completed manifest to go on from; empty: from checkpoint 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a graph amounts to on a staged data set."""
+
+    dataset: data_pb2.DatasetInfo
+    num_batches: int
+    stages: tuple[Stage, ...]
+
+
+def job_id_of(model: str, idempotency_key: str) -> str:
+    """The job's name: the same for the same model and key. Raises InvalidInput for an empty key."""
+    if not idempotency_key:
+        raise InvalidInput("an idempotency key is a text that names this submission", code="bad_idempotency_key")
+    mark = hashlib.sha256(idempotency_key.encode()).hexdigest()[:12]
+    return check_name(f"{model[:48]}-{mark}")
+
+
+def planned(graph: model_pb2.ModelGraph, registry: Registry, datasets: Mapping[str, data_pb2.DatasetInfo]) -> Planned:
+    """The graph checked against the registry and the staged data. Raises InvalidInput, NotFound (``no_dataset``)."""
+    stages = stages_of_graph(graph, registry)
+    refs = dataset_refs(graph)
+    name = refs["train"].name
+    dataset = datasets.get(name)
+    if dataset is None:
+        known = ", ".join(sorted(datasets)) or "none"
+        raise NotFound(f"no data set {name!r} is staged (staged: {known})", code="no_dataset", remedy="dcnr data stage DIRECTORY")
+    for use, ref in refs.items():
+        if not dataset.splits.get(ref.split):
+            raise InvalidInput(
+                f"data.{use}: data set {name!r} has no split {ref.split!r}; it has {', '.join(sorted(dataset.splits))}",
+                code="bad_graph", vnode="", field=f"data.{use}",
+            )  # fmt: skip
+    return Planned(dataset, num_batches(graph, int(dataset.splits[refs["train"].split])), stages)
+
+
+def unit_batches(seconds_per_batch: float) -> int:
+    """Batches in a unit of about `UNIT_S` at that speed."""
+    if seconds_per_batch <= 0:
+        return 16
+    return max(1, min(MAX_UNIT_BATCHES, round(UNIT_S / seconds_per_batch)))
+
+
+def request_of(
+    graph: model_pb2.ModelGraph, plan: Planned, options: JobOptions, *, network_id: str, seconds_per_batch: float, now_wall: float
+) -> model_pb2.JobRequest:
+    """The request without the digest of manifest 0 (filled in by the signatures), or with that of the manifest to go on from."""
+    return model_pb2.JobRequest(
+        network_id=network_id,
+        job_id=job_id_of(graph.name, options.idempotency_key),
+        model=graph.name,
+        graph_digest=graph_digest(graph),
+        initial_manifest_digest=check_digest(options.from_manifest) if options.from_manifest else "",
+        dataset_digest=plan.dataset.digest,
+        dataset_name=plan.dataset.name,
+        num_batches=plan.num_batches,
+        unit_batches=options.unit_batches or unit_batches(seconds_per_batch),
+        lead_batches=options.lead_batches,
+        horizon_s=options.horizon_s,
+        settling_deadline_s=options.settling_deadline_s,
+        created_unix_ms=int(now_wall * 1000),
+        expires_unix_ms=int((now_wall + options.expires_after_s) * 1000) if options.expires_after_s else 0,
+        checkpoint_s=options.checkpoint_s,
+        checkpoint_steps=options.checkpoint_steps,
+    )
+
+
+async def prepare(
+    graph: model_pb2.ModelGraph, plan: Planned, request: model_pb2.JobRequest, registry: Registry, objects: ObjectClient,
+    *, scratch: Path, progress: Progress,
+) -> Draft:  # fmt: skip
+    """Uploads the graph and, unless the job goes on from a manifest, checkpoint 0 of every VNode; the draft to be signed."""
+    data = graph_to_bytes(graph)
+    await objects.write_bytes(
+        data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_GRAPH, digest=request.graph_digest), data, directory=scratch
+    )
+    if request.initial_manifest_digest:
+        return Draft(graph=data, request=request, manifest_0=None)
+    checkpoints: list[model_pb2.Checkpoint] = []
+    for index, stage in enumerate(plan.stages):
+        progress("checkpoint 0", index, len(plan.stages))
+        checkpoints.append(await _checkpoint_0(stage, graph, plan, registry, objects, scratch))
+    progress("checkpoint 0", len(plan.stages), len(plan.stages))
+    entries = [
+        model_pb2.ManifestEntry(vnode=checkpoint.vnode, working=[checkpoint], cleared=checkpoint)
+        for checkpoint in sorted(checkpoints, key=lambda checkpoint: checkpoint.vnode)
+    ]
+    manifest = model_pb2.Manifest(
+        network_id=request.network_id, model=graph.name, number=0, entries=entries, audits="none", graph_digest=request.graph_digest
+    )
+    return Draft(graph=data, request=request, manifest_0=manifest)
+
+
+async def _checkpoint_0(
+    stage: Stage, graph: model_pb2.ModelGraph, plan: Planned, registry: Registry, objects: ObjectClient, scratch: Path
+) -> model_pb2.Checkpoint:
+    """Makes, stores and forgets the first state of one VNode."""
+    path = scratch / f"{stage.id}.safetensors"
+    try:
+        size_bytes, digest = await asyncio.to_thread(_write_state, path, stage, graph, plan.num_batches, registry)
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=graph.name, owner=stage.id, digest=digest)
+        await objects.write_file(ref, path, size_bytes=size_bytes, sha256=digest)
+    finally:
+        path.unlink(missing_ok=True)
+    return model_pb2.Checkpoint(vnode=stage.id, digest=digest, size_bytes=size_bytes)
+
+
+def _write_state(path: Path, stage: Stage, graph: model_pb2.ModelGraph, batches: int, registry: Registry) -> tuple[int, Digest]:
+    from vnode.torch_stage import initial_state  # torch: only here, only while checkpoint 0 is made
+
+    data = initial_state(
+        stage, registry, seed=int(graph.train.seed), model=graph.name, graph=graph_digest(graph), num_batches=batches
+    )
+    path.write_bytes(data)
+    return len(data), digest_of(data)

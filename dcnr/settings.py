@@ -1,0 +1,333 @@
+"""Typed settings whose every value knows where it came from: default < ``config.toml`` in the home directory < environment < flag.
+
+A process declares a frozen dataclass; one field is one line: ``data_port: int = setting(7701, "…", low=0, high=65535)``. Nested
+dataclasses (``field(default_factory=…)``) are sections. A key ``limits.cores`` is ``cores`` under ``[limits]`` in the file,
+``PNODE_LIMITS_CORES`` in the environment (lists separated by commas) and ``--cores`` as a flag. Unknown keys are errors that
+name the nearest known one; wrong values name origin, key, value and what is expected. Standard library only: this is read by every
+start of every command. Nothing here reads the environment by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import tomllib
+import typing
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from dcnr.errors import InvalidInput
+from dcnr.limits import CHECKPOINT_S
+
+T = TypeVar("T")
+
+CONFIG_FILE: Final = "config.toml"
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_WORDS: Final = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_KINDS: Final = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", tuple[str, ...]: "a list of texts"}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[T]):
+    """The settings and, for each dotted key, its origin: ``default``, ``file PATH``, ``environment NAME`` or ``flag --name``."""
+
+    value: T
+    origins: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    help: str = ""
+    low: float = -math.inf
+    high: float = math.inf
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """One setting: its path through the sections, its type and its rule."""
+
+    path: tuple[str, ...]
+    kind: Any
+    default: Any
+    rule: _Rule
+
+    @property
+    def dotted(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def joined(self) -> str:
+        return "_".join(self.path)
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        if self.rule.options:
+            return f"one of {', '.join(self.rule.options)}"
+        low, high = self.rule.low, self.rule.high
+        bounds = "" if low == -math.inf else f" from {low:g}" if high == math.inf else f" from {low:g} to {high:g}"
+        return _KINDS[self.kind] + bounds
+
+
+def setting(default: Any, text: str, *, low: float = -math.inf, high: float = math.inf, options: tuple[str, ...] = ()) -> Any:
+    """A field of a settings class: its default, what it means, and the values it may take (bounds included)."""
+    return field(default=default, metadata={"rule": _Rule(text, low, high, options)})
+
+
+def load_settings(
+    cls: type[T], *, home: Path, env: Mapping[str, str], env_prefix: str, flags: Mapping[str, object],
+    reserved: Collection[str] = ("HOME",),
+) -> Loaded[T]:  # fmt: skip
+    """``cls`` filled from all four origins. Raises InvalidInput whose details name ``key`` and ``origin``.
+
+    ``flags`` holds dotted or underscored keys; None means not given. ``reserved`` are names after the prefix that mean something else.
+    """
+    keys = tuple(_keys(cls))
+    values: dict[str, Any] = {key.dotted: key.default for key in keys}
+    origins = {key.dotted: "default" for key in keys}
+    for key, value, origin in (
+        *_from_file(keys, home / CONFIG_FILE),
+        *_from_env(keys, env, env_prefix.rstrip("_") + "_", reserved),
+        *_from_flags(keys, flags),
+    ):
+        values[key.dotted] = _checked(key, value, origin)
+        origins[key.dotted] = origin
+    return Loaded(_built(cls, values, ()), origins)
+
+
+def render_settings(loaded: Loaded[Any]) -> list[str]:
+    """Lines of TOML that read back to the same values, each followed by its origin as a comment."""
+    lines: list[str] = []
+    keys = sorted(_keys(type(loaded.value)), key=lambda key: key.path[:-1])
+    current: tuple[str, ...] = ()
+    for key in keys:
+        if key.path[:-1] != current:
+            current = key.path[:-1]
+            lines += ["", f"[{'.'.join(current)}]"]
+        value = loaded.value
+        for part in key.path:
+            value = getattr(value, part)
+        lines.append(f"{key.path[-1]} = {_toml(value)}  # {loaded.origins[key.dotted]}")
+    return lines
+
+
+def _is_section(kind: Any) -> bool:
+    return dataclasses.is_dataclass(kind)
+
+
+def _keys(cls: type[Any], path: tuple[str, ...] = ()) -> Iterator[_Key]:
+    hints = typing.get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        kind = hints[item.name]
+        if _is_section(kind):
+            yield from _keys(kind, (*path, item.name))
+        else:
+            yield _Key((*path, item.name), kind, item.default, item.metadata.get("rule", _Rule()))
+
+
+def _built(cls: type[T], values: Mapping[str, Any], path: tuple[str, ...]) -> T:
+    hints = typing.get_type_hints(cls)
+    made: dict[str, Any] = {}
+    for item in dataclasses.fields(typing.cast(Any, cls)):
+        kind, inner = hints[item.name], (*path, item.name)
+        made[item.name] = _built(kind, values, inner) if _is_section(kind) else values[".".join(inner)]
+    return cls(**made)
+
+
+def _from_file(keys: tuple[_Key, ...], path: Path) -> Iterator[tuple[_Key, Any, str]]:
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be read: {error.strerror}", code="bad_config_file", remedy="choose another --home, or mend that one", origin=f"file {path}"
+        ) from error  # fmt: skip
+    except ValueError as error:
+        raise InvalidInput(
+            f"{path} cannot be read: {error}", code="bad_config_file", remedy="correct the file", origin=f"file {path}"
+        ) from error
+    yield from _from_table(keys, table, (), f"file {path}")
+
+
+def _from_table(
+    keys: tuple[_Key, ...], table: dict[str, Any], path: tuple[str, ...], origin: str
+) -> Iterator[tuple[_Key, Any, str]]:
+    by_path = {key.path: key for key in keys}
+    sections = {key.path[:depth] for key in keys for depth in range(1, len(key.path))}
+    for name, value in table.items():
+        inner = (*path, name)
+        if inner in sections and isinstance(value, dict):
+            yield from _from_table(keys, value, inner, origin)
+        elif inner in sections:
+            raise _wrong(".".join(inner), value, "a section", origin)
+        elif inner in by_path:
+            yield by_path[inner], value, origin
+        else:
+            raise _unknown(".".join(inner), {key.dotted: key.dotted for key in keys}, origin)
+
+
+def _from_env(
+    keys: tuple[_Key, ...], env: Mapping[str, str], prefix: str, reserved: Collection[str]
+) -> Iterator[tuple[_Key, Any, str]]:
+    by_name = {prefix + key.joined.upper(): key for key in keys}
+    for name in sorted(env):
+        if name in by_name:
+            yield by_name[name], _parsed(by_name[name], env[name]), f"environment {name}"
+        elif name.startswith(prefix) and name.removeprefix(prefix) not in reserved:
+            raise _unknown(name, {known: known for known in by_name}, "environment")
+
+
+def _from_flags(keys: tuple[_Key, ...], flags: Mapping[str, object]) -> Iterator[tuple[_Key, Any, str]]:
+    by_name = {key.joined: key for key in keys}
+    for name, value in flags.items():
+        key = by_name.get(name.replace(".", "_").replace("-", "_"))
+        if key is None:
+            raise _unknown(name, {key.joined: key.dotted for key in keys}, "flag")
+        if value is not None:
+            yield key, _parsed(key, value), "flag --" + key.path[-1].replace("_", "-")
+
+
+def _parsed(key: _Key, value: object) -> object:
+    """Text from the environment or a flag as the type of its key; left as text where it is not one, for `_checked` to refuse."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    try:
+        match key.kind:
+            case kind if kind is str:
+                return value
+            case kind if kind is bool:
+                return _WORDS.get(text.lower(), value)
+            case kind if kind in (int, float):
+                return kind(text)
+            case _:
+                return tuple(part.strip() for part in text.split(",") if part.strip())
+    except ValueError:
+        return value
+
+
+def _checked(key: _Key, value: Any, origin: str) -> Any:
+    if key.kind == tuple[str, ...]:
+        right = isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+        value = tuple(value) if right else value
+    elif key.kind is float:
+        right = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e308
+        value = float(value) if right else value
+    else:
+        right = type(value) is key.kind
+    if right and key.kind in (int, float):
+        right = key.rule.low <= value <= key.rule.high
+    if right and key.rule.options:
+        right = value in key.rule.options
+    if not right:
+        raise _wrong(key.dotted, value, key.expected, origin)
+    return value
+
+
+def _wrong(key: str, value: object, expected: str, origin: str) -> InvalidInput:
+    shown = repr(value)[:80]
+    message = f"{origin}: {key} is {shown}, expected {expected}"
+    return InvalidInput(message, code="bad_setting", key=key, value=shown, expected=expected, origin=origin)
+
+
+def _unknown(name: str, known: Mapping[str, str], origin: str) -> InvalidInput:
+    """``known`` maps each name that would have been understood to how it is shown; a last part alone counts too."""
+    candidates = {text.rsplit(".", 1)[-1]: shown for text, shown in known.items()} | dict(known)
+    nearest = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.0)
+    suggestion = candidates[nearest[0]] if nearest else ""
+    return InvalidInput(
+        f"{origin}: unknown setting {name[:80]!r}",
+        code="unknown_setting", remedy=f"did you mean {suggestion!r}?", key=name[:80], nearest=suggestion, origin=origin,
+    )  # fmt: skip
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case tuple():
+            return f"[{', '.join(_toml(part) for part in value)}]"
+        case _:
+            return repr(value)
+
+
+def _port(default: int, text: str) -> Any:
+    return setting(default, f"{text}; 0 picks a free one", low=0, high=65535)
+
+
+def _log_level() -> Any:
+    return setting("info", "least severe messages that are logged", options=LOG_LEVELS)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """What a volunteer lends; 0 means found out by the probe (cores, memory) or unlimited (rates)."""
+
+    cores: float = setting(0.0, "processor cores; 0: found out at start", low=0, high=4096)
+    cpu_percent: float = setting(100.0, "share of those cores", low=1, high=100)
+    memory_mb: int = setting(
+        0, "memory lent, in MiB, of which the daemon keeps 256 for itself; 0: found out at start", low=0, high=2**24
+    )
+    disk_mb: int = setting(20_000, "disk space of the home directory in MiB", low=0, high=2**30)
+    disk_min_free_mb: int = setting(1_000, "free disk space that is left alone, in MiB", low=0, high=2**30)
+    upload_mbit: float = setting(0.0, "upload rate in Mbit/s; not in force yet", low=0, high=1e6)
+    download_mbit: float = setting(0.0, "download rate in Mbit/s; not in force yet", low=0, high=1e6)
+    device: str = setting("auto", "where VNodes compute", options=("auto", "cpu", "cuda", "mps"))
+
+
+@dataclass(frozen=True, slots=True)
+class PNodeSettings:
+    """Settings of a volunteer's daemon (prefix ``PNODE``)."""
+
+    listen_host: str = setting("0.0.0.0", "address that the ports listen on")
+    control_port: int = _port(7700, "TCP port of the daemon")
+    data_port: int = _port(7701, "TCP port of the worker")
+    dht_port: int = _port(7700, "UDP port of the directory")
+    advertise_host: str = setting("", "address that others are told; empty: found out")
+    bootstrap: tuple[str, ...] = setting((), "first nodes to ask, as id@host:port")
+    network: str = setting("", "path of the network document")
+    network_id: str = setting("", "id that the network document must have; empty: pin the first one seen")
+    name: str = setting("", "name shown to the community")
+    components: tuple[str, ...] = setting((), "entry points of components from outside the tree that may run here")
+    log_level: str = _log_level()
+    log_json: bool = setting(False, "log lines as JSON")
+    checkpoint_s: float = setting(CHECKPOINT_S, "longest time between two checkpoints", low=1, high=86_400)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorSettings:
+    """Settings of an orchestrator (prefix ``ORCHESTRATOR``)."""
+
+    listen_host: str = setting("0.0.0.0", "address that the ports listen on")
+    control_port: int = _port(7700, "TCP port")
+    dht_port: int = _port(7700, "UDP port of the directory")
+    advertise_host: str = setting("", "address that others are told; empty: found out")
+    bootstrap: tuple[str, ...] = setting((), "first nodes to ask, as id@host:port")
+    network: str = setting("", "path of the network document")
+    store_url: str = setting("", "endpoint of an S3-compatible store; empty: run the embedded one")
+    store_file: str = setting("", "path of the store's credentials (store.json, 0600); empty: in the home directory")
+    store_bucket: str = setting("dcnr", "bucket in that store")
+    store_listen: str = setting("127.0.0.1", "address that the embedded store listens on")
+    store_port: int = _port(7790, "TCP port of the embedded store")
+    store_public_url: str = setting("", "address of the store as volunteers reach it; empty: bytes are proxied")
+    log_level: str = _log_level()
+    log_json: bool = setting(False, "log lines as JSON")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Settings of the ``dcnr`` command and the SDK (prefix ``DCNR``)."""
+
+    orchestrators: tuple[str, ...] = setting((), "orchestrators to call, as id@host:port; empty: those of the network")
+    bootstrap: tuple[str, ...] = setting((), "nodes to ask for orchestrators, as id@host:port")
+    network: str = setting("", "path of the network document")
+    home: str = setting("", "home directory of the maintainer; empty: the platform's")

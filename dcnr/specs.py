@@ -1,0 +1,170 @@
+"""What a component or an objective declares about itself without importing torch.
+
+Validation, planning, the command line and the simulator read specs only. A registry is an argument everywhere: nothing looks one up globally.
+A component file holds a spec and a ``build()`` whose body imports torch; adding one touches no other file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dcnr.errors import InvalidInput
+
+ConfigValue = bool | int | float | str | tuple["ConfigValue", ...]
+Config = Mapping[str, ConfigValue]
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """dtype and shape of a tensor without its batch dimension."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Elements per sample."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """Raw bytes per sample."""
+        return self.num_elements * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentPlan:
+    """What a component does with given inputs: its output and its cost per sample (forward FLOPs; a step costs about three times that)."""
+
+    output: TensorSpec
+    num_parameters: int = 0
+    forward_flops: int = 0
+    activation_bytes: int = 0
+    """Memory held for the local backward pass, per sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectivePlan:
+    """Cost of an objective's own head, per sample."""
+
+    num_parameters: int = 0
+    forward_flops: int = 0
+    activation_bytes: int = 0
+
+
+class ComponentSpec(Protocol):
+    """A kind of VNode. ``stateful`` components own weights and need an objective; others own neither."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def stateful(self) -> bool: ...
+
+    def check(self, config: Config, inputs: Sequence[TensorSpec]) -> ComponentPlan:
+        """The plan for these inputs. Raises InvalidInput whose ``details['field']`` names the offending config field or ``inputs``."""
+        ...
+
+    def build(self, config: Config, inputs: Sequence[TensorSpec]) -> Any:
+        """A ``torch.nn.Module`` taking the inputs in order (batch first); imports torch here and nowhere else."""
+        ...
+
+
+class ObjectiveSpec(Protocol):
+    """A local objective: it turns a VNode's output and the target into a scalar loss, and reads logits out."""
+
+    @property
+    def name(self) -> str: ...
+
+    def check(self, config: Config, output: TensorSpec, target: TensorSpec, num_classes: int) -> ObjectivePlan:
+        """Cost of the head. Raises InvalidInput with ``details['field']``."""
+        ...
+
+    def build(self, config: Config, output: TensorSpec, target: TensorSpec, num_classes: int) -> Any:
+        """An objective module (see `vnode.objectives`)."""
+        ...
+
+
+class OptimizerSpec(Protocol):
+    """An optimiser: validated configuration, slots per parameter, and a build over named parameters."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def slots_per_parameter(self) -> int: ...
+
+    def check(self, config: Config) -> None:
+        """Raises InvalidInput with ``details['field']``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """The allow-list: what may be named in a graph."""
+
+    components: Mapping[str, ComponentSpec]
+    objectives: Mapping[str, ObjectiveSpec]
+    optimizers: Mapping[str, OptimizerSpec]
+
+
+class Fields:
+    """Reads a config field by field with type and range, and refuses what nobody read: one way to validate for all components.
+
+    Usage: ``with Fields(config, "linear") as f: out = f.integer("out_features", low=1, high=65536)``.
+    """
+
+    def __init__(self, config: Config, owner: str) -> None:
+        self._config, self._owner, self._read = config, owner, set[str]()
+
+    def __enter__(self) -> Fields:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            for name in sorted(set(self._config) - self._read):
+                raise self.error(name, f"unknown field {name!r}; known: {', '.join(sorted(self._read)) or 'none'}")
+
+    def error(self, field: str, message: str) -> InvalidInput:
+        """The error to raise for ``field``."""
+        return InvalidInput(f"{self._owner}: {message}", code="bad_config", field=field)
+
+    def _value(self, name: str, default: Any) -> Any:
+        self._read.add(name)
+        value = self._config.get(name, default)
+        if value is None:
+            raise self.error(name, f"field {name!r} is missing")
+        return value
+
+    def integer(self, name: str, default: int | None = None, *, low: int, high: int) -> int:
+        """An integer in [low, high]."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.error(name, f"field {name!r} must be an integer from {low} to {high}, not {value!r}")
+        return value
+
+    def number(self, name: str, default: float | None = None, *, low: float, high: float) -> float:
+        """A finite number in [low, high]."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise self.error(name, f"field {name!r} must be a number from {low} to {high}, not {value!r}")
+        return float(value)
+
+    def choice(self, name: str, default: str | None = None, *, options: Sequence[str]) -> str:
+        """One of ``options``."""
+        value = self._value(name, default)
+        if value not in options:
+            raise self.error(name, f"field {name!r} must be one of {', '.join(options)}, not {value!r}")
+        return str(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean."""
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, f"field {name!r} must be true or false, not {value!r}")
+        return value

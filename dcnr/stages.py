@@ -1,0 +1,282 @@
+"""Cuts a graph into stages: one stateful VNode each, with the stateless VNodes it evaluates itself. Pure, torch-free.
+
+A stateless VNode is a function without weights, so every stateful successor evaluates it inside itself and only stateful VNodes
+exchange frames.
+A stateless VNode that nobody reads is a *sink*; it is evaluated after the one stage it depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dcnr.errors import InvalidInput
+from dcnr.specs import ComponentPlan, Config, ObjectivePlan, Registry, TensorSpec
+
+MAX_OPERATIONS = 16384
+"""Stateless VNodes of all stages of a graph together, each counted once per stage that evaluates it."""
+
+INPUT = "input"
+"""The name under which a graph's VNodes read the batch itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class VNodeSpec:
+    """One VNode as the graph describes it. Stateless VNodes leave ``objective`` and ``optimizer`` empty."""
+
+    id: str
+    component: str
+    config: Config
+    inputs: tuple[str, ...]
+    objective: str = ""
+    objective_config: Config = field(default_factory=dict)
+    optimizer: str = ""
+    optimizer_config: Config = field(default_factory=dict)
+    replicas: int = 1
+    redundancy: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A stateless VNode as its stage evaluates it: ``inputs`` name external inputs, other operations, or (sinks) the stage."""
+
+    id: str
+    component: str
+    config: Config
+    inputs: tuple[str, ...]
+    input_specs: tuple[TensorSpec, ...]
+    output: TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StageInput:
+    """A tensor that reaches a stage from outside: the batch (``input``) or a stateful VNode's output."""
+
+    id: str
+    spec: TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stateful VNode with everything needed to build, place and check it.
+
+    Costs are per sample, operations and head included.
+    """
+
+    id: str
+    component: str
+    config: Config
+    component_inputs: tuple[str, ...]
+    component_input_specs: tuple[TensorSpec, ...]
+    operations: tuple[Operation, ...]
+    inputs: tuple[StageInput, ...]
+    """External inputs in a fixed order: that in which the graph first needs them."""
+    objective: str
+    objective_config: Config
+    optimizer: str
+    optimizer_config: Config
+    output: TensorSpec
+    target: TensorSpec
+    num_classes: int
+    sinks: tuple[Operation, ...] = ()
+    replicas: int = 1
+    redundancy: int = 1
+    num_parameters: int = 0
+    forward_flops: int = 0
+    activation_bytes: int = 0
+
+    @property
+    def is_source(self) -> bool:
+        """True if the stage reads batches by number itself."""
+        return any(item.id == INPUT for item in self.inputs)
+
+
+def stages_of(
+    vnodes: Sequence[VNodeSpec],
+    registry: Registry,
+    input_spec: TensorSpec,
+    target_spec: TensorSpec,
+    num_classes: int,
+) -> tuple[Stage, ...]:
+    """The stages of a graph, every one after those it reads from.
+
+    Raises InvalidInput with ``details['vnode']`` and ``details['field']``.
+    """
+    ordered = _in_order(vnodes)
+    by_id = {vnode.id: vnode for vnode in ordered}
+    plans: dict[str, ComponentPlan] = {}
+    specs = {INPUT: input_spec}
+    for vnode in ordered:
+        plans[vnode.id] = _checked(vnode, registry, specs)
+        specs[vnode.id] = plans[vnode.id].output
+    stateful = {vnode.id for vnode in ordered if registry.components[vnode.component].stateful}
+    if not stateful:
+        raise InvalidInput("the graph has no VNode with weights", code="bad_graph", vnode="", field="component")
+    sinks = _sinks(ordered, by_id, stateful, specs)
+    stages: list[Stage] = []
+    num_operations = 0
+    for vnode in ordered:
+        if vnode.id in stateful:
+            after = tuple(sinks.get(vnode.id, ()))
+            stages.append(_stage(vnode, by_id, stateful, specs, plans, registry, target_spec, num_classes, after))
+            num_operations += len(stages[-1].operations) + len(after)
+            if num_operations > MAX_OPERATIONS:
+                raise _error(vnode.id, "inputs", f"stages would evaluate more than {MAX_OPERATIONS} stateless VNodes between them")
+    return tuple(stages)
+
+
+def _error(vnode: str, field_name: str, message: str) -> InvalidInput:
+    return InvalidInput(f"{vnode}: {message}", code="bad_graph", vnode=vnode, field=field_name)
+
+
+def _in_order(vnodes: Sequence[VNodeSpec]) -> list[VNodeSpec]:
+    """Topological order, breadth first, readers of one VNode in the order of the graph."""
+    known = {INPUT}
+    for vnode in vnodes:
+        if vnode.id in known:
+            raise _error(vnode.id, "id", "the id is used twice or reserved")
+        known.add(vnode.id)
+    for vnode in vnodes:
+        if not vnode.inputs:
+            raise _error(vnode.id, "inputs", "a VNode needs at least one input")
+        for name in vnode.inputs:
+            if name not in known:
+                raise _error(vnode.id, "inputs", f"there is no VNode {name!r}")
+    readers: dict[str, list[int]] = {}
+    missing = [len(set(vnode.inputs)) for vnode in vnodes]
+    for index, vnode in enumerate(vnodes):
+        for name in sorted(set(vnode.inputs)):
+            readers.setdefault(name, []).append(index)
+    ordered: list[VNodeSpec] = []
+    ready = [INPUT]
+    for name in ready:  # grows while it is read
+        for index in readers.get(name, ()):
+            missing[index] -= 1
+            if missing[index] == 0:
+                ordered.append(vnodes[index])
+                ready.append(vnodes[index].id)
+    if len(ordered) != len(vnodes):
+        left = sorted({vnode.id for vnode in vnodes} - {vnode.id for vnode in ordered})
+        raise _error(left[0], "inputs", f"these VNodes form a cycle: {', '.join(left)}")
+    return ordered
+
+
+def _checked(vnode: VNodeSpec, registry: Registry, specs: Mapping[str, TensorSpec]) -> ComponentPlan:
+    component = registry.components.get(vnode.component)
+    if component is None:
+        raise _error(
+            vnode.id, "component", f"unknown component {vnode.component!r}; known: {', '.join(sorted(registry.components))}"
+        )
+    for kind, name, table in (
+        ("objective", vnode.objective, registry.objectives),
+        ("optimizer", vnode.optimizer, registry.optimizers),
+    ):
+        if component.stateful and name not in table:
+            known = ", ".join(sorted(table))
+            raise _error(vnode.id, kind, f"a VNode with weights needs one {kind} of: {known}; not {name!r}")
+        if not component.stateful and name:
+            raise _error(vnode.id, kind, f"{vnode.component!r} has no weights and owns no {kind}")
+    try:
+        return component.check(vnode.config, [specs[name] for name in vnode.inputs])
+    except InvalidInput as error:
+        raise _error(vnode.id, error.details.get("field", "config"), error.message) from error
+
+
+def _operation(vnode: VNodeSpec, specs: Mapping[str, TensorSpec]) -> Operation:
+    return Operation(
+        id=vnode.id,
+        component=vnode.component,
+        config=vnode.config,
+        inputs=vnode.inputs,
+        input_specs=tuple(specs[name] for name in vnode.inputs),
+        output=specs[vnode.id],
+    )
+
+
+def _ancestry(names: Sequence[str], by_id: Mapping[str, VNodeSpec], stateful: set[str]) -> tuple[list[str], list[str]]:
+    """(external inputs, stateless VNodes in topological order) that ``names`` depend on. Iterative: graphs may be deep chains."""
+    external: list[str] = []
+    inside: list[str] = []
+    stack = [(name, False) for name in reversed(names)]
+    seen: set[str] = set()
+    while stack:
+        name, done = stack.pop()
+        if done:
+            inside.append(name)
+        elif name not in seen:
+            seen.add(name)
+            if name == INPUT or name in stateful:
+                external.append(name)
+            else:
+                stack.append((name, True))
+                stack.extend((parent, False) for parent in reversed(by_id[name].inputs))
+    return external, inside
+
+
+def _sinks(
+    ordered: Sequence[VNodeSpec], by_id: Mapping[str, VNodeSpec], stateful: set[str], specs: Mapping[str, TensorSpec]
+) -> dict[str, list[Operation]]:
+    """Stateless VNodes that no stage evaluates, by the stage after which they run."""
+    needed = [name for vnode in ordered if vnode.id in stateful for name in vnode.inputs]
+    used = set(_ancestry(needed, by_id, stateful)[1])
+    result: dict[str, list[Operation]] = {}
+    placed: set[str] = set()
+    root: dict[str, set[str]] = {}  # of each stateless VNode: the external inputs it depends on, at most two kept
+    for vnode in ordered:
+        if vnode.id in stateful:
+            continue
+        root[vnode.id] = set(sorted({r for name in vnode.inputs for r in root.get(name, {name})})[:2])
+        if vnode.id in used:
+            continue
+        if len(root[vnode.id]) != 1 or INPUT in root[vnode.id]:
+            raise _error(
+                vnode.id, "inputs", "a VNode that nobody reads and that has no weights must follow exactly one VNode with weights"
+            )
+        stage = next(iter(root[vnode.id]))
+        for name in [*_ancestry([n for n in vnode.inputs if n not in placed], by_id, stateful)[1], vnode.id]:
+            if name not in placed:
+                placed.add(name)
+                result.setdefault(stage, []).append(_operation(by_id[name], specs))
+    return result
+
+
+def _stage(
+    vnode: VNodeSpec,
+    by_id: Mapping[str, VNodeSpec],
+    stateful: set[str],
+    specs: Mapping[str, TensorSpec],
+    plans: Mapping[str, ComponentPlan],
+    registry: Registry,
+    target: TensorSpec,
+    num_classes: int,
+    sinks: tuple[Operation, ...],
+) -> Stage:
+    external, inside = _ancestry(vnode.inputs, by_id, stateful)
+    try:
+        head = registry.objectives[vnode.objective].check(vnode.objective_config, specs[vnode.id], target, num_classes)
+        registry.optimizers[vnode.optimizer].check(vnode.optimizer_config)
+    except InvalidInput as error:
+        raise _error(vnode.id, error.details.get("field", "config"), error.message) from error
+    costs: list[ComponentPlan | ObjectivePlan] = [plans[vnode.id], *(plans[name] for name in inside), head]
+    return Stage(
+        id=vnode.id,
+        component=vnode.component,
+        config=vnode.config,
+        component_inputs=vnode.inputs,
+        component_input_specs=tuple(specs[name] for name in vnode.inputs),
+        operations=tuple(_operation(by_id[name], specs) for name in inside),
+        inputs=tuple(StageInput(name, specs[name]) for name in external),
+        objective=vnode.objective,
+        objective_config=vnode.objective_config,
+        optimizer=vnode.optimizer,
+        optimizer_config=vnode.optimizer_config,
+        output=specs[vnode.id],
+        target=target,
+        num_classes=num_classes,
+        sinks=sinks,
+        replicas=vnode.replicas,
+        redundancy=vnode.redundancy,
+        num_parameters=sum(cost.num_parameters for cost in costs),
+        forward_flops=sum(cost.forward_flops for cost in costs),
+        activation_bytes=sum(cost.activation_bytes for cost in costs),
+    )

@@ -1,0 +1,212 @@
+"""Tensors on the wire: a header is checked in full before memory is taken for it, and bytes are used only if they match its digest.
+
+The digest covers the *encoded* bytes: sender, receiver and auditor decode the same bytes to the same array, whatever the codec loses
+(see `dcnr.codecs`). Nothing here knows torch, protobuf or pickle. Faults of a peer are RemoteFault (the header or the transfer breaks the
+protocol, or L0 of the validation ladder: values not finite, norm over its bound) or Corrupt (bytes do not match digest or format).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcnr import codecs, limits
+from dcnr.errors import Corrupt, InvalidInput, InvariantBroken, RemoteFault
+from dcnr.ids import digest_of
+
+Array = NDArray[Any]
+Payload = bytes | bytearray | memoryview
+
+_HEX64: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """What is coming: ``dtype`` and ``shape`` before encoding, the codec, the exact size, and SHA-256 (hex) of the encoded bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    codec: str
+    encoded_bytes: int
+    digest: str
+
+    @property
+    def num_values(self) -> int:
+        """Values in the tensor; 1 for shape ()."""
+        return math.prod(self.shape)
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of the array after decoding; ``dtype`` must have been checked."""
+        return self.num_values * codecs.NUMPY_DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTensor:
+    """A header and the read-only bytes it describes, which share no memory with the array they came from."""
+
+    header: TensorHeader
+    payload: memoryview
+
+
+def encode(array: Array, codec: str) -> EncodedTensor:
+    """The wire form of ``array``. Raises InvalidInput for a dtype, size or value that may not travel, or not in this codec."""
+    dtype = _dtype_name(array)
+    size = codecs.encoded_bytes(codec, dtype, array.size) if codec in codecs.CODECS else 0
+    header = TensorHeader(dtype, tuple(int(n) for n in array.shape), codec, size, "0" * 64)
+    try:
+        check_header(header)
+    except RemoteFault as fault:
+        raise InvalidInput(fault.message, code="bad_tensor", remedy=fault.remedy) from fault
+    flat = np.ascontiguousarray(array, codecs.NUMPY_DTYPES[dtype]).reshape(-1)
+    payload = codecs.encode_values(codec, flat).data.toreadonly()
+    return EncodedTensor(TensorHeader(dtype, header.shape, codec, size, digest_of(payload)), payload)
+
+
+def decode(header: TensorHeader, payload: Payload) -> Array:
+    """A new, writable array. Raises RemoteFault for the header, Corrupt where size, digest or format do not hold."""
+    check_header(header)
+    if len(payload) != header.encoded_bytes:
+        raise Corrupt(f"{len(payload)} bytes instead of {header.encoded_bytes}", code="tensor_size")
+    if digest_of(payload) != header.digest:
+        raise Corrupt("tensor bytes do not match their digest", code="tensor_digest", digest=header.digest)
+    return _decode_checked(header, np.frombuffer(payload, np.uint8))
+
+
+def check_header(
+    header: TensorHeader, *, max_bytes: int = limits.MAX_TENSOR_BYTES, allowed_codecs: Collection[str] = codecs.CODECS
+) -> None:
+    """Returns only if every field is of its type, in its range and consistent with the others; allocates nothing.
+
+    ``max_bytes`` bounds the tensor encoded and decoded. Zero dimensions do not hide huge ones. Raises RemoteFault with code
+    ``bad_tensor_header`` whose ``details['field']`` names the field.
+    """
+    dtype, shape, codec = header.dtype, header.shape, header.codec
+    if not isinstance(dtype, str) or dtype not in codecs.NUMPY_DTYPES:
+        raise _bad_header("dtype", dtype, f"one of {', '.join(codecs.NUMPY_DTYPES)}")
+    if not isinstance(codec, str) or codec not in codecs.CODECS or codec not in allowed_codecs:
+        raise _bad_header("codec", codec, f"one of {', '.join(sorted(allowed_codecs))}")
+    if codec != "raw" and dtype != "float32":
+        raise _bad_header("codec", codec, f"raw for {dtype}")
+    if not isinstance(shape, tuple) or len(shape) > limits.MAX_TENSOR_RANK:
+        raise _bad_header("shape", shape, f"a tuple of at most {limits.MAX_TENSOR_RANK} dimensions")
+    room = max_bytes // codecs.NUMPY_DTYPES[dtype].itemsize
+    volume = 1
+    for length in shape:
+        if type(length) is not int or not 0 <= length <= room:
+            raise _bad_header("shape", shape, f"whole numbers from 0 to {room}")
+        volume *= max(length, 1)
+    if volume > room:
+        raise _bad_header("shape", shape, f"at most {max_bytes} bytes")
+    wanted = codecs.encoded_bytes(codec, dtype, header.num_values)
+    if type(header.encoded_bytes) is not int or header.encoded_bytes != wanted or wanted > max_bytes:
+        raise _bad_header("encoded_bytes", header.encoded_bytes, f"{wanted} and at most {max_bytes}")
+    if not isinstance(header.digest, str) or _HEX64.fullmatch(header.digest) is None:
+        raise _bad_header("digest", header.digest, "64 lower-case hexadecimal characters")
+
+
+def check_finite(array: Array, *, max_norm: float = math.inf) -> None:
+    """L0: no NaN, no infinity, Euclidean norm at most ``max_norm``; arrays of whole numbers pass. Raises RemoteFault."""
+    if array.dtype.kind != "f":
+        return
+    squares = 0.0
+    flat = array.reshape(-1)
+    with np.errstate(all="ignore"):
+        for start in range(0, flat.size, 1 << 16):
+            part = flat[start : start + (1 << 16)]
+            square = float(np.dot(part, part)) if part.dtype == np.float32 else math.inf
+            if not math.isfinite(square):
+                if not np.isfinite(part).all():
+                    raise RemoteFault("a tensor holds NaN or infinity", code="not_finite")
+                wide = part.astype(np.float64)
+                square = float(np.dot(wide, wide))
+            squares += square
+    if math.sqrt(squares) > max_norm:
+        raise RemoteFault(f"a tensor's norm {math.sqrt(squares):.6g} is over {max_norm:.6g}", code="norm_bound")
+
+
+def chunks(encoded: EncodedTensor, *, chunk_bytes: int = limits.MAX_CHUNK_BYTES) -> Iterator[memoryview]:
+    """The payload in order, in views of at most ``chunk_bytes`` and without copies; nothing for an empty tensor."""
+    if not 0 < chunk_bytes <= limits.MAX_CHUNK_BYTES:
+        raise InvalidInput(f"chunks are 1 to {limits.MAX_CHUNK_BYTES} bytes, not {chunk_bytes}", code="bad_chunk_size")
+    for start in range(0, len(encoded.payload), chunk_bytes):
+        yield encoded.payload[start : start + chunk_bytes]
+
+
+class TensorAssembler:
+    """Puts one tensor together from chunks in order: memory is taken once, after the header check, and never grows.
+
+    Any error ends the transfer: throw the assembler away. Hashing goes along with the chunks, so `finish` is quick.
+    """
+
+    def __init__(self, header: TensorHeader, *, max_bytes: int = limits.MAX_TENSOR_BYTES) -> None:
+        check_header(header, max_bytes=max_bytes)
+        self.header = header
+        self._buffer = np.empty(header.encoded_bytes, np.uint8)
+        self._hash = hashlib.sha256()
+        self._filled_bytes = 0
+        self._finished = False
+
+    @property
+    def missing_bytes(self) -> int:
+        """What has yet to come; at 0 call `finish`."""
+        return self.header.encoded_bytes - self._filled_bytes
+
+    def add(self, chunk: Payload) -> None:
+        """Takes the next chunk, 1 to ``limits.MAX_CHUNK_BYTES`` bytes. Raises RemoteFault for any other size or more than announced."""
+        size = len(chunk)
+        if not 0 < size <= limits.MAX_CHUNK_BYTES:
+            raise RemoteFault(f"a chunk of {size} bytes", code="bad_chunk_size", size_bytes=size)
+        if size > self.missing_bytes:
+            raise RemoteFault(f"{size - self.missing_bytes} bytes more than announced", code="tensor_overlong")
+        if self._finished:
+            raise InvariantBroken("a chunk after the end", code="tensor_finished")
+        self._buffer[self._filled_bytes : self._filled_bytes + size] = np.frombuffer(chunk, np.uint8)
+        self._hash.update(chunk)
+        self._filled_bytes += size
+
+    def finish(self) -> EncodedTensor:
+        """The complete tensor, still encoded (as spools and evidence keep it). Raises Corrupt if short or not as its digest says."""
+        if self.missing_bytes:
+            raise Corrupt(f"{self.missing_bytes} bytes are missing", code="tensor_short")
+        if self._hash.hexdigest() != self.header.digest:
+            raise Corrupt("tensor bytes do not match their digest", code="tensor_digest", digest=self.header.digest)
+        self._finished = True
+        return EncodedTensor(self.header, self._buffer.data.toreadonly())
+
+    def array(self) -> Array:
+        """The decoded tensor as a new, writable array. Raises as `finish`, and Corrupt where the bytes break the codec's format."""
+        self.finish()
+        if (
+            self.header.codec == "raw" and self.header.dtype != "bool"
+        ):  # the assembler's memory becomes the array's: nothing to copy or to check
+            return self._buffer.view(codecs.NUMPY_DTYPES[self.header.dtype]).reshape(self.header.shape)
+        return _decode_checked(self.header, self._buffer)
+
+
+def _decode_checked(header: TensorHeader, payload: NDArray[np.uint8]) -> Array:
+    return codecs.decode_values(header.codec, header.dtype, payload, header.num_values).reshape(header.shape)
+
+
+def _dtype_name(array: Array) -> str:
+    name = array.dtype.name
+    if name not in codecs.NUMPY_DTYPES:
+        raise InvalidInput(f"dtype {name} does not travel", code="bad_tensor", remedy=f"use {', '.join(codecs.NUMPY_DTYPES)}")
+    return name
+
+
+def _bad_header(field: str, value: object, wanted: str) -> RemoteFault:
+    if isinstance(value, tuple | str | bytes) and len(value) > 80:  # a stranger's: not printed in full to show its start
+        value = value[: 2 * limits.MAX_TENSOR_RANK]
+    try:
+        shown = repr(value)[:80]
+    except ValueError:  # an int of more digits than Python prints
+        shown = "a very large number"
+    return RemoteFault(f"tensor header: {field} is {shown}, must be {wanted}", code="bad_tensor_header", field=field, value=shown)

@@ -1,0 +1,295 @@
+"""`LocalNetwork`: a whole network of separate processes on this machine, with the real parts: embedded store, orchestrators, PNodes.
+
+For tests, for `dcnr demo` and for `dcnr local`. Everything it makes lies below one directory; every process it starts is ended by it, also when the process
+that uses it is killed (each child watches its standard input, a pipe that closes with us).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from dataservice.embedded import EmbeddedStore
+from dcnr.errors import TimedOut, Unavailable
+from dcnr.ids import NodeId
+from dcnr.system import SystemClock
+from dcnr.v1 import identity_pb2
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy, create_document, verify_chain
+from trust.network_file import save_policy
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 25.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPNode:
+    """Limits of one PNode of a local network."""
+
+    name: str
+    cores: float = 1.0
+    memory_mb: int = 1024
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Process:
+    """One child: how to start it again, and where it writes."""
+
+    name: str
+    command: list[str]
+    log: Path
+    home: Path
+    node_id: NodeId
+    popen: subprocess.Popen[bytes] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.popen is not None and self.popen.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 if it was never started."""
+        return self.popen.pid if self.popen is not None else 0
+
+    def start(self) -> None:
+        """Starts it in a session of its own, so that Ctrl-C in a terminal reaches only us."""
+        with self.log.open("ab") as log:
+            self.popen = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=dict(self.environment), start_new_session=True, close_fds=True
+            )  # fmt: skip
+
+    def send(self, number: int) -> None:
+        """Signals it, if it runs."""
+        if self.popen is not None and self.popen.poll() is None:
+            self.popen.send_signal(number)
+
+    def tail(self, num_lines: int = 15) -> str:
+        """The end of its log."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
+        except OSError:
+            return ""
+
+
+class LocalNetwork:
+    """Use as a context manager. ``directory`` should be short: Unix sockets lie below it."""
+
+    def __init__(
+        self, directory: Path, *, num_orchestrators: int = 3, pnodes: Sequence[LocalPNode] = (LocalPNode("p1"), LocalPNode("p2"), LocalPNode("p3")),
+        name: str = "local", say: Callable[[str], None] = lambda text: None, environment: Mapping[str, str] | None = None,
+        orchestrator_flags: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.directory = directory.resolve()
+        self.name, self._say = name, say
+        self._num_orchestrators, self._pnode_specs = num_orchestrators, tuple(pnodes)
+        self._orchestrator_flags = tuple(orchestrator_flags)
+        self._environment = clean_environment(os.environ if environment is None else environment)
+        self.orchestrators: list[Process] = []
+        self.pnodes: list[Process] = []
+        self.store = EmbeddedStore(self.directory / "store", port=0)
+        self.maintainer_home = self.directory / "maintainer"
+        self.network_file = self.directory / "network.json"
+        self.policy: NetworkPolicy | None = None
+        self._interrupted = threading.Event()
+
+    def __enter__(self) -> LocalNetwork:
+        try:
+            self.start()
+        except BaseException:
+            self.stop(hand_over=False)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop(hand_over=False)
+
+    # -- life ------------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Store, keys, network document, orchestrators, PNodes; returns when every orchestrator serves. Raises Unavailable, TimedOut."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._say("starting the embedded object store")
+        self.store.start()
+        self._go_on()
+        self._say("making keys and the signed network document")
+        self._create_network()
+        for process in self.orchestrators:
+            self._go_on()
+            self._say(f"starting orchestrator {process.name} ({process.node_id[:8]})")
+            process.start()
+        for process in self.orchestrators:
+            self._wait_listening(process)
+        for process in self.pnodes:
+            self._go_on()
+            self._say(f"starting PNode {process.name} ({process.node_id[:8]})")
+            process.start()
+
+    def interrupt(self) -> None:
+        """Makes a `start` in another thread end soon, with Unavailable; `stop` then ends what it has started."""
+        self._interrupted.set()
+
+    def stop(self, *, hand_over: bool = True) -> None:
+        """Ends everything: PNodes first, then orchestrators, then the store. Whoever does not go in time is killed."""
+        for group in (self.pnodes, self.orchestrators):
+            for process in group:
+                process.send(signal.SIGTERM if hand_over else signal.SIGKILL)
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            for process in group:
+                self._reap(process, deadline)
+        if self.store.running():
+            self._say("stopping the store")
+            if hand_over:
+                self.store.stop(note=self._say)
+            else:
+                self.store.kill()
+
+    def add_pnode(self, spec: LocalPNode) -> Process:
+        """Starts one more PNode."""
+        process = self._pnode(spec)
+        self.pnodes.append(process)
+        process.start()
+        return process
+
+    def kill(self, process: Process) -> None:
+        """SIGKILL, as a power cut would: the worker ends by itself when its daemon is gone."""
+        process.send(signal.SIGKILL)
+        self._reap(process, time.monotonic() + 5)
+
+    def restart(self, process: Process) -> None:
+        """Starts a dead process again on the same home."""
+        if process.alive:
+            raise Unavailable(f"{process.name} still runs", code="still_running")
+        process.start()
+
+    # -- addresses -------------------------------------------------------------------------------------------------------------
+
+    @property
+    def bootstrap(self) -> list[str]:
+        """Where clients may begin: id@host:port of every orchestrator."""
+        return [f"{process.node_id}@127.0.0.1:{port}" for process, port in zip(self.orchestrators, self._ports, strict=True)]
+
+    @property
+    def maintainer_key(self) -> Path:
+        """The maintainer's key file."""
+        return self.maintainer_home / "key.pem"
+
+    def process_of(self, node_id: str) -> Process | None:
+        """The process of a node."""
+        return next((p for p in (*self.orchestrators, *self.pnodes) if p.node_id == node_id), None)
+
+    def trouble(self) -> str:
+        """Which processes ended by themselves, with the ends of their logs."""
+        dead = [p for p in (*self.orchestrators, *self.pnodes) if p.popen is not None and p.popen.poll() is not None]
+        return "\n".join(f"{p.name} ended with {p.popen.returncode if p.popen else '?'}:\n{p.tail()}" for p in dead)
+
+    # -- inside ----------------------------------------------------------------------------------------------------------------
+
+    def _create_network(self) -> None:
+        homes = [self.directory / f"o{number + 1}" for number in range(self._num_orchestrators)]
+        for home in (*homes, self.maintainer_home, self.directory / "log"):
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        ids = [NodeKey.load_or_create(home / "key.pem").node_id for home in homes]
+        maintainer = NodeKey.load_or_create(self.maintainer_key)
+        store = self.store.file
+        envelope = create_document(
+            maintainer, name=self.name, now_wall=SystemClock().wall(), orchestrator_ids=ids, locality=identity_pb2.LOCALITY_SINGLE_HOST,
+            store_address=store.endpoint.partition("://")[2], store_scheme=store.endpoint.partition("://")[0], store_bucket=store.bucket,
+        )  # fmt: skip
+        self.policy = verify_chain([envelope])
+        save_policy(self.network_file, self.policy)
+        self._ports = free_ports(self._num_orchestrators)
+        for home, node_id, port in zip(homes, ids, self._ports, strict=True):
+            first = [] if port == self._ports[0] else ["--bootstrap", f"127.0.0.1:{self._ports[0]}"]
+            command = [
+                sys.executable, "-m", "dcnr.cli.orchestrator", "start", "--home", str(home), "--network", str(self.network_file),
+                "--store-url", store.endpoint, "--store-bucket", store.bucket, "--store-file", str(self.store.path), "--listen-host", "127.0.0.1",
+                "--control-port", str(port), "--dht-port", "0", "--until-stdin-closes", *first, *self._orchestrator_flags,
+            ]  # fmt: skip
+            self.orchestrators.append(self._process(home.name, command, home, node_id))
+        self.pnodes.extend(self._pnode(spec) for spec in self._pnode_specs)
+
+    def _pnode(self, spec: LocalPNode) -> Process:
+        home = self.directory / spec.name
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        node_id = NodeKey.load_or_create(home / "key.pem").node_id
+        assert self.policy is not None
+        first = self._ports[len(self.pnodes) % len(self._ports)]
+        command = [
+            sys.executable, "-m", "dcnr.cli.pnode", "start", "--home", str(home), "--bootstrap", f"127.0.0.1:{first}",
+            "--network-id", self.policy.network_id, "--listen-host", "127.0.0.1", "--control-port", "0", "--data-port", "0", "--dht-port", "0",
+            "--cores", str(spec.cores), "--memory-mb", str(spec.memory_mb), "--until-stdin-closes", *spec.flags,
+        ]  # fmt: skip
+        return self._process(spec.name, command, home, node_id)
+
+    def _process(self, name: str, command: list[str], home: Path, node_id: NodeId) -> Process:
+        return Process(name, command, self.directory / "log" / f"{name}.log", home, node_id, environment=self._environment)
+
+    def _go_on(self) -> None:
+        if self._interrupted.is_set():
+            raise Unavailable("the start was interrupted", code="interrupted")
+
+    def _wait_listening(self, process: Process) -> None:
+        port = self._ports[self.orchestrators.index(process)]
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            self._go_on()
+            if not process.alive:
+                raise Unavailable(f"orchestrator {process.name} ended at start:\n{process.tail()}", code="start_failed")
+            with socket.socket() as probe:
+                probe.settimeout(1.0)
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(POLL_S)
+        raise TimedOut(
+            f"orchestrator {process.name} does not listen after {START_TIMEOUT_S:.0f} s:\n{process.tail()}", code="start_timeout"
+        )
+
+    def _reap(self, process: Process, deadline: float) -> None:
+        if process.popen is None:
+            return
+        try:
+            process.popen.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._say(f"{process.name} does not stop: killing it")
+            process.popen.kill()
+            process.popen.wait(5)
+        if process.popen.stdin is not None:
+            process.popen.stdin.close()
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What children inherit: no store credential, no setting of this user."""
+    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT")
+    return {
+        **{name: environment[name] for name in kept if name in environment},
+        "OMP_NUM_THREADS": "1",
+        "NO_COLOR": "1",
+        "PYTHONUNBUFFERED": "1",
+        "GRPC_VERBOSITY": "ERROR",
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """``count`` different TCP ports that are free now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for item in sockets:
+            item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            item.bind(("127.0.0.1", 0))
+        return [int(item.getsockname()[1]) for item in sockets]
+    finally:
+        for item in sockets:
+            item.close()

@@ -1,0 +1,121 @@
+"""First contact: from nothing but ``host:port`` or ``id@host:port`` to a verified network document and the first adverts.
+
+Without a network id the first document seen is pinned. A node that is not who the entry says it is, or that belongs to another network, is an error with
+that reason, not silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dcnr.errors import DcnrError, InvalidInput, Unavailable
+from dcnr.ids import NodeId
+from dcnr.limits import MAX_BOOTSTRAP_ENTRIES
+from dcnr.ports import Clock
+from dcnr.rpc.dialer import Dialer
+from dcnr.v1 import identity_pb2, membership_pb2
+from membership.bootstrap import Entry, parse_entry
+from trust.addresses import join_address
+from trust.network import NetworkPolicy, verify_chain
+
+AT_ONCE: Final = 4
+"""Entries asked at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """One node's answer to a Join."""
+
+    entry: Entry
+    node_id: NodeId
+    response: membership_pb2.JoinResponse
+
+
+async def discover(
+    entries: Iterable[str],
+    *,
+    dialer: Dialer,
+    clock: Clock,
+    network_id: str | None = None,
+    advert: identity_pb2.Envelope | None = None,
+) -> tuple[NetworkPolicy, membership_pb2.JoinResponse]:
+    """The network's policy and first adverts, from the first entry that answers with a valid document (of ``network_id``, if given).
+
+    Raises InvalidInput (no or malformed entries), Unavailable (``no_bootstrap``: nobody answers, with reasons), else what was wrong with the answers:
+    RemoteFault (``wrong_identity``), Refused (``wrong_network``), Corrupt, Stale (``document_expired``).
+    """
+    parsed = [parse_entry(text) for text in entries]
+    if not parsed:
+        raise InvalidInput("no bootstrap entry is known", code="no_bootstrap", remedy="pass HOST:PORT or ID@HOST:PORT of any node")
+    request = membership_pb2.JoinRequest(network_id=network_id or "", advert=advert)
+    failures: list[tuple[Entry, DcnrError]] = []
+    for batch in _batches(parsed):
+        for introduction, failure in await _ask_all(dialer, batch, request):
+            if introduction is None:
+                failures += [failure] if failure else []
+                continue
+            try:
+                return document_in(introduction.response, clock.wall(), network_id), introduction.response
+            except DcnrError as error:
+                failures.append((introduction.entry, error))
+    raise worst_of(failures)
+
+
+async def introduce(
+    dialer: Dialer, entries: Sequence[Entry], request: membership_pb2.JoinRequest
+) -> tuple[list[Introduction], list[tuple[Entry, DcnrError]]]:
+    """Asks entries, a few at once, until some have answered; returns the answers and, for the others, why not."""
+    failures: list[tuple[Entry, DcnrError]] = []
+    for batch in _batches(entries):
+        results = await _ask_all(dialer, batch, request)
+        failures += [failure for _, failure in results if failure is not None]
+        answers = [introduction for introduction, _ in results if introduction is not None]
+        if answers:
+            return answers, failures
+    return [], failures
+
+
+def document_in(response: membership_pb2.JoinResponse, now_wall: float, network_id: str | None) -> NetworkPolicy:
+    """The policy that a Join's answer proves. Raises Corrupt, Refused, Stale."""
+    history = [*response.document_history, response.network_document]
+    return verify_chain(history, now_wall=now_wall, network_id=network_id or None)
+
+
+def worst_of(failures: Sequence[tuple[Entry, DcnrError]]) -> DcnrError:
+    """What to tell: an answer that was wrong before silence; all reasons in the details."""
+    reasons = {str(entry): error.message for entry, error in failures[:16]}
+    for entry, error in failures:
+        if not isinstance(error, Unavailable):
+            error.details = {**error.details, "entry": str(entry)}
+            return error
+    summary = "; ".join(f"{entry}: {reason}" for entry, reason in list(reasons.items())[:3])
+    error = Unavailable(
+        f"no bootstrap node answered ({summary})", code="no_bootstrap", remedy="check the addresses and that a node runs there"
+    )
+    error.details = reasons
+    return error
+
+
+_Answer = tuple[Introduction | None, tuple[Entry, DcnrError] | None]
+
+
+async def _ask_all(dialer: Dialer, entries: Sequence[Entry], request: membership_pb2.JoinRequest) -> list[_Answer]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_ask(dialer, entry, request)) for entry in entries]
+    return [task.result() for task in tasks]
+
+
+async def _ask(dialer: Dialer, entry: Entry, request: membership_pb2.JoinRequest) -> _Answer:
+    try:
+        response, node_id = await dialer.join(join_address(entry.host, entry.port), request, entry.node_id)
+    except DcnrError as error:
+        return None, (entry, error)
+    return Introduction(entry, node_id, response), None
+
+
+def _batches(entries: Sequence[Entry]) -> Iterable[Sequence[Entry]]:
+    bounded = list(dict.fromkeys(entries))[: 4 * MAX_BOOTSTRAP_ENTRIES]
+    return (bounded[i : i + AT_ONCE] for i in range(0, len(bounded), AT_ONCE))

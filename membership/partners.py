@@ -1,0 +1,67 @@
+"""Connections to gossip partners, kept for the next exchange: at most `MAX_PARTNERS`, the least recently used one is closed first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Final
+
+from dcnr.errors import DcnrError, TimedOut
+from dcnr.rpc.dialer import Connection, Dialer
+from dcnr.v1 import membership_pb2, membership_pb2_grpc
+from membership.network_time import NetworkTime
+from trust.records import VerifiedAdvert
+
+MAX_PARTNERS: Final = 16
+EXCHANGE_TIMEOUT_S: Final = 4.0
+"""Connecting included."""
+
+
+class Partners:
+    """Makes exchanges; each also tells the partner's clock to ``time``."""
+
+    def __init__(self, dialer: Dialer, time: NetworkTime) -> None:
+        self._dialer, self._time = dialer, time
+        self._connections: OrderedDict[str, Connection] = OrderedDict()
+        self.observed_address = ""
+        """Our address as the last partner saw it."""
+
+    async def exchange(self, partner: VerifiedAdvert, request: membership_pb2.ExchangeRequest) -> membership_pb2.ExchangeResponse:
+        """One exchange within `EXCHANGE_TIMEOUT_S`. Raises the partner's error, or Unavailable."""
+        try:
+            async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
+                connection = await self._connection(partner)
+                stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+                response = await connection.call(stub.Exchange, request, EXCHANGE_TIMEOUT_S)
+        except TimeoutError:
+            await self._drop(partner.node_id)
+            raise TimedOut(f"no exchange with {partner.node_id} within {EXCHANGE_TIMEOUT_S:g} s") from None
+        except DcnrError:
+            await self._drop(partner.node_id)
+            raise
+        self._time.note(partner.node_id, connection.network_time_offset_s)
+        self.observed_address = connection.observed_address
+        return response
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        for node_id in list(self._connections):
+            await self._drop(node_id)
+
+    async def _connection(self, partner: VerifiedAdvert) -> Connection:
+        connection = self._connections.get(partner.node_id)
+        addresses = list(partner.advert.control_addresses)
+        if connection is not None and not connection.closed and connection.address in addresses:
+            self._connections.move_to_end(partner.node_id)
+            return connection
+        await self._drop(partner.node_id)
+        connection = await self._dialer.connect(partner.node_id, addresses)
+        self._connections[partner.node_id] = connection
+        if len(self._connections) > MAX_PARTNERS:
+            await self._drop(next(iter(self._connections)))
+        return connection
+
+    async def _drop(self, node_id: str) -> None:
+        connection = self._connections.pop(node_id, None)
+        if connection is not None:
+            await connection.close()

@@ -1,0 +1,205 @@
+"""Finds others while nobody answers: asks the bootstrap entries again and again, with growing pauses, and says why it has nobody.
+
+Also asks an orchestrator for a newer network document now and then, and remembers the nodes met for the next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from dcnr.errors import DcnrError, InvalidInput
+from dcnr.limits import MAX_BOOTSTRAP_ENTRIES
+from dcnr.ports import Random
+from dcnr.rpc.dialer import Dialer
+from dcnr.v1 import identity_pb2, membership_pb2
+from membership.bootstrap import CachedPeer, Entry, merge, parse_entry, read_cache, remember, write_cache
+from membership.discovery import document_in, introduce
+from membership.gossip import View
+from membership.network_time import NetworkTime
+from trust.addresses import join_address
+from trust.network import NetworkPolicy
+from trust.records import VerifiedAdvert
+
+LONELY_S: Final = 10.0
+"""Without a successful exchange for so long the entries are asked again."""
+RETRY_FIRST_S: Final = 0.5
+RETRY_LONGEST_S: Final = 30.0
+SAVE_SOON_S: Final = 1.0
+"""While few contacts are saved, new ones are on disk after this long: whoever is killed soon after its start must find others again when all
+that it was given are gone."""
+FEW_SAVED: Final = 16
+_log = structlog.get_logger("membership")
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the seeker tells its node: adverts, and a verified document that may be newer."""
+
+    take: Callable[[Iterable[identity_pb2.Envelope]], None]
+    adopt: Callable[[NetworkPolicy], None]
+
+
+class Seeker:
+    """See the module; `look_around` is called after every round of gossip."""
+
+    def __init__(
+        self,
+        view: View,
+        *,
+        own_id: str,
+        policy: Callable[[], NetworkPolicy],
+        dialer: Dialer,
+        time: NetworkTime,
+        rng: Random,
+        bootstrap: Iterable[str],
+        cache_path: Path | None,
+        document_s: float,
+        cache_s: float,
+        heard: Heard,
+    ) -> None:
+        self._view, self._own_id, self._policy, self._dialer, self._time, self._rng = view, own_id, policy, dialer, time, rng
+        self._given = [parse_entry(text) for text in bootstrap]
+        self._cache_path, self._document_s, self._cache_s, self._heard = cache_path, document_s, cache_s, heard
+        self._cached: tuple[CachedPeer, ...] = ()
+        self._saved: frozenset[Entry] = frozenset()
+        self._save_again_at = float("-inf")
+        self._heard_of: list[Entry] = []
+        self._answered_at = self._retry_at = self._document_at = self._cache_at = float("-inf")
+        self._pause_s = RETRY_FIRST_S
+        self.trouble = ""
+        """Why nobody is found; empty if all is well."""
+
+    def load_cache(self) -> None:
+        """Reads the nodes met in earlier runs."""
+        if self._cache_path is not None:
+            read = read_cache(self._cache_path)
+            self._cached = read.peers
+            if read.problem:
+                _log.warning("contacts_damaged", problem=read.problem)
+
+    def save_cache(self) -> None:
+        """Remembers the nodes known now; a disk that refuses is told in the log and no reason to stop."""
+        now = self._time.wall()
+        met = [CachedPeer(entry, now) for entry in _entries_of(self._view.members())]
+        if self._cache_path is None or not met:
+            return
+        self._cached, self._saved = tuple(remember(self._cached, met)), frozenset(peer.entry for peer in met)
+        self._save_again_at = self._time.monotonic() + SAVE_SOON_S
+        try:
+            write_cache(self._cache_path, self._cached)
+        except OSError as error:
+            _log.warning("contacts_not_saved", reason=error.strerror)
+
+    def hear_of(self, texts: Iterable[str]) -> None:
+        """Entries that a partner sent: hints with an id, dialled only when lonely."""
+        found: list[Entry] = []
+        for text, _ in zip(texts, range(MAX_BOOTSTRAP_ENTRIES), strict=False):
+            try:
+                entry = parse_entry(text)
+            except InvalidInput:
+                continue
+            if entry.node_id is not None:
+                found.append(entry)
+        self._heard_of = merge(found, self._heard_of)
+
+    def entries_for_others(self) -> list[Entry]:
+        """Reachable orchestrators, ourselves among them."""
+        own = [self._view.own] if self._view.own is not None and self._view.own.is_orchestrator else []
+        return _entries_of([*own, *self._orchestrators()])[:MAX_BOOTSTRAP_ENTRIES]
+
+    def heard_from_others(self) -> None:
+        """An exchange or a join worked."""
+        self._answered_at, self._pause_s = self._time.monotonic(), RETRY_FIRST_S
+        if self._orchestrators() or self._listed():
+            self.trouble = ""
+
+    def next_look_s(self) -> float:
+        """Seconds until the entries may be asked again, if that is needed."""
+        return max(0.0, self._retry_at - self._time.monotonic()) if self.trouble else float("inf")
+
+    async def look_around(self, own: identity_pb2.Envelope, own_addresses: Sequence[str]) -> None:
+        """Does what is due: asks entries while lonely, else sometimes an orchestrator for the newest document; saves the cache."""
+        now = self._time.monotonic()
+        if self._is_lonely(now):
+            if now >= self._retry_at:
+                await self._ask_entries(own, own_addresses)
+                self._retry_at = self._time.monotonic() + self._pause_s * self._rng.uniform(0.75, 1.25)
+                self._pause_s = min(self._pause_s * 2, RETRY_LONGEST_S)
+        elif now >= self._document_at:
+            self._document_at = now + self._document_s * self._rng.uniform(0.75, 1.25)
+            known = _entries_of(self._orchestrators())
+            if known:
+                await self._ask([self._rng.choice(known)], own)
+        if now >= self._cache_at or self._few_are_saved(now):
+            self._cache_at = now + self._cache_s
+            self.save_cache()
+
+    def _few_are_saved(self, now: float) -> bool:
+        if len(self._saved) >= FEW_SAVED or now < self._save_again_at:
+            return False
+        return not self._saved.issuperset(_entries_of(self._view.members()))
+
+    def _is_lonely(self, now: float) -> bool:
+        if self._listed() and not self._view.members():
+            return True
+        return now - self._answered_at > LONELY_S or not (self._orchestrators() or self._listed())
+
+    async def _ask_entries(self, own: identity_pb2.Envelope, own_addresses: Sequence[str]) -> None:
+        document = [parse_entry(text) for text in self._policy().document.bootstrap]
+        cached = [peer.entry for peer in self._cached]
+        every = merge(_entries_of(self._orchestrators()), self._given, document, self._heard_of, cached)
+        entries = [e for e in every if e.node_id != self._own_id and join_address(e.host, e.port) not in own_addresses]
+        if not entries:
+            alone = not self._view.members() and not self._listed()
+            self.trouble = "no bootstrap entry is known: pass --bootstrap ID@HOST:PORT of any node" if alone else ""
+            return
+        failures = await self._ask(entries, own)
+        if failures is not None:
+            reasons = "; ".join(f"{entry}: {error.message}" for entry, error in failures[:3])
+            self.trouble = f"none of {len(entries)} bootstrap entries answered well ({reasons}); trying again"
+        elif not self._orchestrators() and not self._listed():
+            self.trouble = "none of the network's orchestrators has been heard of yet; asking again"
+        else:
+            self.trouble = ""
+
+    async def _ask(self, entries: Sequence[Entry], own: identity_pb2.Envelope) -> list[tuple[Entry, DcnrError]] | None:
+        """Joins by these entries; None if one answered well, else why none did."""
+        network_id = self._policy().network_id
+        answers, failures = await introduce(self._dialer, entries, membership_pb2.JoinRequest(network_id=network_id, advert=own))
+        good = False
+        for answer in answers:
+            if answer.node_id == self._own_id:
+                continue
+            try:
+                self._heard.adopt(document_in(answer.response, self._time.wall(), network_id))
+            except DcnrError as error:
+                failures.append((answer.entry, error))
+                continue
+            good = True
+            self._heard.take(answer.response.adverts)
+        if good:
+            self.heard_from_others()
+        return None if good else failures
+
+    def _orchestrators(self) -> list[VerifiedAdvert]:
+        return [a for a in self._view.members() if a.is_orchestrator]
+
+    def _listed(self) -> bool:
+        return self._policy().is_orchestrator(self._own_id)
+
+
+def _entries_of(adverts: Iterable[VerifiedAdvert]) -> list[Entry]:
+    """The first address of each node as an entry."""
+    found: list[Entry] = []
+    for advert in adverts:
+        for address in advert.advert.control_addresses[:1]:
+            try:
+                found.append(parse_entry(f"{advert.node_id}@{address}"))
+            except InvalidInput:  # an address that is good for dialling but not as an entry
+                continue
+    return found

@@ -1,0 +1,113 @@
+"""Serves gossip: Join for newcomers, Exchange and Probe for proven nodes; each bounded in size and in rate, per id and per subnet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dcnr.errors import DcnrError, InvalidInput, NotFound, Refused, Unavailable
+from dcnr.limits import CONNECT_TIMEOUT_S, MAX_ADVERTS_PER_EXCHANGE, MAX_BOOTSTRAP_ENTRIES
+from dcnr.ports import Clock, Random
+from dcnr.rpc.dialer import Dialer
+from dcnr.rpc.server import caller_of, peer_of
+from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
+from membership.bootstrap import Entry
+from membership.gossip import MAX_KNOWN_PER_EXCHANGE, View
+from membership.network_time import NetworkTime
+from trust.network import NetworkPolicy
+from trust.rates import Rate, TokenBuckets
+
+PROBE_TIMEOUT_S: Final = 2.0
+MAX_PROBES_AT_ONCE: Final = 16
+JOIN_RATE: Final = Rate(per_s=20.0, burst=200.0)
+"""Per subnet: many machines of one house may start at once."""
+EXCHANGE_RATE: Final = Rate(per_s=5.0, burst=60.0)
+PROBE_RATE: Final = Rate(per_s=1.0, burst=20.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Gossip:
+    """What the service works on: the node's view and policy, and where to give what it hears."""
+
+    view: View
+    policy: Callable[[], NetworkPolicy]
+    take: Callable[[Iterable[identity_pb2.Envelope]], None]
+    hear_of: Callable[[Iterable[str]], None]
+    entries: Callable[[], list[Entry]]
+
+
+class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
+    """`dcnr.v1.MembershipService`."""
+
+    def __init__(self, gossip: Gossip, *, dialer: Dialer, clock: Clock, time: NetworkTime, rng: Random) -> None:
+        self._gossip, self._dialer, self._clock, self._time, self._rng = gossip, dialer, clock, time, rng
+        self._joins, self._exchanges, self._probes = TokenBuckets(JOIN_RATE), TokenBuckets(EXCHANGE_RATE), TokenBuckets(PROBE_RATE)
+        self._probing = asyncio.Semaphore(MAX_PROBES_AT_ONCE)
+
+    async def Join(self, request: membership_pb2.JoinRequest, context: Any) -> membership_pb2.JoinResponse:
+        """Introduces a newcomer: document, history and adverts, orchestrators first."""
+        caller, policy = caller_of(context), self._gossip.policy()
+        self._limit(self._joins, caller.subnet)
+        if request.network_id and request.network_id != policy.network_id:
+            raise Refused(
+                f"this node belongs to network {policy.network_id}, not to {request.network_id[:64]}",
+                code="wrong_network",
+                remedy="pass a node of the wanted network, or the right --network-id",
+                wanted=request.network_id[:64],
+                got=policy.network_id,
+            )
+        if request.HasField("advert"):
+            self._gossip.take([request.advert])
+        return membership_pb2.JoinResponse(
+            network_document=policy.envelope,
+            document_history=policy.history[:-1],
+            adverts=self._gossip.view.news_for([], self._rng, self._time.wall()),
+            observed_address=caller.address,
+            time_unix_ms=int(self._clock.wall() * 1000),
+        )
+
+    async def Exchange(self, request: membership_pb2.ExchangeRequest, context: Any) -> membership_pb2.ExchangeResponse:
+        """Takes the caller's news and answers with what it lacks."""
+        self._limit(self._exchanges, peer_of(context).node_id)
+        if (
+            len(request.adverts) > MAX_ADVERTS_PER_EXCHANGE
+            or len(request.known) > MAX_KNOWN_PER_EXCHANGE
+            or len(request.bootstrap) > MAX_BOOTSTRAP_ENTRIES
+        ):
+            raise InvalidInput("more adverts, nodes or entries than an exchange may hold", code="exchange_too_large")
+        lacking = self._gossip.view.news_for(request.known, self._rng, self._time.wall())
+        self._gossip.take(request.adverts)
+        self._gossip.hear_of(request.bootstrap)
+        return membership_pb2.ExchangeResponse(
+            adverts=lacking,
+            bootstrap=[str(entry) for entry in self._gossip.entries()[:MAX_BOOTSTRAP_ENTRIES]],
+            time_unix_ms=int(self._clock.wall() * 1000),
+        )
+
+    async def Probe(self, request: membership_pb2.ProbeRequest, context: Any) -> membership_pb2.ProbeResponse:
+        """Tries to reach a third node at the addresses known here, never at ones that the caller names."""
+        self._limit(self._probes, peer_of(context).node_id)
+        advert = self._gossip.view.find(request.node_id, self._time.wall())
+        if advert is None:
+            raise NotFound("the node is not known here", code="unknown_node")
+        if self._probing.locked():
+            raise Unavailable("too many probes at once", code="overloaded")
+        asked_at = self._clock.monotonic()
+        answer = membership_pb2.ProbeResponse(incarnation=advert.order[0])
+        async with self._probing:
+            try:
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    connection = await self._dialer.connect(advert.node_id, advert.advert.control_addresses, own_connection=True)
+            except (TimeoutError, DcnrError):
+                return answer
+            answer.reachable, answer.round_trip_s = True, self._clock.monotonic() - asked_at
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await connection.close()
+        return answer
+
+    def _limit(self, buckets: TokenBuckets, name: str) -> None:
+        wait_s = buckets.wait_s(name, self._clock.monotonic())
+        if wait_s:
+            raise Unavailable("too many requests from there", code="rate_limited", retry_after_s=wait_s)

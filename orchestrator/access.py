@@ -1,0 +1,107 @@
+"""Who may read and write which object: maintainers what they make, PNodes what they host, everybody with a session the public documents. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from dataservice import keys
+from dcnr import limits
+from dcnr.errors import InvalidInput, Refused
+from dcnr.ids import check_digest, node_id_of
+from dcnr.v1 import data_pb2
+from trust.network import NetworkPolicy
+
+_K = data_pb2
+PUBLIC: Final = frozenset(
+    (
+        _K.OBJECT_KIND_HEAD, _K.OBJECT_KIND_PLAN, _K.OBJECT_KIND_MANIFEST, _K.OBJECT_KIND_GRAPH, _K.OBJECT_KIND_JOB_REQUEST,
+        _K.OBJECT_KIND_JOB_END, _K.OBJECT_KIND_DATASET_MANIFEST,
+    )
+)  # fmt: skip
+MAINTAINERS_WRITE: Final = frozenset(
+    (
+        _K.OBJECT_KIND_STATE, _K.OBJECT_KIND_COMMIT, _K.OBJECT_KIND_GRAPH, _K.OBJECT_KIND_MANIFEST, _K.OBJECT_KIND_DATASET_MANIFEST,
+        _K.OBJECT_KIND_SHARD,
+    )
+)  # fmt: skip
+PNODES_WRITE: Final = frozenset((_K.OBJECT_KIND_STATE, _K.OBJECT_KIND_COMMIT))
+MAX_DATASET_MANIFEST_BYTES: Final = 32 * limits.MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as far as access depends on it."""
+
+    node_id: str
+    maintainer: bool
+    orchestrator: bool
+    pnode: bool
+    """A PNode that this orchestrator knows, or its worker."""
+
+
+def caller_of(policy: NetworkPolicy, node_id: str, pnode_id: str | None, known: Callable[[str], bool]) -> Caller:
+    """The caller's standing. ``pnode_id``: the PNode that a worker acts for."""
+    maintainers: Collection[str] = {node_id_of(key) for key in policy.document.maintainer_keys}
+    identity = pnode_id or node_id
+    return Caller(identity, node_id in maintainers, policy.is_orchestrator(node_id), known(identity))
+
+
+def key_of(ref: data_pb2.ObjectRef) -> tuple[str, int]:
+    """The object's key and the most bytes it may have. Raises InvalidInput."""
+    match ref.kind:
+        case _K.OBJECT_KIND_HEAD:
+            return keys.head(ref.model), limits.MAX_HEAD_BYTES
+        case _K.OBJECT_KIND_PLAN:
+            return keys.plan(ref.model, ref.digest), limits.MAX_PLAN_BYTES
+        case _K.OBJECT_KIND_DESIRED:
+            return keys.desired(ref.model, ref.digest, ref.owner), limits.MAX_ENVELOPE_BYTES
+        case _K.OBJECT_KIND_MANIFEST:
+            return keys.manifest(ref.model, ref.digest), limits.MAX_MANIFEST_BYTES
+        case _K.OBJECT_KIND_STATE:
+            return keys.state(ref.model, ref.owner, ref.digest), limits.MAX_OBJECT_BYTES
+        case _K.OBJECT_KIND_COMMIT:
+            return keys.commit(ref.model, ref.owner, ref.digest), limits.MAX_ENVELOPE_BYTES
+        case _K.OBJECT_KIND_GRAPH:
+            return keys.graph(ref.digest), limits.MAX_GRAPH_BYTES
+        case _K.OBJECT_KIND_JOB_REQUEST:
+            return keys.job_request(ref.model, ref.owner), limits.MAX_ENVELOPE_BYTES
+        case _K.OBJECT_KIND_JOB_END:
+            return keys.job_end(ref.model, ref.owner), limits.MAX_ENVELOPE_BYTES
+        case _K.OBJECT_KIND_DATASET_MANIFEST:
+            return keys.dataset_manifest(ref.owner, ref.digest), MAX_DATASET_MANIFEST_BYTES
+        case _K.OBJECT_KIND_SHARD:
+            return keys.shard(ref.owner, ref.digest), limits.MAX_OBJECT_BYTES
+        case _:
+            raise InvalidInput("an object of an unknown kind", code="bad_object_kind")
+
+
+def check_read(caller: Caller, ref: data_pb2.ObjectRef) -> None:
+    """Raises Refused unless the caller may read the object."""
+    if ref.kind in PUBLIC or caller.maintainer or caller.orchestrator:
+        return
+    if not caller.pnode:
+        raise Refused("only PNodes of this network and its maintainers read this", code="not_allowed", remedy="attach first")
+    if ref.kind == _K.OBJECT_KIND_DESIRED and ref.owner != caller.node_id:
+        raise Refused("a desired state is read by its own PNode", code="not_allowed")
+
+
+def check_write(caller: Caller, item: data_pb2.GrantItem, hosts: Callable[[str], bool], max_state_bytes: int) -> int:
+    """The most bytes the object may have. Raises Refused, InvalidInput. ``hosts`` says whether the PNode hosts a VNode."""
+    ref = item.object
+    if item.sha256 != ref.digest:
+        raise InvalidInput("an object is written under the digest of its bytes", code="wrong_digest")
+    check_digest(item.sha256)
+    _, bound = key_of(ref)
+    if ref.kind == _K.OBJECT_KIND_STATE:
+        bound = min(bound, max_state_bytes or bound)
+    if not 0 < item.size_bytes <= bound:
+        raise InvalidInput(f"{item.size_bytes} bytes, 1 to {bound} are allowed", code="bad_size")
+    if caller.maintainer and ref.kind in MAINTAINERS_WRITE:
+        return bound
+    if caller.pnode and ref.kind in PNODES_WRITE:
+        if not hosts(ref.owner):
+            raise Refused(f"{ref.owner} is not hosted by this PNode", code="not_hosted")
+        return bound
+    raise Refused("this object is not yours to write", code="not_allowed", remedy="sign in with a maintainer's key")

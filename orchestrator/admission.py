@@ -1,0 +1,167 @@
+"""Takes a job in: nothing is answered yes before the request is in the store, and nothing is stored that could not run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dataservice import keys
+from dataservice.dataset_manifest import DatasetManifest, parse_manifest
+from dcnr import limits
+from dcnr.errors import InvalidInput, NotFound, Refused, Stale
+from dcnr.graph import dataset_refs, num_batches, tensor_spec
+from dcnr.ids import check_name
+from dcnr.ports import ObjectStore
+from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator.access import MAX_DATASET_MANIFEST_BYTES
+from orchestrator.documents import get_exact, put_once
+from orchestrator.view import JobFacts, ViewLoader
+from trust.envelope import parse_envelope
+from trust.network import NetworkPolicy
+
+SAME: Final = ("network_id", "job_id", "model", "graph_digest", "dataset_digest", "dataset_name", "num_batches")
+"""What a repeated submission must share with the stored one; times, estimates and signatures may differ."""
+FIELDS: Final = ("input", "target")
+
+
+async def admit(
+    envelope: identity_pb2.Envelope, *, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader, wall_unix_ms: int
+) -> tuple[model_pb2.JobRequest, bool]:
+    """The stored request and whether it was there before.
+
+    Raises Refused (``unsigned_job``, ``wrong_network``, ``component_not_allowed``), InvalidInput, NotFound (an object it names is not in the
+    store), Stale (``job_id_taken``), Unavailable.
+    """
+    request = policy.open_job_request(envelope)
+    check_name(request.job_id)
+    check_name(request.model)
+    stored = await _stored(store, policy, request)
+    if stored is not None:
+        return stored, True
+    if request.expires_unix_ms and request.expires_unix_ms <= wall_unix_ms:
+        raise InvalidInput("the request has expired", code="request_expired")
+    data = envelope.SerializeToString(deterministic=True)
+    facts = await _facts(loader, data)
+    await _check(facts, policy, store, loader)
+    await store.put(keys.model_index(request.model), b"")
+    found = await put_once(store, keys.job_request(request.model, request.job_id), data)
+    if found == data:
+        return request, False
+    other = policy.open_job_request(parse_envelope(found))
+    _require_same(other, request)
+    return other, True
+
+
+async def _stored(store: ObjectStore, policy: NetworkPolicy, request: model_pb2.JobRequest) -> model_pb2.JobRequest | None:
+    try:
+        found = await store.get(keys.job_request(request.model, request.job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
+    except NotFound:
+        return None
+    other = policy.open_job_request(parse_envelope(found.data))
+    _require_same(other, request)
+    return other
+
+
+def _require_same(stored: model_pb2.JobRequest, request: model_pb2.JobRequest) -> None:
+    different = [name for name in SAME if getattr(stored, name) != getattr(request, name)]
+    if different:
+        raise Stale(
+            f"job {request.job_id} exists with another {', '.join(different)}",
+            code="job_id_taken",
+            remedy="use another idempotency key",
+        )
+
+
+async def _facts(loader: ViewLoader, data: bytes) -> JobFacts:
+    try:
+        return await loader.job_from_bytes(data)
+    except NotFound as error:
+        raise NotFound("the graph is not in the store", code="no_graph", remedy="upload it before the request") from error
+
+
+async def _check(facts: JobFacts, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader) -> None:
+    request, graph = facts.request, facts.graph
+    if graph.name != request.model:
+        raise InvalidInput(f"the graph is of model {graph.name!r}, the request of {request.model!r}", code="wrong_model")
+    allowed = set(policy.document.components)
+    for vnode in graph.vnodes:
+        if allowed and vnode.component.name not in allowed:
+            raise Refused(
+                f"{vnode.id} uses {vnode.component.name!r}, which the network does not allow", code="component_not_allowed"
+            )
+    bound = int(policy.document.max_vnode_state_bytes) or limits.MAX_OBJECT_BYTES
+    for cost in facts.costs:
+        if cost.state_bytes > bound:
+            raise Refused(f"{cost.vnode} has {cost.state_bytes} bytes of state, {bound} are allowed", code="vnode_too_large")
+    if request.unit_batches < 1 or request.num_batches < 1:
+        raise InvalidInput("a job has at least one batch and a unit of at least one", code="bad_request")
+    await _check_manifest(facts, store, loader)
+    _check_dataset(facts, await _dataset(facts, store))
+
+
+async def _check_manifest(facts: JobFacts, store: ObjectStore, loader: ViewLoader) -> None:
+    request = facts.request
+    try:
+        manifest, _ = await loader.manifest(request.model, request.initial_manifest_digest)
+    except NotFound as error:
+        raise NotFound("the initial manifest is not in the store", code="no_manifest") from error
+    wanted, found = {cost.vnode for cost in facts.costs}, {entry.vnode for entry in manifest.entries if entry.working}
+    if wanted != found:
+        raise InvalidInput(f"the initial manifest does not fit the graph: {sorted(wanted ^ found)}", code="wrong_manifest")
+    for entry in manifest.entries:
+        checkpoint = entry.working[0]
+        try:
+            info = await store.head(keys.state(request.model, entry.vnode, checkpoint.digest))
+        except NotFound as error:
+            raise NotFound(f"the first state of {entry.vnode} is not in the store", code="no_state") from error
+        if info.size_bytes != checkpoint.size_bytes:
+            raise InvalidInput(f"the first state of {entry.vnode} has another size than the manifest says", code="wrong_size")
+
+
+async def _dataset(facts: JobFacts, store: ObjectStore) -> DatasetManifest:
+    request = facts.request
+    key = keys.dataset_manifest(request.dataset_name, request.dataset_digest)
+    try:
+        return parse_manifest(await get_exact(store, key, request.dataset_digest, max_bytes=MAX_DATASET_MANIFEST_BYTES))
+    except NotFound as error:
+        raise NotFound(f"data set {request.dataset_name} is not staged", code="no_dataset", remedy="dcnr data stage") from error
+
+
+def _check_dataset(facts: JobFacts, dataset: DatasetManifest) -> None:
+    request, graph = facts.request, facts.graph
+    refs = dataset_refs(graph)
+    if refs["train"].name != request.dataset_name:
+        raise InvalidInput(
+            f"the graph reads {refs['train'].name!r}, the request names {request.dataset_name!r}", code="wrong_dataset"
+        )
+    for use, ref in refs.items():
+        if not dataset.splits.get(ref.split):
+            raise InvalidInput(
+                f"data.{use}: the data set has no split {ref.split!r}", code="bad_graph", vnode="", field=f"data.{use}"
+            )
+    for name, wanted in zip(FIELDS, (tensor_spec(graph.input), tensor_spec(graph.target)), strict=True):
+        spec = dataset.fields.get(name)
+        if spec is None:
+            raise InvalidInput(f"the data set has no field {name!r}", code="wrong_dataset", field=name)
+        if (spec.dtype, tuple(spec.shape)) != (wanted.dtype, wanted.shape):
+            raise InvalidInput(
+                f"{name} is {wanted.dtype}{list(wanted.shape)} in the graph, {spec.dtype}{list(spec.shape)} in the data", code="bad_graph",
+                vnode="", field=f"model.{name}",
+            )  # fmt: skip
+    count = num_batches(graph, int(dataset.splits[refs["train"].split]))
+    if count != request.num_batches:
+        raise InvalidInput(f"the data give {count} batches, the request says {request.num_batches}", code="wrong_num_batches")
+
+
+async def record_cancel(
+    envelope: identity_pb2.Envelope, *, policy: NetworkPolicy, store: ObjectStore
+) -> tuple[model_pb2.JobCancel, bool]:
+    """The cancel object is in the store; False where it was there before. Raises Refused, NotFound, Unavailable."""
+    cancel = policy.open_cancel(envelope)
+    check_name(cancel.job_id)
+    try:
+        await store.head(keys.job_request(check_name(cancel.model), cancel.job_id))
+    except NotFound as error:
+        raise NotFound(f"there is no job {cancel.job_id}", code="job_not_found") from error
+    data = envelope.SerializeToString(deterministic=True)
+    found = await put_once(store, keys.job_cancel(cancel.model, cancel.job_id), data)
+    return cancel, found == data

@@ -1,0 +1,256 @@
+"""`dcnr.v1.DataService`: grants for single objects, streams for those who cannot reach the store, and the record of durable checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final, Protocol
+
+from dataservice import keys
+from dataservice.datasets import parse_manifest
+from dcnr import limits
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale, Unavailable
+from dcnr.ids import Digest, check_name
+from dcnr.rpc.server import peer_of
+from dcnr.v1 import data_pb2, data_pb2_grpc
+from orchestrator.access import MAX_DATASET_MANIFEST_BYTES, Caller, caller_of, check_read, check_write, key_of
+from orchestrator.decider import GRANT_LIFETIME_S
+from orchestrator.runtime import ModelRuntime, Shared
+
+MAX_ITEMS: Final = 256
+MAX_DATASETS: Final = 256
+READ_LIFETIME_S: Final = 6 * 3600
+AT_ONCE: Final = 16
+MAX_PROXIED_BYTES: Final = 512 * limits.MIB
+"""An object that passes through an orchestrator is held in memory once: larger ones need the store itself."""
+PROXIES_AT_ONCE: Final = 4
+PROXIES_PER_CALLER: Final = 2
+PROXY_WAIT_S: Final = 30.0
+PROXY_GRACE_S: Final = limits.CALL_TIMEOUT_S
+SLOWEST_BYTES_S: Final = 256 * limits.KIB
+"""Who takes or gives bytes more slowly than this loses the place."""
+
+
+class SignedPut(Protocol):
+    """See `dataservice.s3.PresignedPut`."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]: ...
+
+
+class Presigner(Protocol):
+    """Signs URLs by local arithmetic."""
+
+    def presign_get(self, key: str, expires_s: int) -> str:
+        """A URL that reads exactly this object."""
+        ...
+
+    def presign_put(self, key: str, size_bytes: int, sha256: Digest, expires_s: int) -> SignedPut:
+        """A URL that writes exactly these bytes if the object is absent."""
+        ...
+
+
+class DataServicer(data_pb2_grpc.DataServiceServicer):
+    """``presigner`` None: everything is proxied; ``proxy_uploads``: the store would let an upload differ from its grant."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        models: Mapping[str, ModelRuntime],
+        *,
+        presigner: Presigner | None,
+        proxy_uploads: bool,
+        known: Callable[[str], bool],
+    ) -> None:
+        self._shared, self._models, self._known = shared, models, known
+        self._presigner, self._proxy_uploads = presigner, proxy_uploads
+        self._proxies = asyncio.Semaphore(PROXIES_AT_ONCE)
+        self._passing: Counter[str] = Counter()
+
+    async def Grant(self, request: data_pb2.GrantRequest, context: Any) -> data_pb2.GrantResponse:
+        """One grant per item, or the refusal of all."""
+        if len(request.items) > MAX_ITEMS:
+            raise InvalidInput(f"at most {MAX_ITEMS} items", code="too_many_items")
+        caller = self._caller(context)
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(item: data_pb2.GrantItem) -> data_pb2.Grant:
+            async with gate:
+                return await self._grant(caller, item)
+
+        return data_pb2.GrantResponse(grants=await asyncio.gather(*(one(item) for item in request.items)))
+
+    async def Read(self, request: data_pb2.ReadRequest, context: Any) -> AsyncIterator[data_pb2.ReadResponse]:
+        """The object in chunks."""
+        caller = self._caller(context)
+        check_read(caller, request.object)
+        key, bound = key_of(request.object)
+        async with self._proxied(caller) as passes:
+            passes(bound)
+            stored = await self._shared.store.get(key, max_bytes=min(bound, MAX_PROXIED_BYTES))
+            passes(len(stored.data))
+            data = memoryview(stored.data)
+            yield data_pb2.ReadResponse(size_bytes=len(data), etag=stored.etag, chunk=bytes(data[: limits.MAX_CHUNK_BYTES]))
+            for start in range(limits.MAX_CHUNK_BYTES, len(data), limits.MAX_CHUNK_BYTES):
+                yield data_pb2.ReadResponse(chunk=bytes(data[start : start + limits.MAX_CHUNK_BYTES]))
+
+    async def Write(self, request_iterator: Any, context: Any) -> data_pb2.WriteResponse:
+        """Collects the bytes, compares size and digest, and only then gives them their name."""
+        caller = self._caller(context)
+        messages = aiter(request_iterator)
+        first = await self._next(messages)
+        if first is None or not first.HasField("item"):
+            raise InvalidInput("a write begins with its item", code="no_item")
+        item = first.item
+        self._check_write(caller, item)
+        if item.size_bytes > MAX_PROXIED_BYTES:
+            raise Refused(
+                f"objects over {MAX_PROXIED_BYTES} bytes do not pass through an orchestrator", code="too_large_to_proxy",
+                remedy="make the store reachable",
+            )  # fmt: skip
+        async with self._proxied(caller) as passes:
+            passes(int(item.size_bytes))
+            data = bytearray(first.chunk)
+            while len(data) <= item.size_bytes and (message := await self._next(messages)) is not None:
+                data += message.chunk
+            if len(data) != item.size_bytes:
+                raise Corrupt(f"{len(data)} bytes arrived, {item.size_bytes} were announced", code="wrong_size")
+            digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
+            if digest != item.sha256:
+                raise Corrupt("the bytes do not have the announced digest", code="wrong_digest")
+            return data_pb2.WriteResponse(existed=await self._put(key_of(item.object)[0], bytes(data)))
+
+    async def RecordCheckpoint(self, request: data_pb2.RecordCheckpointRequest, context: Any) -> data_pb2.RecordCheckpointResponse:
+        """Judges a checkpoint; the holder names it soon after."""
+        caller = self._caller(context)
+        if request.network_id != self._shared.policy.network_id or caller.node_id != request.checkpoint.pnode_id:
+            raise Refused("a PNode records its own checkpoints, in its own network", code="not_allowed")
+        runtime = self._models.get(check_name(request.model))
+        if runtime is None:
+            raise Unavailable("the model is not known here yet", code="unknown_model")
+        return await runtime.record(request)
+
+    async def ListDatasets(self, request: data_pb2.ListDatasetsRequest, context: Any) -> data_pb2.ListDatasetsResponse:
+        """The newest manifest of each data set."""
+        del context
+        if request.name:
+            names = [check_name(request.name)]
+        else:
+            prefix = keys.dataset_index_prefix()
+            names = [
+                check_name(row.key.removeprefix(prefix)) for row in await self._shared.store.list(prefix, max_keys=MAX_DATASETS)
+            ]
+        found = [info for name in names[:MAX_DATASETS] if (info := await self._dataset(name)) is not None]
+        return data_pb2.ListDatasetsResponse(datasets=found)
+
+    def head_url(self, model: str) -> tuple[str, int]:
+        """A grant for exactly the head object, and when it expires; empty where everything is proxied."""
+        if self._presigner is None:
+            return "", 0
+        return self._presigner.presign_get(keys.head(model), READ_LIFETIME_S), self._expires_unix_ms(READ_LIFETIME_S)
+
+    async def _dataset(self, name: str) -> data_pb2.DatasetInfo | None:
+        rows = await self._shared.store.list(keys.dataset_manifests_prefix(name))
+        if not rows:
+            return None
+        newest = max(rows, key=lambda row: (row.last_modified, row.key))
+        stored = await self._shared.store.get(newest.key, max_bytes=MAX_DATASET_MANIFEST_BYTES)
+        manifest = await asyncio.to_thread(parse_manifest, stored.data)
+        return data_pb2.DatasetInfo(
+            name=name,
+            digest=manifest.digest,
+            splits=dict(manifest.splits),
+            fields={field: f"{spec.dtype}{list(spec.shape)}" for field, spec in manifest.fields.items()},
+            size_bytes=manifest.size_bytes(),
+            licence=manifest.licence,
+            source=manifest.source,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _proxied(self, caller: Caller) -> AsyncIterator[Callable[[int], None]]:
+        """A place for bytes that pass through here: half of them at most for one caller, each for a time that follows from the size that the
+        yielded function is told. So nobody keeps others out by reading or sending slowly.
+        """
+        if self._passing[caller.node_id] >= PROXIES_PER_CALLER:
+            raise Unavailable(f"{PROXIES_PER_CALLER} objects of yours are passing through already", code="overloaded")
+        self._passing[caller.node_id] += 1
+        now = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(PROXY_WAIT_S) as limit, self._proxies:
+                limit.reschedule(now() + PROXY_GRACE_S)
+                yield lambda size: limit.reschedule(now() + min(limits.BULK_TIMEOUT_S, PROXY_GRACE_S + size / SLOWEST_BYTES_S))
+        except TimeoutError:
+            raise Unavailable("there was no place, or the bytes were too slow", code="overloaded") from None
+        finally:
+            self._passing[caller.node_id] -= 1
+            self._passing += Counter()  # keeps what is above zero
+
+    def _caller(self, context: Any) -> Caller:
+        peer = peer_of(context)
+        return caller_of(self._shared.policy, peer.node_id, peer.pnode_id, self._known)
+
+    async def _grant(self, caller: Caller, item: data_pb2.GrantItem) -> data_pb2.Grant:
+        key, _ = key_of(item.object)
+        match item.access:
+            case data_pb2.ACCESS_READ:
+                check_read(caller, item.object)
+                if self._presigner is None:
+                    return data_pb2.Grant(proxied=True)
+                url = self._presigner.presign_get(key, READ_LIFETIME_S)
+                return data_pb2.Grant(url=url, expires_unix_ms=self._expires_unix_ms(READ_LIFETIME_S))
+            case data_pb2.ACCESS_WRITE:
+                self._check_write(caller, item)
+                if item.object.kind == data_pb2.OBJECT_KIND_DATASET_MANIFEST:
+                    await self._shared.store.put(keys.dataset_index(item.object.owner), b"")
+                if await self._exists(key, int(item.size_bytes)):
+                    return data_pb2.Grant(exists=True)
+                if self._presigner is None or self._proxy_uploads:
+                    return data_pb2.Grant(proxied=True)
+                signed = self._presigner.presign_put(key, int(item.size_bytes), Digest(item.sha256), GRANT_LIFETIME_S)
+                return data_pb2.Grant(
+                    url=signed.url, headers=dict(signed.headers), expires_unix_ms=self._expires_unix_ms(GRANT_LIFETIME_S)
+                )
+            case _:
+                raise InvalidInput("a grant is for reading or writing", code="bad_access")
+
+    def _check_write(self, caller: Caller, item: data_pb2.GrantItem) -> None:
+        def hosts(vnode: str) -> bool:
+            """By the plan of that very model: what a PNode reports of itself gives it nothing."""
+            runtime = self._models.get(item.object.model)
+            plan = runtime.view.plan if runtime is not None and runtime.view is not None else None
+            return plan is not None and any(place.vnode == vnode and place.pnode_id == caller.node_id for place in plan.assignments)
+
+        check_write(caller, item, hosts, int(self._shared.policy.document.max_vnode_state_bytes))
+
+    async def _exists(self, key: str, size_bytes: int) -> bool:
+        try:
+            return (await self._shared.store.head(key)).size_bytes == size_bytes
+        except NotFound:
+            return False
+
+    async def _put(self, key: str, data: bytes) -> bool:
+        """Whether the object was there before."""
+        try:
+            await self._shared.store.put(key, data, if_none_match=True)
+            return False
+        except Stale as error:
+            if not await self._exists(key, len(data)):
+                raise Unavailable("another write of the object is under way", code="conflict") from error
+            return True
+
+    async def _next(self, messages: Any) -> data_pb2.WriteRequest | None:
+        try:
+            async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+                return await anext(messages)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError:
+            raise Unavailable("the bytes stopped coming", code="write_stalled") from None
+
+    def _expires_unix_ms(self, lifetime_s: int) -> int:
+        return int((self._shared.clock.wall() + lifetime_s) * 1000)

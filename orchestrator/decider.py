@@ -1,0 +1,392 @@
+"""What the holder of a model's head decides, round by round: the job's next step, the plan, the manifest; and what follows from decisions that are known.
+
+Everything is written to the store first, then named by a head write, then acted upon. A round that meets a store that is away ends; nothing is
+decided until it is back. Every decision is an event with its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from dataservice import keys
+from dataservice.manifests import Rules, StoredState, from_proto, next_manifest, record_from_proto, to_proto
+from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Stale, Unavailable
+from dcnr.ids import Digest
+from dcnr.ports import Clock, ObjectStore
+from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator.changes import Activate, Change, Decide, MoveJob, NameManifest, NamePlan
+from orchestrator.checkpoints import Judged, named
+from orchestrator.desired import desired_states, plan_reason
+from orchestrator.documents import open_end, put_once, sealed
+from orchestrator.exits import ExitBook
+from orchestrator.head_loop import HeadLoop
+from orchestrator.history import History
+from orchestrator.inventory import START_GRACE_S, Inventory
+from orchestrator.jobbook import JobBook
+from orchestrator.jobs import Progress, ends_to_write, next_change
+from orchestrator.planner import PlanPolicy, PlanRequest, make_plan, same_placement
+from orchestrator.progress import progress_of, reports_of
+from orchestrator.retention import delete_condemned, kept_states, stored_states
+from orchestrator.signal import Signal
+from orchestrator.view import ModelView, ViewLoader
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy
+
+ROUND_S: Final = 0.2
+PLAN_REVIEW_S: Final = 2.0
+"""Without news the plan is looked at again this often."""
+JOIN_SETTLE_S: Final = 1.5
+"""A new job's first plan waits until no node has joined or left for this long (and at most `START_GRACE_S`)."""
+MANIFEST_S: Final = 0.5
+"""Checkpoints recorded within this time share a manifest."""
+SEQUENCE_AHEAD: Final = 64
+"""A plan is named with a sequence this far ahead, so that renewals meanwhile do not spoil its signed desired states."""
+SWEEP_S: Final = 300.0
+"""Stored states are listed this often to condemn and delete what nothing names any more."""
+GRANT_LIFETIME_S: Final = 3600
+"""Grants for writing live this long; younger uploads are never condemned."""
+WRITES_AT_ONCE: Final = 8
+RELEASED: Final = frozenset((model_pb2.JOB_STATE_FAILED, model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_EXPIRED))
+"""After these ends nothing stays placed; a completed model stays where it is until the next job."""
+
+
+@dataclass(slots=True)
+class _Term:
+    """What the decider remembers within one term."""
+
+    epoch: int
+    since: float
+    planned_at: float
+    reviewed_at: float = -1e9
+    reviewed_version: int = -1
+    manifested_at: float = -1e9
+    swept_at: float = 0.0
+    complete_since: float | None = None
+    placing_since: float | None = None
+
+
+class Decider:
+    """One per model. ``view`` gives the newest complete view; ``nodes_changed`` fires when the inventory changed."""
+
+    def __init__(
+        self, *, key: NodeKey, policy: NetworkPolicy, store: ObjectStore, clock: Clock, loop: HeadLoop, view: Callable[[], ModelView | None],
+        jobs: JobBook, jobs_read_at: Callable[[], float], inventory: Inventory, nodes_changed: Signal, exits: ExitBook, history: History,
+        plan_policy: PlanPolicy, loader: ViewLoader,
+    ) -> None:  # fmt: skip
+        self._key, self._policy, self._store, self._clock, self._loop = key, policy, store, clock, loop
+        self._view, self._jobs, self._jobs_read_at = view, jobs, jobs_read_at
+        self._inventory, self._nodes_changed, self._exits, self._history = inventory, nodes_changed, exits, history
+        self._plan_policy, self._loader = plan_policy, loader
+        self._term: _Term | None = None
+        self._pending: dict[tuple[str, str], Judged] = {}
+        self._emptied: set[tuple[str, str]] = set()
+        self._seen_ends: set[str] = set()
+        self._nodes_changed_at = clock.monotonic()
+        self.wake = Signal()
+        self.trouble = ""
+
+    def recorded(self, judged: Judged) -> None:
+        """A checkpoint that the next manifest may name."""
+        self._pending[(judged.checkpoint.vnode, judged.checkpoint.digest)] = judged
+        self.wake.fire()
+
+    async def run(self) -> None:
+        """Rounds until cancelled."""
+        seen = nodes = -1
+        while True:
+            seen = await self.wake.wait(seen, ROUND_S)
+            if self._nodes_changed.version != nodes:
+                nodes, self._nodes_changed_at = self._nodes_changed.version, self._clock.monotonic()
+            try:
+                await self._round()
+                self.trouble = ""
+            except Stale:
+                continue  # the head has moved: the next round starts from the newer view
+            except InvariantBroken:
+                raise
+            except DcnrError as error:
+                self.trouble = error.message
+                await asyncio.sleep(ROUND_S)
+
+    async def _round(self) -> None:
+        view = self._current()
+        now = self._clock.monotonic()
+        if view is None:
+            if not self._loop.is_holder():
+                self._term = None
+            return
+        term = self._term
+        if term is None or term.epoch != view.head.epoch:
+            term = self._begin_term(view, now)
+        await self._write_ends(view)
+        if self._jobs_read_at() < term.since:
+            return
+        change = next_change(view.head, self._jobs.records, self._progress(view, term, now), int(self._clock.wall() * 1000))
+        if change is not None:
+            await self._loop.decide(change)
+            self._tell(change, view)
+            self.wake.fire()
+        elif view.head.active.job_id:
+            await self._plan(view, term, now)
+            await self._manifest(view, term, now)
+            await self._empty_strays(view)
+        else:
+            await self._release(view)
+
+    def _current(self) -> ModelView | None:
+        """The view, if this process holds the head and the view shows what that head names."""
+        view, known = self._view(), self._loop.core.known
+        if view is None or known is None or not self._loop.is_holder():
+            return None
+        ours, newest = view.head, known.head
+        same = (ours.epoch, ours.plan_digest, ours.manifest_digest, ours.active.job_id, ours.active.state) == (
+            newest.epoch, newest.plan_digest, newest.manifest_digest, newest.active.job_id, newest.active.state,
+        )  # fmt: skip
+        return view if same and len(ours.decided) == len(newest.decided) else None
+
+    def _begin_term(self, view: ModelView, now: float) -> _Term:
+        self._term = term = _Term(view.head.epoch, now, now, swept_at=now)
+        self._emptied.clear()
+        for item in view.plan.assignments if view.plan is not None else ():
+            self._inventory.expect(item.pnode_id, now)
+        return term
+
+    def _progress(self, view: ModelView, term: _Term, now: float) -> Progress | None:
+        report = reports_of(self._inventory, now)
+        since = now - term.complete_since if term.complete_since is not None else 0.0
+        progress = progress_of(view, report, self._exits, since)
+        if progress is None or not progress.manifest_complete:
+            term.complete_since = None
+        elif term.complete_since is None:
+            term.complete_since = now
+        return progress
+
+    def _tell(self, change: Change, view: ModelView) -> None:
+        match change:
+            case Activate(job_id=job_id):
+                self._history.say("job_state_changed", job_id, "it is its turn", state="placing")
+            case MoveJob(job_id=job_id, after=after):
+                name = model_pb2.JobState.Name(after).removeprefix("JOB_STATE_").lower()
+                reason = {"running": "every replica works", "settling": "every source has learned every batch"}.get(name, "")
+                self._history.say("job_state_changed", job_id, reason, state=name)
+            case Decide(outcome=data):
+                outcome = model_pb2.Outcome.FromString(data)
+                name = model_pb2.JobState.Name(outcome.state).removeprefix("JOB_STATE_").lower()
+                self._history.say("job_ended", outcome.job_id, outcome.reason or "everything is durable", state=name)
+                self._note_placements(view, f"job {name}", (item.replica for item in view.plan.assignments) if view.plan else ())
+            case NamePlan() | NameManifest():
+                pass  # told where they are made
+
+    # Ends
+
+    async def _write_ends(self, view: ModelView) -> None:
+        """Repeats decided outcomes in `end` objects; another content there is an alarm, told once."""
+        for outcome in ends_to_write(view.head, self._jobs.records):
+            if outcome.job_id in self._seen_ends:
+                continue
+            mine = sealed(identity_pb2.DOMAIN_JOB_END, model_pb2.JobEnd(outcome=outcome), self._key)
+            found = await put_once(self._store, keys.job_end(view.model, outcome.job_id), mine.data)
+            if found == mine.data or self._repeats(found, outcome):
+                self._jobs.ended(outcome)
+                if outcome.job_id not in self._jobs.records:
+                    self._seen_ends.add(outcome.job_id)
+            else:
+                self._seen_ends.add(outcome.job_id)
+                self._history.say("end_differs", outcome.job_id, "the job's end object tells another outcome than the head")
+
+    def _repeats(self, found: bytes, outcome: model_pb2.Outcome) -> bool:
+        try:
+            return open_end(found, self._policy) == outcome
+        except Corrupt:
+            return False
+
+    # Plan
+
+    async def _plan(self, view: ModelView, term: _Term, now: float) -> None:
+        job, head = view.job, view.head
+        if job is None or not self._due(view, term, now):
+            return
+        term.reviewed_at, term.reviewed_version = now, self._nodes_changed.version
+        previous = view.plan
+        request = PlanRequest(
+            network_id=self._policy.network_id,
+            model=view.model,
+            job_id=head.active.job_id,
+            graph_digest=job.request.graph_digest,
+            epoch=head.epoch,
+            holder=self._key.node_id,
+            stages=job.costs,
+            nodes=self._inventory.offers(now),
+            previous=previous,
+            previous_digest=head.plan_digest,
+            lead_batches=int(job.request.lead_batches),
+            unit_batches=int(job.request.unit_batches),
+            since_last_plan_s=now - term.planned_at,
+            allow_moves=head.active.state == model_pb2.JOB_STATE_RUNNING,
+            reason="",
+        )
+        plan = await asyncio.to_thread(make_plan, request, self._plan_policy)
+        if same_placement(previous, plan) and previous is not None and previous.epoch == head.epoch:
+            return
+        plan.reason = plan_reason(previous, plan)
+        await self._publish(view, plan, job.request_digest)
+        term.planned_at = self._clock.monotonic()
+
+    def _due(self, view: ModelView, term: _Term, now: float) -> bool:
+        if view.head.active.state != model_pb2.JOB_STATE_PLACING or (view.plan and view.plan.job_id == view.head.active.job_id):
+            term.placing_since = None
+        else:
+            if term.placing_since is None:
+                term.placing_since = now
+            settled = now - max(self._nodes_changed_at, term.since) >= JOIN_SETTLE_S
+            if not settled and now - term.placing_since < START_GRACE_S:
+                return False
+        changed = term.reviewed_version != self._nodes_changed.version
+        return changed or now - term.reviewed_at >= PLAN_REVIEW_S or self._epoch_is_new(view)
+
+    @staticmethod
+    def _epoch_is_new(view: ModelView) -> bool:
+        return view.plan is not None and view.plan.epoch != view.head.epoch
+
+    async def _publish(self, view: ModelView, plan: model_pb2.Plan, request_digest: str) -> None:
+        """Plan and desired states into the store, then the head."""
+        known = self._loop.core.known
+        assert known is not None
+        stored = sealed(identity_pb2.DOMAIN_PLAN, plan, self._key)
+        sequence = int(known.head.sequence) + SEQUENCE_AHEAD
+        before = {item.pnode_id for item in view.plan.assignments} if view.plan is not None else set()
+        hosting = {node_id for node_id, record in self._inventory.nodes().items() if record.beat.replicas and record.streams}
+        costs = view.job.costs if view.job is not None else ()
+        desired = desired_states(plan, stored.digest, sequence, costs, request_digest, before | hosting)
+        # One after the other: a store that keeps objects in directories may lose an object whose name has become a directory first.
+        await self._put_all([(keys.plan(view.model, stored.digest), stored.data)])
+        objects = [
+            (keys.desired(view.model, stored.digest, pnode_id), sealed(identity_pb2.DOMAIN_DESIRED_STATE, item, self._key).data)
+            for pnode_id, item in desired.items()
+        ]
+        await self._put_all(objects)
+        await self._loop.decide(NamePlan(view.head.active.job_id, view.head.plan_digest, stored.digest, sequence))
+        self._emptied.clear()
+        self._history.say(
+            "plan_made", plan.job_id or view.model, plan.reason, number=plan.number, waiting=", ".join(plan.waiting), lead=plan.lead_batches,
+            lead_reason=plan.lead_reason,
+        )  # fmt: skip
+        self._tell_moves(view.plan, plan)
+        gone = {item.replica for item in view.plan.assignments} if view.plan is not None else set()
+        self._note_placements(view, plan.reason, gone - {item.replica for item in plan.assignments})
+
+    def _tell_moves(self, before: model_pb2.Plan | None, after: model_pb2.Plan) -> None:
+        old = {item.vnode: item for item in before.assignments} if before is not None and before.job_id == after.job_id else {}
+        for item in after.assignments:
+            was = old.get(item.vnode)
+            if was is None:
+                self._history.say("replica_placed", item.replica, item.reason, pnode=item.pnode_id)
+            elif was.replica != item.replica:
+                facts = {"pnode": item.pnode_id, "from_replica": was.replica, "from_pnode": was.pnode_id}
+                self._history.say("replica_relocated", item.replica, item.reason, **facts)
+
+    def _note_placements(self, view: ModelView, outcome: str, replicas: Iterable[str]) -> None:
+        wanted = set(replicas)
+        report = reports_of(self._inventory, self._clock.monotonic())
+        for item in view.plan.assignments if view.plan is not None else ():
+            if item.replica in wanted:
+                found = report(item)
+                measured = found.step_s if found is not None else 0.0
+                self._history.placed(
+                    view.model, view.head.plan_digest, item.replica, item.pnode_id, outcome, item.predicted_step_s, measured
+                )
+
+    async def _release(self, view: ModelView) -> None:
+        """After a job that did not complete nothing stays placed."""
+        plan = view.plan
+        if plan is None or not plan.job_id or not plan.assignments:
+            return
+        ended = next((item for item in view.head.decided if item.job_id == plan.job_id), None)
+        if ended is None or ended.state not in RELEASED:
+            return
+        empty = model_pb2.Plan(
+            network_id=plan.network_id, model=plan.model, number=plan.number + 1, parent_digest=view.head.plan_digest,
+            graph_digest=plan.graph_digest, epoch=view.head.epoch, holder=self._key.node_id, next_replica=plan.next_replica,
+            reason=f"job {plan.job_id} has ended",
+        )  # fmt: skip
+        await self._publish(view, empty, "")
+
+    async def _empty_strays(self, view: ModelView) -> None:
+        """A PNode that hosts what an older plan gave it, and that the plan does not know, is told to host nothing."""
+        plan, digest = view.plan, view.head.plan_digest
+        if plan is None:
+            return
+        placed = {item.pnode_id for item in plan.assignments}
+        for node_id, record in list(self._inventory.nodes().items()):
+            beat = record.beat
+            stray = record.streams and beat.replicas and node_id not in placed and beat.plan_digest not in ("", digest)
+            if not stray or (digest, node_id) in self._emptied:
+                continue
+            desired = desired_states(
+                model_pb2.Plan(
+                    network_id=plan.network_id, model=plan.model, number=plan.number, epoch=view.head.epoch, holder=self._key.node_id,
+                    job_id=plan.job_id,
+                ),
+                digest, int(view.head.plan_sequence), (), view.head.active.request_digest, [node_id],
+            )[node_id]  # fmt: skip
+            data = sealed(identity_pb2.DOMAIN_DESIRED_STATE, desired, self._key).data
+            await put_once(self._store, keys.desired(view.model, digest, node_id), data)
+            self._emptied.add((digest, node_id))
+
+    # Manifest
+
+    async def _manifest(self, view: ModelView, term: _Term, now: float) -> None:
+        for key, judged in list(self._pending.items()):
+            if named(view, judged.checkpoint) or judged.checkpoint.job_id != view.head.active.job_id:
+                del self._pending[key]
+        if view.manifest is None or view.job is None:
+            return
+        sweep = now - term.swept_at >= SWEEP_S
+        if not sweep and (not self._pending or now - term.manifested_at < MANIFEST_S):
+            return
+        wall_ms = int(self._clock.wall() * 1000)
+        taken = list(self._pending.values())
+        stored = [
+            StoredState(one.vnode, Digest(one.digest), int(one.size_bytes), wall_ms) for one in (item.checkpoint for item in taken)
+        ]
+        kept: frozenset[Digest] = frozenset()
+        if sweep:
+            term.swept_at = now
+            kept = await kept_states(view, self._loader, self._jobs.records)
+            stored = await stored_states(self._store, view.model, [entry.vnode for entry in view.manifest.entries])
+            await delete_condemned(self._store, view.model, view.manifest, stored)
+        term.manifested_at = now
+        primaries = {item.vnode: item.replica for item in view.plan.assignments} if view.plan is not None else {}
+        rules = Rules(
+            job_id=view.head.active.job_id, epoch=int(view.head.epoch), holder=self._key.node_id,
+            graph_digest=view.job.request.graph_digest, primaries=primaries, stored=stored, now_unix_ms=wall_ms,
+            grant_lifetime_ms=GRANT_LIFETIME_S * 1000, kept=kept,
+        )  # fmt: skip
+        records = [record_from_proto(item.checkpoint) for item in taken]
+        outcome = next_manifest(from_proto(view.manifest), view.head.manifest_digest, records, rules)
+        if outcome.manifest is not None:
+            sealed_manifest = sealed(identity_pb2.DOMAIN_MANIFEST, to_proto(outcome.manifest), self._key)
+            await self._put_all([(keys.manifest(view.model, sealed_manifest.digest), sealed_manifest.data)])
+            await self._loop.decide(NameManifest(view.head.active.job_id, view.head.manifest_digest, sealed_manifest.digest))
+        for item in taken:
+            self._pending.pop((item.checkpoint.vnode, item.checkpoint.digest), None)
+
+    async def _put_all(self, objects: list[tuple[str, bytes]]) -> None:
+        """Every object is in the store when this returns. Raises Unavailable."""
+        gate = asyncio.Semaphore(WRITES_AT_ONCE)
+
+        async def put(name: str, data: bytes) -> None:
+            async with gate:
+                if await put_once(self._store, name, data) != data:
+                    raise Unavailable(f"{name} holds other bytes", code="object_differs")
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, data in objects:
+                    group.create_task(put(name, data))
+        except* DcnrError as errors:
+            first = errors.exceptions[0]
+            raise Unavailable(f"the store did not take all objects: {first}", code="store_unavailable") from None

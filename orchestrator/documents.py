@@ -1,0 +1,119 @@
+"""Opens the signed documents of a model as the store holds them: nothing is used before signer, network and model are found right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dcnr import limits
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, Unavailable
+from dcnr.ids import Digest, digest_of
+from dcnr.ports import ObjectStore
+from dcnr.v1 import identity_pb2, model_pb2
+from trust.envelope import open_envelope, open_single, parse, parse_envelope, seal
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The bytes of an envelope with their digest."""
+
+    data: bytes
+    digest: Digest
+
+    @property
+    def envelope(self) -> identity_pb2.Envelope:
+        """As a message."""
+        return identity_pb2.Envelope.FromString(self.data)
+
+
+def sealed(domain: identity_pb2.Domain.ValueType, message: object, key: NodeKey) -> Stored:
+    """A message signed by this orchestrator, ready for the store."""
+    data = seal(domain, message, key).SerializeToString(deterministic=True)  # type: ignore[arg-type]
+    return Stored(data, digest_of(data))
+
+
+def open_head(data: bytes, policy: NetworkPolicy, model: str) -> model_pb2.Head:
+    """A head of this model, signed by the listed orchestrator that it names. Raises Corrupt."""
+    payload, signer = open_single(parse_envelope(data, limits.MAX_HEAD_BYTES), identity_pb2.DOMAIN_HEAD)
+    head = parse(model_pb2.Head, payload)
+    _belongs(head.network_id, head.model, policy, model, "head")
+    _by_orchestrator(signer.node_id, head.holder, policy, "head")
+    return head
+
+
+def open_plan(data: bytes, policy: NetworkPolicy, model: str) -> model_pb2.Plan:
+    """A plan of this model by a listed orchestrator. Raises Corrupt."""
+    envelope = parse_envelope(data, limits.MAX_PLAN_BYTES)
+    payload, signer = open_single(envelope, identity_pb2.DOMAIN_PLAN, max_bytes=limits.MAX_PLAN_BYTES)
+    plan = parse(model_pb2.Plan, payload, limits.MAX_PLAN_BYTES)
+    _belongs(plan.network_id, plan.model, policy, model, "plan")
+    _by_orchestrator(signer.node_id, plan.holder, policy, "plan")
+    return plan
+
+
+def open_desired(data: bytes, policy: NetworkPolicy, model: str) -> model_pb2.DesiredState:
+    """A desired state of this model by a listed orchestrator. Raises Corrupt."""
+    payload, signer = open_single(parse_envelope(data), identity_pb2.DOMAIN_DESIRED_STATE)
+    desired = parse(model_pb2.DesiredState, payload)
+    _belongs(desired.network_id, desired.model, policy, model, "desired state")
+    _by_orchestrator(signer.node_id, desired.holder, policy, "desired state")
+    return desired
+
+
+def open_manifest(data: bytes, policy: NetworkPolicy, model: str) -> model_pb2.Manifest:
+    """A manifest of this model: number 0 by k maintainers, every other by the listed orchestrator it names. Raises Corrupt, Refused."""
+    envelope = parse_envelope(data, limits.MAX_MANIFEST_BYTES)
+    opened = open_envelope(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=limits.MAX_MANIFEST_BYTES)
+    manifest = parse(model_pb2.Manifest, opened.payload, limits.MAX_MANIFEST_BYTES)
+    _belongs(manifest.network_id, manifest.model, policy, model, "manifest")
+    if manifest.number == 0:
+        policy.check_threshold(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=limits.MAX_MANIFEST_BYTES)
+    else:
+        _by_orchestrator(opened.signers[0].node_id, manifest.holder, policy, "manifest")
+    return manifest
+
+
+def open_end(data: bytes, policy: NetworkPolicy) -> model_pb2.Outcome:
+    """The outcome that a job's `end` repeats. Raises Corrupt."""
+    payload, signer = open_single(parse_envelope(data), identity_pb2.DOMAIN_JOB_END)
+    if not policy.is_orchestrator(signer.node_id):
+        raise Corrupt("a job's end that no listed orchestrator signed", code="wrong_signer")
+    return parse(model_pb2.JobEnd, payload).outcome
+
+
+async def get_exact(store: ObjectStore, key: str, digest: str, *, max_bytes: int) -> bytes:
+    """An immutable object whose bytes have that digest. Raises Corrupt, NotFound, Unavailable."""
+    data = (await store.get(key, max_bytes=max_bytes)).data
+    if digest_of(data) != digest:
+        raise Corrupt(f"{key} does not have the digest it is named by", code="wrong_digest")
+    return data
+
+
+async def put_once(store: ObjectStore, key: str, data: bytes) -> bytes:
+    """Creates ``key`` and returns its bytes, which are others' where it existed: whatever the answer was, the object is read back if unsure.
+
+    Raises Unavailable where neither writing nor reading gave a plain answer.
+    """
+    try:
+        await store.put(key, data, if_none_match=True)
+        return data
+    except InvalidInput:
+        raise
+    except DcnrError as error:
+        try:
+            return (await store.get(key, max_bytes=max(len(data), limits.MAX_ENVELOPE_BYTES))).data
+        except DcnrError as unread:
+            raise Unavailable(
+                f"whether {key} was written is not known: {error.message}; {unread.message}", code="write_unknown"
+            ) from None
+
+
+def _belongs(network_id: str, found: str, policy: NetworkPolicy, model: str, what: str) -> None:
+    if network_id != policy.network_id or found != model:
+        raise Corrupt(f"a {what} of another network or model", code="wrong_network")
+
+
+def _by_orchestrator(signer: str, holder: str, policy: NetworkPolicy, what: str) -> None:
+    if signer != holder or not policy.is_orchestrator(signer):
+        raise Corrupt(f"a {what} that no listed orchestrator signed in its own name", code="wrong_signer")

@@ -1,0 +1,187 @@
+"""The orchestrator's own append-only memory of what happened and why: SQLite in WAL mode, for people and scores. It can be lost: no decision needs it.
+
+Writing never holds up a decision: events go through a bounded queue to one writer thread; when the queue is full the oldest are dropped and counted.
+The newest events are also kept in memory, for watchers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sqlite3
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from dcnr.ports import Clock
+from dcnr.v1 import common_pb2
+
+KEPT_IN_MEMORY: Final = 1024
+MAX_QUEUED: Final = 4096
+MAX_FACTS: Final = 32
+MAX_TEXT: Final = 500
+MAX_HEARD_FACTS: Final = 8
+MAX_HEARD_TEXT: Final = 128
+"""What others tell is kept shorter: full answers to watchers must fit a message."""
+MAX_EVENT_ROWS: Final = 200_000
+"""Events kept on disk; the oldest go first. Strangers' events must not fill it."""
+PRUNE_EVERY: Final = 1000
+FLUSH_S: Final = 0.5
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS events (
+  sequence INTEGER PRIMARY KEY, time_unix_ms INTEGER NOT NULL, kind TEXT NOT NULL, subject TEXT NOT NULL,
+  reason TEXT NOT NULL, facts TEXT NOT NULL, reporter TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS placements (
+  number INTEGER PRIMARY KEY, time_unix_ms INTEGER NOT NULL, model TEXT NOT NULL, plan TEXT NOT NULL, replica TEXT NOT NULL,
+  pnode TEXT NOT NULL, outcome TEXT NOT NULL, predicted_step_s REAL NOT NULL, measured_step_s REAL NOT NULL
+);
+"""
+_EVENT: Final = "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)"
+_PLACEMENT: Final = "INSERT INTO placements VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)"
+_Row = tuple[str, tuple[object, ...]]
+_log = structlog.get_logger("orchestrator")
+
+
+class History:
+    """``path`` None keeps it in memory only. Call `open` first, run `run`, end with `close`."""
+
+    def __init__(self, path: Path | None, reporter: str, clock: Clock) -> None:
+        self._path, self._reporter, self._clock = path, reporter, clock
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self._database: sqlite3.Connection | None = None
+        self._queue: deque[_Row] = deque(maxlen=MAX_QUEUED)
+        self._recent: deque[common_pb2.Event] = deque(maxlen=KEPT_IN_MEMORY)
+        self._sequence = 0
+        self._pruned = 0
+        self._news = asyncio.Event()
+        self.num_dropped = 0
+
+    async def open(self) -> None:
+        """Opens or creates the file; a damaged one is set aside, since nothing depends on it."""
+        self._sequence = await asyncio.get_running_loop().run_in_executor(self._executor, self._open)
+
+    def say(self, kind: str, subject: str, reason: str, **facts: object) -> common_pb2.Event:
+        """Records an event of this orchestrator."""
+        event = common_pb2.Event(kind=kind, subject=subject, reason=reason[:MAX_TEXT], reporter=self._reporter)
+        for name, value in list(facts.items())[:MAX_FACTS]:
+            event.facts[name] = str(value)[:MAX_TEXT]
+        event.time_unix_ms = int(self._clock.wall() * 1000)
+        self._append(event)
+        _log.info(kind, subject=subject, reason=reason, **{name: str(value) for name, value in facts.items()})
+        return event
+
+    def heard(self, reporter: str, event: common_pb2.Event) -> None:
+        """Records what a PNode says happened there; its own number becomes a fact."""
+        copy = common_pb2.Event(
+            kind=event.kind[:64], subject=event.subject[:128], reason=event.reason[:MAX_TEXT], reporter=reporter,
+            time_unix_ms=event.time_unix_ms,
+        )  # fmt: skip
+        for name in sorted(event.facts)[:MAX_HEARD_FACTS]:
+            copy.facts[name[:64]] = event.facts[name][:MAX_HEARD_TEXT]
+        copy.facts["number"] = str(event.sequence)
+        self._append(copy)
+
+    def placed(
+        self, model: str, plan: str, replica: str, pnode: str, outcome: str, predicted_step_s: float, measured_step_s: float
+    ) -> None:
+        """Records what became of a placement."""
+        now = int(self._clock.wall() * 1000)
+        measured_s = measured_step_s if math.isfinite(measured_step_s) else 0.0  # a volunteer's word: SQLite takes no NaN
+        self._enqueue((_PLACEMENT, (now, model, plan, replica, pnode, outcome, predicted_step_s, measured_s)))
+
+    def since(self, sequence: int, limit: int) -> list[common_pb2.Event]:
+        """The newest events with a higher number, oldest first."""
+        return [event for event in self._recent if event.sequence > sequence][-limit:]
+
+    def about(self, subjects: set[str], limit: int) -> list[common_pb2.Event]:
+        """The newest events about any of ``subjects``."""
+        return [event for event in self._recent if event.subject in subjects][-limit:]
+
+    @property
+    def sequence(self) -> int:
+        """Number of the newest event."""
+        return self._sequence
+
+    async def run(self) -> None:
+        """Writes what was recorded, until cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await self.flush()
+            await asyncio.sleep(FLUSH_S)
+
+    async def flush(self) -> None:
+        """Writes everything that waits."""
+        rows = list(self._queue)
+        self._queue.clear()
+        if rows:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._write, rows)
+
+    async def close(self) -> None:
+        """Writes what waits and closes the file."""
+        await self.flush()
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._close)
+        self._executor.shutdown(wait=True)
+
+    def _append(self, event: common_pb2.Event) -> None:
+        self._sequence += 1
+        event.sequence = self._sequence
+        self._recent.append(event)
+        facts = json.dumps(dict(event.facts), sort_keys=True)
+        row = (event.sequence, event.time_unix_ms, event.kind, event.subject, event.reason, facts, event.reporter)
+        self._enqueue((_EVENT, row))
+
+    def _enqueue(self, row: _Row) -> None:
+        if len(self._queue) == MAX_QUEUED:
+            self.num_dropped += 1
+        self._queue.append(row)
+        self._news.set()
+
+    def _open(self) -> int:
+        target = str(self._path) if self._path is not None else ":memory:"
+        try:
+            return self._connect(target)
+        except sqlite3.DatabaseError:
+            if self._path is None:
+                raise
+            self._close()
+            self._path.replace(self._path.with_suffix(".damaged"))
+            return self._connect(target)
+
+    def _connect(self, target: str) -> int:
+        self._database = sqlite3.connect(target, isolation_level=None, check_same_thread=False)
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=NORMAL")
+        self._database.executescript(_SCHEMA)
+        (newest,) = self._database.execute("SELECT COALESCE(MAX(sequence), 0) FROM events").fetchone()
+        return int(newest)
+
+    def _write(self, rows: Sequence[_Row]) -> None:
+        database = self._database
+        if database is None:
+            return
+        try:
+            database.execute("BEGIN")
+            for statement, values in rows:
+                database.execute(statement, values)
+            if self._sequence // PRUNE_EVERY != self._pruned:
+                self._pruned = self._sequence // PRUNE_EVERY
+                database.execute("DELETE FROM events WHERE sequence <= ?", (self._sequence - MAX_EVENT_ROWS,))
+            database.execute("COMMIT")
+        except sqlite3.Error as error:  # a full disk stops the record, not the orchestrator
+            self.num_dropped += len(rows)
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            _log.warning("history_not_written", reason=str(error), rows=len(rows))
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None

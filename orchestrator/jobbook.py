@@ -1,0 +1,125 @@
+"""The jobs of one model as the store has them: each `request`, `cancel` and `end` is read once and verified; a job that can never run says why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from dataservice import keys
+from dcnr import limits
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, Unavailable
+from dcnr.ids import check_name, digest_of
+from dcnr.ports import ObjectStore
+from dcnr.v1 import model_pb2
+from orchestrator.documents import open_end
+from orchestrator.jobs import JobRecord
+from orchestrator.view import ViewLoader
+from trust.envelope import parse_envelope
+from trust.network import NetworkPolicy
+
+MAX_JOBS: Final = 1024
+LISTED: Final = 3 * MAX_JOBS
+MISSING_LOOKS: Final = 20
+"""An object of a listed job that is not found is looked for this often before the job counts as one that can never run: a read may be stale."""
+
+
+class JobBook:
+    """Refreshed by its owner; reads only what it has not seen."""
+
+    def __init__(self, model: str, store: ObjectStore, policy: NetworkPolicy, loader: ViewLoader) -> None:
+        self._model, self._store, self._policy, self._loader = model, store, policy, loader
+        self._records: dict[str, JobRecord] = {}
+        self._missing: dict[str, int] = {}
+
+    @property
+    def records(self) -> Mapping[str, JobRecord]:
+        """All jobs by id."""
+        return self._records
+
+    async def refresh(self) -> None:
+        """Lists the store and reads what is new. Raises Unavailable."""
+        prefix = keys.jobs_prefix(self._model)
+        rows = await self._store.list(prefix, max_keys=LISTED)
+        kinds: dict[str, dict[str, float]] = {}
+        for row in rows:
+            job_id, _, kind = row.key.removeprefix(prefix).partition("/")
+            kinds.setdefault(job_id, {})[kind] = row.last_modified
+        for job_id, found in sorted(kinds.items()):
+            if "request" not in found or _bad_name(job_id):
+                continue
+            record = self._records.get(job_id)
+            if record is None or (record.request is None and not record.problem):
+                record = await self._read_request(job_id, found["request"])
+                if record is None:
+                    continue
+            if record.cancel_reason is None and "cancel" in found:
+                record = replace(record, cancel_reason=await self._read_cancel(job_id))
+            if record.end is None and "end" in found:
+                record = replace(record, end=await self.read_end(job_id))
+            self._records[job_id] = record
+
+    async def read_end(self, job_id: str) -> model_pb2.Outcome | None:
+        """The outcome in the job's `end`, if it exists and a listed orchestrator signed it."""
+        try:
+            stored = await self._store.get(keys.job_end(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
+            return open_end(stored.data, self._policy)
+        except (NotFound, Corrupt):
+            return None
+
+    def ended(self, outcome: model_pb2.Outcome) -> None:
+        """The job's `end` exists and is equal to this outcome."""
+        record = self._records.get(outcome.job_id)
+        if record is not None:
+            self._records[outcome.job_id] = replace(record, end=outcome)
+
+    async def _read_request(self, job_id: str, requested_at: float) -> JobRecord | None:
+        """None: something of it was not found, which may pass."""
+        try:
+            stored = await self._store.get(keys.job_request(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
+            digest = digest_of(stored.data)
+            request = self._policy.open_job_request(parse_envelope(stored.data))
+            if request.job_id != job_id or request.model != self._model:
+                raise Corrupt("the request under this name is for another job", code="wrong_job")
+        except Unavailable:
+            raise
+        except NotFound as error:
+            if self._may_appear(job_id):
+                return None
+            return JobRecord(job_id, requested_at, None, "", problem=f"its request is not there: {error.message}")
+        except (Corrupt, Refused, InvalidInput) as error:
+            return JobRecord(job_id, requested_at, None, "", problem=f"its request is not valid: {error.message}")
+        problem = ""
+        try:
+            facts = await self._loader.job(self._model, job_id)
+            if facts.request.initial_manifest_digest:
+                await self._loader.manifest(self._model, facts.request.initial_manifest_digest)
+        except Unavailable:
+            raise
+        except NotFound as error:
+            if self._may_appear(job_id):
+                return None
+            problem = f"it cannot run: {error.message}"
+        except DcnrError as error:
+            problem = f"it cannot run: {error.message}"
+        return JobRecord(job_id, requested_at, request, digest, problem=problem)
+
+    def _may_appear(self, job_id: str) -> bool:
+        self._missing[job_id] = self._missing.get(job_id, 0) + 1
+        return self._missing[job_id] < MISSING_LOOKS
+
+    async def _read_cancel(self, job_id: str) -> str | None:
+        try:
+            stored = await self._store.get(keys.job_cancel(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
+            cancel = self._policy.open_cancel(parse_envelope(stored.data))
+            return (cancel.reason or "called off") if cancel.job_id == job_id else None
+        except (Corrupt, Refused, InvalidInput, NotFound):
+            return None
+
+
+def _bad_name(job_id: str) -> bool:
+    try:
+        check_name(job_id)
+    except InvalidInput:
+        return True
+    return False

@@ -1,0 +1,201 @@
+"""The life of a job, decided from the head, the stored objects and the reports: queued → placing → running → settling → one of four ends. Pure.
+
+Nothing here writes: each call returns at most one change for the head. A job's outcome is decided by a head write and only then repeated in its
+`end` object. *Finished* always means durable: a job is completed when the manifest under the head has every lineage exactly [0, N).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dcnr import limits
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import common_pb2, model_pb2
+from orchestrator.changes import Activate, Change, Decide, MoveJob, outcomes
+
+EVALUATION_GRACE_S: Final = 120.0
+"""After the manifest is complete, evaluations are awaited for this long."""
+MAX_REASON: Final = 1000
+MAX_EXITS: Final = 24
+"""Test results kept in the head per outcome: the deepest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What the store says about one job."""
+
+    job_id: str
+    requested_at: float
+    """The store's clock, for fairness only."""
+    request: model_pb2.JobRequest | None
+    """None: the stored bytes are no valid request."""
+    request_digest: str
+    problem: str = ""
+    """Why it can never run: bad signature, missing graph, ..."""
+    cancel_reason: str | None = None
+    """Set when the job was called off."""
+    end: model_pb2.Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the active job is, as the holder sees it."""
+
+    stateful: tuple[str, ...]
+    sources: tuple[str, ...]
+    num_batches: int
+    placed: bool
+    """The plan names this job, nothing waits and every primary works."""
+    learned: Mapping[str, IntervalSet]
+    """By VNode: the primary's lineage as reported."""
+    durable: Mapping[str, IntervalSet]
+    """By VNode: lineage of the newest working checkpoint under the head."""
+    exits: tuple[model_pb2.ExitResult, ...]
+    """Test results of the objectives, by depth."""
+    since_manifest_complete_s: float
+    settling_deadline_s: float = limits.SETTLING_DEADLINE_S
+
+    @property
+    def manifest_complete(self) -> bool:
+        """Every stateful VNode's newest working checkpoint has lineage [0, N)."""
+        return all(self.durable.get(name, IntervalSet.empty()).is_exactly(0, self.num_batches) for name in self.stateful)
+
+
+def next_change(head: model_pb2.Head, jobs: Mapping[str, JobRecord], progress: Progress | None, wall_unix_ms: int) -> Change | None:
+    """The next step of the active job, else the end of a queued job, else the activation of the one that waits longest."""
+    ended = frozenset(item.job_id for item in jobs.values() if item.end is not None)
+    active = head.active
+    if active.job_id:
+        record = jobs.get(active.job_id)
+        if record is not None and (change := _active(head, record, progress, ended)) is not None:
+            return change
+    decided = outcomes(head)
+    queue = sorted(
+        (item for item in jobs.values() if item.job_id not in decided and item.end is None and item.job_id != active.job_id),
+        key=lambda item: (item.requested_at, item.job_id),
+    )
+    for record in queue:
+        outcome = _queued_end(record, wall_unix_ms)
+        if outcome is not None:
+            return Decide(outcome.SerializeToString(deterministic=True), ended)
+    if active.job_id or not queue:
+        return None
+    first = queue[0]
+    assert first.request is not None
+    return Activate(first.job_id, first.request_digest, first.request.initial_manifest_digest)
+
+
+def ends_to_write(head: model_pb2.Head, jobs: Mapping[str, JobRecord]) -> Sequence[model_pb2.Outcome]:
+    """Outcomes that an acknowledged head has decided and whose `end` object is not known to exist."""
+    return [item for item in head.decided if (record := jobs.get(item.job_id)) is None or record.end is None]
+
+
+def state_of(job_id: str, head: model_pb2.Head | None, record: JobRecord | None) -> model_pb2.JobState.ValueType:
+    """Where a job stands: `decided` first, then `end`, then the active job, else queued."""
+    if head is not None:
+        outcome = outcomes(head).get(job_id)
+        if outcome is not None:
+            return outcome.state
+    if record is not None and record.end is not None:
+        return record.end.state
+    if head is not None and head.active.job_id == job_id:
+        return head.active.state
+    return model_pb2.JOB_STATE_QUEUED if record is not None else model_pb2.JOB_STATE_UNSPECIFIED
+
+
+def intervals(message: common_pb2.IntervalSet) -> IntervalSet:
+    """An interval set from the wire. Raises Corrupt."""
+    return IntervalSet.from_pairs((item.first, item.end) for item in message.intervals)
+
+
+def intervals_message(batches: IntervalSet) -> common_pb2.IntervalSet:
+    """An interval set as it travels."""
+    return common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=first, end=end) for first, end in batches.pairs()])
+
+
+def _queued_end(record: JobRecord, wall_unix_ms: int) -> model_pb2.Outcome | None:
+    if record.cancel_reason is not None:
+        return _outcome(record.job_id, model_pb2.JOB_STATE_CANCELLED, "", record.cancel_reason or "called off while queued")
+    if record.request is None or record.problem:
+        return _outcome(record.job_id, model_pb2.JOB_STATE_FAILED, "", record.problem or "the stored request is not valid")
+    expires = record.request.expires_unix_ms
+    if expires and wall_unix_ms >= expires:
+        return _outcome(record.job_id, model_pb2.JOB_STATE_EXPIRED, "", "still queued at its expiry")
+    return None
+
+
+def _active(head: model_pb2.Head, record: JobRecord, progress: Progress | None, ended: frozenset[str]) -> Change | None:
+    active = head.active
+    if record.cancel_reason is not None:
+        outcome = _outcome(record.job_id, model_pb2.JOB_STATE_CANCELLED, head.manifest_digest, record.cancel_reason or "called off")
+        return Decide(outcome.SerializeToString(deterministic=True), ended)
+    if record.problem:
+        outcome = _outcome(record.job_id, model_pb2.JOB_STATE_FAILED, head.manifest_digest, record.problem)
+        return Decide(outcome.SerializeToString(deterministic=True), ended)
+    if progress is None:
+        return None
+    match active.state:
+        case model_pb2.JOB_STATE_PLACING if progress.placed:
+            return MoveJob(record.job_id, active.state, model_pb2.JOB_STATE_RUNNING)
+        case model_pb2.JOB_STATE_RUNNING if _sources_done(progress):
+            return MoveJob(record.job_id, active.state, model_pb2.JOB_STATE_SETTLING)
+        case model_pb2.JOB_STATE_SETTLING:
+            return _settling(head, progress, ended)
+        case _:
+            return None
+
+
+def _sources_done(progress: Progress) -> bool:
+    """Every source has learned every batch, by its report or in its checkpoint."""
+    empty = IntervalSet.empty()
+    return all(
+        table.is_exactly(0, progress.num_batches)
+        for name in progress.sources
+        for table in (progress.learned.get(name, empty) | progress.durable.get(name, empty),)
+    )
+
+
+def _settling(head: model_pb2.Head, progress: Progress, ended: frozenset[str]) -> Change | None:
+    missing_exits = _missing_exits(progress)
+    if progress.manifest_complete and (not missing_exits or progress.since_manifest_complete_s >= EVALUATION_GRACE_S):
+        reason = f"without the evaluation of {', '.join(missing_exits)}" if missing_exits else ""
+        outcome = _outcome(head.active.job_id, model_pb2.JOB_STATE_COMPLETED, head.manifest_digest, reason, progress.exits)
+        return Decide(outcome.SerializeToString(deterministic=True), ended)
+    if not progress.manifest_complete and head.active.settling_s >= progress.settling_deadline_s:
+        reason = f"the settling deadline passed; {missing(progress)}"
+        outcome = _outcome(head.active.job_id, model_pb2.JOB_STATE_EXPIRED, head.manifest_digest, reason, progress.exits)
+        return Decide(outcome.SerializeToString(deterministic=True), ended)
+    return None
+
+
+def _missing_exits(progress: Progress) -> list[str]:
+    complete = {
+        item.vnode for item in progress.exits if item.split == "test" and item.complete and item.step == progress.num_batches
+    }
+    return [name for name in progress.stateful if name not in complete]
+
+
+def missing(progress: Progress) -> str:
+    """In words: which batches of which VNodes are not durable."""
+    parts: list[str] = []
+    for name in progress.stateful:
+        lacks = progress.durable.get(name, IntervalSet.empty()).complement(0, progress.num_batches)
+        if lacks:
+            shown = ", ".join(f"[{first}, {end})" for first, end in lacks.pairs()[:4])
+            more = f" and {len(lacks.pairs()) - 4} intervals more" if len(lacks.pairs()) > 4 else ""
+            parts.append(f"{name} lacks {len(lacks)} batches: {shown}{more}")
+    return "; ".join(parts)[:MAX_REASON] or "nothing is missing"
+
+
+def _outcome(
+    job_id: str,
+    state: model_pb2.JobState.ValueType,
+    manifest_digest: str,
+    reason: str,
+    exits: Iterable[model_pb2.ExitResult] = (),
+) -> model_pb2.Outcome:
+    return model_pb2.Outcome(
+        job_id=job_id, state=state, manifest_digest=manifest_digest, reason=reason[:MAX_REASON], exits=list(exits)[-MAX_EXITS:]
+    )

@@ -1,0 +1,131 @@
+"""Jobs and nodes as this orchestrator shows them: read from its runtimes and inventory, with how old each fact is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
+from orchestrator.jobs import JobRecord, state_of
+from orchestrator.planner import PLACEABLE
+from orchestrator.runtime import ModelRuntime, Shared
+from trust.records import VerifiedAdvert
+
+
+def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orchestrator_pb2.JobView:
+    """One job. ``with_vnodes`` False leaves out the long part."""
+    shared, head, view = runtime.shared, runtime.head, runtime.view
+    now = shared.clock.monotonic()
+    record = runtime.jobs.records.get(job_id)
+    request = record.request if record is not None else None
+    active = head is not None and head.active.job_id == job_id
+    shown = orchestrator_pb2.JobView(
+        job_id=job_id,
+        model=runtime.model,
+        state=state_of(job_id, head, record),
+        num_batches=request.num_batches if request is not None else 0,
+        graph_digest=request.graph_digest if request is not None else "",
+        as_of_unix_ms=int(shared.clock.wall() * 1000),
+        reporter=shared.key.node_id,
+        num_pnodes=sum(item.judgement.state in PLACEABLE and item.streams > 0 for item in shared.inventory.nodes().values()),
+    )
+    if head is not None:
+        shown.epoch, shown.holder = head.epoch, head.holder
+        shown.manifest_digest = head.manifest_digest if active else ""
+        if active:
+            shown.running_s, shown.settling_s = head.active.running_s, head.active.settling_s
+    outcome = _outcome(head, record)
+    if outcome is not None:
+        shown.outcome.CopyFrom(outcome)
+        shown.manifest_digest = outcome.manifest_digest
+    if view is not None and view.plan is not None and view.plan.job_id == job_id:
+        shown.plan_number, shown.plan_digest = view.plan.number, view.head.plan_digest
+        if with_vnodes:
+            shown.vnodes.extend(_vnodes(runtime, job_id, now))
+        shown.eta_s = _eta_s(shown)
+    elif with_vnodes and view is not None and view.job is not None and view.job.request.job_id == job_id:
+        shown.vnodes.extend(orchestrator_pb2.VNodeView(vnode=cost.vnode) for cost in view.job.costs)
+    return shown
+
+
+def node_views(
+    shared: Shared, runtimes: Iterable[ModelRuntime], orchestrators: Iterable[VerifiedAdvert]
+) -> list[orchestrator_pb2.NodeView]:
+    """All nodes by id: PNodes of the inventory, orchestrators of gossip and this one."""
+    hosted: dict[str, list[str]] = {}
+    holders: set[str] = set()
+    for runtime in runtimes:
+        if runtime.head is not None:
+            holders.add(runtime.head.holder)
+        plan = runtime.view.plan if runtime.view is not None else None
+        for item in plan.assignments if plan is not None else ():
+            hosted.setdefault(item.pnode_id, []).append(item.replica)
+    now = shared.clock.monotonic()
+    rows = [
+        orchestrator_pb2.NodeView(
+            node_id=record.node_id,
+            kind=membership_pb2.NODE_KIND_PNODE,
+            state=record.judgement.state,
+            reason=record.judgement.reason,
+            capability=record.capability,
+            replicas=hosted.get(record.node_id, ()),
+            last_seen_s=max(0.0, now - record.seen_at),
+            incarnation=record.beat.incarnation or record.incarnation,
+            address=record.address,
+            attached=record.streams > 0,
+            software=record.software,
+            free_memory_bytes=record.beat.free_memory_bytes,
+        )
+        for record in shared.inventory.nodes().values()
+    ]
+    for advert in orchestrators:
+        rows.append(
+            orchestrator_pb2.NodeView(
+                node_id=advert.node_id,
+                kind=membership_pb2.NODE_KIND_ORCHESTRATOR,
+                state=orchestrator_pb2.NODE_STATE_ACTIVE,
+                reason="known by gossip",
+                last_seen_s=max(0.0, shared.clock.wall() - advert.advert.issued_unix_ms / 1000),
+                incarnation=advert.advert.incarnation,
+                address=advert.advert.control_addresses[0] if advert.advert.control_addresses else "",
+                software=advert.advert.software,
+                holder=advert.node_id in holders,
+            )
+        )
+    return sorted(rows, key=lambda row: row.node_id)
+
+
+def _outcome(head: model_pb2.Head | None, record: JobRecord | None) -> model_pb2.Outcome | None:
+    decided = next((item for item in head.decided if record is not None and item.job_id == record.job_id), None) if head else None
+    return decided if decided is not None else (record.end if record is not None else None)
+
+
+def _vnodes(runtime: ModelRuntime, job_id: str, now: float) -> list[orchestrator_pb2.VNodeView]:
+    view = runtime.view
+    assert view is not None and view.plan is not None  # noqa: PT018
+    placed = {item.vnode: item for item in view.plan.assignments if item.role == model_pb2.ROLE_PRIMARY}
+    order = [cost.vnode for cost in view.job.costs] if view.job is not None else sorted(placed)
+    rows: list[orchestrator_pb2.VNodeView] = []
+    for vnode in order:
+        row = orchestrator_pb2.VNodeView(vnode=vnode, curve=runtime.exits.curve(job_id, vnode))
+        item = placed.get(vnode)
+        if item is not None:
+            row.assignment.CopyFrom(item)
+            found = runtime.shared.inventory.report(item.pnode_id, item.replica, now)
+            if found is not None:
+                row.report.CopyFrom(found[0])
+                row.report_age_s = found[1]
+        working = view.working(vnode)
+        if working is not None:
+            row.working.CopyFrom(working)
+        rows.append(row)
+    return rows
+
+
+def _eta_s(shown: orchestrator_pb2.JobView) -> float:
+    """What is left of the slowest VNode at its present rate; 0 where nobody knows."""
+    times = [
+        (shown.num_batches - row.report.num_learned) / row.report.rate
+        for row in shown.vnodes
+        if row.report.rate > 0 and shown.num_batches >= row.report.num_learned
+    ]
+    return max(times, default=0.0)

@@ -1,0 +1,62 @@
+"""Which stored states may go: listed now and then by the holder, condemned by a manifest, deleted only after that manifest is under the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from dataservice import keys
+from dataservice.manifests import StoredState
+from dcnr.errors import DcnrError, InvalidInput
+from dcnr.ids import Digest, check_digest
+from dcnr.ports import ObjectStore
+from dcnr.v1 import model_pb2
+from orchestrator.jobs import JobRecord
+from orchestrator.view import ModelView, ViewLoader
+
+MAX_LISTED: Final = 20_000
+MAX_DELETED: Final = 256
+"""Objects deleted in one go."""
+
+
+async def stored_states(store: ObjectStore, model: str, vnodes: Iterable[str]) -> list[StoredState]:
+    """All state objects of these VNodes, with the store's own times. Raises Unavailable."""
+    found: list[StoredState] = []
+    for vnode in vnodes:
+        prefix = keys.state_prefix(model, vnode)
+        for row in await store.list(prefix, max_keys=MAX_LISTED):
+            name = row.key.removeprefix(prefix).removesuffix(".safetensors")
+            try:
+                found.append(StoredState(vnode, check_digest(name), row.size_bytes, int(row.last_modified * 1000)))
+            except InvalidInput:
+                continue  # not one of ours: never touched
+    return found
+
+
+async def kept_states(view: ModelView, loader: ViewLoader, jobs: Mapping[str, JobRecord]) -> frozenset[Digest]:
+    """States that are never condemned: those that any job of the model began with or ended in. Raises what reading a manifest raises."""
+    digests = {item.manifest_digest for item in view.head.decided if item.state == model_pb2.JOB_STATE_COMPLETED}
+    digests |= {
+        record.request.initial_manifest_digest for record in jobs.values() if record.request is not None and not record.problem
+    }
+    kept: set[Digest] = set()
+    for digest in sorted(digests - {""}):
+        manifest, _ = await loader.manifest(view.model, digest)
+        for entry in manifest.entries:
+            kept.update(Digest(item.digest) for item in (*entry.working, entry.cleared) if item.digest)
+    return frozenset(kept)
+
+
+async def delete_condemned(store: ObjectStore, model: str, manifest: model_pb2.Manifest, states: Iterable[StoredState]) -> int:
+    """Deletes states that the manifest under an acknowledged head condemns and does not name; how many."""
+    named = {item.digest for entry in manifest.entries for item in (*entry.working, entry.cleared)}
+    condemned = set(manifest.condemned) - named
+    count = 0
+    for state in states:
+        if state.digest in condemned and count < MAX_DELETED:
+            try:
+                await store.delete(keys.state(model, state.vnode, state.digest))
+            except DcnrError:
+                return count  # the next round goes on
+            count += 1
+    return count

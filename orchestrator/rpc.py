@@ -1,0 +1,292 @@
+"""`dcnr.v1.OrchestratorService`: a thin shell over the runtimes; every answer says who gives it and how old it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final, Protocol
+
+from dataservice import keys
+from dcnr import limits
+from dcnr.errors import InvalidInput, NotFound, Unavailable
+from dcnr.graph import graph_from_bytes, stages_of_graph
+from dcnr.ids import check_name, check_node_id
+from dcnr.rpc.server import peer_of
+from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2, orchestrator_pb2_grpc
+from orchestrator.admission import admit, record_cancel
+from orchestrator.attach import AttachService
+from orchestrator.changes import TERMINAL
+from orchestrator.costs import stage_costs
+from orchestrator.documents import open_head
+from orchestrator.explain import explain_model, explain_node
+from orchestrator.jobs import state_of
+from orchestrator.jobview import job_view, node_views
+from orchestrator.planner import PlanRequest, make_plan, seconds_per_batch
+from orchestrator.runtime import ModelRuntime, Shared
+from orchestrator.view import ViewLoader
+from trust.envelope import seal
+from trust.records import VerifiedAdvert, VerifiedLocation, open_advert
+
+MAX_JOBS: Final = 256
+MAX_NODES: Final = 4096
+MAX_WATCHED_NODES: Final = 1024
+MAX_EVENTS: Final = 256
+NONCE_BYTES: Final = 32
+PREVIEW_AT_ONCE: Final = 2
+STATUS_EVENTS: Final = 64
+
+
+class Directory(Protocol):
+    """Who is here: `membership.node.Membership`."""
+
+    dht_lookups: int
+
+    def orchestrators(self) -> list[VerifiedAdvert]: ...
+    async def resolve(self, node_id: str) -> VerifiedAdvert | None: ...
+    async def locate(self, model: str, replica: str) -> VerifiedLocation | None: ...
+    @property
+    def own_advert(self) -> identity_pb2.Envelope: ...
+
+
+class Models(Protocol):
+    """The runtimes of this orchestrator."""
+
+    shared: Shared
+    loader: ViewLoader
+    runtimes: dict[str, ModelRuntime]
+    software: str
+    started_at: float
+
+    def runtime(self, model: str) -> ModelRuntime: ...
+
+
+class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
+    """See the module."""
+
+    def __init__(self, models: Models, attach: AttachService, directory: Directory) -> None:
+        self._models, self._attach, self._directory = models, attach, directory
+        self._shared = models.shared
+        self._previews = asyncio.Semaphore(PREVIEW_AT_ONCE)
+
+    async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[orchestrator_pb2.OrchestratorMessage]:
+        """The PNode's control stream."""
+        peer = peer_of(context)
+        async for message in self._attach.attach(peer.node_id, peer.address, request_iterator):
+            yield message
+
+    async def SubmitJob(self, request: orchestrator_pb2.SubmitJobRequest, context: Any) -> orchestrator_pb2.SubmitJobResponse:
+        """Yes only when the request is in the store."""
+        del context
+        shared = self._shared
+        stored, existed = await admit(
+            request.request,
+            policy=shared.policy,
+            store=shared.store,
+            loader=self._models.loader,
+            wall_unix_ms=int(shared.clock.wall() * 1000),
+        )
+        runtime = self._models.runtime(stored.model)
+        runtime.refresh_jobs.fire()
+        if not existed:
+            shared.history.say(
+                "job_accepted", stored.job_id, "its request is in the store", model=stored.model, batches=stored.num_batches
+            )
+        state = state_of(stored.job_id, runtime.head, runtime.jobs.records.get(stored.job_id)) or model_pb2.JOB_STATE_QUEUED
+        return orchestrator_pb2.SubmitJobResponse(job_id=stored.job_id, existed=existed, state=state)
+
+    async def GetJob(self, request: orchestrator_pb2.GetJobRequest, context: Any) -> orchestrator_pb2.GetJobResponse:
+        """One job."""
+        del context
+        runtime = await self._runtime_of(request.model, request.job_id)
+        return orchestrator_pb2.GetJobResponse(job=job_view(runtime, request.job_id, with_vnodes=True))
+
+    async def WatchJob(
+        self, request: orchestrator_pb2.WatchJobRequest, context: Any
+    ) -> AsyncIterator[orchestrator_pb2.WatchJobResponse]:
+        """Views and events until the job has ended."""
+        del context
+        runtime = await self._runtime_of(request.model, request.job_id)
+        interval_s = min(60.0, max(0.2, request.interval_s or 1.0))
+        after = int(request.after_event)
+        while True:
+            view = job_view(runtime, request.job_id, with_vnodes=True)
+            events = self._shared.history.since(after, MAX_EVENTS)
+            after = events[-1].sequence if events else after
+            nodes = self._nodes()[:MAX_WATCHED_NODES]
+            yield orchestrator_pb2.WatchJobResponse(job=view, events=events, nodes=nodes)
+            if view.state in TERMINAL:
+                return
+            await asyncio.sleep(interval_s)
+
+    async def CancelJob(self, request: orchestrator_pb2.CancelJobRequest, context: Any) -> orchestrator_pb2.CancelJobResponse:
+        """Recorded; the outcome is what the job's end says."""
+        del context
+        cancel, _ = await record_cancel(request.cancel, policy=self._shared.policy, store=self._shared.store)
+        runtime = self._models.runtime(cancel.model)
+        runtime.refresh_jobs.fire()
+        self._shared.history.say("cancel_recorded", cancel.job_id, cancel.reason or "called off")
+        state = state_of(cancel.job_id, runtime.head, runtime.jobs.records.get(cancel.job_id))
+        return orchestrator_pb2.CancelJobResponse(recorded=True, state=state)
+
+    async def ListJobs(self, request: orchestrator_pb2.ListJobsRequest, context: Any) -> orchestrator_pb2.ListJobsResponse:
+        """Newest first, without VNodes."""
+        del context
+        rows = [
+            (record.requested_at, runtime, record.job_id)
+            for name, runtime in self._models.runtimes.items()
+            if request.model in ("", name)
+            for record in runtime.jobs.records.values()
+        ]
+        rows.sort(key=lambda row: (-row[0], row[2]))
+        return orchestrator_pb2.ListJobsResponse(
+            jobs=[job_view(runtime, name, with_vnodes=False) for _, runtime, name in rows[:MAX_JOBS]]
+        )
+
+    async def ListNodes(self, request: orchestrator_pb2.ListNodesRequest, context: Any) -> orchestrator_pb2.ListNodesResponse:
+        """All nodes known, with reasons."""
+        del context
+        kinds = (request.kind,) if request.kind else (membership_pb2.NODE_KIND_PNODE, membership_pb2.NODE_KIND_ORCHESTRATOR)
+        return orchestrator_pb2.ListNodesResponse(nodes=[row for row in self._nodes() if row.kind in kinds][:MAX_NODES])
+
+    async def Resolve(self, request: orchestrator_pb2.ResolveRequest, context: Any) -> orchestrator_pb2.ResolveResponse:
+        """The newest advert of a node, or location of a replica."""
+        del context
+        answer = orchestrator_pb2.ResolveResponse()
+        if request.node_id:
+            found = await self._directory.resolve(check_node_id(request.node_id))
+            if found is not None:
+                answer.advert.CopyFrom(found.envelope)
+        elif request.model and request.replica:
+            place = await self._directory.locate(check_name(request.model), request.replica)
+            if place is not None:
+                answer.location.CopyFrom(place.envelope)
+                advert = await self._directory.resolve(place.pnode_id)
+                if advert is not None:
+                    answer.advert.CopyFrom(advert.envelope)
+        else:
+            raise InvalidInput("name a node, or a model and a replica", code="nothing_asked")
+        return answer
+
+    async def Explain(self, request: orchestrator_pb2.ExplainRequest, context: Any) -> orchestrator_pb2.ExplainResponse:
+        """Why."""
+        del context
+        if request.node_id:
+            return orchestrator_pb2.ExplainResponse(lines=explain_node(self._shared, check_node_id(request.node_id)))
+        batch = int(request.batch) if request.with_batch else None
+        return orchestrator_pb2.ExplainResponse(lines=explain_model(self._only(request.model), request.vnode, batch))
+
+    async def ConfirmHead(self, request: orchestrator_pb2.ConfirmHeadRequest, context: Any) -> orchestrator_pb2.ConfirmHeadResponse:
+        """A statement over an own GET that was made after the question."""
+        del context
+        if len(request.nonce) != NONCE_BYTES:
+            raise InvalidInput(f"the nonce has {NONCE_BYTES} bytes", code="bad_nonce")
+        model = check_name(request.model)
+        stored = await self._shared.store.get(keys.head(model), max_bytes=limits.MAX_HEAD_BYTES)
+        open_head(stored.data, self._shared.policy, model)
+        statement = model_pb2.HeadStatement(nonce=request.nonce, head=identity_pb2.Envelope.FromString(stored.data), model=model)
+        return orchestrator_pb2.ConfirmHeadResponse(statement=seal(identity_pb2.DOMAIN_HEAD_STATEMENT, statement, self._shared.key))
+
+    async def GetModel(self, request: orchestrator_pb2.GetModelRequest, context: Any) -> orchestrator_pb2.GetModelResponse:
+        """Head, plan, manifest and graph as last read."""
+        del context
+        runtime = self._only(request.model)
+        view = runtime.view
+        if view is None:
+            raise Unavailable("the model's head has not been read yet", code="head_unread")
+        answer = orchestrator_pb2.GetModelResponse(head=view.head_envelope, manifest_digest=view.head.manifest_digest)
+        if view.plan is not None:
+            answer.plan.ParseFromString(view.plan_bytes)
+        if view.manifest is not None:
+            answer.manifest.ParseFromString(view.manifest_bytes)
+        if view.job is not None:
+            answer.graph = view.job.graph_bytes
+        elif view.manifest is not None and view.manifest.graph_digest:
+            key = keys.graph(view.manifest.graph_digest)
+            answer.graph = (await self._shared.store.get(key, max_bytes=limits.MAX_GRAPH_BYTES)).data
+        return answer
+
+    async def PreviewPlan(self, request: orchestrator_pb2.PreviewPlanRequest, context: Any) -> orchestrator_pb2.PreviewPlanResponse:
+        """What the planner would do now; nothing follows from it."""
+        del context
+        shared = self._shared
+        async with self._previews:
+            graph = graph_from_bytes(request.graph)
+            stages = await asyncio.to_thread(stages_of_graph, graph, shared.registry)
+            asked = PlanRequest(
+                network_id=shared.policy.network_id,
+                model=graph.name,
+                job_id="preview",
+                graph_digest="",
+                epoch=0,
+                holder=shared.key.node_id,
+                stages=stage_costs(stages, shared.registry, int(graph.train.batch_size)),
+                nodes=shared.inventory.offers(shared.clock.monotonic()),
+                previous=None,
+                previous_digest="",
+                lead_batches=limits.LEAD_BATCHES,
+                unit_batches=1,
+                since_last_plan_s=0.0,
+                allow_moves=False,
+                reason="a preview",
+            )
+            plan = await asyncio.to_thread(make_plan, asked, shared.plan_policy)
+        slowest_s = seconds_per_batch(plan)
+        return orchestrator_pb2.PreviewPlanResponse(
+            plan=plan, seconds_per_batch=slowest_s, estimate_s=slowest_s * request.num_batches
+        )
+
+    async def GetStatus(self, request: orchestrator_pb2.GetStatusRequest, context: Any) -> orchestrator_pb2.GetStatusResponse:
+        """About this orchestrator."""
+        del request, context
+        shared, runtimes = self._shared, list(self._models.runtimes.values())
+        heads = [runtime.head for runtime in runtimes if runtime.head is not None]
+        newest = max(heads, key=lambda head: head.written_unix_ms, default=None)
+        troubles = [text for runtime in runtimes if (text := _trouble(runtime))]
+        return orchestrator_pb2.GetStatusResponse(
+            node_id=shared.key.node_id,
+            network_id=shared.policy.network_id,
+            software=self._models.software,
+            uptime_s=shared.clock.monotonic() - self._models.started_at,
+            holder=any(runtime.is_holder for runtime in runtimes),
+            holder_id=newest.holder if newest is not None else "",
+            epoch=newest.epoch if newest is not None else 0,
+            store_ok=all(runtime.loop.core.store_ok for runtime in runtimes),
+            store_reason="; ".join(troubles)[:500],
+            attached=shared.inventory.num_attached(),
+            dht_lookups=self._directory.dht_lookups,
+            events=shared.history.since(0, STATUS_EVENTS),
+        )
+
+    def _nodes(self) -> list[orchestrator_pb2.NodeView]:
+        shared = self._shared
+        own = open_advert(self._directory.own_advert, network_id=shared.policy.network_id, now_wall=shared.clock.wall())
+        return node_views(shared, self._models.runtimes.values(), [own, *self._directory.orchestrators()])
+
+    def _only(self, model: str) -> ModelRuntime:
+        if model:
+            runtime = self._models.runtimes.get(check_name(model))
+        else:
+            runtime = next(iter(self._models.runtimes.values()), None) if len(self._models.runtimes) == 1 else None
+        if runtime is None:
+            known = ", ".join(sorted(self._models.runtimes)) or "none"
+            raise NotFound(f"no model {model!r} is known here (known: {known})", code="no_such_model")
+        return runtime
+
+    async def _runtime_of(self, model: str, job_id: str) -> ModelRuntime:
+        """The runtime that knows the job; one that has just been accepted elsewhere is looked for in the store."""
+        check_name(job_id)
+        for fresh in (False, True):
+            for name, runtime in list(self._models.runtimes.items()):
+                if model not in ("", name):
+                    continue
+                if fresh:
+                    await runtime.jobs.refresh()
+                if job_id in runtime.jobs.records:
+                    return runtime
+        raise NotFound(f"there is no job {job_id}", code="job_not_found")
+
+
+def _trouble(runtime: ModelRuntime) -> str:
+    if not runtime.loop.core.store_ok:
+        return f"{runtime.model}: {runtime.loop.core.reason or 'the store does not answer'}; nothing is decided until it is back"
+    return runtime.trouble or runtime.decider.trouble

@@ -1,0 +1,234 @@
+"""One model inside one orchestrator: its head loop, its view, its jobs and, while this process holds the head, its decider."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from dataservice import keys
+from dcnr import limits
+from dcnr.errors import DcnrError
+from dcnr.ports import Clock, ObjectStore
+from dcnr.specs import Registry
+from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from orchestrator.checkpoints import CheckpointJudge, condemned, named
+from orchestrator.decider import Decider
+from orchestrator.documents import open_head, sealed
+from orchestrator.exits import ExitBook
+from orchestrator.head import HeadCore
+from orchestrator.head_events import HeadInstruction, HeadSeen, HeadTimes, StoreWentBack, TermGained, TermLost
+from orchestrator.head_loop import HeadLoop
+from orchestrator.history import History
+from orchestrator.inventory import Inventory
+from orchestrator.jobbook import JobBook
+from orchestrator.jobs import intervals_message
+from orchestrator.planner import PlanPolicy
+from orchestrator.signal import Signal
+from orchestrator.view import ModelView, ViewLoader
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy
+
+JOBS_READ_S: Final = 1.0
+JOBS_READ_IDLE_S: Final = 4.0
+LOAD_RETRY_S: Final = 0.3
+SHOWN_S: Final = 8.0
+"""A head that a PNode shows may be newer than ours for this long before it counts as evidence."""
+DRIFT_S: Final = 30.0
+"""How long a store that goes back is told only once."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all models of one orchestrator have in common."""
+
+    key: NodeKey
+    policy: NetworkPolicy
+    store: ObjectStore
+    clock: Clock
+    registry: Registry
+    inventory: Inventory
+    history: History
+    times: HeadTimes = field(default_factory=lambda: HeadTimes(request_timeout_s=limits.HEAD_TTL_S / 4))
+    plan_policy: PlanPolicy = field(default_factory=PlanPolicy)
+    nodes_changed: Signal = field(default_factory=Signal)
+    news: Signal = field(default_factory=Signal)
+    """Fires whenever anything that streams show may have changed."""
+
+
+class ModelRuntime:
+    """See the module. Everything it knows is read from the store or heard from PNodes: an empty disk is no loss."""
+
+    def __init__(self, model: str, shared: Shared) -> None:
+        self.model, self.shared = model, shared
+        self.exits = ExitBook()
+        self.view: ModelView | None = None
+        self.loader = ViewLoader(shared.store, shared.policy, shared.registry, shared.clock)
+        self.jobs = JobBook(model, shared.store, shared.policy, self.loader)
+        self.judge = CheckpointJudge(shared.store, shared.policy, shared.clock)
+        self.refresh_jobs = Signal()
+        self.trouble = ""
+        self._jobs_read_at = -1e9
+        self._seen: HeadSeen | None = None
+        self._seen_signal = Signal()
+        self._went_back_at = -1e9
+        self._shown: tuple[model_pb2.Head, float] | None = None
+        core = HeadCore(
+            shared.policy.network_id,
+            model,
+            shared.key.node_id,
+            lambda head: sealed(identity_pb2.DOMAIN_HEAD, head, shared.key).data,
+            lambda data: open_head(data, shared.policy, model),
+            times=shared.times,
+        )
+        self.loop = HeadLoop(
+            core, shared.store, keys.head(model), shared.clock, self._on_news, request_timeout_s=shared.times.request_timeout_s
+        )
+        self.decider = Decider(
+            key=shared.key, policy=shared.policy, store=shared.store, clock=shared.clock, loop=self.loop, view=lambda: self.view,
+            jobs=self.jobs, jobs_read_at=lambda: self._jobs_read_at, inventory=shared.inventory, nodes_changed=shared.nodes_changed,
+            exits=self.exits, history=shared.history, plan_policy=shared.plan_policy, loader=self.loader,
+        )  # fmt: skip
+
+    @property
+    def head(self) -> model_pb2.Head | None:
+        """The newest head read or acknowledged."""
+        known = self.loop.core.known
+        return known.head if known is not None else None
+
+    @property
+    def head_bytes(self) -> bytes:
+        """Its envelope; empty before the first read."""
+        known = self.loop.core.known
+        return known.data if known is not None else b""
+
+    @property
+    def is_holder(self) -> bool:
+        """Whether this process decides right now."""
+        return self.loop.is_holder()
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.loop.run())
+            group.create_task(self._load_views())
+            group.create_task(self._read_jobs())
+            group.create_task(self.decider.run())
+
+    async def record(self, request: data_pb2.RecordCheckpointRequest) -> data_pb2.RecordCheckpointResponse:
+        """The answer to RecordCheckpoint. Raises Unavailable where the checkpoint cannot be judged now."""
+        view, head = self.view, self.head
+        if view is None or head is None or not self.is_holder:
+            return data_pb2.RecordCheckpointResponse(
+                status=data_pb2.RECORD_STATUS_NOT_HOLDER, holder=head.holder if head is not None else ""
+            )
+        checkpoint = request.checkpoint
+        if condemned(view, checkpoint.digest):
+            return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_CONDEMNED, reason="its digest was condemned")
+        if named(view, checkpoint):
+            durable = view.durable(checkpoint.job_id).get(checkpoint.vnode)
+            return data_pb2.RecordCheckpointResponse(
+                status=data_pb2.RECORD_STATUS_NAMED,
+                manifest_digest=view.head.manifest_digest,
+                durable_lineage=intervals_message(durable) if durable is not None else None,
+            )
+        try:
+            judged = await self.judge.judge(view, checkpoint, request.commit)
+        except DcnrError as error:
+            if error.grpc_status in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+                raise
+            self.shared.history.say("checkpoint_refused", checkpoint.replica, error.message, code=error.code, step=checkpoint.step)
+            return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_REFUSED, reason=error.message)
+        self.decider.recorded(judged)
+        return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_PENDING)
+
+    def shown(self, envelope: identity_pb2.Envelope) -> None:
+        """A PNode shows the newest head it has seen. One that stays newer than the store's says that the store went back."""
+        try:
+            head = open_head(envelope.SerializeToString(), self.shared.policy, self.model)
+        except DcnrError:
+            return
+        if self._shown is None or (head.epoch, head.sequence) > (self._shown[0].epoch, self._shown[0].sequence):
+            self._shown = (head, self.shared.clock.monotonic())
+
+    def _check_shown(self) -> None:
+        known = self.head
+        if self._shown is None or known is None:
+            return
+        shown, since = self._shown
+        if (shown.epoch, shown.sequence) <= (known.epoch, known.sequence):
+            self._shown = None
+        elif self.shared.clock.monotonic() - since > SHOWN_S:
+            self._shown = None
+            self.shared.history.say(
+                "store_rolled_back", self.model, "a PNode has seen a newer head than the store holds",
+                shown_epoch=shown.epoch, shown_sequence=shown.sequence, epoch=known.epoch, sequence=known.sequence,
+            )  # fmt: skip
+
+    def _on_news(self, item: HeadInstruction) -> None:
+        history = self.shared.history
+        match item:
+            case HeadSeen():
+                self._seen = item
+                self._seen_signal.fire()
+            case TermGained(epoch=epoch):
+                self.refresh_jobs.fire()
+                history.say("holder_changed", self.model, f"this orchestrator holds the head in epoch {epoch}", epoch=epoch)
+            case TermLost(epoch=epoch, reason=reason):
+                history.say("term_lost", self.model, reason, epoch=epoch)
+            case StoreWentBack(seen_sequence=seen, read_sequence=read):
+                if self.shared.clock.monotonic() - self._went_back_at > DRIFT_S:
+                    history.say("store_rolled_back", self.model, f"sequence {read} was read after {seen} had been seen")
+                self._went_back_at = self.shared.clock.monotonic()
+            case _:
+                pass
+        self.shared.news.fire()
+
+    async def _load_views(self) -> None:
+        """Follows the head: documents that did not change are kept, a load that fails is repeated with the newest head."""
+        seen = 0
+        while True:
+            seen = await self._seen_signal.wait(seen, limits.HEAD_TTL_S)
+            latest, view = self._seen, self.view
+            lacking = view is not None and _lacks_job(view)
+            if latest is None or (view is not None and view.head_bytes == latest.data and not lacking):
+                continue
+            if view is not None and _same_documents(view.head, latest.head) and not lacking:
+                self.view = replace(view, head=latest.head, head_bytes=latest.data)
+                continue
+            try:
+                self.view = await self.loader.load(self.model, latest.head, latest.data)
+                self.trouble = ""
+            except DcnrError as error:
+                self.trouble = f"the documents under the head cannot be read: {error.message}"
+                seen = -1
+                await asyncio.sleep(LOAD_RETRY_S)
+                continue
+            self.shared.news.fire()
+            self.decider.wake.fire()
+
+    async def _read_jobs(self) -> None:
+        seen = 0
+        while True:
+            self._check_shown()
+            started = self.shared.clock.monotonic()
+            try:
+                await self.jobs.refresh()
+                self._jobs_read_at = started
+            except DcnrError as error:
+                self.trouble = f"the jobs cannot be read: {error.message}"
+            seen = await self.refresh_jobs.wait(seen, JOBS_READ_S if self.is_holder else JOBS_READ_IDLE_S)
+
+
+def _lacks_job(view: ModelView) -> bool:
+    """The active job could not be read when the view was made: it is looked for again with every head."""
+    return bool(view.head.active.job_id) and view.job is None
+
+
+def _same_documents(old: model_pb2.Head, new: model_pb2.Head) -> bool:
+    return (old.plan_digest, old.plan_sequence, old.manifest_digest, old.active.job_id) == (
+        new.plan_digest,
+        new.plan_sequence,
+        new.manifest_digest,
+        new.active.job_id,
+    )

@@ -1,0 +1,268 @@
+"""The orchestrator's process: opens the store, serves the contract, keeps a runtime per model, and judges the nodes several times a second.
+
+Any number of these run side by side without a leader: whoever holds a model's head decides for it, the others answer, deliver, proxy and stand by.
+With the store away nothing is decided; the process stays up and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+from grpc import aio
+
+from dataservice import keys
+from dataservice.embedded import EmbeddedStore, StoreFile, read_store_file
+from dataservice.probe import probe_store
+from dataservice.s3 import S3Store, StoreAddress
+from dcnr import __version__, limits
+from dcnr.errors import DcnrError, InvalidInput, Unavailable
+from dcnr.ids import check_name
+from dcnr.ports import Clock, Random
+from dcnr.rpc.dialer import Dialer
+from dcnr.rpc.server import RpcServer
+from dcnr.settings import OrchestratorSettings
+from dcnr.v1 import data_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2_grpc
+from membership.node import Gone, GossipEvent, Membership
+from orchestrator.attach import AttachService, tell_transitions
+from orchestrator.datarpc import DataServicer
+from orchestrator.history import History
+from orchestrator.inventory import Inventory
+from orchestrator.rpc import OrchestratorServicer
+from orchestrator.runtime import ModelRuntime, Shared
+from orchestrator.view import ViewLoader
+from trust.addresses import join_address
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy
+from trust.session import RandomBytes
+from vnode.registry import default_registry
+
+JUDGE_S: Final = 0.25
+DISCOVER_S: Final = 3.0
+MAX_MODELS: Final = 16
+RESTART_S: Final = 2.0
+STOP_GRACE_S: Final = 1.0
+PROBE_RETRY_S: Final = 1.0
+SOFTWARE: Final = f"dcnr {__version__}"
+_log = structlog.get_logger("orchestrator")
+
+
+class ModelTable:
+    """The runtimes of all models that the store's index names."""
+
+    def __init__(self, shared: Shared, group: asyncio.TaskGroup) -> None:
+        self.shared, self._group = shared, group
+        self.loader = ViewLoader(shared.store, shared.policy, shared.registry, shared.clock)
+        self.runtimes: dict[str, ModelRuntime] = {}
+        self.software, self.started_at = SOFTWARE, shared.clock.monotonic()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def runtime(self, model: str) -> ModelRuntime:
+        """The runtime of a model, started if it was not known. Raises Unavailable where there are too many."""
+        found = self.runtimes.get(model)
+        if found is None:
+            if len(self.runtimes) >= MAX_MODELS:
+                raise Unavailable(f"this orchestrator serves {MAX_MODELS} models already", code="too_many_models")
+            found = self.runtimes[model] = ModelRuntime(model, self.shared)
+            self._tasks.append(self._group.create_task(self._keep(model, found), name=f"model-{model}"))
+        return found
+
+    async def _keep(self, model: str, runtime: ModelRuntime) -> None:
+        """A runtime whose invariant breaks is replaced by one that knows nothing, an ordinary taker; the others do not notice."""
+        while True:
+            try:
+                await runtime.run()
+            except* Exception as errors:  # noqa: BLE001  what one model's documents or reports cause must not end the other models
+                self.shared.history.say("runtime_failed", model, str(_cause(errors)))
+                _log.error("runtime_failed", model=model, exc_info=errors)
+            runtime = self.runtimes[model] = ModelRuntime(model, self.shared)
+            await asyncio.sleep(RESTART_S)
+
+    def close(self) -> None:
+        """Ends all runtimes: from now on nothing is decided here."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def discover(self) -> None:
+        """Looks for models in the store, until cancelled."""
+        prefix = keys.model_index_prefix()
+        while True:
+            try:
+                for row in await self.shared.store.list(prefix, max_keys=MAX_MODELS):
+                    self.runtime(check_name(row.key.removeprefix(prefix)))
+            except (DcnrError, InvalidInput) as error:
+                _log.debug("models_not_listed", reason=error.message)
+            await asyncio.sleep(DISCOVER_S)
+
+
+def _cause(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def run_orchestrator(
+    settings: OrchestratorSettings,
+    home: Path,
+    *,
+    key: NodeKey,
+    policy: NetworkPolicy,
+    clock: Clock,
+    rng: Random,
+    random_bytes: RandomBytes,
+    stop: asyncio.Event,
+    store_file: Path | None = None,
+    on_ready: Callable[[str, int], None] = lambda host, port: None,
+) -> None:
+    """Runs until ``stop`` is set. ``store_file``: credentials of an external store (0600). Raises Refused for a store without preconditions."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    async with _opened_store(settings, home, policy, store_file) as store:
+        proxy_uploads = await _probed(store, stop)
+        history = History(home / "history.db", key.node_id, clock)
+        await history.open()
+        try:
+            shared = Shared(key, policy, store, clock, default_registry(), Inventory(), history)
+            await _serve(settings, home, shared, store, proxy_uploads, rng, random_bytes, stop, on_ready)
+        finally:
+            await history.close()
+
+
+async def _serve(
+    settings: OrchestratorSettings,
+    home: Path,
+    shared: Shared,
+    store: S3Store,
+    proxy_uploads: bool,
+    rng: Random,
+    random_bytes: RandomBytes,
+    stop: asyncio.Event,
+    on_ready: Callable[[str, int], None],
+) -> None:
+    dialer = Dialer(shared.key, shared.policy.network_id, clock=shared.clock, rng=random_bytes)
+    server = RpcServer(shared.key, shared.policy.network_id, clock=shared.clock, rng=random_bytes)
+    membership = Membership(
+        key=shared.key, policy=shared.policy, kind=membership_pb2.NODE_KIND_ORCHESTRATOR, dialer=dialer, clock=shared.clock, rng=rng,
+        bootstrap=settings.bootstrap, cache_path=home / "nodes.json",
+    )  # fmt: skip
+    if not shared.policy.is_orchestrator(shared.key.node_id):
+        _log.warning("not_listed", reason="the network document does not list this orchestrator: PNodes will not obey it")
+    async with asyncio.TaskGroup() as group:
+        models = ModelTable(shared, group)
+        presigner = store if store.address.public_endpoint else None
+        data = DataServicer(
+            shared,
+            models.runtimes,
+            presigner=presigner,
+            proxy_uploads=proxy_uploads,
+            known=lambda node: _known(shared, membership, node),
+        )
+        attach = AttachService(
+            shared, models.runtimes, head_url=data.head_url, reach=lambda node, where: _reach(dialer, node, where)
+        )
+        services = OrchestratorServicer(models, attach, membership)
+        _register(server, services, data, membership)
+        port = await server.start(settings.listen_host, settings.control_port)
+        host = settings.advertise_host or ("127.0.0.1" if settings.listen_host in ("0.0.0.0", "::", "") else settings.listen_host)
+        membership.subscribe(lambda event: _gossiped(shared, event))
+        membership.update_self(software=SOFTWARE)
+        await membership.start(join_address(host, port), settings.listen_host, settings.dht_port)
+        tasks = [group.create_task(work) for work in (models.discover(), _judge(shared), shared.history.run())]
+        shared.history.say("orchestrator_started", shared.key.node_id, f"it listens on {join_address(host, port)}")
+        on_ready(host, port)
+        await stop.wait()
+        models.close()
+        await membership.stop()
+        await server.stop(STOP_GRACE_S)
+        for task in tasks:
+            task.cancel()
+
+
+def _register(server: RpcServer, services: OrchestratorServicer, data: DataServicer, membership: Membership) -> None:
+    def orchestrator(target: aio.Server) -> None:
+        orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(services, target)
+
+    def dataservice(target: aio.Server) -> None:
+        data_pb2_grpc.add_DataServiceServicer_to_server(data, target)
+
+    def gossip(target: aio.Server) -> None:
+        membership_pb2_grpc.add_MembershipServiceServicer_to_server(membership.servicer, target)
+
+    server.add(orchestrator, "dcnr.v1.OrchestratorService")
+    server.add(dataservice, "dcnr.v1.DataService")
+    server.add(gossip, "dcnr.v1.MembershipService")
+
+
+def _gossiped(shared: Shared, event: GossipEvent) -> None:
+    if not isinstance(event, Gone) and not event.advert.is_orchestrator:
+        shared.inventory.advertised(event.advert.advert, shared.clock.monotonic())
+
+
+def _known(shared: Shared, membership: Membership, node_id: str) -> bool:
+    record = shared.inventory.nodes().get(node_id)
+    return (record is not None and record.beat_at is not None) or membership.find(node_id) is not None
+
+
+async def _reach(dialer: Dialer, node_id: str, addresses: list[str]) -> bool:
+    try:
+        connection = await dialer.connect(node_id, addresses, own_connection=True)
+    except DcnrError:
+        return False
+    await connection.close()
+    return True
+
+
+async def _judge(shared: Shared) -> None:
+    while True:
+        if tell_transitions(shared, shared.clock.monotonic()):
+            shared.nodes_changed.fire()
+        await asyncio.sleep(JUDGE_S)
+
+
+@contextlib.asynccontextmanager
+async def _opened_store(
+    settings: OrchestratorSettings, home: Path, policy: NetworkPolicy, store_file: Path | None
+) -> AsyncIterator[S3Store]:
+    """The external store of the settings, or the embedded one, which ends with this process."""
+    document = policy.document
+    known = f"{document.store_scheme or 'https'}://{document.store_address}" if document.store_address else ""
+    public = settings.store_public_url or known
+    embedded: EmbeddedStore | None = None
+    if settings.store_url:
+        found = await asyncio.to_thread(read_store_file, store_file or home / "store.json")
+        file = replace(found, endpoint=settings.store_url, bucket=settings.store_bucket)
+    else:
+        embedded = EmbeddedStore(
+            home / "store", port=settings.store_port, listen=settings.store_listen, public_url=settings.store_public_url,
+            bucket=settings.store_bucket,
+        )  # fmt: skip
+        file = await asyncio.to_thread(embedded.start)
+    store = S3Store(_address(file, public))
+    try:
+        yield store
+    finally:
+        store.close()
+        if embedded is not None:
+            await asyncio.to_thread(embedded.stop, note=lambda text: _log.info("store_stopping", note=text))
+
+
+def _address(file: StoreFile, public: str) -> StoreAddress:
+    return replace(file.address(), public_endpoint=public)
+
+
+async def _probed(store: S3Store, stop: asyncio.Event) -> bool:
+    """Whether uploads must be proxied. Waits for a store that does not answer; Refused for one that ignores preconditions."""
+    while not stop.is_set():
+        try:
+            async with asyncio.timeout(3 * limits.STORE_TIMEOUT_S):
+                return (await probe_store(store)).proxy_uploads
+        except (Unavailable, TimeoutError) as error:
+            _log.warning("store_away", reason=str(error) or "timeout")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_RETRY_S):
+                    await stop.wait()
+    return True

@@ -1,0 +1,29 @@
+"""News for many waiters: each sees every change at least once, nobody holds up who tells."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Signal:
+    """``version`` grows with every `fire`; a waiter names the version that it has seen."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._event = asyncio.Event()
+
+    def fire(self) -> None:
+        """Wakes everybody who waits now."""
+        self.version += 1
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def wait(self, seen: int, timeout_s: float) -> int:
+        """The current version, as soon as it differs from ``seen`` or the time is over."""
+        if self.version == seen:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._event.wait()
+            except TimeoutError:
+                pass
+        return self.version

@@ -1,0 +1,180 @@
+"""What this orchestrator has read of one model: the head, and the plan, manifest, request and graph under it, each verified; never half of a change.
+
+A view is immutable; `ViewLoader.load` makes the next one from a newer head, reading only what changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from dataservice import keys
+from dcnr import limits
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
+from dcnr.graph import graph_from_bytes, stages_of_graph
+from dcnr.ids import digest_of
+from dcnr.intervals import IntervalSet
+from dcnr.ports import Clock, ObjectStore
+from dcnr.specs import Registry
+from dcnr.stages import Stage
+from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator.costs import StageCost, stage_costs
+from orchestrator.documents import get_exact, open_desired, open_manifest, open_plan
+from orchestrator.jobs import intervals
+from trust.envelope import parse_envelope
+from trust.network import NetworkPolicy
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+MAX_CACHED: Final = 64
+"""Documents kept by digest."""
+ABSENT_S: Final = 2.0
+"""A desired state that is not in the store is looked for again after this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """A job's verified request with its graph."""
+
+    request: model_pb2.JobRequest
+    request_digest: str
+    graph: model_pb2.ModelGraph
+    graph_bytes: bytes
+    stages: tuple[Stage, ...]
+    costs: tuple[StageCost, ...]
+
+    @property
+    def num_batches(self) -> int:
+        """N."""
+        return int(self.request.num_batches)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """See the module. ``job`` is the active one, else the plan's, as far as it could be read."""
+
+    model: str
+    head: model_pb2.Head
+    head_bytes: bytes
+    plan: model_pb2.Plan | None = None
+    plan_bytes: bytes = b""
+    manifest: model_pb2.Manifest | None = None
+    manifest_bytes: bytes = b""
+    job: JobFacts | None = None
+    loaded_at: float = 0.0
+
+    @property
+    def head_envelope(self) -> identity_pb2.Envelope:
+        """As it was read."""
+        return identity_pb2.Envelope.FromString(self.head_bytes)
+
+    def working(self, vnode: str) -> model_pb2.Checkpoint | None:
+        """The newest working checkpoint of a VNode under the head."""
+        if self.manifest is None:
+            return None
+        entry = next((item for item in self.manifest.entries if item.vnode == vnode), None)
+        return entry.working[0] if entry is not None and entry.working else None
+
+    def durable(self, job_id: str) -> dict[str, IntervalSet]:
+        """By VNode: the lineage in ``job_id`` of the newest working checkpoint; empty for one of another job."""
+        if self.manifest is None:
+            return {}
+        return {
+            entry.vnode: intervals(entry.working[0].lineage) if entry.working[0].job_id == job_id else IntervalSet.empty()
+            for entry in self.manifest.entries
+            if entry.working
+        }
+
+
+class ViewLoader:
+    """Reads and verifies the documents under a head."""
+
+    def __init__(self, store: ObjectStore, policy: NetworkPolicy, registry: Registry, clock: Clock) -> None:
+        self._store, self._policy, self._registry, self._clock = store, policy, registry, clock
+        self._plans: OrderedDict[str, tuple[model_pb2.Plan, bytes]] = OrderedDict()
+        self._manifests: OrderedDict[str, tuple[model_pb2.Manifest, bytes]] = OrderedDict()
+        self._jobs: OrderedDict[tuple[str, str], JobFacts] = OrderedDict()
+        self._desired: OrderedDict[tuple[str, str], identity_pb2.Envelope] = OrderedDict()
+        self._absent: dict[tuple[str, str], float] = {}
+
+    async def load(self, model: str, head: model_pb2.Head, head_bytes: bytes) -> ModelView:
+        """The view under ``head``. Raises Unavailable (try again), NotFound or Corrupt (an object under the head is missing or wrong)."""
+        plan, plan_bytes = await self.plan(model, head.plan_digest) if head.plan_digest else (None, b"")
+        manifest, manifest_bytes = await self.manifest(model, head.manifest_digest) if head.manifest_digest else (None, b"")
+        job_id = head.active.job_id or (plan.job_id if plan is not None else "")
+        job = await self._job_or_none(model, job_id) if job_id else None
+        return ModelView(model, head, head_bytes, plan, plan_bytes, manifest, manifest_bytes, job, self._clock.monotonic())
+
+    async def plan(self, model: str, digest: str) -> tuple[model_pb2.Plan, bytes]:
+        """A plan by its digest."""
+        if digest not in self._plans:
+            data = await get_exact(self._store, keys.plan(model, digest), digest, max_bytes=limits.MAX_PLAN_BYTES)
+            _remember(self._plans, digest, (open_plan(data, self._policy, model), data))
+        return self._plans[digest]
+
+    async def manifest(self, model: str, digest: str) -> tuple[model_pb2.Manifest, bytes]:
+        """A manifest by its digest."""
+        if digest not in self._manifests:
+            data = await get_exact(self._store, keys.manifest(model, digest), digest, max_bytes=limits.MAX_MANIFEST_BYTES)
+            _remember(self._manifests, digest, (open_manifest(data, self._policy, model), data))
+        return self._manifests[digest]
+
+    async def job(self, model: str, job_id: str) -> JobFacts:
+        """A job's request and graph. Raises NotFound, Corrupt, Refused, InvalidInput (it can never run), Unavailable (try again)."""
+        key = (model, job_id)
+        if key not in self._jobs:
+            stored = await self._store.get(keys.job_request(model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
+            _remember(self._jobs, key, await self.job_from_bytes(stored.data))
+        return self._jobs[key]
+
+    async def job_from_bytes(self, data: bytes) -> JobFacts:
+        """The facts of a stored or submitted request."""
+        request = self._policy.open_job_request(parse_envelope(data))
+        graph_key = keys.graph(request.graph_digest)
+        graph_bytes = await get_exact(self._store, graph_key, request.graph_digest, max_bytes=limits.MAX_GRAPH_BYTES)
+        graph = graph_from_bytes(graph_bytes)
+        stages = await asyncio.to_thread(stages_of_graph, graph, self._registry)
+        costs = stage_costs(stages, self._registry, int(graph.train.batch_size))
+        return JobFacts(request, digest_of(data), graph, graph_bytes, stages, costs)
+
+    async def desired(self, view: ModelView, pnode_id: str) -> identity_pb2.Envelope | None:
+        """The desired state of a PNode under the view's plan; None if the plan has none for it. Raises Unavailable, Corrupt."""
+        digest = view.head.plan_digest
+        key = (digest, pnode_id)
+        if key in self._desired:
+            return self._desired[key]
+        now = self._clock.monotonic()
+        if not digest or now - self._absent.get(key, -ABSENT_S) < ABSENT_S:
+            return None
+        try:
+            stored = await self._store.get(keys.desired(view.model, digest, pnode_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
+        except NotFound:
+            if len(self._absent) > 4096:
+                self._absent.clear()
+            self._absent[key] = now
+            return None
+        desired = open_desired(stored.data, self._policy, view.model)
+        if (desired.plan_digest, desired.pnode_id) != key or desired.sequence != view.head.plan_sequence:
+            raise Corrupt("a desired state that belongs to another plan or PNode", code="wrong_desired")
+        self._remember_desired(key, identity_pb2.Envelope.FromString(stored.data))
+        return self._desired[key]
+
+    def _remember_desired(self, key: tuple[str, str], envelope: identity_pb2.Envelope) -> None:
+        self._desired[key] = envelope
+        self._absent.pop(key, None)
+        while len(self._desired) > 8192:
+            self._desired.popitem(last=False)
+
+    async def _job_or_none(self, model: str, job_id: str) -> JobFacts | None:
+        try:
+            return await self.job(model, job_id)
+        except (Corrupt, Refused, InvalidInput, NotFound):
+            return None  # the job's own record says why it cannot run
+
+
+def _remember(table: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
+    table[key] = value
+    while len(table) > MAX_CACHED:
+        table.popitem(last=False)

@@ -1,0 +1,82 @@
+"""Admission: what the volunteer's limits allow, decided on the volunteer's machine whatever an orchestrator asks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dcnr import limits
+from dcnr.errors import Refused
+
+DAEMON_BYTES = 256 * limits.MIB
+"""Kept for the daemon and the interpreter of the worker, torch included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The volunteer's limits after the probe: 0 in the settings has become what the machine has."""
+
+    cores: float
+    memory_bytes: int
+    disk_bytes: int
+    min_free_disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one replica may use at most."""
+
+    memory_bytes: int
+    disk_bytes: int
+
+
+class Budget:
+    """Keeps reservations inside the limits; never admits what does not fit."""
+
+    def __init__(self, allowed: Limits) -> None:
+        self.allowed = allowed
+        self._reserved: dict[str, Reservation] = {}
+
+    @property
+    def reserved(self) -> Mapping[str, Reservation]:
+        """Reservations by replica."""
+        return dict(self._reserved)
+
+    @property
+    def usable_memory_bytes(self) -> int:
+        """For replicas, after what the processes themselves need."""
+        return max(0, self.allowed.memory_bytes - DAEMON_BYTES)
+
+    @property
+    def free_memory_bytes(self) -> int:
+        """Not reserved yet."""
+        return self.usable_memory_bytes - sum(item.memory_bytes for item in self._reserved.values())
+
+    def admit(self, replica: str, wanted: Reservation, *, free_disk_bytes: int) -> None:
+        """Reserves for ``replica`` (idempotent). Raises Refused with the numbers and what would change it."""
+        others = [item for name, item in self._reserved.items() if name != replica]
+        free_memory = self.usable_memory_bytes - sum(item.memory_bytes for item in others)
+        if wanted.memory_bytes > free_memory:
+            raise Refused(
+                f"{replica} needs {_mib(wanted.memory_bytes)} MiB of memory, {_mib(free_memory)} of {_mib(self.usable_memory_bytes)} MiB are free",
+                code="too_little_memory", remedy="raise limits.memory_mb, or lend a larger machine",
+                needed_bytes=wanted.memory_bytes, free_bytes=free_memory,
+            )  # fmt: skip
+        free_disk = min(
+            self.allowed.disk_bytes - sum(item.disk_bytes for item in others), free_disk_bytes - self.allowed.min_free_disk_bytes
+        )
+        if wanted.disk_bytes > free_disk:
+            raise Refused(
+                f"{replica} needs {_mib(wanted.disk_bytes)} MiB of disk, {_mib(free_disk)} MiB are free",
+                code="too_little_disk", remedy="free disk space or raise limits.disk_mb",
+                needed_bytes=wanted.disk_bytes, free_bytes=free_disk,
+            )  # fmt: skip
+        self._reserved[replica] = wanted
+
+    def release(self, replica: str) -> None:
+        """Gives back what ``replica`` held."""
+        self._reserved.pop(replica, None)
+
+
+def _mib(num_bytes: int) -> int:
+    return max(0, num_bytes) // limits.MIB

@@ -1,0 +1,182 @@
+"""Control streams: this PNode opens them, to several orchestrators at once, each on a connection of its own that no bulk ever shares.
+
+A stream that brings no answer to a beat for three told intervals counts as broken and is opened again, with growing pauses and jitter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from dcnr import limits
+from dcnr.client import Known
+from dcnr.errors import DcnrError, TimedOut
+from dcnr.ids import NodeId
+from dcnr.ports import Clock, Random
+from dcnr.rpc.dialer import Connection, Dialer
+from dcnr.rpc.errors import error_from_rpc
+from dcnr.v1 import local_pb2, orchestrator_pb2
+from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+
+ATTACHED = 3
+"""Orchestrators to be attached to at once; the holder is always among them once it is known."""
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 5.0
+REVIEW_S = 0.5
+TRYING_S = 10.0
+"""An orchestrator that has not welcomed us for so long no longer takes the place of another one."""
+_log = structlog.get_logger("pnode")
+
+
+@dataclass(slots=True)
+class _Stream:
+    task: asyncio.Task[None]
+    nudge: asyncio.Event
+    address: str = ""
+    attached: bool = False
+    since_s: float = 0.0
+    reason: str = "connecting"
+
+
+class ControlStreams:
+    """Keeps the streams. ``beat`` composes a heartbeat for a given sequence number; ``on_message`` takes what orchestrators say."""
+
+    def __init__(
+        self, dialer: Dialer, known: Known, *, hello: Callable[[], orchestrator_pb2.Hello], beat: Callable[[int], orchestrator_pb2.Beat],
+        on_message: Callable[[NodeId, orchestrator_pb2.OrchestratorMessage], Awaitable[None]],
+        holder: Callable[[], NodeId | None], clock: Clock, rng: Random,
+    ) -> None:  # fmt: skip
+        self._dialer, self._known = dialer, known
+        self._hello, self._beat, self._on_message, self._holder = hello, beat, on_message, holder
+        self._clock, self._rng = clock, rng
+        self._streams: dict[NodeId, _Stream] = {}
+
+    async def run(self) -> None:
+        """Runs until cancelled; then every stream is closed."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._review(group)
+                await asyncio.sleep(REVIEW_S)
+
+    def nudge(self) -> None:
+        """There is news: beat at once on every stream."""
+        for stream in self._streams.values():
+            stream.nudge.set()
+
+    @property
+    def attached(self) -> tuple[NodeId, ...]:
+        """Orchestrators whose stream is open."""
+        return tuple(sorted(node_id for node_id, stream in self._streams.items() if stream.attached))
+
+    def contacts(self) -> list[local_pb2.Contact]:
+        """For the status screen."""
+        now = self._clock.monotonic()
+        return [
+            local_pb2.Contact(node_id=node_id, address=stream.address, attached=stream.attached, since_s=now - stream.since_s, reason=stream.reason)
+            for node_id, stream in sorted(self._streams.items())
+        ]  # fmt: skip
+
+    def _review(self, group: asyncio.TaskGroup) -> None:
+        for node_id in [node_id for node_id, stream in self._streams.items() if stream.task.done()]:
+            del self._streams[node_id]
+        known = {node_id for node_id, _ in self._known()}
+        holder = self._holder()
+        wanted = [holder] if holder in known and holder not in self._streams else []
+        since = self._clock.monotonic() - TRYING_S
+        room = ATTACHED - sum(item.attached or item.since_s > since for item in self._streams.values()) - len(wanted)
+        others = sorted(known - set(self._streams) - set(wanted))
+        wanted.extend(self._rng.sample(others, max(0, min(room, len(others)))))
+        for node_id in wanted:
+            assert node_id is not None
+            nudge = asyncio.Event()
+            self._streams[node_id] = _Stream(group.create_task(self._keep(node_id)), nudge, since_s=self._clock.monotonic())
+
+    async def _keep(self, node_id: NodeId) -> None:
+        """Opens the stream again and again while the orchestrator is known."""
+        pause_s = FIRST_PAUSE_S
+        await asyncio.sleep(0)
+        stream = self._streams[node_id]
+        while (addresses := dict(self._known()).get(node_id)) is not None:
+            attached_before = self._clock.monotonic()
+            try:
+                await self._attach(node_id, addresses, stream)
+            except DcnrError as error:
+                stream.reason = error.message
+            except Exception as error:  # noqa: BLE001  RPC boundary: what one orchestrator says never ends the daemon
+                stream.reason = f"a message could not be handled: {type(error).__name__}"
+                _log.error("control_stream_failed", orchestrator=node_id, exc_info=error)
+            if stream.attached:
+                stream.since_s = self._clock.monotonic()
+            stream.attached = False
+            pause_s = (
+                FIRST_PAUSE_S if self._clock.monotonic() - attached_before > LONGEST_PAUSE_S else min(LONGEST_PAUSE_S, pause_s * 2)
+            )
+            await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
+
+    async def _attach(self, node_id: NodeId, addresses: Sequence[str], stream: _Stream) -> None:
+        connection = await self._dialer.connect(node_id, addresses)
+        try:
+            await self._talk(node_id, connection, stream)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        except asyncio.InvalidStateError as error:
+            raise TimedOut("the control stream ended", code="stream_ended") from error
+        finally:
+            await connection.close()
+
+    async def _talk(self, node_id: NodeId, connection: Connection, stream: _Stream) -> None:
+        stub: Any = OrchestratorServiceStub(connection.channel)
+        call = stub.Attach(metadata=await connection.fresh_metadata())
+        stream.address = connection.address
+        interval_s = limits.HEARTBEAT_S
+        sequence = 0
+        await asyncio.wait_for(call.write(orchestrator_pb2.PNodeMessage(hello=self._hello())), limits.CALL_TIMEOUT_S)
+        reading = asyncio.create_task(_read(call))
+        try:
+            due = heard = self._clock.monotonic()
+            while True:
+                now = self._clock.monotonic()
+                if now - heard > limits.SILENT_BEATS * interval_s:
+                    raise TimedOut(f"no answer for {now - heard:.1f} s", code="orchestrator_silent")
+                if stream.attached and (now >= due or stream.nudge.is_set()):
+                    stream.nudge.clear()
+                    sequence += 1
+                    message = orchestrator_pb2.PNodeMessage(beat=self._beat(sequence))
+                    await asyncio.wait_for(call.write(message), limits.CALL_TIMEOUT_S)
+                    due = now + interval_s * self._rng.uniform(0.8, 1.0)
+                nudged = asyncio.create_task(stream.nudge.wait())
+                await asyncio.wait(
+                    {reading, nudged}, timeout=max(0.05, min(due - now, interval_s)), return_when=asyncio.FIRST_COMPLETED
+                )
+                nudged.cancel()
+                if not reading.done():
+                    continue
+                answer = reading.result()
+                if answer is None:
+                    raise TimedOut("the orchestrator closed the control stream", code="stream_ended")
+                reading = asyncio.create_task(_read(call))
+                heard = self._clock.monotonic()
+                match answer.WhichOneof("kind"):
+                    case "welcome":
+                        stream.attached, stream.reason, stream.since_s = True, "", heard
+                        interval_s = _bounded(answer.welcome.beat_interval_s)
+                    case "beat_ack":
+                        interval_s = _bounded(answer.beat_ack.beat_interval_s)
+                await self._on_message(node_id, answer)
+        finally:
+            reading.cancel()
+            call.cancel()
+
+
+async def _read(call: Any) -> orchestrator_pb2.OrchestratorMessage | None:
+    answer = await call.read()
+    return answer if isinstance(answer, orchestrator_pb2.OrchestratorMessage) else None  # else the end of the stream
+
+
+def _bounded(interval_s: float) -> float:
+    return min(30.0, max(0.2, interval_s)) if interval_s > 0 else limits.HEARTBEAT_S

@@ -1,0 +1,261 @@
+"""All replicas of one worker: each is prepared, run, updated and let go on its own, and each has a report at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dcnr.errors import DcnrError
+from dcnr.ids import ReplicaId, check_replica_id
+from dcnr.intervals import IntervalSet
+from dcnr.ports import Clock
+from dcnr.specs import Registry
+from dcnr.v1 import identity_pb2, local_pb2, orchestrator_pb2
+from pnode import hosting
+from pnode.chain import CommitChain
+from pnode.host import ReplicaHost
+from pnode.hosted import Fixed, codec_in_force
+from pnode.hosting import Prepared
+from pnode.hub import LinkHub
+from pnode.inputs import Inputs
+from pnode.pace import Pace
+from pnode.reports import Measured, Rate, bare_report, replica_report
+from trust.identity import NodeKey
+
+PROVISIONING: Final = orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING
+ACTIVE: Final = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
+RELEASING: Final = orchestrator_pb2.ASSIGNMENT_STATE_RELEASING
+RELEASED: Final = orchestrator_pb2.ASSIGNMENT_STATE_RELEASED
+FAILED: Final = orchestrator_pb2.ASSIGNMENT_STATE_FAILED
+RELEASE_FAILED: Final = orchestrator_pb2.ASSIGNMENT_STATE_RELEASE_FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """For whom this worker acts."""
+
+    network_id: str
+    pnode_id: str
+    incarnation: int
+
+
+@dataclass(slots=True)
+class Member:
+    """One replica from the first word about it to the last."""
+
+    order: local_pb2.HostReplica
+    state: orchestrator_pb2.AssignmentState.ValueType = PROVISIONING
+    reason: str = ""
+    prepared: Prepared | None = None
+    host: ReplicaHost | None = None
+    rate: Rate = field(default_factory=Rate)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlets:
+    """What the crew tells the daemon."""
+
+    snapshot: Callable[[local_pb2.SnapshotReady], None]
+    shards: Callable[[str, Sequence[str]], None]
+    news: Callable[[], None]
+    told: Callable[[str, str, str], None]
+
+
+class Crew:
+    """Lives inside the worker's task group."""
+
+    def __init__(
+        self, acting: Acting, *, key: NodeKey, delegation: Callable[[], identity_pb2.Envelope], hub: LinkHub, registry: Registry,
+        clock: Clock, executor: Executor, pace: Pace, device: str, outlets: Outlets, group: asyncio.TaskGroup,
+    ) -> None:  # fmt: skip
+        self._acting, self._key, self._delegation, self._hub, self._registry = acting, key, delegation, hub, registry
+        self._clock, self._executor, self._device, self._outlets, self._group = clock, executor, device, outlets, group
+        self._pace = pace
+        self._members: dict[ReplicaId, Member] = {}
+
+    def host(self, order: local_pb2.HostReplica) -> None:
+        """Begins a replica, or takes over the newest plan around one that runs."""
+        replica = check_replica_id(order.assignment.replica)
+        self._pace.limit(order.cpu_share * max(1, order.threads))
+        member = self._members.get(replica)
+        if member is not None and member.state in (PROVISIONING, ACTIVE):
+            if not order.state_path:
+                order.state_path, order.state_digest = member.order.state_path, member.order.state_digest
+                order.state_commit = member.order.state_commit
+            member.order = order
+            self._replan(member)
+            return
+        if not order.state_path:
+            self._outlets.told("unknown_replica", replica, "an update for a replica that is not hosted here")
+            return
+        before, member = member, Member(order)
+        self._members[replica] = member
+        self._spawn(self._life(replica, member, before))
+
+    def release(self, replica: str, *, hand_over: bool) -> None:
+        """Lets a replica go."""
+        member = self._members.get(ReplicaId(replica))
+        if member is not None and member.state in (PROVISIONING, ACTIVE, FAILED):
+            self._spawn(self._release(member, hand_over=hand_over))
+
+    async def drain(self, within_s: float) -> None:
+        """Hands everything over; returns when it is, or when the time is up."""
+        async with asyncio.TaskGroup() as group:
+            for member in self._members.values():
+                if member.state in (PROVISIONING, ACTIVE):
+                    group.create_task(self._release(member, hand_over=True, within_s=within_s))
+
+    def named(self, replica: str, lineage: IntervalSet, digest: str) -> None:
+        """A manifest names a checkpoint of that replica's VNode."""
+        host = self._hosted(replica)
+        if host is not None:
+            host.named(lineage, digest)
+
+    def snapshot(self, replica: str, reason: str) -> None:
+        """A snapshot is wanted anew."""
+        host = self._hosted(replica)
+        if host is not None:
+            host.snapshot_again(reason)
+
+    def head_seen(self) -> None:
+        """The horizon of all starts anew."""
+        for member in self._members.values():
+            if member.host is not None:
+                member.host.head_seen()
+
+    def shard_ready(self, digest: str, error: str) -> None:
+        """A shard came, or could not."""
+        for member in self._members.values():
+            if member.host is not None:
+                member.host.inputs.shard_ready(digest, error)
+
+    def reports(self) -> list[orchestrator_pb2.ReplicaReport]:
+        """One of each replica."""
+        return [self._report(replica, member) for replica, member in sorted(self._members.items())]
+
+    # ---- one life -----------------------------------------------------------------------------------------------------------
+
+    async def _life(self, replica: ReplicaId, member: Member, before: Member | None) -> None:
+        if before is not None:
+            await before.ended.wait()  # it uses the same directory
+        thread = hosting.compute_thread(replica)
+        try:
+            prepared = await asyncio.get_running_loop().run_in_executor(thread, self._prepare, member.order)
+            if member.state is not PROVISIONING:
+                return
+            member.prepared = prepared
+            member.host = host = self._ready(member, prepared, thread)
+            member.state = ACTIVE
+            self._replan(member)
+            self._outlets.news()
+            await host.run()
+            if host.failed:
+                member.state, member.reason = FAILED, host.failed
+                self._outlets.told("replica_failed", replica, host.failed)
+        except DcnrError as error:
+            member.state, member.reason = FAILED, f"{error.code}: {error.message}"
+        except Exception as error:  # noqa: BLE001  VNode boundary: whatever goes wrong with one replica, the worker lives
+            member.state, member.reason = FAILED, f"{type(error).__name__}: {error}"
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
+            member.ended.set()
+            self._outlets.news()
+
+    def _prepare(self, order: local_pb2.HostReplica) -> Prepared:
+        acting = self._acting
+        return hosting.prepare(
+            order,
+            registry=self._registry,
+            network_id=acting.network_id,
+            pnode_id=acting.pnode_id,
+            incarnation=acting.incarnation,
+            device=self._device,
+        )
+
+    def _ready(self, member: Member, prepared: Prepared, thread: Any) -> ReplicaHost:
+        order, standing = member.order, prepared.standing
+        wanted = str(prepared.graph.train.codec)
+
+        def codec() -> str:
+            host = member.host
+            if host is None:
+                return "raw"
+            return codec_in_force(
+                wanted, link_bytes_s=host.slowest_bytes_s, frame_bytes=prepared.frame_bytes, step_s=host.averages.step_s
+            )
+
+        inputs = Inputs(
+            prepared.samples,
+            self._executor,
+            lambda digests: self._outlets.shards(prepared.samples.dataset, digests),
+            with_input=prepared.stage.is_source,
+            evaluations=prepared.config.eval_batches,
+        )
+        return ReplicaHost(
+            Fixed(standing, prepared.stage, prepared.batch_size, prepared.successors, Path(order.work_dir)),
+            core=hosting.core_of(prepared, self._clock),
+            compute=prepared.compute,
+            info=prepared.info,
+            chain=CommitChain(standing, self._key, self._delegation, order.state_digest, order.state_commit),
+            inputs=inputs,
+            outbox=hosting.outbox_of(prepared, order, self._executor, codec),
+            hub=self._hub,
+            clock=self._clock,
+            executor=self._executor,
+            thread=thread,
+            pace=self._pace,
+            epoch=int(order.epoch),
+            snapshot=self._outlets.snapshot,
+            news=self._outlets.news,
+        )
+
+    def _replan(self, member: Member) -> None:
+        if member.host is None or member.prepared is None:
+            return
+        member.host.epoch = int(member.order.epoch)
+        try:
+            member.host.plan(hosting.neighbours_of(member.order, member.prepared.stage))
+        except DcnrError as error:
+            self._outlets.told("bad_plan", member.order.assignment.replica, error.message)
+
+    async def _release(self, member: Member, *, hand_over: bool, within_s: float | None = None) -> None:
+        member.state = RELEASING
+        self._outlets.news()
+        handed = True
+        if member.host is not None:
+            try:
+                async with asyncio.timeout(within_s):
+                    handed = await member.host.release(hand_over=hand_over)
+            except TimeoutError:
+                handed = await member.host.release(hand_over=False) and False
+        member.state = RELEASED if handed else RELEASE_FAILED
+        self._outlets.news()
+
+    def _hosted(self, replica: str) -> ReplicaHost | None:
+        member = self._members.get(ReplicaId(replica))
+        return member.host if member is not None and member.state is ACTIVE else None
+
+    def _report(self, replica: ReplicaId, member: Member) -> orchestrator_pb2.ReplicaReport:
+        host, prepared = member.host, member.prepared
+        if host is None or prepared is None:
+            return bare_report(replica, member.order.assignment.vnode, self._acting.incarnation, member.state, member.reason)
+        now_s = self._clock.monotonic()
+        view = host.view()
+        measured = Measured(
+            step_s=host.averages.step_s,
+            loss=host.averages.loss,
+            rate=member.rate.seen(view.counters.learned, now_s),
+            spool_bytes=host.outbox.num_bytes,
+            restored_from=member.order.state_digest,
+            checkpoint_digest=host.durable_digest,
+            depth=prepared.depth,
+        )
+        return replica_report(view, measured, member.state, member.reason or host.trouble, now_s)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._group.create_task(work)

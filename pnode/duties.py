@@ -1,0 +1,398 @@
+"""What this PNode has to do: judges desired states, keeps the newest on disk, and makes the worker host exactly that.
+
+Order of every change: verify, confirm the term, persist, act. A replica that cannot be provisioned now is tried again with growing pauses; one that the
+volunteer's limits do not admit is reported as failed with the numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dcnr import limits
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Unavailable
+from dcnr.ids import NodeId, check_name
+from dcnr.ports import Clock
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
+from pnode.authority import Accepted, Authority, Ignored, Source, Term, Unconfirmed, Verdict
+from pnode.budget import Budget, Reservation
+from pnode.headcheck import HeadCheck
+from pnode.home import Home, read_message, write_atomically
+from pnode.provision import Job, Provisioner
+from trust.envelope import open_single, parse
+from trust.network import NetworkPolicy
+
+RETRY_FIRST_S = 0.5
+RETRY_LONGEST_S = 15.0
+MAX_MODELS = 2
+"""The model that is served and its successor."""
+MAX_ENVELOPES = 16
+"""Desired states of one model, as signed, that may still be accepted."""
+
+Say = Callable[[str, str, str], None]
+"""Records an event: kind, subject, reason."""
+
+
+@dataclass(slots=True)
+class Hosted:
+    """One replica as the daemon sees it."""
+
+    assignment: model_pb2.DesiredAssignment
+    model: str
+    state: orchestrator_pb2.AssignmentState.ValueType = orchestrator_pb2.ASSIGNMENT_STATE_REQUESTED
+    reason: str = ""
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class _Model:
+    authority: Authority
+    desired: model_pb2.DesiredState | None = None
+    confirming: asyncio.Task[None] | None = None
+    hosted: dict[str, Hosted] = field(default_factory=dict)
+    envelopes: dict[tuple[str, int, int], identity_pb2.Envelope] = field(default_factory=dict)
+    """The newest desired states as they were signed: what is accepted later is persisted in its own words."""
+
+    def keep(self, desired: model_pb2.DesiredState, envelope: identity_pb2.Envelope) -> None:
+        """Keeps an envelope for when its desired state is accepted."""
+        self.envelopes[_order(desired)] = envelope
+        while len(self.envelopes) > MAX_ENVELOPES:
+            del self.envelopes[next(iter(self.envelopes))]
+
+
+@dataclass(frozen=True, slots=True)
+class HostingOptions:
+    """What every replica on this machine gets."""
+
+    threads: int
+    spool_bytes: int
+    free_disk_bytes: Callable[[], int]
+    checkpoint_s: float = 0.0
+    """Overrides the job's when above 0."""
+    cpu_share: float = 0.0
+    """Of the time of so many cores as threads; 0: no limit."""
+
+
+class Duties:
+    """All models of this PNode. Methods are called from one event loop only."""
+
+    def __init__(
+        self, *, node_id: NodeId, policy: Callable[[], NetworkPolicy], home: Home, provisioner: Provisioner, budget: Budget,
+        heads: HeadCheck, options: HostingOptions, send: Callable[[local_pb2.ToWorker], Awaitable[bool]],
+        hosted_changed: Callable[[], None], say: Say, clock: Clock, group: asyncio.TaskGroup,
+    ) -> None:  # fmt: skip
+        self._node_id, self._policy, self._home = node_id, policy, home
+        self._provisioner, self._budget, self._heads, self._options = provisioner, budget, heads, options
+        self._send, self._hosted_changed, self._say, self._clock, self._group = send, hosted_changed, say, clock, group
+        self._models: dict[str, _Model] = {}
+        self._stopping = False
+
+    # -- what others tell ------------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Takes up the persisted desired states and heads, so that a restart goes on without any orchestrator."""
+        for path in sorted(self._home.root.glob("desired-*.pb")):
+            try:
+                envelope = read_message(path, identity_pb2.Envelope, max_bytes=limits.MAX_ENVELOPE_BYTES)
+                assert envelope is not None
+                desired, signer = self._open_desired(envelope)
+                entry = self._entry(desired.model)
+            except (Corrupt, Refused, InvalidInput) as error:
+                self._say("desired_state_damaged", path.stem, error.message)
+                continue
+            entry.authority.term = Term(int(desired.epoch), signer)
+            entry.authority.applied(desired)
+            entry.desired = desired
+
+    async def desired_received(self, envelope: identity_pb2.Envelope) -> None:
+        """Judges a desired state from any orchestrator's stream."""
+        try:
+            desired, signer = self._open_desired(envelope)
+            self._check_listed(signer)
+            entry = self._entry(desired.model)
+        except (Corrupt, Refused, InvalidInput) as error:
+            self._say("desired_state_refused", "", error.message)
+            return
+        entry.keep(desired, envelope)
+        await self._judged(entry, entry.authority.offered(desired, signer))
+
+    async def head_received(self, envelope: identity_pb2.Envelope, source: Source) -> None:
+        """Takes in a head; one that an orchestrator merely tells renews the horizon but confirms nothing."""
+        try:
+            payload, signer = open_single(envelope, identity_pb2.DOMAIN_HEAD, max_bytes=limits.MAX_HEAD_BYTES)
+            head = parse(model_pb2.Head, payload, limits.MAX_HEAD_BYTES)
+            self._check_listed(signer.node_id)
+            entry = self._entry(head.model)
+        except (Corrupt, Refused, InvalidInput) as error:
+            self._say("head_refused", "", error.message)
+            return
+        before = entry.authority.term
+        for verdict in entry.authority.head_read(head, signer.node_id, source):
+            await self._judged(entry, verdict)
+        term = entry.authority.term
+        if term is not None and term == Term(int(head.epoch), signer.node_id):
+            known = entry.authority.head
+            if known is None or head.sequence > known.sequence:
+                entry.authority.head = head
+            await self._send(local_pb2.ToWorker(head_seen=local_pb2.HeadSeen(epoch=term.epoch)))
+        elif term is None or int(head.epoch) > term.epoch:
+            self._confirm(entry, head.model, signer.node_id)
+        if term != before and term is not None:
+            self._say("term_confirmed", term.holder, f"the head names epoch {term.epoch}")
+            self._home_write(self._home.head_path(head.model), envelope)
+
+    def head_granted(self, news: orchestrator_pb2.HeadNews) -> None:
+        """Remembers the grant that came with a head. Raises Refused, Corrupt for one that is not for that head."""
+        payload, _ = open_single(news.head, identity_pb2.DOMAIN_HEAD, max_bytes=limits.MAX_HEAD_BYTES)
+        self._heads.granted(parse(model_pb2.Head, payload, limits.MAX_HEAD_BYTES).model, news.head_url)
+
+    async def worker_up(self) -> None:
+        """A new worker runs: everything is provisioned anew."""
+        for entry in self._models.values():
+            for replica in list(entry.hosted):
+                self._forget(entry, replica)
+        await self.reconcile()
+
+    def worker_down(self, reason: str) -> None:
+        """The worker is gone, and with it every replica."""
+        for entry in self._models.values():
+            for hosted in entry.hosted.values():
+                if hosted.task is not None:
+                    hosted.task.cancel()
+                hosted.state, hosted.reason = orchestrator_pb2.ASSIGNMENT_STATE_FAILED, reason
+
+    def worker_reported(self, report: orchestrator_pb2.ReplicaReport) -> None:
+        """The worker's word on a replica."""
+        for entry in self._models.values():
+            hosted = entry.hosted.get(report.replica)
+            if hosted is not None and hosted.task is None:
+                hosted.state, hosted.reason = report.state, report.reason
+
+    # -- what is to be done ----------------------------------------------------------------------------------------------------
+
+    async def reconcile(self) -> None:
+        """Makes the worker host what is desired: idempotent, called after every change."""
+        for entry in self._models.values():
+            if entry.desired is None or self._stopping:
+                continue
+            wanted = {assignment.replica: assignment for assignment in entry.desired.assignments}
+            for replica in [name for name in entry.hosted if name not in wanted]:
+                await self._send(local_pb2.ToWorker(release=local_pb2.ReleaseReplica(replica=replica, hand_over=True)))
+                self._forget(entry, replica)
+                self._say("replica_released", replica, f"plan {entry.desired.plan_number} does not place it here")
+            for replica, assignment in wanted.items():
+                hosted = entry.hosted.get(replica)
+                if hosted is None:
+                    hosted = entry.hosted[replica] = Hosted(assignment, entry.desired.model)
+                    hosted.task = self._group.create_task(self._provision(entry, hosted))
+                elif hosted.assignment != assignment or hosted.task is None:
+                    hosted.assignment = assignment
+                    if hosted.task is None:
+                        await self._update(entry, hosted)
+        self._hosted_changed()
+
+    def stop(self) -> None:
+        """No further replica is provisioned."""
+        self._stopping = True
+        for entry in self._models.values():
+            tasks = [hosted.task for hosted in entry.hosted.values()]
+            for task in [*tasks, entry.confirming]:
+                if task is not None:
+                    task.cancel()
+
+    # -- what others ask -------------------------------------------------------------------------------------------------------
+
+    @property
+    def hosted(self) -> list[Hosted]:
+        """All replicas, sorted by id."""
+        return sorted(
+            (item for entry in self._models.values() for item in entry.hosted.values()), key=lambda item: item.assignment.replica
+        )
+
+    def neighbours(self) -> list[tuple[str, model_pb2.Neighbour]]:
+        """Predecessors of all hosted replicas, each with its model: the machines that this worker dials."""
+        return [(item.model, neighbour) for item in self.hosted for neighbour in item.assignment.predecessors]
+
+    def term(self) -> tuple[str, Term | None, model_pb2.DesiredState | None]:
+        """Model, term and desired state with the highest epoch (for reports)."""
+        best = max(
+            self._models.items(), key=lambda item: item[1].authority.term.epoch if item[1].authority.term else -1, default=None
+        )
+        return (best[0], best[1].authority.term, best[1].desired) if best else ("", None, None)
+
+    def heads_seen(self) -> list[identity_pb2.Envelope]:
+        """The newest confirmed head of each model, as it was signed."""
+        heads: list[identity_pb2.Envelope] = []
+        for model in sorted(self._models):
+            try:
+                heads += filter(None, [read_message(self._home.head_path(model), identity_pb2.Envelope)])
+            except Corrupt as error:  # a damaged file must not keep this PNode from attaching
+                self._say("head_damaged", model, error.message)
+        return heads
+
+    def holder(self) -> NodeId | None:
+        """The holder of the newest confirmed term."""
+        term = self.term()[1]
+        return term.holder if term else None
+
+    def job_of(self, model: str) -> str:
+        """The job of a model's desired state."""
+        entry = self._models.get(model)
+        return entry.desired.job_id if entry is not None and entry.desired is not None else ""
+
+    # -- inside ----------------------------------------------------------------------------------------------------------------
+
+    def _open_desired(self, envelope: identity_pb2.Envelope) -> tuple[model_pb2.DesiredState, NodeId]:
+        payload, signer = open_single(envelope, identity_pb2.DOMAIN_DESIRED_STATE)
+        return parse(model_pb2.DesiredState, payload), signer.node_id
+
+    def _check_listed(self, signer: NodeId) -> None:
+        """Nothing is kept for a claim by others: they could fill the few places with names of their own."""
+        if not self._policy().is_orchestrator(signer):
+            raise Refused(f"{signer} is not listed in the network document", code="unlisted_orchestrator")
+
+    def _entry(self, model: str) -> _Model:
+        if model not in self._models:
+            check_name(model)
+            if len(self._models) >= MAX_MODELS:
+                unproven = next((name for name, entry in self._models.items() if entry.authority.term is None), None)
+                if unproven is None:
+                    raise Refused(f"this PNode serves {MAX_MODELS} models already", code="too_many_models")
+                dropped = self._models.pop(unproven)
+                if dropped.confirming is not None:
+                    dropped.confirming.cancel()
+            orchestrators = frozenset(NodeId(item) for item in self._policy().orchestrator_ids)
+            self._models[model] = _Model(
+                Authority(network_id=self._policy().network_id, pnode_id=self._node_id, model=model, orchestrators=orchestrators)
+            )
+        return self._models[model]
+
+    async def _judged(self, entry: _Model, verdict: Verdict) -> None:
+        match verdict:
+            case Accepted(desired):
+                envelope = entry.envelopes.get(_order(desired))
+                if envelope is None or not self._home_write(self._home.desired_path(desired.model), envelope):
+                    return
+                entry.authority.applied(desired)
+                entry.desired = desired
+                self._say(
+                    "plan_accepted", desired.model, f"plan {desired.plan_number} of {desired.holder[:8]}, epoch {desired.epoch}"
+                )
+                await self.reconcile()
+            case Unconfirmed(model, claimed):
+                self._confirm(entry, model, claimed.holder)
+            case Ignored(code, reason) if code not in ("stale", "not_yet", "unconfirmed"):
+                self._say("not_obeyed", code, reason)
+
+    def _confirm(self, entry: _Model, model: str, claimant: NodeId) -> None:
+        if (entry.confirming is None or entry.confirming.done()) and not self._stopping:
+            entry.confirming = self._group.create_task(self._confirming(entry, model, claimant))
+
+    async def _confirming(self, entry: _Model, model: str, claimant: NodeId) -> None:
+        """Reads the head a few times; a claim that the head does not support by then is left alone until it is repeated."""
+        pause_s = 0.2
+        for _ in range(6):
+            try:
+                envelope, source = await self._heads.read(model, claimant)
+                payload, signer = open_single(envelope, identity_pb2.DOMAIN_HEAD, max_bytes=limits.MAX_HEAD_BYTES)
+                head = parse(model_pb2.Head, payload, limits.MAX_HEAD_BYTES)
+                before = entry.authority.term
+                for verdict in entry.authority.head_read(head, signer.node_id, source):
+                    await self._judged(entry, verdict)
+                if entry.authority.term != before and entry.authority.term is not None:
+                    self._say("term_confirmed", entry.authority.term.holder, f"the head names epoch {entry.authority.term.epoch}")
+                    self._home_write(self._home.head_path(model), envelope)
+                if not entry.authority.unconfirmed:
+                    return
+            except DcnrError as error:
+                self._say("head_unreadable", model, error.message)
+            await asyncio.sleep(pause_s)
+            pause_s = min(5.0, pause_s * 2)
+        epoch = entry.authority.term.epoch if entry.authority.term else 0
+        for claim in entry.authority.unconfirmed:
+            self._say("claim_not_supported", claim.holder, f"claims epoch {claim.epoch}, the head names epoch {epoch}: not obeyed")
+
+    async def _provision(self, entry: _Model, hosted: Hosted) -> None:
+        replica, pause_s = hosted.assignment.replica, RETRY_FIRST_S
+        while True:
+            try:
+                hosted.state = orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING
+                self._hosted_changed()
+                await self._host(entry, hosted)
+                hosted.task = None
+                self._hosted_changed()
+                return
+            except (Refused, InvalidInput) as error:
+                hosted.state, hosted.reason, hosted.task = orchestrator_pb2.ASSIGNMENT_STATE_FAILED, error.message, None
+                self._say("assignment_refused", replica, f"{error.code}: {error.message}")
+                self._hosted_changed()
+                return
+            except DcnrError as error:
+                hosted.reason = error.message
+                self._say("provisioning_waits", replica, error.message)
+            await asyncio.sleep(pause_s)
+            pause_s = min(RETRY_LONGEST_S, pause_s * 2)
+
+    async def _host(self, entry: _Model, hosted: Hosted) -> None:
+        desired, assignment = entry.desired, hosted.assignment
+        assert desired is not None
+        job = await self._provisioner.job(desired)
+        cost = self._provisioner.cost(job, assignment.vnode)
+        disk = 3 * cost.state_bytes + self._options.spool_bytes
+        self._budget.admit(
+            assignment.replica, Reservation(cost.memory_bytes, disk), free_disk_bytes=self._options.free_disk_bytes()
+        )
+        head = entry.authority.head
+        state, remarks = await self._provisioner.state(job, assignment.vnode, head.manifest_digest if head else "")
+        for remark in remarks:
+            self._say("checkpoint_unusable", assignment.replica, remark)
+        message = self._host_message(desired, hosted.assignment, job)
+        message.state_path, message.state_digest, message.state_commit = str(state.path), state.digest, state.commit_digest
+        if not await self._send(local_pb2.ToWorker(host=message)):
+            raise Unavailable("the worker does not run", code="no_worker")
+        hosted.reason = f"restored {len(state.lineage)} batches from {state.origin}"
+        self._say("replica_hosted", assignment.replica, hosted.reason)
+
+    async def _update(self, entry: _Model, hosted: Hosted) -> None:
+        desired = entry.desired
+        assert desired is not None
+        try:
+            job = await self._provisioner.job(desired)
+        except DcnrError as error:
+            self._say("provisioning_waits", hosted.assignment.replica, error.message)
+            return
+        await self._send(local_pb2.ToWorker(host=self._host_message(desired, hosted.assignment, job)))
+
+    def _host_message(
+        self, desired: model_pb2.DesiredState, assignment: model_pb2.DesiredAssignment, job: Job
+    ) -> local_pb2.HostReplica:
+        request = job.request
+        return local_pb2.HostReplica(
+            assignment=assignment, model=desired.model, job_id=desired.job_id, graph=job.graph_bytes, num_batches=request.num_batches,
+            lead_batches=desired.lead_batches or request.lead_batches, dataset_manifest_path=str(job.dataset_manifest),
+            shard_dir=str(self._home.cache), checkpoint_s=self._options.checkpoint_s or request.checkpoint_s or limits.CHECKPOINT_S,
+            checkpoint_steps=request.checkpoint_steps or limits.CHECKPOINT_STEPS, spool_bytes=self._options.spool_bytes,
+            work_dir=str(self._home.work / assignment.replica), threads=self._options.threads, plan_number=desired.plan_number,
+            horizon_s=request.horizon_s or limits.HORIZON_S, epoch=desired.epoch, unit_batches=request.unit_batches,
+            cpu_share=self._options.cpu_share,
+        )  # fmt: skip
+
+    def _forget(self, entry: _Model, replica: str) -> None:
+        hosted = entry.hosted.pop(replica)
+        if hosted.task is not None:
+            hosted.task.cancel()
+        self._budget.release(replica)
+
+    def _home_write(self, path: Path, envelope: identity_pb2.Envelope) -> bool:
+        try:
+            write_atomically(path, envelope.SerializeToString(deterministic=True))
+        except Unavailable as error:
+            self._say("disk_trouble", path.name, error.message)
+            return False
+        return True
+
+
+def _order(desired: model_pb2.DesiredState) -> tuple[str, int, int]:
+    return desired.holder, int(desired.epoch), int(desired.sequence)

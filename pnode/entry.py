@@ -1,0 +1,92 @@
+"""What `pnode start` runs: home, key, network, probe, then the daemon until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dcnr.errors import InvalidInput
+from dcnr.rpc.dialer import Dialer
+from dcnr.settings import PNodeSettings
+from dcnr.system import SystemClock
+from membership.node import discover
+from pnode.daemon import Daemon
+from pnode.home import Home
+from pnode.joining import Joining
+from pnode.probe import probe_machine
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy
+from trust.network_file import load_policy, save_policy
+
+
+async def run_pnode(
+    settings: PNodeSettings, home_path: Path, environment: Mapping[str, str], *, on_ready: Callable[[Daemon], None] = lambda daemon: None
+) -> int:  # fmt: skip
+    """Runs one PNode until SIGTERM or SIGINT (a second one skips handing over) and returns its exit code."""
+    clock = SystemClock()
+    home = Home(home_path)
+    home.open()
+    try:
+        key = NodeKey.load_or_create(home.key)
+        machine = await asyncio.to_thread(probe_machine, home_path)
+        stopped = asyncio.Event()
+        _on_signal(stopped.set)
+        policy = _known_policy(settings, home, clock) or await _found_policy(settings, home, key, clock, stopped)
+        if policy is None:
+            return 0
+        save_policy(home.network, policy)
+        bootstrap = [*settings.bootstrap, *policy.document.bootstrap]
+        daemon = Daemon(
+            settings, home, key=key, policy=policy, machine=machine, clock=clock, rng=random.Random(secrets.randbits(64)),
+            environment=environment, bootstrap=bootstrap, on_ready=on_ready,
+        )  # fmt: skip
+        _on_signal(lambda: daemon.request_stop(hand_over=True))
+        await daemon.run()
+    finally:
+        home.close()
+    return 0
+
+
+def _on_signal(stop: Callable[[], object]) -> None:
+    """From now on SIGTERM and SIGINT do this."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+def _known_policy(settings: PNodeSettings, home: Home, clock: SystemClock) -> NetworkPolicy | None:
+    """The network from the given file or from an earlier run. Raises InvalidInput (``wrong_network``, ``no_network``)."""
+    wanted = settings.network_id
+    for path in ([Path(settings.network)] if settings.network else []) + [home.network]:
+        if settings.network or path.exists():
+            policy = load_policy(path, clock.wall())
+            if wanted and policy.network_id != wanted:
+                raise InvalidInput(
+                    f"{path} belongs to network {policy.network_id}, not to {wanted}", code="wrong_network",
+                    remedy="use another --home, or the right --network-id",
+                )  # fmt: skip
+            return policy
+    if not settings.bootstrap:
+        raise InvalidInput(
+            "no network is known",
+            code="no_network",
+            remedy="pass --bootstrap HOST:PORT of any node of the network, or --network FILE",
+        )
+    return None
+
+
+async def _found_policy(
+    settings: PNodeSettings, home: Home, key: NodeKey, clock: SystemClock, stopped: asyncio.Event
+) -> NetworkPolicy | None:
+    """The network of the first node of the bootstrap list that answers; None if this was stopped before."""
+    wanted = settings.network_id
+    dialer = Dialer(key, wanted, clock=clock, rng=secrets.token_bytes)
+
+    async def ask() -> NetworkPolicy:
+        policy, _ = await discover(settings.bootstrap, dialer=dialer, clock=clock, network_id=wanted or None)
+        return policy
+
+    return await Joining(key.node_id, clock, stopped).find(ask, home.socket)

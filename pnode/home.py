@@ -1,0 +1,128 @@
+"""The PNode's home directory: who holds it, what survives a restart. Every write is atomic (temporary file, fsync, rename).
+
+A second daemon on the same home is refused by a lock that the operating system frees when its holder dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from dcnr import limits
+from dcnr.errors import Corrupt, Refused, Unavailable
+from dcnr.ids import check_name
+
+M = TypeVar("M", bound=Message)
+
+
+class Home:
+    """Paths and small durable facts of one PNode."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.key = root / "key.pem"
+        self.network = root / "network.pb"
+        self.contacts = root / "nodes.json"
+        self.socket = root / "run.sock"
+        self.snapshots = root / "snapshots"
+        self.cache = root / "cache"
+        self.work = root / "work"
+        self.log = root / "log"
+        self._lock: int | None = None
+
+    def open(self) -> None:
+        """Makes the directories and takes the lock. Raises Refused if another daemon has it, Unavailable if the disk does not let us."""
+        try:
+            for path in (self.root, self.snapshots, self.cache, self.work, self.log):
+                path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(self.root / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Unavailable(f"the home directory {self.root} cannot be used: {error.strerror}", code="home_unusable") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise Refused(
+                f"a PNode already runs on {self.root}",
+                code="already_running",
+                remedy="see `pnode status`, or choose another --home",
+            ) from error
+        self._lock = lock
+
+    def close(self) -> None:
+        """Frees the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def next_incarnation(self, wall_s: float) -> int:
+        """A number above every one given before, also after a lost disk as long as the clock is not far back."""
+        path = self.root / "incarnation"
+        try:
+            last = int(path.read_text())
+        except (OSError, ValueError):
+            last = 0
+        number = max(last + 1, int(wall_s))
+        write_atomically(path, str(number).encode())
+        return number
+
+    def desired_path(self, model: str) -> Path:
+        """Where the newest accepted desired state of a model lies."""
+        return self.root / f"desired-{check_name(model)}.pb"
+
+    def head_path(self, model: str) -> Path:
+        """Where the newest confirmed head of a model lies."""
+        return self.root / f"head-{check_name(model)}.pb"
+
+    def disk_bytes(self) -> int:
+        """Bytes of all files below the home."""
+        total = 0
+        for path in self.root.rglob("*"):
+            with contextlib.suppress(OSError):  # the worker's files come and go meanwhile
+                status = path.lstat()
+                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+        return total
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """``path`` holds the old or the new bytes, never a mixture, whenever the power fails. Raises Unavailable (disk full, read-only)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise Unavailable(
+            f"{path.name} cannot be written: {error.strerror}", code="disk_trouble", remedy="free disk space"
+        ) from error
+
+
+def read_message(path: Path, message_class: type[M], *, max_bytes: int = limits.MAX_MESSAGE_BYTES) -> M | None:
+    """The message stored at ``path``, None if there is none. Raises Corrupt."""
+    try:
+        if path.stat().st_size > max_bytes:
+            raise Corrupt(f"{path.name} is larger than {max_bytes} bytes", code="damaged_file")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Corrupt(f"{path.name} cannot be read: {error.strerror}", code="damaged_file") from error
+    message = message_class()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise Corrupt(f"{path.name} is damaged", code="damaged_file", remedy=f"remove {path.name}") from error
+    return message

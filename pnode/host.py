@@ -1,0 +1,400 @@
+"""One hosted replica: its core decides, this shell acts. A fault ends the replica with its reason, never the worker.
+
+Everything runs on the worker's event loop except computing (one thread of its own), encoding, reading and writing (the worker's executor). Events are
+handled in the order in which they were posted; sources of events are bounded (frames by the core's window, answers by their questions), so
+the queue is too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Final, assert_never
+
+from dcnr.errors import DcnrError, InvariantBroken, Refused, Stale
+from dcnr.ids import vnode_of
+from dcnr.intervals import IntervalSet
+from dcnr.ports import Clock
+from dcnr.v1 import local_pb2
+from pnode.chain import CommitChain, Link
+from pnode.exchange import Way
+from pnode.frames import Expected
+from pnode.hosted import Averages, Fixed, Neighbours, captured, write_whole
+from pnode.hub import LinkHub
+from pnode.inputs import EVALUATION_WAIT_S, Inputs
+from pnode.outbox import Outbox
+from pnode.pace import Pace
+from vnode import compute as maths
+from vnode import events as ev
+from vnode.core import ReplicaCore
+from vnode.events import Event, Instruction, Lane, Peer
+from vnode.replica_config import STATEMENT_GAP_S
+from vnode.replica_view import ReplicaView
+from vnode.state import StateInfo
+
+TICK_S: Final = 0.25
+QUIET_TICK_S: Final = STATEMENT_GAP_S
+"""Without other events time passes in these steps: a statement that waits for its gap must not wait for a whole tick."""
+MAX_UNPLANNED: Final = 8
+"""Links of replicas that the newest plan here does not name: this plan may be the older one, but not by many."""
+HAND_OVER_S: Final = 15.0
+"""How long a release waits for the last snapshot."""
+DISK_RETRY_S: Final = 5.0
+_MODES: Final = {
+    ev.Mode.FORWARD_ONLY: maths.Mode.FORWARD_ONLY, ev.Mode.EVAL: maths.Mode.EVAL, ev.Mode.INFER: maths.Mode.INFER,
+}  # fmt: skip
+
+
+class ReplicaHost:
+    """Runs from `run` until `release` or a fault; ``news`` is called when reports should go out at once."""
+
+    def __init__(
+        self, fixed: Fixed, *, core: ReplicaCore, compute: maths.Compute, info: StateInfo, chain: CommitChain, inputs: Inputs,
+        outbox: Outbox, hub: LinkHub, clock: Clock, executor: Executor, thread: ThreadPoolExecutor, pace: Pace, epoch: int,
+        snapshot: Callable[[local_pb2.SnapshotReady], None], news: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.fixed, self.inputs, self.epoch, self.averages = fixed, inputs, epoch, Averages()
+        self.failed = self.durable_digest = self._disk_trouble = ""
+        self._core, self._compute, self._info, self._chain, self._outbox = core, compute, info, chain, outbox
+        self._hub, self._clock, self._executor, self._thread, self._pace = hub, clock, executor, thread, pace
+        self._snapshot, self._news = snapshot, news
+        self._events: deque[Event] = deque()
+        self._draining = False
+        self._handled_s = float("-inf")
+        self._links: dict[int, tuple[Peer, Way]] = {}
+        self._next_link = 1
+        self._neighbours = Neighbours({}, {}, 1)
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended, self._leaving = asyncio.Event(), asyncio.Event()
+        self._captured = asyncio.Event()
+        self._commits = info.step
+        self._num_learned = len(info.lineage)
+        self._was_complete = False
+        self._rate_bytes_s = 0.0
+
+    # ---- as the data plane sees it ------------------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> Peer:
+        """Replica and incarnation."""
+        return self.fixed.standing.peer
+
+    @property
+    def network_id(self) -> str:
+        """Only inside this network."""
+        return self.fixed.standing.network_id
+
+    @property
+    def model(self) -> str:
+        """Whose replica."""
+        return self.fixed.standing.model
+
+    @property
+    def job_id(self) -> str:
+        """Whose batches."""
+        return self.fixed.standing.job_id
+
+    @property
+    def outbox(self) -> Outbox:
+        """Its outputs."""
+        return self._outbox
+
+    @property
+    def slowest_bytes_s(self) -> float:
+        """Measured rate towards other machines, moving average; 0 before anything was sent."""
+        return self._rate_bytes_s
+
+    def post(self, event: Event) -> None:
+        """Takes an event; it is handled soon, after those posted before."""
+        if self._ended.is_set():
+            return
+        self._events.append(event)
+        if not self._draining:
+            self._draining = True
+            asyncio.get_running_loop().call_soon(self._drain)
+
+    def expected(self, edge: int) -> Expected:
+        """What may arrive over an edge."""
+        return Expected(self.fixed.stage.inputs[edge].spec, self.fixed.batch_size)
+
+    def attach(self, target: Peer, pnode_id: str, way: Way) -> int:
+        """A new link to a successor's replica. Raises Stale (older incarnation), Refused (no successor, or not from there)."""
+        if vnode_of(target.replica) not in self.fixed.successors:
+            raise Refused("this VNode does not read from here", code="no_successor")
+        planned = self._neighbours.successors.get(target.replica)
+        if planned is not None and planned != pnode_id:
+            raise Refused("the plan has this replica elsewhere", code="wrong_pnode")
+        if (
+            planned is None
+            and sum(known.replica not in self._neighbours.successors for known, _ in self._links.values()) >= MAX_UNPLANNED
+        ):
+            raise Refused("too many replicas that the plan here does not name are connected", code="too_many_unplanned")
+        for link, (known, older) in list(self._links.items()):
+            if known.replica == target.replica:
+                if known.incarnation > target.incarnation:
+                    raise Stale("a newer incarnation is connected", code="stale_incarnation")
+                older.close("replaced")
+                self.detach(link)
+        link, self._next_link = self._next_link, self._next_link + 1
+        self._links[link] = (target, way)
+        self.post(ev.LinkUp(self._clock.monotonic(), link, target))
+        return link
+
+    def detach(self, link: int) -> None:
+        """That link is gone."""
+        if self._links.pop(link, None) is not None:
+            self.post(ev.LinkDown(self._clock.monotonic(), link))
+
+    def carried(self, num_bytes: int, seconds: float) -> None:
+        """Measures what other machines take from us."""
+        if seconds > 0:
+            rate = num_bytes / seconds
+            self._rate_bytes_s = rate if not self._rate_bytes_s else self._rate_bytes_s + 0.1 * (rate - self._rate_bytes_s)
+
+    # ---- as the worker sees it ----------------------------------------------------------------------------------------------
+
+    def view(self) -> ReplicaView:
+        """For reports."""
+        return self._core.view()
+
+    def plan(self, neighbours: Neighbours) -> None:
+        """The newest plan around this replica; what has not changed goes on undisturbed."""
+        self._neighbours = neighbours
+        self.post(
+            ev.PlanChanged(
+                self._clock.monotonic(),
+                {edge: tuple(replica for replica, _ in asked) for edge, asked in neighbours.predecessors.items()},
+                frozenset(neighbours.successors),
+                neighbours.lead_batches,
+            )
+        )
+        for link, (target, way) in list(self._links.items()):
+            if target.replica not in neighbours.successors:
+                way.close("replanned")
+                self.detach(link)
+        for edge in range(len(self.fixed.stage.inputs)):
+            asked = neighbours.predecessors.get(edge, ())
+            if asked:
+                self._hub.want(self, edge, *asked[0])
+            else:
+                self._hub.unwant(self, edge)
+
+    def snapshot_again(self, reason: str) -> None:
+        """The last snapshot will not be named."""
+        self.post(ev.CheckpointLost(self._clock.monotonic(), reason))
+
+    def head_seen(self) -> None:
+        """The horizon starts anew."""
+        self.post(ev.HeadSeen(self._clock.monotonic()))
+
+    def named(self, lineage: IntervalSet, digest: str) -> None:
+        """A manifest names a checkpoint of this VNode."""
+        self.durable_digest = digest
+        self.post(ev.CheckpointNamed(self._clock.monotonic(), lineage))
+
+    async def run(self) -> None:
+        """Until released or failed; all its edges, tasks and files end with it."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                ticking = group.create_task(self._tick())
+                self._hub.add(self)
+                await self._ended.wait()
+                ticking.cancel()
+                for task in self._tasks:
+                    task.cancel()
+        finally:
+            self._ended.set()
+            self._group = None
+            self._hub.remove(self)
+            for _, way in list(self._links.values()):
+                way.close("released")
+            self._links.clear()
+            self._outbox.close()
+
+    async def release(self, *, hand_over: bool) -> bool:
+        """Ends this replica, after a last snapshot if asked. True if that snapshot was made (or none was due)."""
+        handed = True
+        self._leaving.set()
+        if hand_over and not self.failed and not self._ended.is_set():
+            self._captured.clear()
+            self.snapshot_again("handing over")
+            try:
+                async with asyncio.timeout(HAND_OVER_S):
+                    await self._captured.wait()
+            except TimeoutError:
+                handed = False
+        self._ended.set()
+        return handed and not self.failed
+
+    def fail(self, reason: str) -> None:
+        """Ends this replica with a reason that reports show."""
+        if not self.failed:
+            self.failed = reason or "failed"
+            self._ended.set()
+            self._news()
+
+    # ---- carrying out -------------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        ticked_s = float("-inf")
+        while True:
+            now_s = self._clock.monotonic()
+            if now_s - ticked_s >= TICK_S or now_s - self._handled_s >= QUIET_TICK_S:
+                ticked_s = now_s
+                self.post(ev.Tick(now_s))
+            await asyncio.sleep(QUIET_TICK_S)
+
+    def _drain(self) -> None:
+        """Handles all waiting events; events that this posts are handled in the same go."""
+        try:
+            while self._events and not self._ended.is_set():
+                event = self._events.popleft()
+                for instruction in self._core.handle(event):
+                    self._carry_out(instruction)
+        except Exception as error:  # noqa: BLE001  VNode boundary: a bug here ends this replica, not its neighbours
+            self.fail(f"{type(error).__name__}: {error}")
+        finally:
+            self._draining = False
+            self._handled_s = self._clock.monotonic()
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case ev.SendNeed() | ev.SendWindow() | ev.SendAck() | ev.SendDurable():
+                self._hub.say(self, instruction.edge, instruction)
+            case ev.SendFrame():
+                link = self._links.get(instruction.link)
+                if link is not None:
+                    link[1].send(instruction.lane, instruction.batch, instruction.mode)
+            case ev.DropFrames():
+                self._outbox.drop(instruction.lane, instruction.batches)
+            case ev.Learn():
+                self._spawn(self._learn, instruction)
+            case ev.Forward():
+                self._spawn(self._forward, instruction)
+            case ev.TakeSnapshot():
+                self._spawn(self._take_snapshot, instruction)
+            case ev.ReadInput():
+                self._spawn(self._read, instruction)
+            case ev.Stop():
+                self.fail(instruction.reason)
+            case _:
+                assert_never(instruction)
+
+    def _spawn(self, work: Callable[[Any], Coroutine[Any, Any, None]], job: Instruction) -> None:
+        if self._group is not None and not self._ended.is_set():
+            task = self._group.create_task(self._guarded(work, job))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Callable[[Any], Coroutine[Any, Any, None]], job: Instruction) -> None:
+        try:
+            await work(job)
+        except Exception as error:  # noqa: BLE001  VNode boundary
+            self.fail(f"{type(error).__name__}: {error}")
+
+    async def _learn(self, job: ev.Learn) -> None:
+        try:
+            await self.inputs.ready(ev.TRAIN_LANE, job.batch)
+            target = self.inputs.target(ev.TRAIN_LANE, job.batch)
+            result, seconds = await self._on_thread(lambda: self._compute.learn(job.batch, job.inputs, target(), job.num_learned))
+            if job.keep:
+                await self._outbox.keep(ev.TRAIN_LANE, job.batch, result.output, job.num_learned)
+            await self._rest()
+        except Exception as error:  # noqa: BLE001  VNode boundary: the core decides what a failed step means
+            self._computation_failed(ev.TRAIN_LANE, job.batch, error)
+            return
+        self._chain.learned(job.batch, result.loss)
+        self._num_learned += 1
+        self.averages.add(seconds, result.loss)
+        self.post(ev.Learned(self._clock.monotonic(), job.batch, result.loss, seconds))
+        if job.num_learned + 1 >= self._info.num_batches and not self._was_complete:
+            self._was_complete = True
+            self._news()
+
+    async def _forward(self, job: ev.Forward) -> None:
+        try:
+            if job.mode is ev.Mode.EVAL:
+                await self.inputs.ready(job.lane, job.batch, EVALUATION_WAIT_S)
+            target = self.inputs.target(job.lane, job.batch) if job.mode is ev.Mode.EVAL else lambda: None
+            result, seconds = await self._on_thread(
+                lambda: self._compute.forward(job.batch, job.inputs, _MODES[job.mode], target())
+            )
+            if job.keep:
+                await self._outbox.keep(job.lane, job.batch, result.output, self._num_learned)
+            await self._rest()
+        except Exception as error:  # noqa: BLE001  VNode boundary: the core decides what a failed pass means
+            self._computation_failed(job.lane, job.batch, error)
+            return
+        now = self._clock.monotonic()
+        self.post(ev.Forwarded(now, job.lane, job.batch, seconds, result.sum_loss, result.correct, result.count))
+
+    async def _on_thread(self, work: Callable[[], Any]) -> tuple[Any, float]:
+        """The result, and the seconds that it took of this worker, pauses that the volunteer's limit asks for included."""
+        begun = self._pace.begin()
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        finally:
+            seconds = self._pace.end(begun)
+        return result, seconds
+
+    async def _rest(self) -> None:
+        """Until the worker has kept its limit again; a replica that leaves has no time to rest."""
+        owed_s = self._pace.owed_s()
+        if owed_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), owed_s)
+
+    def _computation_failed(self, lane: Lane, batch: int, error: Exception) -> None:
+        """A neighbour's bad tensor, a shard that is away or a loss that is not finite costs one batch for now; anything else ends this replica."""
+        again = isinstance(error, DcnrError) and (not isinstance(error, InvariantBroken) or error.code == "not_finite")
+        reason = f"{lane.split} {batch}: {getattr(error, 'code', type(error).__name__)}: {error}"
+        self.post(ev.ComputeFailed(self._clock.monotonic(), lane, batch, reason, fatal=not again))
+
+    async def _read(self, job: ev.ReadInput) -> None:
+        try:
+            array = await self.inputs.read(job.lane, job.batch)
+        except DcnrError:
+            self.post(ev.InputFailed(self._clock.monotonic(), job.edge, job.lane, job.batch))
+            return
+        self.post(ev.FrameArrived(self._clock.monotonic(), job.edge, job.lane, job.batch, array))
+
+    @property
+    def trouble(self) -> str:
+        """What keeps this replica from its work though it lives: a disk that refuses, shards that cannot be had. Empty if all is well."""
+        return self._disk_trouble or self.inputs.trouble
+
+    # ---- snapshots ----------------------------------------------------------------------------------------------------------
+
+    async def _take_snapshot(self, job: ev.TakeSnapshot) -> None:
+        info = replace(self._info, parent=self._chain.state_digest, epoch=self.epoch, step=self._commits + 1, lineage=job.lineage)
+        try:
+            (data, digest), _ = await self._on_thread(lambda: captured(self._compute, info))
+        except Exception as error:  # noqa: BLE001  VNode boundary: a state that cannot be captured must not be trained on unseen
+            self._computation_failed(ev.TRAIN_LANE, 0, error)
+            return
+        link = self._chain.close(digest)
+        self._commits += 1
+        self.post(ev.SnapshotTaken(self._clock.monotonic(), job.lineage, digest))
+        if self._group is not None:  # not among the tasks that an end cancels: what is captured is handed over
+            self._group.create_task(self._store(data, link, job.lineage))
+
+    async def _store(self, data: bytes, link: Link, lineage: IntervalSet) -> None:
+        path = self.fixed.work_dir / "snapshots" / f"{link.state}.safetensors"
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, write_whole, path, data)
+        except OSError as error:
+            self._chain.take_back(link)
+            self._disk_trouble = f"the disk refuses snapshots: {error.strerror}; tried again every {DISK_RETRY_S:.0f} s"
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), DISK_RETRY_S)
+            self.snapshot_again(f"the disk refused it: {error.strerror}")
+            return
+        self._disk_trouble = ""
+        self._snapshot(self._chain.ready(link, path=str(path), size_bytes=len(data), lineage=lineage, epoch=self.epoch))
+        self._captured.set()

@@ -1,0 +1,79 @@
+"""What a replica host is given and keeps: its fixed facts, the plan around it, its averages, and the work that leaves the event loop."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dcnr.ids import ReplicaId, VNodeId, digest_of
+from dcnr.stages import Stage
+from pnode.chain import Standing
+from vnode.compute import Compute
+from vnode.state import StateInfo
+
+SLOW_LINK_BYTES_S: Final = 60e6
+"""Only links below this rate are worth the work of a lossy codec."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The plan around a replica. ``predecessors``: by edge, whom to ask first, with the PNode where it lives."""
+
+    predecessors: dict[int, tuple[tuple[ReplicaId, str], ...]]
+    successors: dict[ReplicaId, str]
+    lead_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What a hosted replica is from its first to its last moment."""
+
+    standing: Standing
+    stage: Stage
+    batch_size: int
+    successors: frozenset[VNodeId]
+    """VNodes that read from this one in the graph."""
+    work_dir: Path
+
+
+@dataclass(slots=True)
+class Averages:
+    """Moving averages for reports."""
+
+    step_s: float = 0.0
+    loss: float = 0.0
+    num_steps: int = 0
+
+    def add(self, seconds: float, loss: float) -> None:
+        """One more step."""
+        self.num_steps += 1
+        weight = max(0.02, 1 / self.num_steps)
+        self.step_s += weight * (seconds - self.step_s)
+        self.loss += weight * (loss - self.loss)
+
+
+def captured(compute: Compute, info: StateInfo) -> tuple[bytes, str]:
+    """A whole state and its digest."""
+    data = compute.snapshot(info)
+    return data, digest_of(data)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """The file whole or not at all, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = path.with_suffix(".draft")
+    with draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def codec_in_force(wanted: str, *, link_bytes_s: float, frame_bytes: int, step_s: float) -> str:
+    """The codec for the next frame. ``auto``: raw, unless the link is slow and raw frames come faster than it carries them."""
+    if wanted not in ("", "auto"):
+        return wanted
+    needed_bytes_s = frame_bytes / step_s if step_s > 0 else 0.0
+    return "int8" if 0 < link_bytes_s < min(SLOW_LINK_BYTES_S, 1.2 * needed_bytes_s) else "raw"

@@ -1,0 +1,155 @@
+"""From the daemon's word to a replica that is ready to run: graph, stage, restored state, core, spool. Weights come from the state file only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dcnr import limits
+from dcnr.errors import Corrupt, InvalidInput
+from dcnr.graph import graph_from_bytes, stages_of_graph
+from dcnr.ids import ReplicaId, VNodeId, check_replica_id
+from dcnr.ports import Clock
+from dcnr.specs import Registry
+from dcnr.stages import INPUT, Stage
+from dcnr.v1 import local_pb2, model_pb2
+from pnode.chain import Standing
+from pnode.hosted import Neighbours
+from pnode.outbox import Outbox
+from pnode.samples import StagedSamples
+from pnode.spool import Spool
+from vnode.compute import Compute
+from vnode.core import ReplicaCore
+from vnode.events import Peer
+from vnode.replica_config import ReplicaConfig
+from vnode.state import StateInfo
+from vnode.torch_compute import TorchCompute
+
+VALIDATION_ROUNDS: Final = 8
+"""Per job, where the graph names no interval."""
+RESEND_S: Final = 15.0
+"""A Link delivers or breaks, and breaking starts afresh: this only has to outlast what slow lines keep in their buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything of a replica that does not depend on the worker's loop."""
+
+    standing: Standing
+    graph: model_pb2.ModelGraph
+    stage: Stage
+    depth: int
+    successors: frozenset[VNodeId]
+    compute: Compute
+    info: StateInfo
+    samples: StagedSamples
+    config: ReplicaConfig
+    frame_bytes: int
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch."""
+        return int(self.graph.train.batch_size)
+
+
+def prepare(
+    host: local_pb2.HostReplica, *, registry: Registry, network_id: str, pnode_id: str, incarnation: int, device: str
+) -> Prepared:
+    """Blocks; to be called on the replica's compute thread. Raises InvalidInput, Corrupt, NotFound."""
+    replica = check_replica_id(host.assignment.replica)
+    graph = graph_from_bytes(host.graph)
+    stages = stages_of_graph(graph, registry)
+    depth, stage = next(((at, item) for at, item in enumerate(stages, 1) if item.id == host.assignment.vnode), (0, None))
+    if stage is None:
+        raise InvalidInput(f"the graph has no VNode {host.assignment.vnode!r:.80} with weights", code="bad_assignment")
+    vnode = VNodeId(stage.id)
+    compute = TorchCompute(
+        stage, registry, num_batches=host.num_batches, seed=int(graph.train.seed), device=device, threads=host.threads
+    )
+    info = compute.restore(Path(host.state_path))
+    if info.model != host.model:
+        raise Corrupt(f"the state belongs to {info.model}", code="bad_state_model")
+    samples = StagedSamples(Path(host.dataset_manifest_path), Path(host.shard_dir), graph)
+    if samples.num_batches != host.num_batches:
+        raise Corrupt(f"the data set gives {samples.num_batches} batches, the job has {host.num_batches}", code="wrong_dataset")
+    standing = Standing(network_id, host.model, host.job_id, vnode, Peer(replica, incarnation), pnode_id)
+    return Prepared(
+        standing=standing,
+        graph=graph,
+        stage=stage,
+        depth=depth,
+        successors=frozenset(VNodeId(item.id) for item in stages if any(read.id == stage.id for read in item.inputs)),
+        compute=compute,
+        info=info,
+        samples=samples,
+        config=replica_config(host, graph, stage, standing.peer, info, samples.eval_batches()),
+        frame_bytes=stage.output.bytes_per_sample * int(graph.train.batch_size),
+    )
+
+
+def replica_config(
+    host: local_pb2.HostReplica,
+    graph: model_pb2.ModelGraph,
+    stage: Stage,
+    peer: Peer,
+    info: StateInfo,
+    eval_batches: Mapping[str, int],
+) -> ReplicaConfig:
+    """The core's numbers. Windows and spools are counted in batches of this stage's own tensors."""
+    batch_size = int(graph.train.batch_size)
+    output_bytes = max(1, stage.output.bytes_per_sample * batch_size)
+    input_bytes = max(1, *(item.spec.bytes_per_sample * batch_size for item in stage.inputs))
+    window = max(1, min(limits.WINDOW_BATCHES, limits.WINDOW_BYTES // input_bytes))
+    return ReplicaConfig(
+        vnode=VNodeId(stage.id),
+        replica=peer.replica,
+        incarnation=peer.incarnation,
+        num_inputs=len(stage.inputs),
+        input_edges=frozenset(edge for edge, item in enumerate(stage.inputs) if item.id == INPUT),
+        num_batches=host.num_batches,
+        spool_batches=max(1, host.spool_bytes // output_bytes - window),
+        frame_bytes=output_bytes,
+        window_batches=window,
+        lead_batches=max(1, host.lead_batches),
+        checkpoint_s=host.checkpoint_s or limits.CHECKPOINT_S,
+        checkpoint_steps=host.checkpoint_steps or limits.CHECKPOINT_STEPS,
+        eval_batches=eval_batches,
+        evaluate_every=int(graph.train.evaluate_every) or max(1, host.num_batches // VALIDATION_ROUNDS),
+        horizon_s=host.horizon_s or limits.HORIZON_S,
+        resend_s=RESEND_S,
+        is_new_primary=bool(info.lineage) and host.assignment.role == model_pb2.ROLE_PRIMARY,
+    )
+
+
+def core_of(prepared: Prepared, clock: Clock) -> ReplicaCore:
+    """The core, with the restored lineage."""
+    return ReplicaCore(prepared.config, prepared.info.lineage, clock.monotonic())
+
+
+def outbox_of(prepared: Prepared, host: local_pb2.HostReplica, executor: Executor, codec: Callable[[], str]) -> Outbox:
+    """An empty outbox over a spool in the replica's work directory."""
+    room = max(host.spool_bytes, (1 + prepared.config.window_batches) * prepared.config.frame_bytes)
+    return Outbox(Spool(Path(host.work_dir) / "spool", max_bytes=room), executor, codec)
+
+
+def compute_thread(replica: ReplicaId) -> ThreadPoolExecutor:
+    """The one thread on which a replica computes."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"compute-{replica}")
+
+
+def neighbours_of(host: local_pb2.HostReplica, stage: Stage) -> Neighbours:
+    """The plan around a replica; primaries are asked before others. Raises InvalidInput for names that are none."""
+    assignment = host.assignment
+    by_vnode: dict[str, list[model_pb2.Neighbour]] = {}
+    for neighbour in assignment.predecessors:
+        by_vnode.setdefault(neighbour.vnode, []).append(neighbour)
+    asked: dict[int, tuple[tuple[ReplicaId, str], ...]] = {}
+    for edge, item in enumerate(stage.inputs):
+        found = sorted(by_vnode.get(item.id, ()), key=lambda one: (one.role != model_pb2.ROLE_PRIMARY, one.replica))
+        if item.id != INPUT and found:
+            asked[edge] = tuple((check_replica_id(one.replica), one.pnode_id) for one in found)
+    successors = {check_replica_id(one.replica): one.pnode_id for one in assignment.successors}
+    return Neighbours(asked, successors, max(1, host.lead_batches))

@@ -1,0 +1,65 @@
+"""What this machine lends, after the volunteer's settings and the probe, and under which address. Enforced here, advertised from here."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+from collections.abc import Sequence
+
+from dcnr import limits
+from dcnr.errors import Unavailable
+from dcnr.settings import PNodeSettings
+from dcnr.v1 import membership_pb2
+from pnode.budget import Budget, Limits
+from pnode.probe import Machine
+
+SPOOL_SHARE = 4
+"""A replica's spool takes at most this fraction of the lent disk."""
+
+
+def limits_of(settings: PNodeSettings, machine: Machine) -> Limits:
+    """The volunteer's limits; 0 has become what the machine has (half of the free memory)."""
+    lent = settings.limits
+    cores = min(lent.cores or machine.cores, machine.cores) * lent.cpu_percent / 100
+    memory = lent.memory_mb * limits.MIB or machine.free_memory_bytes // 2
+    return Limits(max(0.1, cores), min(memory, machine.memory_bytes), lent.disk_mb * limits.MIB, lent.disk_min_free_mb * limits.MIB)
+
+
+def capability_of(
+    allowed: Limits, budget: Budget, machine: Machine, *, device: str, accepts_work: bool
+) -> membership_pb2.Capability:
+    """What the advert says."""
+    return membership_pb2.Capability(
+        cores=allowed.cores, memory_bytes=budget.usable_memory_bytes, disk_bytes=allowed.disk_bytes, device=device or "cpu",
+        gflops=machine.gflops_per_core * allowed.cores, architecture=machine.architecture, system=machine.system, accepts_work=accepts_work,
+    )  # fmt: skip
+
+
+def threads_of(allowed: Limits) -> int:
+    """Threads that compute: whole cores, for a thread that is held back half of the time holds up the others. `pnode.pace` keeps to the rest."""
+    return max(1, math.floor(allowed.cores))
+
+
+def spool_bytes_of(allowed: Limits) -> int:
+    """Bound of one replica's spool."""
+    return min(limits.SPOOL_BYTES, allowed.disk_bytes // SPOOL_SHARE)
+
+
+def advertised_host(settings: PNodeSettings, bootstrap: Sequence[str], *, single_host: bool) -> str:
+    """The host that others are told: as set, as listened on, or as this machine uses towards the first bootstrap entry (no packet is sent)."""
+    if settings.advertise_host:
+        return settings.advertise_host
+    if settings.listen_host not in ("0.0.0.0", "::"):
+        return settings.listen_host
+    if single_host:
+        return "127.0.0.1"
+    target = bootstrap[0].rpartition("@")[2].rpartition(":")[0].strip("[]") if bootstrap else "192.0.2.1"
+    with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.connect((target, 9))
+        except OSError as error:
+            raise Unavailable(
+                f"this machine has no way to {target}: {error}", code="no_address", remedy="set advertise_host"
+            ) from error
+        return str(probe.getsockname()[0])

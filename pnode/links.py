@@ -1,0 +1,254 @@
+"""Links over gRPC: one stream to each worker that feeds us, opened by us and opened again after every break; one stream from each that we feed.
+
+Reconnecting waits `RETRY_MIN_S` to `RETRY_MAX_S` with jitter. A broken stream takes all its edges down at once and is reported with `lost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final, Protocol
+
+import grpc
+
+from dcnr.errors import DcnrError, Unavailable
+from dcnr.ids import NodeId, ReplicaId
+from dcnr.ports import Clock, Random
+from dcnr.v1 import vnode_pb2, vnode_pb2_grpc
+from pnode.exchange import Replica, Said, Stream
+from pnode.receiving import Edge, ReceivingExchange
+from pnode.sending import SendingExchange
+from trust.delegation import VerifiedDelegation
+from trust.identity import NodeKey
+
+RETRY_MIN_S: Final = 0.2
+RETRY_MAX_S: Final = 5.0
+STEADY_S: Final = 10.0
+"""A Link that lived so long starts anew with the shortest wait."""
+REOPEN_S: Final = 0.5
+"""Before asking again for an edge that the other side refused."""
+MAX_LINKS: Final = 256
+
+Lost = Callable[[ReplicaId, str, bool], None]
+Told = Callable[[str, str, str], None]
+"""(kind, subject, reason) of something that people should know."""
+
+
+class Connection(Protocol):
+    """An authenticated channel to one worker, with the metadata that each call carries."""
+
+    @property
+    def channel(self) -> Any: ...
+    @property
+    def metadata(self) -> Any: ...
+    async def close(self) -> None: ...
+
+
+Dial = Callable[[NodeId, Sequence[str]], Awaitable[Connection]]
+
+
+class PeerLinks:
+    """All Links that this worker opens: the hub's `Peers`."""
+
+    def __init__(self, clock: Clock, rng: Random, executor: Executor, dial: Dial, lost: Lost, told: Told) -> None:
+        self._clock, self._rng, self._executor = clock, rng, executor
+        self._dial, self._lost, self._told = dial, lost, told
+        self._links: dict[NodeId, PeerLink] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    def open(self, replica: Replica, index: int, source: ReplicaId, worker: VerifiedDelegation) -> PeerEdge:
+        """An edge over the Link to that worker, kept open until closed."""
+        link = self._links.get(worker.worker_id)
+        if link is None:
+            link = PeerLink(self._clock, self._rng, self._executor, self._dial, self._lost, self._told, worker)
+            self._links[worker.worker_id] = link
+            if self._group is not None:
+                self._group.create_task(self._run(link))
+        return link.open(replica, index, source)
+
+    def renew(self, worker: VerifiedDelegation) -> None:
+        """Uses the newest addresses of a worker from the next attempt on."""
+        link = self._links.get(worker.worker_id)
+        if link is not None:
+            link.worker = worker
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for link in self._links.values():
+                group.create_task(self._run(link))
+            await asyncio.Event().wait()
+
+    async def _run(self, link: PeerLink) -> None:
+        await link.run()
+        if self._links.get(link.worker.worker_id) is link:
+            del self._links[link.worker.worker_id]
+
+
+class PeerEdge:
+    """One edge over a Link, whatever happens to the stream: the hub's `Opened`."""
+
+    def __init__(self, link: PeerLink, edge: Edge) -> None:
+        self._link, self._edge = link, edge
+
+    @property
+    def up(self) -> bool:
+        """Whether it is open now."""
+        return self._edge.up
+
+    def state(self, said: Said) -> None:
+        """Says something to the sender, if the edge is open."""
+        self._edge.state(said)
+
+    def close(self, code: str) -> None:
+        """Ends it for good."""
+        self._link.close(self._edge, code)
+
+
+class PeerLink:
+    """One stream to one worker as long as it has edges."""
+
+    def __init__(
+        self, clock: Clock, rng: Random, executor: Executor, dial: Dial, lost: Lost, told: Told, worker: VerifiedDelegation
+    ) -> None:
+        self.worker = worker
+        self._clock, self._rng, self._executor, self._dial, self._lost, self._told = clock, rng, executor, dial, lost, told
+        self._edges: dict[int, Edge] = {}
+        self._next_number = 1
+        self._exchange: ReceivingExchange | None = None
+        self._changed = asyncio.Event()
+
+    def open(self, replica: Replica, index: int, source: ReplicaId) -> PeerEdge:
+        """Adds an edge."""
+        edge = Edge(self._next_number, replica, index, source, self.worker.incarnation, self.worker.worker_public_der)
+        self._next_number += 1
+        self._edges[edge.number] = edge
+        self._changed.set()
+        if self._exchange is not None:
+            self._exchange.open(edge)
+        return PeerEdge(self, edge)
+
+    def close(self, edge: Edge, code: str) -> None:
+        """Removes an edge; without any the Link ends."""
+        self._edges.pop(edge.number, None)
+        self._changed.set()
+        if self._exchange is not None:
+            self._exchange.close(edge, code)
+
+    async def run(self) -> None:
+        """Until no edge is left."""
+        wait_s = RETRY_MIN_S
+        while self._edges:
+            begun = self._clock.monotonic()
+            broken = await self._session()
+            if not self._edges:
+                return
+            for edge in list(self._edges.values()):
+                self._lost(edge.source, self.worker.pnode_id, broken)
+            wait_s = RETRY_MIN_S if self._clock.monotonic() - begun > STEADY_S else min(RETRY_MAX_S, 2 * wait_s)
+            await asyncio.sleep(wait_s * self._rng.uniform(0.5, 1.0))
+
+    async def _session(self) -> bool:
+        """One stream from dialling to its end. True if it had been open."""
+        exchange = ReceivingExchange(self._clock, self._executor, self._refused)
+        connected = False
+        try:
+            connection = await self._dial(self.worker.worker_id, self.worker.addresses)
+            try:
+                stub = vnode_pb2_grpc.VNodeServiceStub(connection.channel)
+                call: Any = stub.Link(metadata=connection.metadata)
+                for edge in self._edges.values():
+                    exchange.open(edge)
+                self._exchange = exchange
+                connected = True
+                await self._until_unused(exchange, CallStream(call))
+                call.cancel()
+            finally:
+                await connection.close()
+        except DcnrError as error:
+            if not isinstance(error, Unavailable):
+                self._told("link_fault", self.worker.pnode_id, f"{error.code}: {error.message}")
+        finally:
+            self._exchange = None
+        return connected
+
+    async def _until_unused(self, exchange: ReceivingExchange, stream: Stream) -> None:
+        session = asyncio.ensure_future(exchange.run(stream))
+        try:
+            while self._edges and not session.done():
+                self._changed.clear()
+                changed = asyncio.ensure_future(self._changed.wait())
+                try:
+                    await asyncio.wait({session, changed}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    changed.cancel()
+            if session.done():
+                session.result()
+        finally:
+            session.cancel()
+            await asyncio.wait({session})
+
+    def _refused(self, edge: Edge, code: str) -> None:
+        """The other side ended an edge: ask again in a while, under a new number."""
+        self._lost(edge.source, self.worker.pnode_id, False)
+        asyncio.get_running_loop().call_later(REOPEN_S * self._rng.uniform(0.5, 1.5), self._reopen, edge)
+
+    def _reopen(self, edge: Edge) -> None:
+        if self._edges.get(edge.number) is not edge or (self._exchange is not None and self._exchange.holds(edge)):
+            return
+        del self._edges[edge.number]
+        edge.number = self._next_number
+        self._next_number += 1
+        self._edges[edge.number] = edge
+        if self._exchange is not None:
+            self._exchange.open(edge)
+
+
+class LinkService(vnode_pb2_grpc.VNodeServiceServicer):
+    """Serves the Links of the workers that we feed; ``peer`` names the PNode behind a call's session or raises Refused."""
+
+    def __init__(self, clock: Clock, key: NodeKey, find: Callable[[str], Replica], peer: Callable[[Any], str], told: Told) -> None:
+        self._clock, self._key, self._find, self._peer, self._told = clock, key, find, peer, told
+        self._num_links = 0
+
+    async def Link(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # a stream handler may write itself
+        """One stream until its end; a peer that breaks the protocol loses the stream."""
+        pnode_id = self._peer(context)
+        if self._num_links >= MAX_LINKS:
+            raise Unavailable("too many links", code="overloaded")
+        self._num_links += 1
+        try:
+            await SendingExchange(self._clock, self._key, self._find, pnode_id).run(CallStream(context))
+        except DcnrError as error:
+            if not isinstance(error, Unavailable):
+                self._told("link_fault", pnode_id, f"{error.code}: {error.message}")
+            raise  # the server's guard gives it its status
+        finally:
+            self._num_links -= 1
+
+
+class CallStream:
+    """A gRPC call, or a servicer's context, as a `Stream`."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def read(self) -> vnode_pb2.LinkMessage | None:
+        """The next message, None at the end. Raises Unavailable."""
+        try:
+            message = await self._call.read()
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise Unavailable("the link broke", code="link_broken") from error
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
+            return None
+        result: vnode_pb2.LinkMessage = message
+        return result
+
+    async def write(self, message: vnode_pb2.LinkMessage) -> None:
+        """Waits while the other side takes nothing. Raises Unavailable."""
+        try:
+            await self._call.write(message)
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise Unavailable("the link broke", code="link_broken") from error

@@ -1,0 +1,61 @@
+"""The owner's door: LocalService on a Unix socket in the home directory, which only its owner can open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from dcnr import limits
+from dcnr.errors import InvalidInput
+from dcnr.v1 import local_pb2, local_pb2_grpc
+
+MAX_SOCKET_PATH = 100
+
+
+class LocalDoor(local_pb2_grpc.LocalServiceServicer):
+    """Answers the owner from the daemon's state."""
+
+    def __init__(
+        self, *, status: Callable[[], local_pb2.StatusResponse], why: Callable[[], list[local_pb2.WhyLine]], stop: Callable[[bool], float],
+    ) -> None:  # fmt: skip
+        self._status, self._why, self._stop = status, why, stop
+        self._server: grpc.aio.Server | None = None
+
+    async def open(self, socket: Path) -> None:
+        """Listens on ``socket``. Raises InvalidInput for a path that the system cannot use."""
+        if len(str(socket)) > MAX_SOCKET_PATH:
+            raise InvalidInput(
+                f"the home directory's path is too long for a local socket: {socket}",
+                code="path_too_long",
+                remedy="choose a shorter --home",
+            )
+        socket.unlink(missing_ok=True)
+        options = [
+            ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
+        ]
+        self._server = grpc.aio.server(options=options)
+        local_pb2_grpc.add_LocalServiceServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{socket}")
+        await self._server.start()
+        socket.chmod(0o600)
+
+    async def close(self) -> None:
+        """Ends within half a second."""
+        if self._server is not None:
+            await self._server.stop(0.5)
+
+    async def Status(self, request: local_pb2.StatusRequest, context: Any) -> local_pb2.StatusResponse:
+        """One screen that tells all."""
+        return self._status()
+
+    async def Stop(self, request: local_pb2.StopRequest, context: Any) -> local_pb2.StopResponse:
+        """Ends the daemon."""
+        return local_pb2.StopResponse(within_s=self._stop(request.hand_over))
+
+    async def Why(self, request: local_pb2.WhyRequest, context: Any) -> local_pb2.WhyResponse:
+        """Reasons."""
+        return local_pb2.WhyResponse(lines=self._why())

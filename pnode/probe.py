@@ -1,0 +1,79 @@
+"""What this machine has: cores, memory, disk, architecture, and a short FLOP/s measurement. No torch, no host or user name.
+
+An accelerator is only known to the worker, where torch is; it says so in its first message.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+_SIDE = 512
+_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The whole machine, before the volunteer's limits."""
+
+    cores: int
+    memory_bytes: int
+    free_memory_bytes: int
+    free_disk_bytes: int
+    gflops_per_core: float
+    architecture: str
+    system: str
+
+
+def probe_machine(home: Path) -> Machine:
+    """Measures for about 50 ms. Cores are those this process may use, memory is also bounded by a control group."""
+    memory = psutil.virtual_memory()
+    limit = _cgroup_memory_bytes()
+    total = min(memory.total, limit) if limit else memory.total
+    return Machine(
+        cores=_usable_cores(),
+        memory_bytes=total,
+        free_memory_bytes=min(memory.available, total),
+        free_disk_bytes=shutil.disk_usage(home).free,
+        gflops_per_core=_measure_gflops(),
+        architecture={"amd64": "x86_64", "aarch64": "arm64"}.get(platform.machine().lower(), platform.machine().lower()[:16]),
+        system={"darwin": "macos"}.get(platform.system().lower(), platform.system().lower()[:16]),
+    )
+
+
+def _usable_cores() -> int:
+    try:
+        affinity = psutil.Process().cpu_affinity()
+    except (AttributeError, psutil.Error):
+        affinity = None
+    return max(1, len(affinity) if affinity else (psutil.cpu_count() or 1))
+
+
+def _cgroup_memory_bytes() -> int | None:
+    try:
+        text = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _measure_gflops() -> float:
+    """Best of a few float32 products on as many threads as numpy's library was told to use, per thread used by the measurement."""
+    a = np.ones((_SIDE, _SIDE), dtype=np.float32)
+    a @ a
+    best_s = min(_timed(a) for _ in range(_ROUNDS))
+    return 2 * _SIDE**3 / best_s / 1e9
+
+
+def _timed(a: np.ndarray) -> float:
+    started_cpu, started = time.process_time(), time.perf_counter()
+    a @ a
+    wall_s = max(time.perf_counter() - started, 1e-9)
+    threads = max(1.0, (time.process_time() - started_cpu) / wall_s)
+    return wall_s * threads

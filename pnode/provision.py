@@ -1,0 +1,152 @@
+"""Gathers and verifies everything a replica needs before the worker hears of it: request, graph, data set manifest, state.
+
+Nothing here trusts an assignment: the request must be signed by k of n maintainers, the graph is the one it names, and every VNode's configuration comes
+from that graph. Documents are cached by digest, so a restart with every orchestrator dead still finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataservice.dataset_manifest import MAX_MANIFEST_BYTES as MAX_DATASET_MANIFEST_BYTES
+from dcnr import limits
+from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
+from dcnr.graph import dataset_refs, graph_from_bytes, stages_of_graph
+from dcnr.intervals import IntervalSet
+from dcnr.specs import Registry
+from dcnr.stages import Stage
+from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from pnode.snapshots import Shelf, StartingState
+from trust.envelope import open_envelope, parse, parse_envelope
+from trust.network import NetworkPolicy
+from vnode.costs import ReplicaCost, replica_cost
+
+Fetch = Callable[[data_pb2.ObjectRef, int], Awaitable[Path]]
+"""A local file with the object of that reference, verified by digest; the second argument bounds its size in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A verified job with its graph."""
+
+    request: model_pb2.JobRequest
+    graph: model_pb2.ModelGraph
+    graph_bytes: bytes
+    stages: dict[str, Stage]
+    dataset_manifest: Path
+
+
+class Provisioner:
+    """Fetches and verifies. One per daemon."""
+
+    def __init__(self, *, policy: Callable[[], NetworkPolicy], registry: Registry, fetch: Fetch, shelf: Shelf) -> None:
+        self._policy, self._registry, self._fetch, self._shelf = policy, registry, fetch, shelf
+        self._jobs: dict[str, Job] = {}
+
+    async def job(self, desired: model_pb2.DesiredState) -> Job:
+        """The job of a desired state. Raises Refused (``unsigned_job``, ``component_not_allowed``), InvalidInput, Corrupt, Unavailable."""
+        known = self._jobs.get(desired.request_digest)
+        if known is not None:
+            _check_request(known.request, desired)
+            return known
+        ref = data_pb2.ObjectRef(
+            kind=data_pb2.OBJECT_KIND_JOB_REQUEST, model=desired.model, owner=desired.job_id, digest=desired.request_digest
+        )
+        envelope = parse_envelope((await self._fetch(ref, limits.MAX_ENVELOPE_BYTES)).read_bytes())
+        request = self._policy().open_job_request(envelope)
+        _check_request(request, desired)
+        graph_ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_GRAPH, digest=request.graph_digest)
+        graph_bytes = (await self._fetch(graph_ref, limits.MAX_GRAPH_BYTES)).read_bytes()
+        graph = graph_from_bytes(graph_bytes)
+        self._check_policy(graph)
+        stages = {stage.id: stage for stage in stages_of_graph(graph, self._registry)}
+        data_ref = data_pb2.ObjectRef(
+            kind=data_pb2.OBJECT_KIND_DATASET_MANIFEST, owner=dataset_refs(graph)["train"].name, digest=request.dataset_digest
+        )
+        job = Job(request, graph, graph_bytes, stages, await self._fetch(data_ref, MAX_DATASET_MANIFEST_BYTES))
+        self._jobs = {desired.request_digest: job}
+        return job
+
+    def cost(self, job: Job, vnode: str) -> ReplicaCost:
+        """What hosting a VNode of that job takes. Raises Refused for a VNode that the graph does not have."""
+        stage = job.stages.get(vnode)
+        if stage is None:
+            raise Refused(f"the signed graph has no VNode with weights named {vnode!r}", code="unsigned_job")
+        cost = replica_cost(stage, self._registry, int(job.graph.train.batch_size))
+        bound = int(self._policy().document.max_vnode_state_bytes) or limits.MAX_OBJECT_BYTES
+        if cost.state_bytes > bound:
+            raise Refused(f"{vnode} has {cost.state_bytes} bytes of state, the network allows {bound}", code="vnode_too_large")
+        return cost
+
+    async def state(self, job: Job, vnode: str, manifest_digest: str) -> tuple[StartingState, list[str]]:
+        """The newest state to be had for ``vnode``, with remarks on what was damaged or out of reach.
+
+        Candidates are this machine's own snapshots and the working checkpoints of the manifest, largest lineage first.
+        Raises Unavailable if none can be read now.
+        """
+        remarks: list[str] = []
+        candidates = list(self._shelf.candidates(job.request.model, job.request.job_id, vnode))
+        for checkpoint in await self._checkpoints(job, vnode, manifest_digest, remarks):
+            lineage = IntervalSet.from_pairs((int(i.first), int(i.end)) for i in checkpoint.lineage.intervals)
+            if checkpoint.job_id != job.request.job_id:
+                lineage = IntervalSet.empty()  # of an earlier job: weights go on, numbers start anew
+            known = next((c for c in candidates if c.digest == checkpoint.digest), None)
+            if known is None:
+                candidates.append(StartingState(Path(), checkpoint.digest, checkpoint.commit_digest, lineage, "store"))
+        for candidate in sorted(candidates, key=lambda c: (-len(c.lineage), c.origin != "local")):
+            if candidate.origin == "local":
+                return candidate, remarks
+            ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=job.request.model, owner=vnode, digest=candidate.digest)
+            try:
+                path = await self._fetch(ref, limits.MAX_OBJECT_BYTES)
+            except (Corrupt, NotFound) as error:
+                remarks.append(
+                    f"checkpoint {candidate.digest[:12]} with {len(candidate.lineage)} batches is unusable: {error.message}"
+                )
+                continue
+            return StartingState(path, candidate.digest, candidate.commit_digest, candidate.lineage, "store"), remarks
+        raise Unavailable(
+            f"no state of {vnode} can be read: {'; '.join(remarks) or 'no checkpoint is known'}", code="no_state",
+            remedy="wait for the store or an orchestrator",
+        )  # fmt: skip
+
+    async def _checkpoints(self, job: Job, vnode: str, manifest_digest: str, remarks: list[str]) -> list[model_pb2.Checkpoint]:
+        digest = manifest_digest or job.request.initial_manifest_digest
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=job.request.model, digest=digest)
+        try:
+            envelope = parse_envelope((await self._fetch(ref, limits.MAX_MANIFEST_BYTES)).read_bytes(), limits.MAX_MANIFEST_BYTES)
+            manifest = self._open_manifest(envelope)
+            if manifest.model != job.request.model:
+                raise Corrupt(f"the manifest belongs to model {manifest.model!r:.80}", code="wrong_model")
+        except DcnrError as error:
+            remarks.append(f"manifest {digest[:12]} cannot be read: {error.message}")
+            return []
+        return [checkpoint for entry in manifest.entries if entry.vnode == vnode for checkpoint in entry.working]
+
+    def _open_manifest(self, envelope: identity_pb2.Envelope) -> model_pb2.Manifest:
+        policy = self._policy()
+        opened = open_envelope(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=limits.MAX_MANIFEST_BYTES)
+        manifest = parse(model_pb2.Manifest, opened.payload, limits.MAX_MANIFEST_BYTES)
+        if manifest.network_id != policy.network_id:
+            raise Corrupt("the manifest belongs to another network", code="wrong_network")
+        if manifest.number == 0:
+            policy.check_threshold(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=limits.MAX_MANIFEST_BYTES)
+        elif not any(policy.is_orchestrator(signer.node_id) and signer.node_id == manifest.holder for signer in opened.signers):
+            raise Corrupt("the manifest is not signed by a listed orchestrator", code="wrong_signer")
+        return manifest
+
+    def _check_policy(self, graph: model_pb2.ModelGraph) -> None:
+        allowed = set(self._policy().document.components)
+        for vnode in graph.vnodes:
+            if allowed and vnode.component.name not in allowed:
+                raise Refused(
+                    f"{vnode.id} uses component {vnode.component.name!r}, which the network does not allow",
+                    code="component_not_allowed",
+                )
+
+
+def _check_request(request: model_pb2.JobRequest, desired: model_pb2.DesiredState) -> None:
+    if request.model != desired.model or request.job_id != desired.job_id:
+        raise Refused("the request is for another job than the desired state says", code="unsigned_job")

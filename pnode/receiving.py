@@ -1,0 +1,217 @@
+"""Our end of a Link that we opened: edges of our replicas to the replicas that they ask, statements out, checked tensors in.
+
+A receiver holds at most one unfinished frame per edge and `VERIFYING` finished ones that are being checked; then it stops reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final
+
+from dcnr import limits
+from dcnr.errors import RemoteFault
+from dcnr.ids import ReplicaId
+from dcnr.ports import Clock
+from dcnr.tensor import Array, TensorAssembler, TensorHeader, check_finite
+from dcnr.v1 import identity_pb2, vnode_pb2
+from pnode import frames
+from pnode.exchange import Control, Replica, Said, Stream, first_cause, read_alive, wait_for_news, write_control
+from pnode.frames import FrameNumber
+from trust.envelope import open_envelope
+from vnode.events import EdgeDown, EdgeUp, FrameArrived, Peer
+
+VERIFYING: Final = 2
+_HASH_STEP_BYTES: Final = 4 * limits.MIB
+
+
+@dataclass(slots=True, eq=False)
+class Edge:
+    """One edge of a receiving replica over a Link: opened by us, fed by the other side."""
+
+    number: int
+    replica: Replica
+    index: int
+    source: ReplicaId
+    source_incarnation: int
+    source_key: bytes
+    """The worker key that must have signed its frames."""
+    control: Control | None = None
+    up: bool = False
+    intake: _Intake | None = None
+
+    def open_message(self) -> vnode_pb2.LinkMessage:
+        """The first message of this edge."""
+        replica = self.replica
+        opening = vnode_pb2.OpenEdge(
+            network_id=replica.network_id,
+            model=replica.model,
+            job_id=replica.job_id,
+            source_replica=self.source,
+            target_replica=replica.peer.replica,
+            target_incarnation=replica.peer.incarnation,
+            codecs=("raw", "bf16", "fp16", "int8"),
+        )
+        return vnode_pb2.LinkMessage(edge=self.number, open=opening)
+
+    def state(self, said: Said) -> None:
+        """Sends a statement if the edge is open."""
+        if self.up and self.control is not None:
+            self.control.put(frames.statement_message(self.number, said))
+
+
+class _Intake:
+    """One frame being received: chunks are counted as they come, hashed and decoded in the executor."""
+
+    def __init__(self, number: FrameNumber, header: TensorHeader, message: vnode_pb2.FrameHeader) -> None:
+        self.number, self.header = number, header
+        self.signature, self.step = message.signature, message.step
+        self._assembler = TensorAssembler(header)
+        self._chunks: list[bytes] = []
+        self.missing_bytes = header.encoded_bytes
+        self._waiting_bytes = 0
+        self.digesting: asyncio.Future[None] | None = None
+        """The part that is being hashed; parts are hashed one after the other."""
+
+    def add(self, chunk: bytes) -> bool:
+        """Takes a chunk; True when enough wait for `digest`. Raises RemoteFault for a wrong size."""
+        if not 0 < len(chunk) <= min(limits.MAX_CHUNK_BYTES, self.missing_bytes):
+            raise RemoteFault(f"a chunk of {len(chunk)} bytes where {self.missing_bytes} are missing", code="bad_chunk_size")
+        self._chunks.append(chunk)
+        self.missing_bytes -= len(chunk)
+        self._waiting_bytes += len(chunk)
+        return self._waiting_bytes >= _HASH_STEP_BYTES
+
+    def take_waiting(self) -> list[bytes]:
+        """The chunks that have come since the last call."""
+        waiting, self._chunks, self._waiting_bytes = self._chunks, [], 0
+        return waiting
+
+    def digest(self, waiting: list[bytes]) -> None:
+        """Moves chunks into the tensor (executor). Raises RemoteFault."""
+        for chunk in waiting:
+            self._assembler.add(chunk)
+
+    async def digested(self) -> None:
+        """Returns when no part is being hashed. Raises what the hashing raised."""
+        if self.digesting is not None:
+            await self.digesting
+
+    def finish(self, edge: Edge) -> Array:
+        """The checked tensor (executor). Raises RemoteFault or Corrupt for a wrong digest, signature or value."""
+        self.digest(self.take_waiting())
+        source, target = Peer(edge.source, edge.source_incarnation), edge.replica.peer.replica
+        said = frames.statement(source, target, self.number, self.header, self.step)
+        signature = identity_pb2.Signature(public_key=edge.source_key, signature=self.signature)
+        open_envelope(
+            identity_pb2.Envelope(domain=identity_pb2.DOMAIN_FRAME, payload=said, signatures=[signature]), identity_pb2.DOMAIN_FRAME
+        )
+        array = self._assembler.array()
+        check_finite(array)
+        return array
+
+
+class ReceivingExchange:
+    """Our end of a Link that we opened: ``closed`` is called with an edge and its reason when the other side refuses or ends it."""
+
+    def __init__(self, clock: Clock, executor: Executor, closed: Callable[[Edge, str], None]) -> None:
+        self._clock, self._executor, self._closed = clock, executor, closed
+        self._edges: dict[int, Edge] = {}
+        self._control = Control()
+        self._verifying = asyncio.Semaphore(VERIFYING)
+
+    def open(self, edge: Edge) -> None:
+        """Asks for an edge."""
+        edge.control = self._control
+        self._edges[edge.number] = edge
+        self._control.put(edge.open_message())
+
+    def holds(self, edge: Edge) -> bool:
+        """Whether this edge is open here, or asked for."""
+        return self._edges.get(edge.number) is edge
+
+    def close(self, edge: Edge, code: str) -> None:
+        """Ends an edge from our side."""
+        if self._edges.pop(edge.number, None) is not None:
+            self._control.put(vnode_pb2.LinkMessage(edge=edge.number, closed=vnode_pb2.EdgeClosed(code=code)))
+        self._down(edge)
+
+    async def run(self, stream: Stream) -> None:
+        """Until the stream ends or the peer breaks the protocol (RemoteFault, Corrupt, Unavailable); then all edges are down."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                writer = group.create_task(self._write(stream))
+                while (message := await read_alive(stream)) is not None:
+                    await self._heard(message, group)
+                writer.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from errors
+        finally:
+            for edge in list(self._edges.values()):
+                self._down(edge)
+
+    def _down(self, edge: Edge) -> None:
+        edge.intake, edge.control = None, None
+        if edge.up:
+            edge.up = False
+            edge.replica.post(EdgeDown(self._clock.monotonic(), edge.index))
+
+    async def _write(self, stream: Stream) -> None:
+        while True:
+            if not await wait_for_news(self._control.news):
+                await stream.write(vnode_pb2.LinkMessage())
+            await write_control(stream, self._control)
+
+    async def _heard(self, message: vnode_pb2.LinkMessage, group: asyncio.TaskGroup) -> None:
+        edge = self._edges.get(message.edge)
+        if edge is None:
+            return  # of an edge that we closed, or a sign of life
+        match message.WhichOneof("kind"):
+            case "opened":
+                self._opened(edge, message.opened.source_incarnation)
+            case "closed":
+                del self._edges[edge.number]
+                self._down(edge)
+                self._closed(edge, frames.check_reason(message.closed))
+            case "frame":
+                if edge.intake is not None or not edge.up:
+                    raise RemoteFault("a frame before the last one ended", code="bad_frame")
+                number, header = frames.header_of(message.frame, edge.replica.expected(edge.index))
+                edge.intake = _Intake(number, header, message.frame)
+                await self._add(edge, edge.intake, message.frame.chunk, group)
+            case "chunk":
+                if edge.intake is None:
+                    raise RemoteFault("a chunk without a frame", code="bad_frame")
+                await self._add(edge, edge.intake, message.chunk.chunk, group)
+            case "offer" | None:
+                pass
+            case kind:
+                raise RemoteFault(f"a sender does not say {kind}", code="bad_message")
+
+    def _opened(self, edge: Edge, incarnation: int) -> None:
+        if edge.up or incarnation != edge.source_incarnation:
+            raise RemoteFault(f"incarnation {incarnation} answered for {edge.source_incarnation}", code="stale_incarnation")
+        edge.up = True
+        edge.replica.post(EdgeUp(self._clock.monotonic(), edge.index, Peer(edge.source, incarnation)))
+
+    async def _add(self, edge: Edge, intake: _Intake, chunk: bytes, group: asyncio.TaskGroup) -> None:
+        enough = intake.add(chunk)
+        if intake.missing_bytes == 0:
+            edge.intake = None
+            await self._verifying.acquire()
+            group.create_task(self._finish(edge, intake))
+        elif enough:
+            await intake.digested()  # at most one part is hashed while the next one comes
+            intake.digesting = asyncio.get_running_loop().run_in_executor(self._executor, intake.digest, intake.take_waiting())
+
+    async def _finish(self, edge: Edge, intake: _Intake) -> None:
+        try:
+            await intake.digested()
+            array = await asyncio.get_running_loop().run_in_executor(self._executor, intake.finish, edge)
+        finally:
+            self._verifying.release()
+        if edge.up:
+            number = intake.number
+            edge.replica.post(FrameArrived(self._clock.monotonic(), edge.index, number.lane, number.batch, array))

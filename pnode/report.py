@@ -1,0 +1,109 @@
+"""What the daemon tells: beats to orchestrators, the status screen and the reasons to its owner. Reads state, changes nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dcnr import __version__
+from dcnr.ports import Clock
+from dcnr.v1 import common_pb2, local_pb2, membership_pb2, orchestrator_pb2
+
+MAX_EVENTS = 256
+EVENTS_PER_BEAT = 64
+
+
+class Journal:
+    """The newest events of this PNode, numbered; each orchestrator is sent those it has not seen."""
+
+    def __init__(self, clock: Clock, reporter: str, listen: Callable[[common_pb2.Event], None]) -> None:
+        self._clock, self._reporter, self._listen = clock, reporter, listen
+        self._events: deque[common_pb2.Event] = deque(maxlen=MAX_EVENTS)
+        self._sequence = 0
+
+    def say(self, kind: str, subject: str, reason: str) -> None:
+        """Records an event. The same one again within the newest few is not repeated."""
+        newest = list(self._events)[-8:]
+        if any((event.kind, event.subject, event.reason) == (kind, subject, reason) for event in newest):
+            return
+        self.add(common_pb2.Event(kind=kind, subject=subject, reason=reason[:500]))
+
+    def add(self, event: common_pb2.Event) -> None:
+        """Records an event of the worker."""
+        self._sequence += 1
+        event.sequence, event.reporter = self._sequence, self._reporter
+        event.time_unix_ms = event.time_unix_ms or int(self._clock.wall() * 1000)
+        self._events.append(event)
+        self._listen(event)
+
+    def since(self, sequence: int, limit: int = EVENTS_PER_BEAT) -> list[common_pb2.Event]:
+        """Events after ``sequence``, oldest first."""
+        return [event for event in self._events if event.sequence > sequence][-limit:]
+
+
+@dataclass(slots=True)
+class WorkerFacts:
+    """The worker as last reported."""
+
+    pid: int = 0
+    incarnation: int = 0
+    device: str = ""
+    reason: str = "the worker has not started yet"
+    rss_bytes: int = 0
+    replicas: dict[str, orchestrator_pb2.ReplicaReport] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        """Whether a worker runs and has said hello."""
+        return self.pid != 0
+
+
+def why(
+    *, draining: bool, attached: int, known_orchestrators: int, membership_trouble: str, worker: WorkerFacts,
+    hosted: list[orchestrator_pb2.ReplicaReport], upload_trouble: str, capability: membership_pb2.Capability,
+) -> list[local_pb2.WhyLine]:  # fmt: skip
+    """Reasons for the present state, most important first; codes are stable."""
+    lines: list[local_pb2.WhyLine] = []
+
+    def line(code: str, reason: str, change: str) -> None:
+        lines.append(local_pb2.WhyLine(code=code, reason=reason, change=change))
+
+    if draining:
+        line("draining", "this PNode hands its work over and stops", "start it again with `pnode start`")
+    if not worker.alive:
+        line("no_worker", worker.reason, "it is started by itself; log/worker.log in the home directory has its last words")
+    if not known_orchestrators:
+        line("nobody_found", membership_trouble or "no orchestrator is known yet", "check --bootstrap and the network")
+    elif not attached:
+        line(
+            "not_attached",
+            "no orchestrator holds a control stream to this PNode",
+            "it is tried again by itself; training goes on without",
+        )
+    for report in hosted:
+        if report.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED:
+            line("assignment_failed", f"{report.replica}: {report.reason}", "see limits in `pnode config show`")
+        elif report.held_back_by:
+            line("held_back", f"{report.replica} waits for {report.held_back_by}, which is behind", "nothing: it goes on by itself")
+    if upload_trouble:
+        line("upload_waits", upload_trouble, "the newest snapshot waits on disk and is uploaded when the store is back")
+    if not hosted and not lines:
+        line(
+            "no_assignment", "no plan places a VNode here at the moment", f"work comes when a job needs {capability.cores:g} cores"
+        )
+    if not lines:
+        line("working", f"{len(hosted)} VNode{'s' * (len(hosted) != 1)} hosted", "")
+    return lines
+
+
+def state_of(lines: list[local_pb2.WhyLine]) -> str:
+    """One word for the status screen."""
+    words = {
+        "draining": "draining", "no_worker": "starting", "nobody_found": "joining", "not_attached": "alone", "assignment_failed": "refusing",
+        "held_back": "working", "upload_waits": "working", "no_assignment": "idle", "working": "working",
+    }  # fmt: skip
+    return words[lines[0].code]
+
+
+SOFTWARE = f"dcnr {__version__}"

@@ -1,0 +1,68 @@
+"""The worker's side of the network: its data server under its own key, and its dialler. Nothing else in the worker opens a connection."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from dcnr.errors import Unavailable
+from dcnr.ids import NodeId
+from dcnr.ports import Clock
+from dcnr.rpc.connection import Connection
+from dcnr.rpc.dialer import Dialer
+from dcnr.rpc.server import RpcServer, peer_of
+from dcnr.v1 import identity_pb2, vnode_pb2_grpc
+from pnode.links import Dial, LinkService
+from trust.identity import NodeKey
+
+GRACE_S: Final = 0.2
+_SERVICE: Final = "dcnr.v1.VNodeService"
+
+
+class HeldPort:
+    """A bound port that nobody else can take while the network it will serve is not known yet."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            raise Unavailable(
+                f"cannot listen on port {port} of {host}: {error.strerror}",
+                code="port_in_use",
+                remedy="choose another --data-port, or 0",
+            ) from error
+        self.port: int = self._socket.getsockname()[1]
+
+    def free(self) -> None:
+        """Gives it to whoever listens next."""
+        self._socket.close()
+
+
+def data_server(key: NodeKey, network_id: str, clock: Clock, service: Callable[[Callable[[Any], str]], LinkService]) -> RpcServer:
+    """A server with the data plane's only service, not started yet."""
+    server = RpcServer(key, network_id, clock=clock, rng=secrets.token_bytes)
+    servicer = service(pnode_of)
+    server.add(lambda grpc_server: vnode_pb2_grpc.add_VNodeServiceServicer_to_server(servicer, grpc_server), _SERVICE)
+    return server
+
+
+def pnode_of(context: Any) -> str:
+    """The PNode whose worker calls. Raises Refused without a session."""
+    peer = peer_of(context)
+    return peer.pnode_id or peer.node_id
+
+
+def dialling(key: NodeKey, network_id: str, clock: Clock, delegation: Callable[[], identity_pb2.Envelope | None]) -> Dial:
+    """Connections to other workers, each over a TCP connection of its own."""
+    dialer = Dialer(key, network_id, clock=clock, rng=secrets.token_bytes, delegation=delegation, own_connections=True)
+
+    async def dial(worker_id: NodeId, addresses: Sequence[str]) -> Connection:
+        return await dialer.connect(worker_id, addresses)
+
+    return dial

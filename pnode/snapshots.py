@@ -1,0 +1,135 @@
+"""Snapshots on this machine: kept until a manifest names them or a newer one, found again after a restart.
+
+Commits are small and all go up, in order, so that the ancestry of every stored state is whole; of the states themselves only the newest waits while the
+store is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dcnr import limits
+from dcnr.errors import DcnrError
+from dcnr.ids import Digest, check_digest, digest_of
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import local_pb2
+from pnode.home import read_message, write_atomically
+
+_SUFFIX = ".snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class StartingState:
+    """A state file to restore from, and where it came from."""
+
+    path: Path
+    digest: str
+    commit_digest: str
+    lineage: IntervalSet
+    origin: str
+
+
+@dataclass(slots=True)
+class Held:
+    """One snapshot with how far it has come."""
+
+    ready: local_pb2.SnapshotReady
+    note: Path
+    commit_stored: bool = False
+    uploaded: bool = False
+    named: bool = False
+    not_hosted: int = 0
+    """How often an orchestrator said that the plan does not place its VNode here."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """(incarnation, step): later snapshots of a replica have a higher one."""
+        return int(self.ready.checkpoint.incarnation), int(self.ready.checkpoint.step)
+
+
+class Shelf:
+    """All snapshots of this machine, in a directory of notes beside their state files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._held: list[Held] = []
+
+    def load(self) -> list[str]:
+        """Takes up what an earlier life left behind; remarks on what was unusable (and is removed)."""
+        remarks: list[str] = []
+        for note in sorted(self._directory.glob(f"*{_SUFFIX}")):
+            try:
+                ready = read_message(note, local_pb2.SnapshotReady)
+                usable = ready is not None and _intact(ready)
+            except DcnrError:
+                ready, usable = None, False
+            if ready is not None and usable:
+                self._held.append(Held(ready, note))
+            else:
+                remarks.append(f"snapshot {note.stem[:12]} is damaged and was removed")
+                note.unlink(missing_ok=True)
+        self._held.sort(key=lambda held: held.order)
+        return remarks
+
+    def add(self, ready: local_pb2.SnapshotReady) -> None:
+        """Keeps a new snapshot; the note is on disk before this returns. Raises Unavailable where the disk takes no note: then it is kept in
+        memory only. Raises InvalidInput for a digest that is none.
+        """
+        note = self._directory / f"{check_digest(ready.checkpoint.digest)}{_SUFFIX}"
+        self._held.append(Held(ready, note))
+        write_atomically(note, ready.SerializeToString())
+
+    def pending(self) -> Iterator[Held]:
+        """What no manifest names yet, oldest first."""
+        return iter([held for held in self._held if not held.named])
+
+    def newest(self, replica: str) -> Held | None:
+        """The newest snapshot of a replica."""
+        mine = [held for held in self._held if held.ready.replica == replica]
+        return max(mine, key=lambda held: held.order, default=None)
+
+    def superseded(self, held: Held) -> bool:
+        """Whether a newer snapshot of the same replica exists."""
+        newest = self.newest(held.ready.replica)
+        return newest is not None and newest is not held and newest.order > held.order
+
+    def named(self, replica: str, step: int) -> None:
+        """A manifest names a checkpoint of that replica with ``step`` batches: older snapshots are not needed any more."""
+        for held in [h for h in self._held if h.ready.replica == replica and int(h.ready.checkpoint.step) < step]:
+            self.discard(held)
+
+    def discard(self, held: Held) -> None:
+        """Forgets a snapshot and removes its files."""
+        if held in self._held:
+            self._held.remove(held)
+        held.note.unlink(missing_ok=True)
+        if not any(other.ready.path == held.ready.path for other in self._held):
+            Path(held.ready.path).unlink(missing_ok=True)
+
+    def candidates(self, model: str, job_id: str, vnode: str) -> list[StartingState]:
+        """States of that VNode on this machine whose bytes still have their digest."""
+        found: list[StartingState] = []
+        for held in self._held:
+            ready, checkpoint = held.ready, held.ready.checkpoint
+            if (ready.model, ready.job_id, checkpoint.vnode) != (model, job_id, vnode) or not _intact(ready):
+                continue
+            lineage = IntervalSet.from_pairs((int(i.first), int(i.end)) for i in checkpoint.lineage.intervals)
+            found.append(StartingState(Path(ready.path), checkpoint.digest, commit_digest(ready), lineage, "local"))
+        return found
+
+
+def commit_digest(ready: local_pb2.SnapshotReady) -> Digest:
+    """The digest that names a snapshot's commit envelope."""
+    return digest_of(ready.commit.SerializeToString(deterministic=True))
+
+
+def _intact(ready: local_pb2.SnapshotReady) -> bool:
+    path = Path(ready.path)
+    try:
+        if path.stat().st_size != ready.checkpoint.size_bytes or ready.checkpoint.size_bytes > limits.MAX_OBJECT_BYTES:
+            return False
+        return digest_of(path.read_bytes()) == ready.checkpoint.digest
+    except OSError:
+        return False

@@ -1,0 +1,196 @@
+"""Keeps one worker process alive: starts it with one end of a socket pair, restarts it with growing pauses, and always knows why it is gone.
+
+The worker inherits nothing but that descriptor and a small environment: no key, no store credential, no configuration. It ends when the descriptor
+closes, so a killed daemon never leaves a worker behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dcnr import limits
+from dcnr.errors import Corrupt, DcnrError
+from dcnr.v1 import local_pb2
+from pnode.pipe import LocalPipe
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+STEADY_S = 30.0
+"""A worker that lived this long starts the pauses anew."""
+HELLO_TIMEOUT_S = 60.0
+"""From process start to the worker's first message: importing torch on a slow disk."""
+MAX_LAST_WORDS = 400
+"""Bytes of the worker's log that are searched for the reason of its end."""
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SYSTEMROOT", "LD_LIBRARY_PATH")
+
+WorkerPipe = LocalPipe[local_pb2.FromWorker]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How to start it. ``listen_host`` and ``data_port`` are where it serves frames (0: any free port)."""
+
+    listen_host: str
+    data_port: int
+    threads: int
+    device: str
+    log_path: Path
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A running worker that has said hello."""
+
+    pid: int
+    incarnation: int
+    hello: local_pb2.WorkerHello
+    pipe: WorkerPipe
+
+
+class Supervisor:
+    """Runs workers one after the other until `stop`."""
+
+    def __init__(
+        self, options: WorkerOptions, *, next_incarnation: Callable[[], int],
+        on_up: Callable[[Worker], Awaitable[None]], on_message: Callable[[Worker, local_pb2.FromWorker], Awaitable[None]],
+        on_down: Callable[[str], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        self._options, self._next_incarnation = options, next_incarnation
+        self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
+        self._stopping = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+        self.worker: Worker | None = None
+        self.reason = "the worker has not started yet"
+
+    async def run(self) -> None:
+        """Returns after `stop`. Every end of a worker is reported with its reason before the next one starts."""
+        loop = asyncio.get_running_loop()
+        pause_s = FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            started = loop.time()
+            self.reason = await self._one_life()
+            self.worker = None
+            await self._on_down(self.reason)
+            if self._stopping.is_set():
+                return
+            pause_s = FIRST_PAUSE_S if loop.time() - started > STEADY_S else min(LONGEST_PAUSE_S, pause_s * 2)
+            try:
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+            except TimeoutError:
+                continue
+
+    async def stop(self, *, within_s: float) -> None:
+        """Ends the worker: it is asked by the closed descriptor, then by SIGTERM, then killed. At most ``within_s`` + 2 seconds."""
+        self._stopping.set()
+        process = self._process
+        if self.worker is not None:
+            await self.worker.pipe.close()
+        if process is None or process.returncode is not None:
+            return
+        for number, wait_s in ((signal.SIGTERM, within_s), (signal.SIGKILL, 2.0)):
+            try:
+                await asyncio.wait_for(process.wait(), wait_s / 2)
+                return
+            except TimeoutError:
+                _signal(process, number)
+
+    def kill(self) -> None:
+        """Ends the worker at once; it is started again."""
+        if self._process is not None and self._process.returncode is None:
+            _signal(self._process, signal.SIGKILL)
+
+    async def _one_life(self) -> str:
+        ours, theirs = socket.socketpair()
+        try:
+            process = await self._spawn(theirs)
+        except OSError as error:
+            ours.close()
+            return f"the worker cannot be started: {error.strerror}"
+        finally:
+            theirs.close()
+        self._process = process
+        pipe: WorkerPipe = await LocalPipe.over(ours, local_pb2.FromWorker)
+        why = ""
+        try:
+            why = await self._serve(process, pipe)
+        finally:
+            await pipe.close()
+            why = await self._ended(process) or why
+        return why
+
+    async def _serve(self, process: asyncio.subprocess.Process, pipe: WorkerPipe) -> str:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = await pipe.receive()
+        except TimeoutError:
+            return f"the worker said nothing within {HELLO_TIMEOUT_S:.0f} s"
+        except Corrupt as error:
+            return error.message
+        if first is None or first.WhichOneof("kind") != "hello":
+            return "the worker ended before it said hello"
+        try:
+            self.worker = Worker(process.pid, self._next_incarnation(), first.hello, pipe)
+            self.reason = ""
+            await self._on_up(self.worker)
+            while (message := await pipe.receive()) is not None:
+                await self._on_message(self.worker, message)
+        except DcnrError as error:  # a bad message, or a disk that takes no number: this worker ends, the daemon goes on
+            return error.message
+        return "the worker closed its end"
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> str:
+        """Waits for the end (forcing it after a while) and says how it came about."""
+        try:
+            await asyncio.wait_for(process.wait(), limits.CONNECT_TIMEOUT_S)
+        except TimeoutError:
+            _signal(process, signal.SIGKILL)
+            await process.wait()
+        code = process.returncode or 0
+        if code == -signal.SIGKILL:
+            return "the worker was killed (SIGKILL: by hand, or by the system for memory)"
+        if code < 0:
+            return f"the worker was ended by signal {-code}"
+        return f"the worker ended with exit code {code}{_last_words(self._options.log_path)}" if code else ""
+
+    async def _spawn(self, theirs: socket.socket) -> asyncio.subprocess.Process:
+        options = self._options
+        inherited = {name: options.environment[name] for name in _INHERITED if name in options.environment}
+        environment = {**inherited, "OMP_NUM_THREADS": str(options.threads), "PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR"}
+        command = [
+            sys.executable, "-m", "pnode.worker", "--fd", str(theirs.fileno()), "--host", options.listen_host,
+            "--port", str(options.data_port), "--threads", str(options.threads), "--device", options.device,
+        ]  # fmt: skip
+        log = os.open(options.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            return await asyncio.create_subprocess_exec(
+                *command, pass_fds=[theirs.fileno()], env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(log)
+
+
+def _last_words(log: Path) -> str:
+    """The last line of a log, as the end of a sentence."""
+    try:
+        with log.open("rb") as file:
+            file.seek(-min(MAX_LAST_WORDS, log.stat().st_size), os.SEEK_END)
+            lines = file.read(MAX_LAST_WORDS).decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return f" ({lines[-1].strip()})" if lines else ""
+
+
+def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except ProcessLookupError:
+        return

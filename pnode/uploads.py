@@ -1,0 +1,154 @@
+"""Brings snapshots into the store and keeps telling the holder of them until a manifest names them. Never on the training path.
+
+Order per snapshot: commit object, state object, RecordCheckpoint, repeated. While the store is away the newest snapshot of each replica waits on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from dataservice.objects import ObjectClient
+from dcnr import limits
+from dcnr.client import Orchestrators
+from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
+from dcnr.ids import Digest, NodeId
+from dcnr.v1 import common_pb2, data_pb2, local_pb2
+from dcnr.v1.data_pb2_grpc import DataServiceStub
+from pnode.duties import Say
+from pnode.refusals import Refusals
+from pnode.snapshots import Held, Shelf, commit_digest
+
+RETRY_S = 1.0
+LONGEST_RETRY_S = 10.0
+ASK_HOLDER_AFTER = 5
+"""Refusals for a place that an orchestrator's view of the plan does not show; a view that lags has caught up by then."""
+
+
+class Uploads:
+    """One task works the shelf; `news` wakes it."""
+
+    def __init__(
+        self, *, network_id: str, shelf: Shelf, objects: ObjectClient, orchestrators: Orchestrators, holder: Callable[[], NodeId | None],
+        durable: Callable[[str, common_pb2.IntervalSet, str], Awaitable[None]], anew: Callable[[str, str], Awaitable[None]],
+        say: Say, directory: Path,
+    ) -> None:  # fmt: skip
+        self._network_id, self._shelf, self._objects, self._orchestrators = network_id, shelf, objects, orchestrators
+        self._holder, self._durable, self._anew, self._say, self._directory = holder, durable, anew, say, directory
+        self._wake = asyncio.Event()
+        self._told: NodeId | None = None
+        self._refusals = Refusals()
+        self.trouble = ""
+
+    def added(self, ready: local_pb2.SnapshotReady) -> None:
+        """A new snapshot lies on disk."""
+        try:
+            self._shelf.add(ready)
+        except Unavailable as error:  # it is brought into the store all the same; only a restart would not find it
+            self._say("disk_trouble", ready.replica, error.message)
+        self._wake.set()
+
+    @property
+    def num_pending(self) -> int:
+        """Snapshots that no manifest names yet."""
+        return sum(1 for _ in self._shelf.pending())
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        pause_s = RETRY_S
+        while True:
+            self._wake.clear()
+            waiting = False
+            for held in list(self._shelf.pending()):
+                try:
+                    waiting |= not await self._bring(held)
+                    self.trouble, pause_s = "", RETRY_S
+                except (Corrupt, NotFound) as error:
+                    self._say("snapshot_unusable", held.ready.replica, error.message)
+                    self._shelf.discard(held)
+                    self._ask_anew(held.ready.replica, error.message)
+                except DcnrError as error:
+                    if self.trouble != error.message:
+                        self._say("upload_waits", held.ready.replica, error.message)
+                    self.trouble, waiting = error.message, True
+                    pause_s = min(LONGEST_RETRY_S, pause_s * 2)
+            now = asyncio.get_running_loop().time()
+            for replica, why in self._refusals.due(now):
+                await self._anew(replica, why)
+            limit_s = min(self._refusals.next_in_s(now), pause_s if waiting else math.inf)
+            try:
+                await asyncio.wait_for(self._wake.wait(), limit_s if limit_s < math.inf else None)
+            except TimeoutError:
+                continue
+
+    def _ask_anew(self, replica: str, why: str) -> None:
+        self._refusals.refused(replica, why, asyncio.get_running_loop().time())
+
+    async def flush(self, within_s: float, wanted: Callable[[], bool]) -> bool:
+        """Waits until nothing is pending; False if time ran out first, or nobody wants it any more."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_s
+        while self.num_pending and wanted() and loop.time() < deadline:
+            self._wake.set()
+            await asyncio.sleep(0.1)
+        return not self.num_pending
+
+    async def _bring(self, held: Held) -> bool:
+        """One snapshot as far as it goes now; True when nothing is left to do for it."""
+        try:
+            return await self._store(held)
+        except Refused as error:
+            held.not_hosted += error.code == "not_hosted"
+            if held.not_hosted < ASK_HOLDER_AFTER:
+                raise
+            return await self._record(held)  # the plan has it elsewhere by now: the holder says whether it is still of use
+
+    async def _store(self, held: Held) -> bool:
+        ready, checkpoint = held.ready, held.ready.checkpoint
+        if not held.commit_stored:
+            data = ready.commit.SerializeToString(deterministic=True)
+            ref = data_pb2.ObjectRef(
+                kind=data_pb2.OBJECT_KIND_COMMIT, model=ready.model, owner=checkpoint.vnode, digest=commit_digest(ready)
+            )
+            await self._objects.write_bytes(ref, data, directory=self._directory)
+            held.commit_stored = True
+        if self._shelf.superseded(held):
+            self._shelf.discard(held)
+            return True
+        ref = data_pb2.ObjectRef(
+            kind=data_pb2.OBJECT_KIND_STATE, model=ready.model, owner=checkpoint.vnode, digest=checkpoint.digest
+        )
+        if not held.uploaded:
+            await self._objects.write_file(
+                ref, Path(ready.path), size_bytes=int(checkpoint.size_bytes), sha256=Digest(checkpoint.digest)
+            )
+            held.uploaded = True
+        return await self._record(held)
+
+    async def _record(self, held: Held) -> bool:
+        ready = held.ready
+        request = data_pb2.RecordCheckpointRequest(
+            network_id=self._network_id, model=ready.model, job_id=ready.job_id, checkpoint=ready.checkpoint, commit=ready.commit
+        )
+        prefer = self._told or self._holder()
+        self._told = None
+        answer = await self._orchestrators.call(
+            DataServiceStub, "RecordCheckpoint", request, timeout_s=limits.CALL_TIMEOUT_S, prefer=prefer
+        )
+        match answer.status:
+            case data_pb2.RECORD_STATUS_NAMED:
+                held.named = True
+                self._refusals.named(ready.replica)
+                self._shelf.named(ready.replica, int(ready.checkpoint.step))
+                await self._durable(ready.replica, answer.durable_lineage, ready.checkpoint.digest)
+                return True
+            case data_pb2.RECORD_STATUS_REFUSED | data_pb2.RECORD_STATUS_CONDEMNED:
+                self._say("checkpoint_refused", ready.replica, answer.reason or "its digest is condemned")
+                self._shelf.discard(held)
+                self._ask_anew(ready.replica, answer.reason or "condemned")
+                return True
+            case data_pb2.RECORD_STATUS_NOT_HOLDER if answer.holder:
+                self._told = NodeId(answer.holder)
+        return False

@@ -1,0 +1,275 @@
+"""The worker process: hosts replicas and the data plane for a daemon, whose descriptor is its only master; when that closes, it ends.
+
+It makes its own key, never holds the node's, reads what the daemon laid on disk, and opens no connection besides those to neighbouring workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import psutil
+
+from dcnr.errors import Corrupt, DcnrError
+from dcnr.ids import NodeId, ReplicaId, check_replica_id
+from dcnr.ports import Clock
+from dcnr.v1 import common_pb2, identity_pb2, local_pb2, orchestrator_pb2
+from pnode.crew import Acting, Crew, Outlets
+from pnode.exchange import first_cause
+from pnode.frames import intervals_of
+from pnode.hub import LinkHub
+from pnode.links import LinkService, PeerLinks
+from pnode.pace import Pace
+from pnode.pipe import LocalPipe
+from pnode.rpc import GRACE_S, HeldPort, data_server, dialling
+from trust.delegation import VerifiedDelegation, open_delegation
+from trust.envelope import open_single, parse
+from trust.identity import NodeKey
+from vnode.registry import default_registry
+
+REPORT_S: Final = 1.0
+MIN_REPORT_GAP_S: Final = 0.05
+MAX_QUEUED: Final = 4096
+MAX_EVIDENCE: Final = 32
+EVIDENCE_AFTER_S: Final = 1.0
+EXECUTOR_THREADS: Final = 4
+NICE: Final = 10
+
+
+class SystemClock:
+    """This machine's clocks."""
+
+    def monotonic(self) -> float:
+        """Seconds that never run backwards."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
+
+
+class Worker:
+    """One worker from its delegation to the end of its pipe."""
+
+    def __init__(self, pipe: LocalPipe[local_pb2.ToWorker], key: NodeKey, clock: Clock, device: str) -> None:
+        self._pipe, self._key, self._clock, self._device = pipe, key, clock, device
+        self._executor = ThreadPoolExecutor(max_workers=EXECUTOR_THREADS, thread_name_prefix="worker-io")
+        self._out: asyncio.Queue[local_pb2.FromWorker] = asyncio.Queue(MAX_QUEUED)
+        self._news = asyncio.Event()
+        self._delegation = identity_pb2.Envelope()
+        self._num_snapshots = 0
+        self._crew: Crew
+        self._hub: LinkHub
+        self._acting: Acting
+
+    async def run(self, held: HeldPort) -> None:
+        """Until the daemon is gone."""
+        hello = local_pb2.WorkerHello(public_key=self._key.public_der, data_port=held.port, device=self._device)
+        await self._pipe.send(local_pb2.FromWorker(hello=hello))
+        first = await self._pipe.receive()
+        if first is None:
+            return
+        if first.WhichOneof("kind") != "delegation":
+            raise Corrupt("the daemon must send a delegation first", code="no_delegation")
+        self._acting = self._act_for(first.delegation)
+        peers = PeerLinks(
+            self._clock,
+            random.Random(),
+            self._executor,
+            dialling(self._key, self._acting.network_id, self._clock, lambda: self._delegation),
+            self._lost,
+            self._told,
+        )
+        self._hub = LinkHub(self._clock, self._acting.pnode_id, peers, self._lost)
+        server = data_server(
+            self._key,
+            self._acting.network_id,
+            self._clock,
+            lambda peer: LinkService(self._clock, self._key, self._hub.find, peer, self._told),
+        )
+        held.free()
+        await server.start(held.host, held.port)
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._crew = self._new_crew(group)
+                for work in (peers.run(), self._hub.run(), self._send(), self._report()):
+                    group.create_task(work)
+                await self._obey(group)
+                raise _DaemonGone  # cancels everything that runs here
+        except BaseExceptionGroup as group:
+            unexpected = group.split(_DaemonGone)[1]
+            if unexpected is not None:
+                raise unexpected from None
+        finally:
+            await server.stop(GRACE_S)
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _new_crew(self, group: asyncio.TaskGroup) -> Crew:
+        outlets = Outlets(snapshot=self._snapshot, shards=self._shards, news=self._news.set, told=self._told)
+        return Crew(
+            self._acting,
+            key=self._key,
+            delegation=lambda: self._delegation,
+            hub=self._hub,
+            registry=default_registry(),
+            clock=self._clock,
+            executor=self._executor,
+            pace=Pace(self._clock, time.process_time),
+            device=self._device,
+            outlets=outlets,
+            group=group,
+        )
+
+    def _act_for(self, envelope: identity_pb2.Envelope) -> Acting:
+        """Takes over a delegation of our own key. Raises Corrupt."""
+        payload, _ = open_single(envelope, identity_pb2.DOMAIN_DELEGATION)
+        claimed = parse(identity_pb2.Delegation, payload)
+        verified = open_delegation(envelope, network_id=claimed.network_id, now_wall=self._clock.wall())
+        if verified.worker_public_der != self._key.public_der:
+            raise Corrupt("a delegation of another worker's key", code="wrong_delegation")
+        self._delegation = envelope
+        return Acting(claimed.network_id, verified.pnode_id, verified.incarnation)
+
+    # ---- what the daemon says -----------------------------------------------------------------------------------------------
+
+    async def _obey(self, group: asyncio.TaskGroup) -> None:
+        while (message := await self._pipe.receive()) is not None:
+            try:
+                self._obey_one(message, group)
+            except DcnrError as error:
+                self._told("worker_refused", message.WhichOneof("kind") or "", f"{error.code}: {error.message}")
+
+    def _obey_one(self, message: local_pb2.ToWorker, group: asyncio.TaskGroup) -> None:
+        match message.WhichOneof("kind"):
+            case "delegation":
+                self._act_for(message.delegation)
+            case "host":
+                self._crew.host(message.host)
+            case "release":
+                self._crew.release(message.release.replica, hand_over=message.release.hand_over)
+            case "neighbour":
+                self._neighbour(message.neighbour)
+            case "durable":
+                durable = message.durable
+                self._crew.named(durable.replica, intervals_of(durable.lineage), durable.digest)
+            case "drain":
+                group.create_task(self._drain(message.drain.within_s))
+            case "head_seen":
+                self._crew.head_seen()
+            case "shard_ready":
+                self._crew.shard_ready(message.shard_ready.digest, message.shard_ready.error)
+            case "snapshot":
+                self._crew.snapshot(message.snapshot.replica, message.snapshot.reason)
+
+    def _neighbour(self, news: local_pb2.NeighbourAddress) -> None:
+        worker: VerifiedDelegation = open_delegation(
+            news.delegation, network_id=self._acting.network_id, now_wall=self._clock.wall()
+        )
+        if worker.pnode_id != news.pnode_id:
+            raise Corrupt("a delegation of another PNode than the one named", code="wrong_pnode")
+        self._hub.neighbour(check_replica_id(news.replica), worker)
+
+    async def _drain(self, within_s: float) -> None:
+        await self._crew.drain(within_s)
+        self._put(local_pb2.FromWorker(report=self._current_report()))
+        self._put(local_pb2.FromWorker(drained=local_pb2.WorkerDrained(num_snapshots=self._num_snapshots)))
+
+    # ---- what the daemon hears ----------------------------------------------------------------------------------------------
+
+    def _put(self, message: local_pb2.FromWorker) -> None:
+        """Queues a message; a daemon that has not read thousands of them is stuck, and `_send` ends this worker."""
+        with contextlib.suppress(asyncio.QueueFull):
+            self._out.put_nowait(message)
+
+    async def _send(self) -> None:
+        while True:
+            await self._pipe.send(await self._out.get())
+
+    async def _report(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_S):
+                    await self._news.wait()
+            self._news.clear()
+            self._put(local_pb2.FromWorker(report=self._current_report()))
+            await asyncio.sleep(MIN_REPORT_GAP_S)
+
+    def _current_report(self) -> local_pb2.WorkerReport:
+        evidence = [
+            orchestrator_pb2.LinkEvidence(
+                replica=trouble.replica, pnode_id=trouble.pnode_id, broken=trouble.broken, since_s=trouble.since_s
+            )
+            for trouble in self._hub.troubles()
+            if trouble.since_s >= EVIDENCE_AFTER_S
+        ]
+        return local_pb2.WorkerReport(
+            replicas=self._crew.reports(), evidence=evidence[:MAX_EVIDENCE], rss_bytes=psutil.Process().memory_info().rss
+        )
+
+    def _snapshot(self, ready: local_pb2.SnapshotReady) -> None:
+        self._num_snapshots += 1
+        self._put(local_pb2.FromWorker(snapshot=ready))
+
+    def _shards(self, dataset: str, digests: Sequence[str]) -> None:
+        self._put(local_pb2.FromWorker(shards=local_pb2.ShardsWanted(dataset=dataset, digests=digests)))
+
+    def _lost(self, replica: ReplicaId, pnode_id: str, broken: bool) -> None:
+        self._put(local_pb2.FromWorker(lost=local_pb2.NeighbourLost(replica=replica, pnode_id=pnode_id, broken=broken)))
+        self._news.set()
+
+    def _told(self, kind: str, subject: str, reason: str) -> None:
+        event = common_pb2.Event(
+            time_unix_ms=int(self._clock.wall() * 1000), kind=kind, subject=subject, reason=reason[:512], reporter=self._reporter()
+        )
+        self._put(local_pb2.FromWorker(event=event))
+
+    def _reporter(self) -> NodeId:
+        return NodeId(self._acting.pnode_id)
+
+
+class _DaemonGone(Exception):
+    """Ends the task group of a worker whose daemon closed the pipe."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point: ``python -m pnode.worker --fd N``."""
+    parser = argparse.ArgumentParser(prog="pnode.worker", description="Started by the daemon; not for people.")
+    parser.add_argument("--fd", type=int, required=True, help="inherited end of the pipe to the daemon")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 picks a free one")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    parser.add_argument("--device", default="cpu", help="device of torch")
+    options = parser.parse_args(arguments)
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    return asyncio.run(_main(options))
+
+
+async def _main(options: argparse.Namespace) -> int:
+    from vnode.devices import found_device  # torch
+
+    clock, key = SystemClock(), NodeKey.generate()
+    try:
+        pipe = await LocalPipe.over(socket.socket(fileno=options.fd), local_pb2.ToWorker)
+        worker = Worker(pipe, key, clock, found_device(options.device))
+        await worker.run(HeldPort(options.host, options.port))
+    except (DcnrError, OSError) as error:
+        sys.stderr.write(f"worker: {error}\n")
+        return 1
+    except BaseExceptionGroup as group:
+        sys.stderr.write(f"worker: {first_cause(group)!r}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

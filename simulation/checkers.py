@@ -1,0 +1,155 @@
+"""What must hold at every step and at the end, each under a name of its own, judged from outside the core."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dcnr.intervals import IntervalSet
+from simulation import arithmetic
+from simulation.arithmetic import State
+from vnode import events as ev
+from vnode.events import TRAIN_LANE, Event, Instruction, Lane, Mode
+from vnode.replica_view import ReplicaView
+
+if TYPE_CHECKING:
+    from simulation.replica_shell import ReplicaShell
+    from simulation.world import Simulation
+
+SETTLED_S = 5.0
+"""So long after the last change of incarnations or disturbance of the network, floors must be right."""
+
+
+class Checkers:
+    """Every rule of the data plane that can be seen from outside."""
+
+    def __init__(self, world: Simulation) -> None:
+        self._world = world
+        self._floors: dict[tuple[str, int], tuple[float, int]] = {}
+        self.num_learned = 0
+        self.num_forwarded = 0
+        self.num_floors = 0
+        """How many stated floors were compared with the truth."""
+
+    def before(self, shell: ReplicaShell, event: Event) -> None:
+        """Before a core hears an event."""
+
+    def takes(self, shell: ReplicaShell, lane: Lane, batch: int, mode: int) -> bool:
+        """Whether a receiver takes a frame; always, except where a test breaks the rule that modes belong to Needs."""
+        return True
+
+    def after(self, shell: ReplicaShell, event: Event, instructions: list[Instruction]) -> None:
+        """After an event and its instructions."""
+        kept = sum(1 for lane, _ in shell.spool if lane.is_train)
+        self._world.require(kept <= shell.config.spool_batches, "spool_bound", f"{shell.replica}: {kept} frames are kept")
+        others = len(shell.spool) - kept
+        self._world.require(others <= shell.config.window_batches, "spool_bound", f"{shell.replica}: {others} evaluated")
+        for instruction in instructions:
+            if isinstance(instruction, ev.SendAck):
+                self._floor(shell, instruction)
+
+    def _floor(self, shell: ReplicaShell, ack: ev.SendAck) -> None:
+        """While the incarnations stay the same, floors only rise and are never above the truth."""
+        world = self._world
+        key = (shell.replica, shell.incarnation)
+        since_s, before = self._floors.get(key, (0.0, 0))
+        self._floors[key] = (world.kernel.now_s, ack.floor)
+        settled_from_s = world.authority.changed_s + SETTLED_S
+        if min(since_s, world.kernel.now_s) < settled_from_s or world.has_zombies():
+            return
+        self.num_floors += 1
+        world.require(ack.floor >= before, "floor_monotone", f"{shell.replica}: floor {before} then {ack.floor}")
+        true = min(self._lowest(other) for other in world.behind(shell.vnode))
+        world.require(ack.floor <= true, "floor_true", f"{shell.replica}: states {ack.floor}, it is {true}")
+
+    def _lowest(self, shell: ReplicaShell) -> int:
+        lowest = (IntervalSet.span(0, self._world.knobs.num_batches) - shell.state.lineage).lowest()
+        return self._world.knobs.num_batches if lowest is None else lowest
+
+    def learning(self, shell: ReplicaShell, learn: ev.Learn) -> None:
+        """Before a step: the state must not hold that batch yet."""
+        self.num_learned += 1
+        twice = learn.batch in shell.state.lineage
+        self._world.require(not twice, "exactly_once", f"{shell.replica}: batch {learn.batch} is learned twice")
+        self._world.require(
+            learn.num_learned == len(shell.state.lineage), "num_learned", f"{shell.replica}: step {learn.num_learned}"
+        )
+
+    def forwarding(self, shell: ReplicaShell, forward: ev.Forward) -> None:
+        """Before a forward pass: only what was learned is computed again, and tests see only final weights."""
+        state, where = shell.state, f"{shell.replica}: batch {forward.batch}"
+        if forward.mode is Mode.FORWARD_ONLY:
+            self.num_forwarded += 1
+            self._world.require(forward.batch in state.lineage, "learn_first", f"{where} is recomputed but was not learned")
+        elif forward.lane.split == "test":
+            is_final = state.lineage.is_exactly(0, self._world.knobs.num_batches)
+            self._world.require(is_final, "final_weights", f"{where} is tested with unfinished weights")
+
+    def snapshot(self, shell: ReplicaShell, snapshot: ev.TakeSnapshot) -> None:
+        """The lineage that goes into the file is the state's, and the state is the sum of its lineage."""
+        state = shell.state
+        is_whole = len(state.learned) == len(state.lineage) and state.checksum == state.expected_checksum()
+        self._world.require(is_whole, "exactly_once", f"{shell.replica}: the state is not the sum of its lineage")
+        self._world.require(snapshot.lineage == state.lineage, "snapshot_lineage", f"{shell.replica}: {snapshot.lineage}")
+
+    def named(self, shell: ReplicaShell, old: State, new: State, named_by: int | None) -> None:
+        """A manifest takes over ``new`` for ``old``."""
+        goes_back = named_by == shell.incarnation and bool(old.lineage - new.lineage)
+        self._world.require(not goes_back, "manifest_back", f"{shell.vnode}: {old.lineage} replaced by {new.lineage}")
+
+    def explain(self) -> None:
+        """For any batch that a living primary lacks, its report names over which edge it is asked for, from whom and why."""
+        for shell in self._world.primaries():
+            view = shell.core.view()
+            missing = IntervalSet.span(0, self._world.knobs.num_batches) - view.lineage
+            explained = IntervalSet.empty()
+            for need in view.needs:
+                if need.lane == TRAIN_LANE:
+                    explained |= need.wanted
+                    self._world.require(bool(need.why), "explain", f"{shell.replica}: no reason")
+            unexplained = len(missing - explained)
+            is_allowed = unexplained <= shell.config.window_batches + 1
+            self._world.require(is_allowed, "explain", f"{shell.replica}: {unexplained} batches are missing without a word")
+            is_idle = _is_idle(view) and not view.failing
+            self._world.require(unexplained == 0 or not is_idle, "explain", f"{shell.replica}: idle, nothing asked for")
+
+    def at_end(self) -> None:
+        """Storms and recomputation stay in proportion to what went wrong; tests are complete and follow from the final states."""
+        world = self._world
+        views = [shell.core.view() for shell in world.primaries()]
+        sent = sum(view.counters.frames_sent for view in views)
+        again = sum(view.counters.frames_resent for view in views)
+        allowed = world.num_corrupt + 0.05 * sent + 4 * world.knobs.window_batches * world.num_faults
+        world.require(again <= allowed, "storm", f"{again} of {sent} frames were sent again, {allowed:.0f} allowed")
+        if world.num_lost_states == 0:
+            few = 0.02 * self.num_learned
+            world.require(self.num_forwarded <= few, "recompute", f"{self.num_forwarded} computed again, nothing was lost")
+        else:
+            most = 2.0 * world.num_lost_states * world.knobs.num_batches * len(world.topology.inputs)
+            world.require(self.num_forwarded <= most, "recompute", f"{self.num_forwarded} computed again of at most {most:.0f}")
+        for shell in world.primaries():
+            state = shell.state
+            is_whole = state.lineage.is_exactly(0, world.knobs.num_batches) and sorted(state.learned) == list(state.lineage)
+            world.require(is_whole, "exactly_once", f"{shell.replica}: {state.lineage}")
+        self._tests()
+
+    def _tests(self) -> None:
+        """What the test round must have given, computed from the final states alone."""
+        world = self._world
+        outputs: dict[tuple[str, int], bytes] = {}
+        lane = Lane("test", 0)
+        for vnode, inputs in world.topology.inputs.items():
+            total = 0.0
+            shell = world.primary(vnode)
+            for batch in range(world.knobs.test_batches):
+                tensors = tuple(
+                    outputs[name, batch] if name in world.topology.inputs else arithmetic.data(lane, batch) for name in inputs
+                )
+                outputs[vnode, batch], loss = arithmetic.evaluate(shell.state, lane, batch, tensors)
+                total += loss
+            found = next(item for item in shell.core.view().evaluations if item.lane == lane)
+            same = found.complete and abs(found.sum_loss - total) < 1e-6 and found.count == 2 * world.knobs.test_batches
+            world.require(same, "test_result", f"{shell.replica}: {found} instead of {total}")
+
+
+def _is_idle(view: ReplicaView) -> bool:
+    return not view.computing and not view.held_back_by and not view.paused_why

@@ -1,0 +1,237 @@
+"""What must hold in the control world, looked at from outside: every write of the store as it lands, every desired state as it is persisted, every
+message before and after, and the whole at the end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from dataservice import keys
+from dcnr.ids import digest_of
+from dcnr.v1 import model_pb2
+from orchestrator.documents import open_desired, open_end, open_plan
+from simulation.control_identity import MODEL
+from simulation.control_store_checkers import StoreCheckers
+
+if TYPE_CHECKING:
+    from simulation.control_pnode import PNodeShell
+    from simulation.control_worker import Replica, WorkerModel
+    from simulation.control_world import ControlWorld
+
+TAKEN_OVER_S: Final = 25.0
+"""After the heal somebody holds the head within this time: 1.2 TTL of one ETag, two polls, a slow store."""
+PLACED_S: Final = 60.0
+"""After the heal a job that is active since has every VNode at work within this time."""
+
+
+class ControlCheckers(StoreCheckers):
+    """See the module."""
+
+    def __init__(self, world: ControlWorld) -> None:
+        super().__init__(world)
+        self._events: deque[str] = deque(maxlen=400)
+        self._sequences: dict[str, int] = {}
+        self._known_terms: dict[tuple[str, int], int] = {}
+        self._at_work: list[tuple[PNodeShell, WorkerModel, Replica, int]] = []
+        self._waiting_since: dict[str, float] = {}
+        self.num_tampered = 0
+        self.num_refused: dict[str, int] = {}
+
+    # ---- what others tell ------------------------------------------------------------------------------------------------
+
+    def said(self, reporter: str, kind: str, subject: str, reason: str, facts: Mapping[str, Any]) -> None:
+        """An event of an orchestrator or a PNode: every decision in it has a reason."""
+        self._events.append(f"{self._world.kernel.now_s:7.2f} {reporter[:8]} {kind} {subject[:20]} {reason[:110]}")
+        if kind in ("replica_placed", "replica_relocated", "plan_made", "checkpoint_refused", "job_ended"):
+            self._world.require(bool(reason), "explain", f"{kind} of {subject} without a reason")
+        if kind == "replica_relocated":
+            self._world.require(bool(facts.get("from_pnode")), "explain", f"{subject} moved from nowhere")
+        self._world.require(kind != "end_differs", "one_outcome", f"{subject}: {reason}")
+
+    def newest(self, count: int) -> list[str]:
+        """The last events."""
+        return list(self._events)[-count:]
+
+    def refused(self, pnode: PNodeShell, checkpoint: model_pb2.Checkpoint, reason: str) -> None:
+        """A checkpoint was refused."""
+        key = reason.split(" ", 1)[-1][:40]
+        self.num_refused[key] = self.num_refused.get(key, 0) + 1
+
+    def died(self, pnode: PNodeShell, *, kept_disk: bool) -> None:
+        """A machine died; what it had persisted is gone with its disk."""
+        if not kept_disk:
+            self._sequences.pop(pnode.node_id, None)
+
+    def hosting(self, pnode: PNodeShell, replica: str) -> None:
+        """A worker begins with a replica: only what the persisted desired state names."""
+        data = pnode.disk.get(f"home/desired-{MODEL}.pb")
+        held = open_desired(data, self._world.community.policy, MODEL).assignments if data is not None else ()
+        named = any(item.replica == replica for item in held)
+        self._world.require(named, "persist_first", f"{pnode.host} hosts {replica}, which its persisted state does not name")
+
+    # ---- PNodes ----------------------------------------------------------------------------------------------------------
+
+    def persisted(self, pnode: PNodeShell, path: str, data: bytes) -> None:
+        """A PNode wrote a file: a desired state that it will obey, or a head that it takes as confirmed."""
+        world = self._world
+        if path.startswith("home/head-"):
+            world.require(digest_of(data) in self._heads, "unconfirmed", f"{pnode.host} keeps a head that never lay in the store")
+        if not path.startswith("home/desired-"):
+            return
+        desired = open_desired(data, world.community.policy, MODEL)
+        who = f"{pnode.host}, epoch {desired.epoch} of {desired.holder[:8]}, plan {desired.plan_number}"
+        world.require(self.terms.get(int(desired.epoch)) == desired.holder, "obeys", f"{who}: a term that never was")
+        landed = self._plans.get(desired.plan_digest)
+        world.require(landed is not None, "act_after", f"{who}: a plan that no head names")
+        assert landed is not None
+        expected = (int(desired.sequence), int(desired.epoch), desired.holder)
+        world.require(landed == expected, "obeys", f"{who}: sequence {desired.sequence} instead of {landed}")
+        stored = world.store.store.peek(keys.desired(MODEL, desired.plan_digest, pnode.node_id))
+        world.require(stored == data, "delivered_unchanged", f"{who}: not the stored desired state")
+        last = self._sequences.get(pnode.node_id, 0)
+        world.require(int(desired.sequence) > last, "obeys_older", f"{who}: sequence {desired.sequence} after {last}")
+        self._sequences[pnode.node_id] = int(desired.sequence)
+
+    def before_message(self, pnode: PNodeShell, data: bytes) -> tuple[object, ...] | None:
+        """What a tampered message must not change."""
+        if not self._world.wire.was_changed(data):
+            return None
+        self.num_tampered += 1
+        return self._believes(pnode)
+
+    def after_message(self, pnode: PNodeShell, before: tuple[object, ...] | None) -> None:
+        """After a message: nothing follows from a tampered one, and only confirmed terms are believed."""
+        if before is not None:
+            self._world.require(self._believes(pnode) == before, "tampered", f"{pnode.host} believes a tampered message")
+        self._term(pnode)
+
+    def attached(self, data: bytes) -> None:
+        """An orchestrator took a greeting for good."""
+        self._world.require(not self._world.wire.was_changed(data), "tampered", "a tampered greeting opened a control stream")
+
+    def _believes(self, pnode: PNodeShell) -> tuple[object, ...]:
+        entry = pnode.duties._models.get(MODEL)
+        if entry is None:
+            return ()
+        authority = entry.authority
+        waiting = tuple(sorted(authority._pending))
+        return authority.term, authority.desired_sequence, authority.head.sequence if authority.head else 0, waiting
+
+    def _term(self, pnode: PNodeShell) -> None:
+        entry = pnode.duties._models.get(MODEL)
+        term = entry.authority.term if entry is not None else None
+        if term is None:
+            return
+        is_real = self.terms.get(term.epoch) == term.holder
+        self._world.require(is_real, "unconfirmed", f"{pnode.host} believes in epoch {term.epoch} of {term.holder[:8]}")
+        key = (pnode.node_id, pnode.lives)
+        self._world.require(term.epoch >= self._known_terms.get(key, 0), "term_back", f"{pnode.host} goes back to {term.epoch}")
+        self._known_terms[key] = term.epoch
+
+    # ---- now and then ------------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Every half second: one decider at most; after the heal somebody decides, and every VNode works again within a bound."""
+        world, now = self._world, self._world.kernel.now_s
+        holders = [shell.host for shell in world.honest() if shell.is_holder]
+        world.require(len(holders) <= 1, "two_holders", f"{holders} decide at once")
+        for shell in world.orchestrators:
+            if shell.is_alive:
+                shell.shared.inventory.check()
+        for pnode in world.pnodes:
+            if pnode.process.alive and hasattr(pnode, "duties"):
+                self._term(pnode)
+        if world.is_unsafe:
+            return
+        if now > world.healed_s + TAKEN_OVER_S:
+            world.require(len(holders) == 1, "takeover_bound", "nobody decides\n" + "\n".join(world.story()))
+        self._placed(now)
+
+    def _placed(self, now: float) -> None:
+        """Which VNodes of the active job are not at work, and for how long."""
+        world, head = self._world, self._world.head()
+        if head is None or head.active.state not in (model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING):
+            self._waiting_since.clear()
+            return
+        working = {
+            replica.vnode
+            for pnode in world.pnodes
+            if pnode.process.alive and pnode.worker.alive
+            for replica in pnode.worker.replicas.values()
+            if replica.job_id == head.active.job_id
+        }
+        for vnode in world.community.vnodes:
+            if vnode in working:
+                self._waiting_since.pop(vnode, None)
+                continue
+            since = self._waiting_since.setdefault(vnode, max(now, world.healed_s))
+            if now - since > PLACED_S:
+                world.fail("relocation_bound", f"{vnode} works nowhere for {now - since:.0f} s\n" + "\n".join(world.story()))
+
+    def blackout_began(self) -> None:
+        """All orchestrators are dead: who has something to learn?"""
+        self._at_work = [
+            (pnode, pnode.worker, replica, len(replica.lineage))
+            for pnode in self._world.pnodes
+            if pnode.process.alive
+            for replica in pnode.worker.replicas.values()
+            if len(replica.lineage) < replica.num_batches
+        ]
+
+    def blackout_over(self) -> None:
+        """They learned meanwhile, those that lived."""
+        survivors = [
+            (len(replica.lineage), before)
+            for pnode, worker, replica, before in self._at_work
+            if pnode.worker is worker and pnode.process.alive and not pnode.process.paused and replica.replica in worker.replicas
+        ]
+        works = not survivors or any(now > before for now, before in survivors)
+        self._world.require(works, "works_on", "nothing was learned while all orchestrators were dead")
+
+    def at_end(self) -> None:
+        """Each job has exactly one outcome, in head and end alike; the manifest is whole; moves stay in proportion to what went wrong."""
+        world, store = self._world, self._world.store.store
+        head = world.head()
+        assert head is not None
+        decided = {item.job_id: item for item in head.decided}
+        for name in sorted(world.accepted):
+            data = store.peek(keys.job_end(MODEL, name))
+            world.require(data is not None, "job_lost", f"{name} has no end")
+            assert data is not None
+            end = open_end(data, world.community.policy)
+            world.require(
+                self._decided.get(name) == end, "one_outcome", f"{name} ends as {end}, decided was {self._decided.get(name)}"
+            )
+            world.require(decided.get(name, end) == end, "one_outcome", f"{name}: head and end differ")
+            ran = self._decided[name].state == model_pb2.JOB_STATE_COMPLETED
+            world.require(
+                ran or name not in world.must_complete, "completes", f"{name} ended as\n{end}\n" + "\n".join(self.newest(60))
+            )
+        self._whole(self._read_manifest(head.manifest_digest))
+        allowed = 2 * world.faults.num_shocks + world.knobs.num_vnodes
+        world.require(
+            self.num_moves <= allowed, "thrash", f"{self.num_moves} moves, {allowed} allowed for {world.faults.num_shocks} shocks"
+        )
+        behind = [pnode.host for pnode in world.pnodes if pnode.process.alive and not self._follows(pnode, head)]
+        world.require(not behind, "follows", f"{behind} do not follow epoch {head.epoch}\n" + "\n".join(world.story()))
+        self._settled(head)
+
+    def _follows(self, pnode: PNodeShell, head: model_pb2.Head) -> bool:
+        """A PNode that was told anything knows the head's term."""
+        entry = pnode.duties._models.get(MODEL)
+        return entry is None or entry.authority.term is None or entry.authority.term.epoch == head.epoch
+
+    def _settled(self, head: model_pb2.Head) -> None:
+        """Workers host exactly what the plan under the head names."""
+        data = self._world.store.store.peek(keys.plan(MODEL, head.plan_digest)) if head.plan_digest else None
+        if data is None:
+            return
+        plan = open_plan(data, self._world.community.policy, MODEL)
+        wanted = {(item.pnode_id, item.replica) for item in plan.assignments}
+        hosted = {
+            (pnode.node_id, replica) for pnode in self._world.pnodes if pnode.process.alive for replica in pnode.worker.replicas
+        }
+        strays = sorted(replica for _, replica in hosted - wanted)
+        self._world.require(not strays, "strays", f"{strays} are hosted though plan {plan.number} does not name them there")

@@ -1,0 +1,162 @@
+"""Keys, network document, model and jobs of the control world: all made from the seed, so that equal seeds give equal bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+
+from dcnr.graph import graph_from_toml, graph_to_bytes, stages_of_graph
+from dcnr.ids import Digest, digest_of
+from dcnr.specs import Registry
+from dcnr.v1 import identity_pb2, model_pb2
+from trust.envelope import seal
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy, create_document, verify_chain
+from vnode.costs import ReplicaCost, replica_cost
+from vnode.registry import default_registry
+
+MODEL = "chain"
+EPOCH_WALL_S = 1_800_000_000.0
+"""The wall clock when virtual time is 0."""
+STORE_ADDRESS = "store.example:9000"
+BUCKET = "dcnr"
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+
+
+class SeededKey(NodeKey):
+    """A key whose signatures are a function of key and data (RFC 6979)."""
+
+    __slots__ = ()
+
+    def sign(self, data: bytes) -> bytes:
+        """As `NodeKey.sign`, without randomness."""
+        r, s = decode_dss_signature(self._key.sign(data, ec.ECDSA(hashes.SHA256(), deterministic_signing=True)))
+        return encode_dss_signature(r, min(s, _ORDER - s))
+
+
+def key_of(seed: int, name: str) -> SeededKey:
+    """The key of that name in that world."""
+    number = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest(), "big") % (_ORDER - 1) + 1
+    return SeededKey(ec.derive_private_key(number, ec.SECP256R1()))
+
+
+def chain_graph(num_vnodes: int) -> model_pb2.ModelGraph:
+    """A chain of small linear VNodes."""
+    text = """
+[model]
+name = "chain"
+version = 1
+input = { dtype = "float32", shape = [8] }
+target = { dtype = "int64", shape = [] }
+num_classes = 4
+
+[data]
+train = "dataset:toy#train"
+validation = "dataset:toy#validation"
+test = "dataset:toy#test"
+
+[train]
+passes = 1
+batch_size = 4
+seed = 0
+codec = "raw"
+"""
+    for index in range(num_vnodes):
+        text += f"""
+[[vnode]]
+id = "v{index}"
+component = "linear"
+config = {{ out_features = 8 }}
+inputs = ["{f"v{index - 1}" if index else "input"}"]
+objective = {{ name = "local_ce" }}
+optimizer = {{ name = "sgd", lr = 0.1 }}
+"""
+    return graph_from_toml(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Community:
+    """What everybody in a world agrees on."""
+
+    policy: NetworkPolicy
+    maintainer: NodeKey
+    orchestrators: tuple[NodeKey, ...]
+    registry: Registry
+    graph_bytes: bytes
+    vnodes: tuple[str, ...]
+    costs: dict[str, ReplicaCost]
+    initial: dict[str, bytes]
+    """Object key suffixes of checkpoint 0: VNode to bytes."""
+    manifest0: bytes
+
+    @property
+    def graph_digest(self) -> Digest:
+        """Names the graph."""
+        return digest_of(self.graph_bytes)
+
+
+def community(seed: int, num_orchestrators: int, num_vnodes: int) -> Community:
+    """The community of a seed."""
+    maintainer = key_of(seed, "maintainer")
+    orchestrators = tuple(key_of(seed, f"orchestrator-{index}") for index in range(num_orchestrators))
+    document = create_document(
+        maintainer,
+        name="simulated",
+        now_wall=EPOCH_WALL_S - 1000.0,
+        orchestrator_ids=[key.node_id for key in orchestrators],
+        locality=identity_pb2.LOCALITY_SINGLE_HOST,
+        store_address=STORE_ADDRESS,
+        store_bucket=BUCKET,
+        store_scheme="http",
+    )
+    policy = verify_chain([document])
+    registry = default_registry()
+    graph = chain_graph(num_vnodes)
+    graph_bytes = graph_to_bytes(graph)
+    stages = stages_of_graph(graph, registry)
+    costs = {stage.id: replica_cost(stage, registry, 4) for stage in stages}
+    initial = {stage.id: f"checkpoint 0 of {stage.id}".encode() for stage in stages}
+    manifest = model_pb2.Manifest(
+        network_id=policy.network_id, model=MODEL, number=0, graph_digest=digest_of(graph_bytes), audits="none"
+    )
+    for vnode, data in sorted(initial.items()):
+        checkpoint = model_pb2.Checkpoint(vnode=vnode, digest=digest_of(data), size_bytes=len(data))
+        manifest.entries.add(vnode=vnode, working=[checkpoint], cleared=checkpoint)
+    sealed = seal(identity_pb2.DOMAIN_MANIFEST, manifest, maintainer).SerializeToString(deterministic=True)
+    return Community(
+        policy, maintainer, orchestrators, registry, graph_bytes, tuple(stage.id for stage in stages), costs, initial, sealed
+    )
+
+
+def job_request(world: Community, job_id: str, *, num_batches: int, expires_unix_ms: int, checkpoint_s: float) -> bytes:
+    """A signed request, as it is stored."""
+    request = model_pb2.JobRequest(
+        network_id=world.policy.network_id,
+        job_id=job_id,
+        model=MODEL,
+        graph_digest=world.graph_digest,
+        initial_manifest_digest=digest_of(world.manifest0),
+        dataset_digest="0" * 64,
+        dataset_name="toy",
+        num_batches=num_batches,
+        unit_batches=4,
+        lead_batches=64,
+        horizon_s=600.0,
+        settling_deadline_s=90.0,
+        expires_unix_ms=expires_unix_ms,
+        checkpoint_s=checkpoint_s,
+        checkpoint_steps=1000,
+    )
+    return seal(identity_pb2.DOMAIN_JOB_REQUEST, request, world.maintainer).SerializeToString(deterministic=True)
+
+
+def job_cancel(world: Community, job_id: str) -> bytes:
+    """A signed cancellation, as it is stored."""
+    cancel = model_pb2.JobCancel(
+        network_id=world.policy.network_id, job_id=job_id, model=MODEL, reason="called off by its maintainer"
+    )
+    return seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, world.maintainer).SerializeToString(deterministic=True)

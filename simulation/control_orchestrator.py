@@ -1,0 +1,303 @@
+"""An orchestrator of the control world: the real runtime (head, view, jobs, decider, judge) and inventory behind a simulated control stream; and one
+that lies.
+
+What is left out of the real service: sockets, grants' signatures and the SQLite history. A restart keeps the key and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from dataservice import keys
+from dcnr import limits
+from dcnr.errors import DcnrError, InvariantBroken, NotFound
+from dcnr.ids import NodeId
+from dcnr.v1 import common_pb2, data_pb2, identity_pb2, model_pb2, orchestrator_pb2
+from orchestrator.attach import AttachService, _Stream, tell_transitions
+from orchestrator.history import History
+from orchestrator.inventory import Inventory
+from orchestrator.runtime import ModelRuntime, Shared
+from simulation.control_identity import BUCKET, MODEL, STORE_ADDRESS
+from simulation.control_loop import ProcessLoop
+from simulation.control_store import StoreClient
+from simulation.kernel import Process
+from simulation.network import Stream
+from trust.envelope import seal
+from trust.identity import NodeKey
+from trust.records import open_advert
+
+if TYPE_CHECKING:
+    from simulation.control_world import ControlWorld
+
+TICK_S: Final = 0.25
+REVIEW_S: Final = 1.0
+HEAD_URL: Final = f"http://{STORE_ADDRESS}/{BUCKET}/{keys.head(MODEL)}?signature=1"
+FAR_EPOCH: Final = 2**63
+LIE_S: Final = 3.0
+
+
+class SimHistory(History):
+    """Keeps the orchestrator's events for the checkers, writes nothing."""
+
+    def __init__(self, world: ControlWorld, reporter: str, shared_clock: object) -> None:
+        super().__init__(None, reporter, shared_clock)  # type: ignore[arg-type]
+        self._world = world
+
+    def say(self, kind: str, subject: str, reason: str, **facts: object) -> common_pb2.Event:
+        """Records and hands on."""
+        self._world.checkers.said(self._reporter, kind, subject, reason, facts)
+        return common_pb2.Event(kind=kind, subject=subject, reason=reason, reporter=self._reporter)
+
+    def heard(self, reporter: str, event: common_pb2.Event) -> None:
+        """Events of PNodes are not kept."""
+
+    def placed(
+        self, model: str, plan: str, replica: str, pnode: str, outcome: str, predicted_step_s: float, measured_step_s: float
+    ) -> None:
+        """Placements are not kept."""
+
+
+@dataclass(slots=True)
+class ControlEnd:
+    """The orchestrator's end of one PNode's stream."""
+
+    shell: OrchestratorShell
+    loop: ProcessLoop
+    stream: Stream | None = None
+    told: _Stream | None = None
+
+    def on_message(self, data: bytes) -> None:
+        """From the PNode."""
+        self.loop.call_soon(self.shell.message, self, data)
+
+    def on_broken(self) -> None:
+        """The stream is over."""
+        self.loop.call_soon(self.shell.broken, self, "the connection broke")
+
+    def send(self, message: orchestrator_pb2.OrchestratorMessage) -> None:
+        """To the PNode."""
+        if self.stream is not None:
+            self.stream.send(1, self.shell.world.on_the_wire(message))
+
+
+class OrchestratorShell:
+    """One orchestrator through all its lives."""
+
+    def __init__(self, world: ControlWorld, index: int) -> None:
+        self.world, self.index = world, index
+        self.key: NodeKey = world.community.orchestrators[index]
+        self.host = f"orchestrator-{index}"
+        self.lives = 0
+        self.start()
+
+    @property
+    def node_id(self) -> NodeId:
+        """Who it is."""
+        return self.key.node_id
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process exists."""
+        return self.process.alive
+
+    @property
+    def is_holder(self) -> bool:
+        """Whether it may decide now."""
+        return self.process.alive and self.runtime.is_holder
+
+    def start(self) -> None:
+        """A new life with nothing but the key."""
+        world = self.world
+        self.lives += 1
+        self.process = Process(world.kernel, self.host)
+        self.loop = ProcessLoop(world.kernel, self.process, world.failed)
+        self.clock = world.clock_of(world.skew_s(self.host), 1000.0 * self.lives)
+        self.store = StoreClient(world, self.process)
+        self.shared = Shared(
+            key=self.key, policy=world.community.policy, store=self.store, clock=self.clock, registry=world.community.registry,
+            inventory=Inventory(), history=SimHistory(world, self.node_id, self.clock), plan_policy=world.knobs.plan_policy,
+        )  # fmt: skip
+        self.runtime = ModelRuntime(MODEL, self.shared)
+        self.attach = AttachService(
+            self.shared, {MODEL: self.runtime}, head_url=lambda _model: (HEAD_URL, 0), reach=lambda _id, _addresses: None
+        )
+        self.ends: list[ControlEnd] = []
+        self.run()
+
+    def run(self) -> None:
+        """Starts its tasks."""
+        self.loop.spawn(self.runtime.run())
+        self.loop.spawn(self._tick())
+        self.loop.spawn(self._tell())
+
+    def crash(self) -> None:
+        """Ends this life."""
+        self.process.kill()
+        self.loop.bury()
+        self.world.network.lose(self.process, silently=False)
+
+    # -- control streams -------------------------------------------------------------------------------------------------------
+
+    def accept(self) -> ControlEnd:
+        """The end of a stream that a PNode opens."""
+        return ControlEnd(self, self.loop)
+
+    def message(self, end: ControlEnd, data: bytes) -> None:
+        """A PNode says something."""
+        message = orchestrator_pb2.PNodeMessage.FromString(data)
+        try:
+            match message.WhichOneof("kind"):
+                case "hello" if end.told is None:
+                    self._hello(end, message.hello)
+                    self.world.checkers.attached(data)
+                case "beat" if end.told is not None:
+                    self._beat(end, end.told, message.beat)
+        except DcnrError as error:
+            if isinstance(error, InvariantBroken):
+                raise
+            self.broken(end, error.message)
+            if end.stream is not None:
+                end.stream.close(1)
+
+    def _hello(self, end: ControlEnd, hello: orchestrator_pb2.Hello) -> None:
+        policy, now = self.world.community.policy, self.clock.monotonic()
+        verified = open_advert(hello.advert, network_id=policy.network_id, now_wall=self.clock.wall())
+        end.told = _Stream(verified.node_id, "")
+        end.send(
+            orchestrator_pb2.OrchestratorMessage(
+                welcome=orchestrator_pb2.Welcome(
+                    orchestrator_id=self.node_id, beat_interval_s=self._interval_s(), state=orchestrator_pb2.NODE_STATE_JOINING
+                )
+            )
+        )
+        self.shared.inventory.advertised(verified.advert, now)
+        self.shared.inventory.attached(verified.node_id, now)
+        self.ends.append(end)
+        self.shared.nodes_changed.fire()
+        self.shared.news.fire()
+        for envelope in hello.heads:
+            self.runtime.shown(envelope)
+
+    def _beat(self, end: ControlEnd, told: _Stream, beat: orchestrator_pb2.Beat) -> None:
+        now = self.clock.monotonic()
+        self.shared.inventory.beat(told.pnode_id, now, beat, self._interval_s())
+        self.attach._note_exits(told, beat)
+        judgement = self.shared.inventory.judgement(told.pnode_id)
+        ack = orchestrator_pb2.BeatAck(
+            sequence=beat.sequence, beat_interval_s=self._interval_s(), state=judgement.state, reason=judgement.reason
+        )
+        end.send(orchestrator_pb2.OrchestratorMessage(beat_ack=ack))
+
+    def broken(self, end: ControlEnd, reason: str) -> None:
+        """A stream ended."""
+        if end in self.ends:
+            self.ends.remove(end)
+            assert end.told is not None
+            self.shared.inventory.detached(end.told.pnode_id, self.clock.monotonic(), reason)
+            self.shared.nodes_changed.fire()
+
+    def _interval_s(self) -> float:
+        return self.world.knobs.beat_s
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if tell_transitions(self.shared, self.clock.monotonic()):
+                self.shared.nodes_changed.fire()
+
+    async def _tell(self) -> None:
+        """News for every stream, as the real streams compose them."""
+        seen = -1
+        while True:
+            seen = await self.shared.news.wait(seen, REVIEW_S)
+            for end in list(self.ends):
+                assert end.told is not None
+                for message in await self._news(end.told):
+                    end.send(message)
+
+    async def _news(self, told: _Stream) -> list[orchestrator_pb2.OrchestratorMessage]:
+        found = self.attach._head_news(told, MODEL, self.runtime)
+        view = self.runtime.view
+        if view is None or view.plan is None:
+            return found
+        record = self.shared.inventory.nodes().get(told.pnode_id)
+        if any(item.pnode_id == told.pnode_id for item in view.plan.assignments) or (record is not None and record.beat.replicas):
+            try:
+                envelope = await self.runtime.loader.desired(view, told.pnode_id)
+            except DcnrError:
+                return found
+            if envelope is not None and told.desired.get(MODEL) != envelope.payload:
+                told.desired[MODEL] = envelope.payload
+                found.append(orchestrator_pb2.OrchestratorMessage(desired=envelope))
+        found.extend(self.attach._durable_news(told, view))
+        return found
+
+    # -- calls -----------------------------------------------------------------------------------------------------------------
+
+    async def record_checkpoint(self, data: bytes) -> bytes:
+        """RecordCheckpoint."""
+        answer = await self.runtime.record(data_pb2.RecordCheckpointRequest.FromString(data))
+        return answer.SerializeToString()
+
+    async def confirm_head(self, data: bytes) -> bytes:
+        """ConfirmHead: an own read made after the question."""
+        request = orchestrator_pb2.ConfirmHeadRequest.FromString(data)
+        stored = await self.store.get(keys.head(MODEL), max_bytes=limits.MAX_HEAD_BYTES)
+        return self._statement(request.nonce, stored.data)
+
+    def _statement(self, nonce: bytes, head: bytes) -> bytes:
+        statement = model_pb2.HeadStatement(nonce=nonce, head=identity_pb2.Envelope.FromString(head), model=MODEL)
+        envelope = seal(identity_pb2.DOMAIN_HEAD_STATEMENT, statement, self.key)
+        return orchestrator_pb2.ConfirmHeadResponse(statement=envelope).SerializeToString()
+
+
+class LiarShell(OrchestratorShell):
+    """A listed orchestrator that claims terms it never had, passes on claims of an unlisted key, and vouches for itself. It never writes the head."""
+
+    def run(self) -> None:
+        """Lies, in place of working."""
+        head = model_pb2.Head(
+            network_id=self.world.community.policy.network_id, model=MODEL, epoch=FAR_EPOCH, holder=self.node_id, sequence=FAR_EPOCH
+        )
+        self._rng = self.world.kernel.rng(f"lies/{self.lives}")
+        self._head = seal(identity_pb2.DOMAIN_HEAD, head, self.key)
+        self.loop.spawn(self._lie())
+
+    async def _lie(self) -> None:
+        while True:
+            await asyncio.sleep(LIE_S)
+            real = self.world.head()
+            for end in list(self.ends):
+                if end.told is None:
+                    continue
+                news = orchestrator_pb2.HeadNews(head=self._head, head_url=HEAD_URL)
+                end.send(orchestrator_pb2.OrchestratorMessage(head=news))
+                for epoch in (FAR_EPOCH, int(real.epoch) if real is not None else 1):
+                    desired = self._claim(end.told.pnode_id, epoch)
+                    end.send(
+                        orchestrator_pb2.OrchestratorMessage(desired=seal(identity_pb2.DOMAIN_DESIRED_STATE, desired, self.key))
+                    )
+                    desired.model = self._rng.choice(["other", "another", "c(ain"])
+                    end.send(
+                        orchestrator_pb2.OrchestratorMessage(desired=seal(identity_pb2.DOMAIN_DESIRED_STATE, desired, self.key))
+                    )
+                    stranger = seal(identity_pb2.DOMAIN_DESIRED_STATE, desired, self.world.stranger)
+                    end.send(orchestrator_pb2.OrchestratorMessage(desired=stranger))
+
+    def _claim(self, pnode_id: str, epoch: int) -> model_pb2.DesiredState:
+        """A desired state of a term that it never had: far ahead, or the present epoch in its own name."""
+        return model_pb2.DesiredState(
+            network_id=self.world.community.policy.network_id, model=MODEL, epoch=epoch, holder=self.node_id, sequence=FAR_EPOCH,
+            plan_digest="f" * 64, pnode_id=pnode_id,
+        )  # fmt: skip
+
+    async def record_checkpoint(self, data: bytes) -> bytes:
+        """Says that it is named, which it is not."""
+        raise NotFound("no such model here", code="no_model")
+
+    async def confirm_head(self, data: bytes) -> bytes:
+        """Vouches for its own claim."""
+        request = orchestrator_pb2.ConfirmHeadRequest.FromString(data)
+        return self._statement(request.nonce, self._head.SerializeToString())

@@ -1,0 +1,374 @@
+"""One simulated control plane: orchestrators, PNodes, the store and a maintainer, with everything that goes wrong; then a healed phase that must converge.
+
+The replicas learn in a model (the data plane has its own world); the deciding, obeying, judging and naming is done by the real parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+from unittest import mock
+
+from dataservice import keys
+from dcnr.errors import DcnrError, InvariantBroken, Unavailable
+from dcnr.ids import NodeId, digest_of
+from dcnr.v1 import model_pb2
+from orchestrator.documents import open_head, put_once
+from orchestrator.planner import PlanPolicy
+from simulation import control_disk
+from simulation.control_checkers import ControlCheckers
+from simulation.control_faults import ControlFaults
+from simulation.control_identity import EPOCH_WALL_S, MODEL, community, job_cancel, job_request, key_of
+from simulation.control_loop import ProcessLoop
+from simulation.control_orchestrator import LiarShell, OrchestratorShell
+from simulation.control_pnode import PNodeShell
+from simulation.control_store import Calls, StoreClient, StoreService
+from simulation.control_wire import Tamperer
+from simulation.kernel import Kernel, Process
+from simulation.network import Network, NetworkKnobs
+from simulation.world import Violation
+from trust.identity import verify_signature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlKnobs:
+    """Everything that a history depends on besides its seed. `control_knobs` draws them."""
+
+    num_orchestrators: int = 3
+    num_pnodes: int = 50
+    num_vnodes: int = 8
+    vnodes_per_node: int = 2
+    num_batches: int = 60
+    learn_rate: float = 3.0
+    checkpoint_s: float = 6.0
+    beat_s: float = 2.0
+    jobs: int = 4
+    """Of which the last two are called off and expire."""
+    short_jobs: int = 0
+    """Queued jobs that are called off at once: they push outcomes out of the head."""
+    faults_s: float = 70.0
+    store_fault_rate: float = 0.05
+    slow_store_rate: float = 0.03
+    store_outages: int = 1
+    call_loss_rate: float = 0.05
+    tamper_rate: float = 0.01
+    orchestrator_crashes: int = 2
+    orchestrator_pauses: int = 2
+    pnode_crashes: int = 3
+    pnode_losses: int = 1
+    """PNodes that die and never come back."""
+    pnode_pauses: int = 2
+    worker_deaths: int = 2
+    leavers: int = 2
+    partitions: int = 3
+    stream_breaks: int = 6
+    store_partitions: int = 2
+    blackout_s: float = 0.0
+    liar: bool = False
+    skew_s: float = 60.0
+    sweep_s: float = 300.0
+    grant_lifetime_s: int = 3600
+    network: NetworkKnobs = field(default_factory=NetworkKnobs)
+    plan_policy: PlanPolicy = field(default_factory=PlanPolicy)
+
+
+def control_knobs(seed: int) -> ControlKnobs:
+    """Knobs for a seed: every fourth world has 50 PNodes, the others fewer, so that many seeds can be run."""
+    rng = Kernel(seed).rng("control-knobs")
+    liar = rng.random() < 0.4
+    sweep_s = rng.choice([300.0, 8.0])
+    return ControlKnobs(
+        num_orchestrators=rng.choice([3, 4, 5]) if not liar else rng.choice([4, 5]),
+        num_pnodes=50 if seed % 4 == 0 else rng.choice([12, 20]),
+        num_vnodes=rng.choice([8, 8, 10]),
+        vnodes_per_node=rng.choice([1, 2, 6]),
+        short_jobs=rng.choice([0, 0, 20]),
+        store_fault_rate=rng.choice([0.0, 0.1, 0.3]),
+        slow_store_rate=rng.choice([0.0, 0.05]),
+        store_outages=rng.randint(0, 2),
+        call_loss_rate=rng.choice([0.0, 0.1]),
+        tamper_rate=rng.choice([0.0, 0.02]),
+        orchestrator_crashes=rng.randint(0, 4),
+        orchestrator_pauses=rng.randint(0, 4),
+        pnode_crashes=rng.randint(0, 5),
+        pnode_losses=rng.randint(0, 2),
+        pnode_pauses=rng.randint(0, 3),
+        worker_deaths=rng.randint(0, 3),
+        leavers=rng.randint(0, 3),
+        partitions=rng.randint(0, 6),
+        store_partitions=rng.randint(0, 4),
+        blackout_s=rng.choice([0.0, 0.0, 0.0, 25.0]),
+        liar=liar,
+        skew_s=rng.choice([0.0, 100.0]),
+        sweep_s=sweep_s,
+        grant_lifetime_s=3600 if sweep_s > 100.0 else 15,
+        network=NetworkKnobs(latency_s=rng.choice([(0.001, 0.01), (0.01, 0.12)]), repeat_probability=rng.choice([0.0, 0.03])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SimClock:
+    """A process's clocks: its monotonic one begins anywhere, its wall clock is off."""
+
+    kernel: Kernel
+    skew_s: float
+    offset_s: float
+
+    def monotonic(self) -> float:
+        """Seconds of this process."""
+        return self.kernel.now_s + self.offset_s
+
+    def wall(self) -> float:
+        """What this machine believes."""
+        return EPOCH_WALL_S + self.kernel.now_s + self.skew_s
+
+
+class ControlWorld:
+    """A world built from a seed and knobs."""
+
+    def __init__(self, seed: int, knobs: ControlKnobs | None = None) -> None:
+        self.seed, self.knobs = seed, knobs or control_knobs(seed)
+        self.kernel = Kernel(seed)
+        self.network = Network(self.kernel, self.knobs.network)
+        self.community = community(seed, self.knobs.num_orchestrators, self.knobs.num_vnodes)
+        self.stranger = key_of(seed, "stranger")
+        """A valid key that the network document does not list."""
+        self.is_unsafe = True
+        self.store_away_until_s = 0.0
+        self.healed_s = 0.0
+        self.accepted: dict[str, bytes] = {}
+        self.error: BaseException | None = None
+        self.wire = Tamperer(self)
+        self.checkers = ControlCheckers(self)
+        self.calls = Calls(self)
+        self.store = StoreService(self)
+        self.orchestrators: list[OrchestratorShell] = []
+        self.pnodes: list[PNodeShell] = []
+        self.maintainer = Process(self.kernel, "maintainer")
+        self.maintainer_loop = ProcessLoop(self.kernel, self.maintainer, self.failed)
+        self.faults = ControlFaults(self)
+
+    # ---- what parts of the world ask each other ---------------------------------------------------------------------------
+
+    def clock_of(self, skew_s: float, offset_s: float = 0.0) -> SimClock:
+        """A clock with its own errors."""
+        return SimClock(self.kernel, skew_s, offset_s)
+
+    def skew_s(self, host: str) -> float:
+        """How wrong a machine's wall clock is."""
+        return self.kernel.rng(f"skew/{host}").uniform(-self.knobs.skew_s, self.knobs.skew_s)
+
+    def step_s(self, pnode: PNodeShell, vnode: str) -> float:
+        """What a step takes there, as the worker measures it."""
+        return self.community.costs[vnode].step_flops / (pnode.gflops * 1e9) * pnode.factor
+
+    def orchestrator(self, node_id: NodeId) -> OrchestratorShell:
+        """By id."""
+        return next(shell for shell in self.orchestrators if shell.node_id == node_id)
+
+    def honest(self) -> list[OrchestratorShell]:
+        """All that do not lie."""
+        return [shell for shell in self.orchestrators if not isinstance(shell, LiarShell)]
+
+    async def ask_orchestrator(self, caller: Process, node_id: NodeId, method: str, data: bytes, timeout_s: float) -> bytes:
+        """A unary call."""
+        shell = self.orchestrator(node_id)
+        serve = getattr(shell, method)
+        return await self.calls.call(caller, shell.process, shell.loop, lambda: serve(data), timeout_s)
+
+    def on_the_wire(self, message: Any) -> bytes:
+        """The bytes that arrive: sometimes not those that were sent."""
+        return self.wire.send(message)
+
+    def failed(self, error: BaseException) -> None:
+        """A task died of an exception: the run ends with it."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if self.error is None:
+            self.error = error
+
+    def fail(self, checker: str, message: str) -> None:
+        """Raises Violation with everything needed to see it again."""
+        replay = f"python -m simulation --world control --seed {self.seed}"
+        violation = Violation(checker, f"[{checker}] {message} (at {self.kernel.now_s:.2f} s; replay: {replay})")
+        self.failed(violation)
+        raise violation
+
+    def require(self, holds: bool, checker: str, message: str) -> None:
+        """Fails unless ``holds``."""
+        if not holds:
+            self.fail(checker, message)
+
+    def head(self) -> model_pb2.Head | None:
+        """The head as it lies in the store now."""
+        data = self.store.store.peek(keys.head(MODEL))
+        return open_head(data, self.community.policy, MODEL) if data is not None else None
+
+    # ---- the run ----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> ControlWorld:
+        """A whole history. Raises Violation, or what a task died of."""
+        with adapters(self.knobs):
+            try:
+                self._run()
+            finally:
+                shells: list[OrchestratorShell | PNodeShell] = [*self.orchestrators, *self.pnodes]
+                for shell in shells:
+                    shell.process.kill()
+                    shell.loop.bury()
+                self.maintainer.kill()
+                self.maintainer_loop.bury()
+                self.store.process.kill()
+                self.store.loop.bury()
+        return self
+
+    def _run(self) -> None:
+        self._seed_store()
+        for index in range(self.knobs.num_orchestrators):
+            is_liar = self.knobs.liar and index == self.knobs.num_orchestrators - 1
+            self.orchestrators.append(LiarShell(self, index) if is_liar else OrchestratorShell(self, index))
+        self.pnodes.extend(PNodeShell(self, index) for index in range(self.knobs.num_pnodes))
+        self.maintainer_loop.spawn(self._submit())
+        self.faults.plan()
+        self._look()
+        self._until(self.knobs.faults_s, lambda: False)
+        self.is_unsafe = False
+        self.healed_s = self.kernel.now_s
+        self.faults.heal()
+        bound_s = 150.0 + 60.0 * self.knobs.jobs
+        if not self._until(self.kernel.now_s + bound_s, self.is_done):
+            self.fail("liveness", "not finished\n" + "\n".join(self.story()))
+        self._until(self.kernel.now_s + 20.0, lambda: False)
+        self.checkers.at_end()
+
+    def _until(self, end_s: float, is_done: Callable[[], bool]) -> bool:
+        found = self.kernel.run_until(end_s, lambda: self.error is not None or is_done())
+        if self.error is not None:
+            raise self.error
+        return found
+
+    def _look(self) -> None:
+        if self.error is None:
+            self.checkers.look()
+            self.kernel.after(0.5, self._look)
+
+    def _seed_store(self) -> None:
+        store, world = self.store.store, self.community
+        store.rewind(keys.graph(world.graph_digest), world.graph_bytes)
+        store.rewind(keys.manifest(MODEL, digest_of(world.manifest0)), world.manifest0)
+        for vnode, data in world.initial.items():
+            store.rewind(keys.state(MODEL, vnode, digest_of(data)), data)
+
+    async def _submit(self) -> None:
+        """The maintainer: jobs one after the other, the last two called off and expiring."""
+        rng = self.kernel.rng("maintainer")
+        store = StoreClient(self, self.maintainer)
+        names = [f"job-{index}" for index in range(self.knobs.jobs)]
+        for index, name in enumerate(names):
+            expires = int((EPOCH_WALL_S + self.kernel.now_s + rng.uniform(15.0, 60.0)) * 1000) if name == names[-1] else 0
+            await self._accept(store, name, expires)
+            await asyncio.sleep(rng.uniform(0.5, 6.0))
+            if index == len(names) - 2:
+                self.maintainer_loop.spawn(self._call_off(store, name, rng.uniform(0.0, 40.0)))
+        for index in range(self.knobs.short_jobs):
+            await self._accept(store, f"short-{index}", 0)
+            await self._call_off(store, f"short-{index}", 0.0)
+
+    async def _accept(self, store: StoreClient, name: str, expires_unix_ms: int) -> None:
+        data = job_request(
+            self.community, name, num_batches=self.knobs.num_batches, expires_unix_ms=expires_unix_ms,
+            checkpoint_s=self.knobs.checkpoint_s,
+        )  # fmt: skip
+        await self._insist(store, keys.job_request(MODEL, name), data)
+        self.accepted[name] = data
+
+    async def _call_off(self, store: StoreClient, name: str, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        await self._insist(store, keys.job_cancel(MODEL, name), job_cancel(self.community, name))
+
+    async def _insist(self, store: StoreClient, key: str, data: bytes) -> None:
+        while True:
+            try:
+                if await put_once(store, key, data) != data:
+                    raise InvariantBroken("another object lies there", code="object_differs")
+                return
+            except Unavailable:
+                await asyncio.sleep(0.5)
+            except DcnrError:
+                await asyncio.sleep(0.2)
+
+    @property
+    def must_complete(self) -> frozenset[str]:
+        """Jobs that nobody calls off and that never expire."""
+        return frozenset(f"job-{index}" for index in range(self.knobs.jobs - 2))
+
+    def is_done(self) -> bool:
+        """Every accepted job has ended, in the store, and nothing is active any more."""
+        if len(self.accepted) < self.knobs.jobs + self.knobs.short_jobs:
+            return False
+        if any(self.store.store.peek(keys.job_end(MODEL, name)) is None for name in self.accepted):
+            return False
+        head = self.head()
+        return head is not None and not head.active.job_id
+
+    def story(self) -> list[str]:
+        """Who holds what, and what is missing."""
+        head = self.head()
+        lines = [f"orchestrators {len(self.orchestrators)}, PNodes {len(self.pnodes)}, VNodes {self.knobs.num_vnodes}"]
+        if head is not None:
+            state = model_pb2.JobState.Name(head.active.state) if head.active.job_id else "no job"
+            lines.append(
+                f"  head epoch {head.epoch} sequence {head.sequence} holder {head.holder[:8]} {head.active.job_id} {state}"
+            )
+            lines.extend(f"    {item.job_id} {model_pb2.JobState.Name(item.state)} {item.reason[:100]}" for item in head.decided)
+        for shell in self.orchestrators:
+            if shell.is_alive and not isinstance(shell, LiarShell):
+                runtime = shell.runtime
+                plan = runtime.view.plan if runtime.view is not None else None
+                placed = f"plan {plan.number} waiting {list(plan.waiting)}" if plan is not None else "no plan"
+                lines.append(
+                    f"  {shell.host} {shell.node_id[:8]} life {shell.lives} holder {shell.is_holder} {runtime.loop.core.reason!r} {placed}"
+                    f" attached {shell.shared.inventory.num_attached()} {runtime.trouble} {runtime.decider.trouble}"
+                )
+        for pnode in self.pnodes:
+            if pnode.process.alive:
+                for replica in pnode.worker.replicas.values():
+                    lines.append(
+                        f"    {pnode.host} {replica.replica} of {replica.job_id} {replica.lineage} durable {replica.durable}"
+                        f" pending {len(pnode.worker.pending)}"
+                    )
+        lines.extend(f"  {line}" for line in self.checkers.newest(40))
+        return lines
+
+
+def with_knobs(seed: int, **changes: Any) -> ControlWorld:
+    """A world with the knobs of its seed but for ``changes``."""
+    return ControlWorld(seed, replace(control_knobs(seed), **changes))
+
+
+@contextlib.contextmanager
+def adapters(knobs: ControlKnobs) -> Iterator[None]:
+    """Disk and store of the PNodes' parts are the simulated ones meanwhile; a signature is verified once per distinct content."""
+
+    async def fetch_small(_url: str, *, max_bytes: int, rule: object) -> tuple[bytes, str]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, ProcessLoop)
+        assert loop.store is not None
+        found = await loop.store.get(keys.head(MODEL), max_bytes=max_bytes)
+        return found.data, found.etag
+
+    with contextlib.ExitStack() as stack:
+        for name, value in {
+            "pnode.duties.write_atomically": control_disk.write_atomically,
+            "pnode.duties.read_message": control_disk.read_message,
+            "pnode.headcheck.fetch_small": fetch_small,
+            "orchestrator.decider.SWEEP_S": knobs.sweep_s,
+            "orchestrator.decider.GRANT_LIFETIME_S": knobs.grant_lifetime_s,
+            "trust.envelope.verify_signature": lru_cache(maxsize=8192)(verify_signature),
+        }.items():
+            stack.enter_context(mock.patch(name, value))
+        yield

@@ -1,0 +1,222 @@
+"""A whole network of real processes with a small staged data set, seen from outside: through a maintainer's calls and each PNode's own status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+import dcnr.sdk
+from dcnr.audit_lineage import VNodeLineage, audit_lineage
+from dcnr.cli.local_door import status_of_home
+from dcnr.errors import DcnrError
+from dcnr.graph import Graph
+from dcnr.sdk.client import connect_async
+from dcnr.sdk.staging import Source
+from dcnr.sdk.submission import JobOptions
+from dcnr.specs import TensorSpec
+from dcnr.testing import LocalNetwork, LocalPNode, Process
+from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from trust.identity import NodeKey
+from trust.records import open_location
+
+MODEL = "dots"
+SAMPLES = 320
+BATCH_SIZE = 8
+ACTIVE = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
+
+
+class Rig:
+    """One network, one maintainer. Every wait has a deadline and says what it waited for."""
+
+    def __init__(self, network: LocalNetwork, data: Path, *, width: int, vnodes: Sequence[str], batch_size: int) -> None:
+        self.network, self.vnodes = network, tuple(vnodes)
+        self._data, self._width, self._batch_size = data, width, batch_size
+        self.key = NodeKey.load(network.maintainer_key)
+        self.silent: set[str] = set()
+        """Names of PNodes that a test has stopped: they are not asked."""
+
+    def client(self) -> dcnr.sdk.Client:
+        """A maintainer's client; to be closed by the caller."""
+        return dcnr.sdk.connect(self.network.bootstrap, network=self.network.network_file, key=self.key)
+
+    def stage(self) -> None:
+        """Brings the data set into the network."""
+        with self.client() as client:
+            client.stage(Source(str(self._data), MODEL, "CC0", "made here"))
+
+    def graph(self, passes: int) -> model_pb2.ModelGraph:
+        """A chain of linear VNodes."""
+        graph = Graph(
+            MODEL, input=TensorSpec("float32", (self._width,)), target=TensorSpec("int64", ()), num_classes=4,
+            train={"passes": passes, "batch_size": self._batch_size, "seed": 1, "codec": "raw"},
+            data={use: f"dataset:{MODEL}#{use}" for use in ("train", "validation", "test")},
+        )  # fmt: skip
+        before = "input"
+        for vnode in self.vnodes:
+            graph.vnode(
+                vnode, "linear", {"out_features": self._width}, inputs=[before],
+                objective={"name": "local_ce", "config": {}}, optimizer={"name": "sgd", "lr": 0.01},
+            )  # fmt: skip
+            before = vnode
+        return graph.build()
+
+    def submit(self, key: str, *, passes: int, **options: float) -> str:
+        """A job that is in the store when this returns; its id."""
+        chosen = JobOptions(idempotency_key=key, **{"checkpoint_s": 1.0, "unit_batches": 8, "lead_batches": 512, **options})  # type: ignore[arg-type]
+        with self.client() as client:
+            return client.submit(self.graph(passes), [self.key], chosen).job_id
+
+    def job(self, job_id: str) -> orchestrator_pb2.JobView:
+        """As an orchestrator sees it."""
+        with self.client() as client:
+            return client.job(job_id, MODEL)
+
+    def ended(self, job_id: str, within_s: float) -> orchestrator_pb2.JobView:
+        """The job once it has ended, which must be completed."""
+        found: list[orchestrator_pb2.JobView] = []
+
+        def ended() -> bool:
+            with contextlib.suppress(DcnrError):
+                found.append(self.job(job_id))
+            return bool(found) and found[-1].HasField("outcome") and bool(found[-1].outcome.job_id)
+
+        self.until(ended, f"{job_id} has ended", within_s, pause_s=0.5)
+        assert found[-1].state == model_pb2.JOB_STATE_COMPLETED, found[-1].outcome
+        return found[-1]
+
+    def audit(self) -> list[VNodeLineage]:
+        """What the commits behind the newest manifest say."""
+
+        async def audited() -> list[VNodeLineage]:
+            async with await connect_async(self.network.bootstrap, network=self.network.network_file, key=self.key) as client:
+                return await audit_lineage(client, MODEL)
+
+        return asyncio.run(audited())
+
+    def located(self, replica: str) -> int:
+        """The incarnation that serves a replica, as an orchestrator finds it in the DHT; 0 if it does not."""
+
+        async def found() -> int:
+            async with await connect_async(self.network.bootstrap, network=self.network.network_file, key=self.key) as client:
+                request = orchestrator_pb2.ResolveRequest(model=MODEL, replica=replica)
+                answer = await client.orchestrators.call(OrchestratorServiceStub, "Resolve", request)
+                place = open_location(answer.location, network_id=client.policy.network_id, now_wall=time.time())
+                return place.delegation.incarnation
+
+        try:
+            return asyncio.run(found())
+        except DcnrError:
+            return 0
+
+    def status(self, process: Process) -> local_pb2.StatusResponse | None:
+        """What a PNode says of itself; None if it does not run or does not answer."""
+        if not process.alive or process.name in self.silent:
+            return None
+        try:
+            return status_of_home(process.home)
+        except DcnrError:
+            return None
+
+    def told(self, process: Process) -> local_pb2.StatusResponse:
+        """What a PNode that must run says of itself."""
+        status = self.status(process)
+        assert status is not None, f"{process.name} does not answer\n{process.tail()}"
+        return status
+
+    def hosts(self) -> dict[str, tuple[Process, orchestrator_pb2.ReplicaReport]]:
+        """By VNode: where its newest active replica is, as the living PNodes themselves say."""
+        found: dict[str, tuple[Process, orchestrator_pb2.ReplicaReport]] = {}
+        for process in self.network.pnodes:
+            told = self.status(process)
+            for report in told.replicas if told is not None else ():
+                known = found.get(report.vnode)
+                newer = known is None or int(report.replica.rpartition(".")[2]) > int(known[1].replica.rpartition(".")[2])
+                if report.state == ACTIVE and newer:
+                    found[report.vnode] = process, report
+        return found
+
+    def learning(self, job_id: str, num_batches: int, within_s: float) -> dict[str, tuple[Process, orchestrator_pb2.ReplicaReport]]:
+        """Waits until every VNode of that job has learned so many batches."""
+        seen: dict[str, tuple[Process, orchestrator_pb2.ReplicaReport]] = {}
+
+        def learning() -> bool:
+            seen.update(self.hosts())
+            return set(seen) == set(self.vnodes) and all(item.num_learned >= num_batches for _, item in seen.values())
+
+        def running() -> bool:
+            with contextlib.suppress(DcnrError):
+                return self.job(job_id).state == model_pb2.JOB_STATE_RUNNING
+            return False
+
+        self.until(running, f"{job_id} runs", within_s)
+        seen.clear()
+        self.until(learning, f"every VNode of {job_id} has learned {num_batches} batches", within_s)
+        return seen
+
+    def until(self, condition: Callable[[], bool], what: str, within_s: float, *, pause_s: float = 0.1) -> float:
+        """Waits for it; the seconds that took."""
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() < began + within_s, (
+                f"not within {within_s:.0f} s: {what}\n{self.network.trouble()}\n{self._told()}"
+            )
+            time.sleep(pause_s)
+        return time.monotonic() - began
+
+    def events(self, process: Process) -> list[str]:
+        """The newest events of a PNode as text."""
+        return [f"{event.kind} {event.subject} {event.reason}" for event in self.told(process).events]
+
+    def _told(self) -> str:
+        lines = []
+        for process in self.network.pnodes:
+            told = self.status(process)
+            for report in told.replicas if told is not None else ():
+                lines.append(
+                    f"{process.name} {report.replica} state {report.state} learned {report.num_learned} held back by "
+                    f"{report.held_back_by or '-'}: {report.reason}"
+                )
+        return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def running_network(
+    pnodes: Sequence[LocalPNode], *, num_orchestrators: int, width: int = 32, vnodes: Sequence[str] = ("a", "b", "c"),
+    batch_size: int = BATCH_SIZE, samples: int = SAMPLES,
+) -> Iterator[Rig]:  # fmt: skip
+    """Store, orchestrators and PNodes, all attached, with the data set staged."""
+    with tempfile.TemporaryDirectory(prefix="dcnr-", ignore_cleanup_errors=True) as directory:
+        data = Path(directory) / "dots.npz"
+        np.savez(data, **dots(width, samples))  # type: ignore[arg-type]  # numpy's stub wants no arrays by keyword
+        with LocalNetwork(Path(directory) / "n", num_orchestrators=num_orchestrators, pnodes=pnodes) as network:
+            rig = Rig(network, data, width=width, vnodes=vnodes, batch_size=batch_size)
+            rig.until(lambda: _all_attached(rig), "all PNodes are attached with a worker", 90.0)
+            rig.stage()
+            yield rig
+
+
+def dots(width: int, samples: int) -> dict[str, np.ndarray]:
+    """Four clouds."""
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((4, width)).astype(np.float32) * 2
+    arrays: dict[str, np.ndarray] = {}
+    for split, count in (("train", samples), ("validation", 32), ("test", 32)):
+        arrays[f"{split}_y"] = rng.integers(0, 4, count)
+        arrays[f"{split}_x"] = (centres[arrays[f"{split}_y"]] + rng.standard_normal((count, width))).astype(np.float32)
+    return arrays
+
+
+def _all_attached(rig: Rig) -> bool:
+    wanted = {process.node_id for process in rig.network.pnodes}
+    with contextlib.suppress(DcnrError), rig.client() as client:
+        return wanted <= {
+            node.node_id for node in client.nodes() if node.attached and node.state == orchestrator_pb2.NODE_STATE_ACTIVE
+        }
+    return False

@@ -1,0 +1,278 @@
+"""Goal: what one stranger sends or claims costs the orchestrator a bounded amount, gives the stranger nothing, and stops nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from orchestrator_parts import capability, network
+
+from dataservice import keys
+from dataservice.memory import MemoryStore
+from dcnr import limits
+from dcnr.errors import Refused
+from dcnr.ids import digest_of
+from dcnr.rpc.dialer import Connection, Dialer
+from dcnr.rpc.server import RpcServer
+from dcnr.system import SystemClock
+from dcnr.v1 import common_pb2, data_pb2, membership_pb2, orchestrator_pb2
+from dcnr.v1.data_pb2_grpc import DataServiceStub, add_DataServiceServicer_to_server
+from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub, add_OrchestratorServiceServicer_to_server
+from orchestrator import datarpc, service
+from orchestrator.attach import EVENT_RATE, MAX_BEAT_BYTES, AttachService
+from orchestrator.datarpc import DataServicer
+from orchestrator.history import History
+from orchestrator.inventory import Inventory
+from orchestrator.rpc import OrchestratorServicer
+from orchestrator.runtime import Shared
+from orchestrator.view import ViewLoader
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy
+from trust.records import make_advert
+from vnode.registry import default_registry
+
+CLOCK = SystemClock()
+MODEL = "toy"
+WAIT_S = 15.0
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = CLOCK.monotonic() + WAIT_S
+    while not condition():
+        assert CLOCK.monotonic() < deadline, f"waited in vain until {what}"
+        await asyncio.sleep(0.02)
+
+
+@dataclass
+class Rig:
+    """The orchestrator's services over real gRPC, above a store in memory."""
+
+    policy: NetworkPolicy
+    shared: Shared
+    store: MemoryStore
+    key: NodeKey
+    address: str = ""
+    open: list[Connection] = field(default_factory=list)
+
+    async def dial(self, caller: NodeKey) -> Connection:
+        dialer = Dialer(caller, self.policy.network_id, clock=CLOCK, rng=secrets.token_bytes, own_connections=True)
+        connection = await dialer.connect(self.key.node_id, [self.address])
+        self.open.append(connection)
+        return connection
+
+    async def attach(self, caller: NodeKey, connection: Connection) -> Any:
+        """A control stream that has been welcomed."""
+        advert = make_advert(
+            caller, network_id=self.policy.network_id, kind=membership_pb2.NODE_KIND_PNODE, incarnation=1, sequence=1, now_wall=CLOCK.wall(),
+            lifetime_s=60, control_addresses=[], capability=capability(),
+        )  # fmt: skip
+        stub: Any = OrchestratorServiceStub(connection.channel)
+        call = stub.Attach(metadata=connection.metadata)
+        await call.write(orchestrator_pb2.PNodeMessage(hello=orchestrator_pb2.Hello(advert=advert)))
+        assert (await call.read()).HasField("welcome")
+        return call
+
+    def record(self, caller: NodeKey) -> Any:
+        return self.shared.inventory.nodes()[caller.node_id]
+
+
+@asynccontextmanager
+async def rig() -> AsyncIterator[Rig]:
+    key = NodeKey.generate()
+    policy = network(NodeKey.generate(), [key], CLOCK)
+    store = MemoryStore(CLOCK, random.Random(1))
+    shared = Shared(key, policy, store, CLOCK, default_registry(), Inventory(), History(None, key.node_id, CLOCK))
+    found = Rig(policy, shared, store, key)
+    models: Any = SimpleNamespace(
+        shared=shared, loader=ViewLoader(store, policy, shared.registry, CLOCK), runtimes={}, software="test", started_at=0.0
+    )
+
+    async def unreachable(node_id: str, addresses: list[str]) -> bool:
+        return False
+
+    attach = AttachService(shared, models.runtimes, head_url=lambda model: ("", 0), reach=unreachable)
+    data = DataServicer(shared, models.runtimes, presigner=None, proxy_uploads=True, known=lambda node: True)
+    directory: Any = None
+    server = RpcServer(key, policy.network_id, clock=CLOCK, rng=secrets.token_bytes)
+    server.add(lambda target: add_OrchestratorServiceServicer_to_server(OrchestratorServicer(models, attach, directory), target))
+    server.add(lambda target: add_DataServiceServicer_to_server(data, target))
+    found.address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    try:
+        yield found
+    finally:
+        for connection in found.open:
+            await connection.close()
+        await server.stop(0.1)
+
+
+def run(story: Callable[[Rig], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(60), rig() as found:
+            await story(found)
+
+    asyncio.run(whole())
+
+
+async def ended(call: Any) -> grpc.StatusCode:
+    """How a stream ended, after everything that was said before is read."""
+    while (await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+        pass
+    code: grpc.StatusCode = await call.code()
+    return code
+
+
+def beat(sequence: int, **fields: Any) -> orchestrator_pb2.PNodeMessage:
+    return orchestrator_pb2.PNodeMessage(beat=orchestrator_pb2.Beat(sequence=sequence, worker_alive=True, **fields))
+
+
+def test_a_beat_of_megabytes_is_not_kept_and_ends_its_own_stream_only() -> None:
+    async def story(found: Rig) -> None:
+        stranger, honest = NodeKey.generate(), NodeKey.generate()
+        theirs, ours = [await found.attach(key, await found.dial(key)) for key in (stranger, honest)]
+        padding = orchestrator_pb2.ReplicaReport(replica="first.1", reason="x" * (MAX_BEAT_BYTES + 1))
+        await theirs.write(beat(1, replicas=[padding]))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await ended(theirs)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert not found.record(stranger).beat.replicas
+        await ours.write(beat(1))
+        await until(lambda: found.record(honest).beat_at is not None, "the honest beat is heard")
+
+    run(story)
+
+
+def test_a_flood_of_events_is_written_down_at_its_rate_only() -> None:
+    async def story(found: Rig) -> None:
+        stranger = NodeKey.generate()
+        call = await found.attach(stranger, await found.dial(stranger))
+        before = found.shared.history.sequence
+        facts = {f"fact{number}": "x" * 10_000 for number in range(4)}
+        for number in range(40):
+            events = [common_pb2.Event(sequence=number * 16 + one + 1, kind="k", facts=facts) for one in range(16)]
+            await call.write(beat(number, events=events))
+            await call.read()
+        await until(lambda: found.record(stranger).beat.sequence == 39, "all beats are heard")
+        written = found.shared.history.sequence - before
+        assert written <= EVENT_RATE.burst + EVENT_RATE.per_s * WAIT_S
+        newest = found.shared.history.since(0, 256)
+        assert sum(event.ByteSize() for event in newest) < limits.MAX_MESSAGE_BYTES // 2, "watchers' answers must fit a message"
+
+    run(story)
+
+
+def test_a_pnode_has_one_control_stream_the_newest() -> None:
+    async def story(found: Rig) -> None:
+        stranger = NodeKey.generate()
+        connection = await found.dial(stranger)
+        calls = [await found.attach(stranger, connection) for _ in range(10)]
+        await until(lambda: found.record(stranger).streams == 1, "the older streams are closed")
+        for call in calls[:-1]:
+            assert await ended(call) is grpc.StatusCode.OK
+        await calls[-1].write(beat(7))
+        await until(lambda: found.record(stranger).beat.sequence == 7, "the newest stream is heard")
+
+    run(story)
+
+
+def test_saying_that_one_hosts_a_vnode_gives_no_right_to_write_it() -> None:
+    async def story(found: Rig) -> None:
+        stranger = NodeKey.generate()
+        connection = await found.dial(stranger)
+        call = await found.attach(stranger, connection)
+        await call.write(beat(1, replicas=[orchestrator_pb2.ReplicaReport(replica="first.1", vnode="first")]))
+        await until(lambda: bool(found.record(stranger).beat.replicas), "the claim is heard")
+        digest = digest_of(b"junk")
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=MODEL, owner="first", digest=digest)
+        item = data_pb2.GrantItem(object=ref, access=data_pb2.ACCESS_WRITE, size_bytes=4, sha256=digest)
+        stub: Any = DataServiceStub(connection.channel)
+        with pytest.raises(Refused) as refused:
+            await connection.call(stub.Grant, data_pb2.GrantRequest(items=[item]))
+        assert refused.value.code == "not_hosted"
+
+    run(story)
+
+
+async def _read(connection: Connection, ref: data_pb2.ObjectRef) -> int:
+    stub: Any = DataServiceStub(connection.channel)
+    call = stub.Read(data_pb2.ReadRequest(object=ref), metadata=connection.metadata, timeout=WAIT_S)
+    return sum([len(message.chunk) async for message in call])
+
+
+def test_who_takes_bytes_slowly_keeps_nobody_from_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datarpc, "PROXY_GRACE_S", 0.5)
+    monkeypatch.setattr(datarpc, "SLOWEST_BYTES_S", 64 * limits.MIB)
+
+    async def story(found: Rig) -> None:
+        data = secrets.token_bytes(24 * limits.MIB)
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=MODEL, owner="first", digest=digest_of(data))
+        await found.store.put(keys.state(MODEL, "first", ref.digest), data)
+        stalled: list[Any] = []
+        for _ in range(3):
+            connection = await found.dial(NodeKey.generate())
+            stub: Any = DataServiceStub(connection.channel)
+            for _ in range(2):
+                call = stub.Read(data_pb2.ReadRequest(object=ref), metadata=connection.metadata)
+                stalled.append(call)
+        assert len((await stalled[0].read()).chunk) == limits.MAX_CHUNK_BYTES  # it is served, and never reads on
+        assert await _read(await found.dial(NodeKey.generate()), ref) == len(data)
+        for call in stalled:
+            call.cancel()
+
+    run(story)
+
+
+def test_nobody_takes_more_than_half_of_the_places_for_passing_bytes() -> None:
+    async def story(found: Rig) -> None:
+        data = secrets.token_bytes(24 * limits.MIB)
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=MODEL, owner="first", digest=digest_of(data))
+        await found.store.put(keys.state(MODEL, "first", ref.digest), data)
+        connection = await found.dial(NodeKey.generate())
+        stub: Any = DataServiceStub(connection.channel)
+        calls = [stub.Read(data_pb2.ReadRequest(object=ref), metadata=connection.metadata) for _ in range(2)]
+        for call in calls:
+            await call.read()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await _read(connection, ref)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await _read(await found.dial(NodeKey.generate()), ref) == len(data)
+        for call in calls:
+            call.cancel()
+
+    run(story)
+
+
+def test_a_model_whose_runtime_breaks_ends_neither_the_process_nor_the_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        runs = 0
+
+        def __init__(self, model: str, shared: Shared) -> None:
+            self.model = model
+
+        async def run(self) -> None:
+            Broken.runs += 1
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._fail())
+
+        async def _fail(self) -> None:
+            raise ValueError("a document with values that nobody thought of")
+
+    monkeypatch.setattr(service, "ModelRuntime", Broken)
+    monkeypatch.setattr(service, "RESTART_S", 0.01)
+
+    async def story(found: Rig) -> None:
+        async with asyncio.TaskGroup() as group:
+            table = service.ModelTable(found.shared, group)
+            table.runtime("toy")
+            await until(lambda: Broken.runs >= 3, "the runtime is replaced and runs again")
+            table.close()
+        assert "nobody thought of" in found.shared.history.since(0, 16)[-1].reason
+
+    run(story)

@@ -1,0 +1,117 @@
+"""Goal: every benchmark runs to its end on the real parts, writes all of its figures, and its medians and targets follow from its raw rounds alone."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import machine, report
+from benchmarks.meter import Meter
+from benchmarks.profiles import parse, summary, thread_cpu_s, thread_table
+from benchmarks.result import Options, Result, Target
+
+
+def concluded(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with everything that follows from the rounds computed anew."""
+    module: Any = importlib.import_module(f"benchmarks.{document['benchmark']}")
+    result = Result(document["benchmark"], document["title"], document["settings"], rounds=document["rounds"])
+    module.conclude(result)
+    again: dict[str, Any] = json.loads(json.dumps(result.document(document["machine"])))
+    return again
+
+
+def run_short(name: str, tmp_path: Path) -> dict[str, Any]:
+    """The short form of a benchmark, as it is written."""
+    result = command.run_one(name, Options(1, tmp_path, quick=True))
+    document: dict[str, Any] = json.loads(result.write(tmp_path / "out", machine.describe()).read_text())
+    assert document["format"] == "dcnr-benchmark-1"
+    assert {"cores", "memory_gib", "cpu", "kernel", "commit"} <= set(document["machine"])
+    assert document["rounds"]
+    assert document["targets"]
+    for target in document["targets"]:
+        assert target["value"] is not None, f"{target['name']} was not measured"
+        assert math.isfinite(target["value"])
+    assert concluded(document) == document
+    assert document["title"] in report.table(document)
+    return document
+
+
+def test_handover_compares_both_ways_at_every_size(tmp_path: Path) -> None:
+    document = run_short("handover", tmp_path)
+    assert {row["size_mib"] for row in document["rounds"]} == {1, 4}
+    for row in document["rounds"]:
+        assert row["ours_mb_s"] > 0
+        assert row["grpc_mb_s"] > 0
+        assert row["local_hop_us"] > 0
+
+
+def test_training_measures_the_network_and_one_process(tmp_path: Path) -> None:
+    (row,) = run_short("training", tmp_path)["rounds"]
+    assert row["network_samples_s"] > 0
+    assert row["one_process_1_threads_samples_s"] > 0
+    assert row["network_cpu_ms_per_sample_worker"] > 0
+
+
+def test_startup_measures_commands_and_daemons(tmp_path: Path) -> None:
+    (row,) = run_short("startup", tmp_path)["rounds"]
+    assert row["pnode_help_s"] > row["python_nothing_s"] > 0
+    assert row["daemon_hosting_rss_mib"] > 10
+
+
+def test_discovery_measures_every_phase(tmp_path: Path) -> None:
+    (row,) = run_short("discovery", tmp_path)["rounds"]
+    assert row["get_after_kill_ok"] > 0
+
+
+def test_the_ends_of_the_hand_over_have_a_workers_threads() -> None:
+    from benchmarks import handover_ends
+    from pnode import worker
+
+    assert handover_ends.EXECUTOR_THREADS == worker.EXECUTOR_THREADS
+
+
+def test_a_target_that_was_not_measured_is_not_met() -> None:
+    assert not Target("x", None, 1.0, "s", at_least=False).met
+    assert not Target("x", math.nan, 1.0, "s", at_least=True).met
+    assert Target("x", 1.0, 1.0, "s", at_least=False).met
+    assert not Target("x", 1.1, 1.0, "s", at_least=False).met
+
+
+def test_the_meter_counts_what_was_learned_between_two_moments() -> None:
+    meter = Meter(100, ("a", "b"))
+    for vnode, delay in (("a", 0.0), ("b", 1.0)):
+        for second in range(11):
+            meter.add(vnode, 50.0 + second + delay, 10 * second)
+        meter.add(vnode, 70.0, 40)  # restored: learns again what counts already
+    assert meter.began_s == 52.0
+    assert meter.ended_s == 61.0
+    assert meter.rate(53.0, 57.0) == pytest.approx(10.0)
+    assert meter.rate(53.0, 53.0) is None
+
+
+def test_a_profile_names_the_functions_and_threads_that_take_the_time() -> None:
+    stacks = parse("a (x.py:1);b (x.py:22) 3\na (x.py:7) 1\nnot a stack\n")
+    assert stacks == Counter({("a (x.py)", "b (x.py)"): 3, ("a (x.py)",): 1})
+    text = summary(stacks)
+    assert " 75.0 %  b (x.py)" in text
+    assert "100.0 %  a (x.py)" in text
+    import os
+
+    used = thread_cpu_s(os.getpid())
+    assert sum(used.values()) > 0
+    assert "ms per batch" in thread_table({}, used, 10, "batch")
+
+
+def test_committed_figures_follow_from_their_rounds_and_the_document_shows_them() -> None:
+    for path in sorted(command.DEFAULT_OUT.glob("*.json")):
+        document = json.loads(path.read_text())
+        assert concluded(document) == document, path.name
+    text = report.README.read_text()
+    assert report.with_tables(text, command.DEFAULT_OUT) == text, "run: python -m benchmarks report"

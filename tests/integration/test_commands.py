@@ -1,0 +1,183 @@
+"""Goal: what people type works against a real network: data in, job signed and trained, model out, reasons and lineages told; and errors say so."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dcnr.sdk
+from dcnr.audit_lineage import audit_lineage
+from dcnr.cli import dcnr as maintainer
+from dcnr.cli import errors, orchestrator, pnode
+from dcnr.sdk.client import connect_async
+from dcnr.testing import LocalNetwork, LocalPNode
+from trust.identity import NodeKey
+
+GRAPH = """
+[model]
+name = "tiny"
+version = 1
+num_classes = 4
+input = { dtype = "float32", shape = [16] }
+target = { dtype = "int64", shape = [] }
+
+[data]
+train = "dataset:tiny#train"
+validation = "dataset:tiny#validation"
+test = "dataset:tiny#test"
+
+[train]
+passes = 4
+batch_size = 16
+seed = 0
+codec = "raw"
+
+[[vnode]]
+id = "a"
+component = "linear"
+config = { out_features = 32 }
+inputs = ["input"]
+objective = { name = "local_ce" }
+optimizer = { name = "sgd", lr = 0.02 }
+
+[[vnode]]
+id = "r"
+component = "relu"
+inputs = ["a"]
+
+[[vnode]]
+id = "b"
+component = "linear"
+config = { out_features = 16 }
+inputs = ["r"]
+objective = { name = "local_ce" }
+optimizer = { name = "sgd", lr = 0.02 }
+"""
+APPS = {"dcnr": maintainer.app, "orchestrator": orchestrator.app, "pnode": pnode.app}
+NUM_BATCHES = 4 * (640 // 16)
+
+
+class Shell:
+    """Runs commands as a maintainer of the network does, in this process: starting them anew is `benchmarks/startup.py`'s business."""
+
+    def __init__(self, network: LocalNetwork) -> None:
+        self.network = network
+
+    def run(self, line: str, *more: str, code: int = 0) -> str:
+        """Standard output of a command that must end with ``code``."""
+        name, *arguments = line.split()
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            ended = errors.exit_code(APPS[name], name, [*arguments, *more])
+        assert ended == code, f"{line}: {ended}\n{out.getvalue()}\n{err.getvalue()}\n{self.network.trouble()}"
+        return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[Shell]:
+    with tempfile.TemporaryDirectory(prefix="dcnr-") as directory:
+        pnodes = (LocalPNode("p1", memory_mb=512), LocalPNode("p2", memory_mb=512))
+        with (
+            LocalNetwork(Path(directory) / "n", num_orchestrators=1, pnodes=pnodes) as network,
+            pytest.MonkeyPatch.context() as environment,
+        ):
+            environment.setenv("DCNR_HOME", str(network.maintainer_home))
+            environment.setenv("DCNR_NETWORK", str(network.network_file))
+            environment.setenv("DCNR_BOOTSTRAP", ",".join(network.bootstrap))
+            yield Shell(network)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(0)
+    teacher = rng.standard_normal((16, 4)).astype(np.float32)
+    arrays = {}
+    for split, count in (("train", 640), ("validation", 64), ("test", 100)):
+        arrays[f"{split}_x"] = rng.standard_normal((count, 16)).astype(np.float32)
+        arrays[f"{split}_y"] = (arrays[f"{split}_x"] @ teacher).argmax(axis=1)
+    directory = tmp_path_factory.mktemp("data")
+    np.savez(directory / "tiny.npz", **arrays)  # type: ignore[arg-type]  # numpy's stub wants no arrays by keyword
+    (directory / "model.toml").write_text(GRAPH)
+    return directory
+
+
+def test_from_data_to_an_exported_model(shell: Shell, data: Path) -> None:
+    shell.run("dcnr model plan --json", str(data / "model.toml"), code=1)  # no such data set yet
+    staged = json.loads(shell.run("dcnr data stage --json --name tiny --licence CC0", str(data / "tiny.npz")))
+    assert staged["splits"] == {"train": 640, "validation": 64, "test": 100}
+    assert [info["digest"] for info in json.loads(shell.run("dcnr data list --json"))] == [staged["digest"]]
+    submit = "dcnr model submit --json --idempotency-key one --checkpoint-s 2"
+    job = json.loads(shell.run(submit, str(data / "model.toml")))
+    again = json.loads(shell.run(submit, str(data / "model.toml")))
+    assert (again["job_id"], again["existed"]) == (job["job_id"], True)
+    views = [json.loads(line) for line in shell.run("dcnr job watch --json", job["job_id"]).splitlines()]
+    assert views[-1]["job"]["state"] == "completed"
+    assert {result["vnode"] for result in views[-1]["job"]["outcome"]["exits"]} == {"a", "b"}
+    assert [item["report"]["num_learned"] for item in views[-1]["job"]["vnodes"]] == [NUM_BATCHES] * 2
+    exports = [json.loads(shell.run(f"dcnr model export tiny --json --out {data / name}")) for name in ("one", "two")]
+    assert exports[0]["digest"] == exports[1]["digest"], "an export is a function of its manifest"
+    judged = json.loads(shell.run("dcnr model evaluate tiny --json"))
+    told = {result["vnode"]: result for result in views[-1]["job"]["outcome"]["exits"]}
+    for item in judged["exits"]:
+        assert item["accuracy"] * item["count"] == pytest.approx(told[item["vnode"]]["correct"])
+    assert "placed" in shell.run("dcnr job explain b")
+    assert "active" in shell.run("dcnr job explain", shell.network.pnodes[0].node_id[:8]), "ids as screens show them are enough"
+    assert "b: placed" in shell.run("dcnr job explain r"), "what has no weights is hosted by its successor"
+    shell.run("dcnr job explain nobody", code=1)
+    assert "had ended before" in shell.run("dcnr job cancel", job["job_id"])
+
+
+def test_lineages_and_the_blocking_client(shell: Shell) -> None:
+    import asyncio
+
+    key = NodeKey.load(shell.network.maintainer_key)
+
+    async def audited() -> list[tuple[str, int, bool]]:
+        async with await connect_async(shell.network.bootstrap, network=shell.network.network_file, key=key) as client:
+            return [(item.vnode, item.num_batches, item.exact) for item in await audit_lineage(client, "tiny")]
+
+    assert asyncio.run(audited()) == [("a", NUM_BATCHES, True), ("b", NUM_BATCHES, True)]
+    address = shell.network.bootstrap[0].partition("@")[2]
+    with dcnr.sdk.connect([address]) as client:  # no file, no id: the first document seen is believed, and that is told
+        assert not client.pinned
+        assert [job.model for job in client.jobs()] == ["tiny"]
+        assert [view.job.job_id for view in client.watch(client.jobs()[0].job_id)][-1].startswith("tiny-")
+        assert len(client.nodes()) >= 2
+
+
+def test_daemons_tell_about_themselves(shell: Shell) -> None:
+    lent, deciding = shell.network.pnodes[0], shell.network.orchestrators[0]
+    told = json.loads(shell.run("pnode status --json", "--home", str(lent.home)))
+    assert told["node_id"] == lent.node_id
+    assert told["locality"] == "single_host"
+    assert "single host" in shell.run("pnode status", "--home", str(lent.home))
+    assert json.loads(shell.run("pnode why --json", "--home", str(lent.home)))["lines"]
+    told = json.loads(shell.run("orchestrator status --json", "--home", str(deciding.home)))
+    assert (told["node_id"], told["store_ok"]) == (deciding.node_id, True)
+
+
+def test_refusals_have_their_codes(shell: Shell, data: Path, tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger.pem"
+    NodeKey.generate().save(stranger)
+    shell.run("dcnr model submit --key", str(stranger), str(data / "model.toml"), code=5)
+    shell.run("dcnr job cancel nothing-here", code=1)
+    shell.run("dcnr data stage --name far --licence CC0 https://example.org/far.npz", code=2)  # without its digest
+    draft = tmp_path / "draft.json"
+    shell.run("dcnr model submit --idempotency-key two --save-draft", str(draft), str(data / "model.toml"))
+    assert re.search("dcnr model submit --draft", shell.run("dcnr model sign", str(draft)))
+
+
+def test_stopping_politely(shell: Shell) -> None:
+    lent, deciding = shell.network.pnodes[1], shell.network.orchestrators[0]
+    assert json.loads(shell.run("pnode stop --json", "--home", str(lent.home))) == {"stopped": True}
+    shell.run("pnode status", "--home", str(lent.home), code=3)
+    assert json.loads(shell.run("orchestrator stop --json", "--home", str(deciding.home))) == {"stopped": True}
+    shell.run("orchestrator status", "--home", str(deciding.home), code=3)

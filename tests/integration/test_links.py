@@ -1,0 +1,394 @@
+"""Goal: whole, signed tensors cross a real Link in every size; whatever is tampered with, stale, oversized or broken reaches no replica."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dcnr.errors import Stale
+from dcnr.ids import ReplicaId, VNodeId
+from dcnr.intervals import IntervalSet
+from dcnr.rpc.dialer import Dialer
+from dcnr.rpc.server import RpcServer
+from dcnr.specs import TensorSpec
+from dcnr.tensor import EncodedTensor
+from dcnr.v1 import vnode_pb2, vnode_pb2_grpc
+from pnode import sending
+from pnode.exchange import Way
+from pnode.frames import Expected, check_reason
+from pnode.hub import LinkHub
+from pnode.links import LinkService, PeerLinks
+from pnode.outbox import Outbox
+from pnode.rpc import pnode_of
+from pnode.sending import SendingExchange
+from pnode.spool import Frame, Spool
+from pnode.worker import SystemClock
+from trust.delegation import make_delegation, open_delegation
+from trust.identity import NodeKey
+from vnode import events as ev
+from vnode.events import TRAIN_LANE, Mode, Peer
+
+NETWORK = "7" * 40
+CLOCK = SystemClock()
+MIB = 1 << 20
+
+
+async def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110  conditions of parts that have no event for it
+            await asyncio.sleep(0.01)
+
+
+@dataclass
+class Recorder:
+    """A hosted replica that keeps its events and sends what the test tells it to."""
+
+    peer: Peer
+    outbox: Any
+    spec: TensorSpec = field(default_factory=lambda: TensorSpec("float32", (1024,)))
+    batch_size: int = 1 << 15
+    network_id: str = NETWORK
+    model: str = "m"
+    job_id: str = "j"
+    events: list[ev.Event] = field(default_factory=list)
+    ways: dict[int, Way] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    stale_below: int = 0
+
+    def post(self, event: ev.Event) -> None:
+        self.events.append(event)
+        self.news.set()
+
+    def expected(self, edge: int) -> Expected:
+        return Expected(self.spec, self.batch_size)
+
+    def attach(self, target: Peer, pnode_id: str, way: Way) -> int:
+        if target.incarnation < self.stale_below:
+            raise Stale("a newer incarnation is connected", code="stale_incarnation")
+        link = len(self.ways) + 1
+        self.ways[link] = way
+        self.post(ev.LinkUp(0.0, link, target))
+        return link
+
+    def detach(self, link: int) -> None:
+        self.post(ev.LinkDown(0.0, link))
+
+    def carried(self, num_bytes: int, seconds: float) -> None:
+        pass
+
+    async def until(self, kind: type[Any], count: int = 1, within_s: float = 20.0) -> list[Any]:
+        async with asyncio.timeout(within_s):
+            while len(found := [event for event in self.events if isinstance(event, kind)]) < count:
+                self.news.clear()
+                await self.news.wait()
+        return found
+
+
+@dataclass
+class Rig:
+    source: Recorder
+    target: Recorder
+    hub: LinkHub
+    told: list[tuple[str, str, str]]
+    lost: list[tuple[str, str, bool]]
+    server: RpcServer
+    outbox: Outbox
+
+    async def until_told(self, code: str) -> None:
+        await eventually(lambda: any(kind == "link_fault" and code in reason for kind, _, reason in self.told))
+
+    async def send(self, batch: int, array: np.ndarray[Any, Any]) -> None:
+        await self.outbox.keep(TRAIN_LANE, batch, array, batch)
+        next(reversed(self.source.ways.values())).send(TRAIN_LANE, batch, Mode.TRAIN)
+
+
+@asynccontextmanager
+async def rig(
+    tmp_path: Path,
+    *,
+    claimed: int = 3,
+    stale_below: int = 0,
+    signing: NodeKey | None = None,
+    alter: Callable[[Frame], Frame] | None = None,
+) -> AsyncIterator[Rig]:
+    """A source behind a real server, a target that dials it. ``claimed``: the source's incarnation as its worker states it (3 is delegated)."""
+    node, worker, other_node, other = (NodeKey.generate() for _ in range(4))
+    executor = ThreadPoolExecutor(2)
+    outbox = Outbox(Spool(tmp_path / "spool", max_bytes=256 * MIB), executor, lambda: "raw")
+    told: list[tuple[str, str, str]] = []
+    lost: list[tuple[str, str, bool]] = []
+    source = Recorder(Peer(ReplicaId("a.1"), claimed), outbox if alter is None else Altered(outbox, alter))
+    source.stale_below = stale_below
+    target = Recorder(Peer(ReplicaId("b.1"), 5), None)
+
+    def find(name: str) -> Any:
+        return hub_of_source.find(name)
+
+    hub_of_source = LinkHub(CLOCK, node.node_id, None, lambda *_: None)  # type: ignore[arg-type]
+    hub_of_source.add(source)
+    server = RpcServer(worker, NETWORK, clock=CLOCK, rng=secrets.token_bytes)
+    service = LinkService(CLOCK, signing or worker, find, pnode_of, lambda *said: told.append(said))
+    server.add(lambda grpc_server: vnode_pb2_grpc.add_VNodeServiceServicer_to_server(service, grpc_server))
+    port = await server.start("127.0.0.1", 0)
+    now = CLOCK.wall()
+    theirs = make_delegation(node, NETWORK, worker.public_der, 3, [f"127.0.0.1:{port}"], now)
+    mine = make_delegation(other_node, NETWORK, other.public_der, 5, ["127.0.0.1:1"], now)
+    dialer = Dialer(other, NETWORK, clock=CLOCK, rng=secrets.token_bytes, delegation=lambda: mine, own_connections=True)
+    peers = PeerLinks(
+        CLOCK, random.Random(1), executor, dialer.connect, lambda *said: lost.append(said), lambda *said: told.append(said)
+    )
+    hub = LinkHub(CLOCK, other_node.node_id, peers, lambda *said: lost.append(said))
+    running = [asyncio.ensure_future(peers.run()), asyncio.ensure_future(hub.run())]
+    try:
+        hub.add(target)
+        hub.neighbour(ReplicaId("a.1"), open_delegation(theirs, network_id=NETWORK, now_wall=now))
+        hub.want(target, 0, ReplicaId("a.1"), node.node_id)
+        yield Rig(source, target, hub, told, lost, server, outbox)
+    finally:
+        hub.remove(target)
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        await server.stop(0)
+        executor.shutdown()
+        outbox.close()
+
+
+class Altered:
+    """An outbox whose frames are changed on the way out."""
+
+    def __init__(self, outbox: Outbox, alter: Callable[[Frame], Frame]) -> None:
+        self._outbox, self._alter = outbox, alter
+
+    async def frame(self, lane: ev.Lane, batch: int) -> Frame:
+        return self._alter(await self._outbox.frame(lane, batch))
+
+
+def run(scenario: Callable[[], Any]) -> None:
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("num_bytes", [4096, 1 * MIB, 4 * MIB, 64 * MIB])
+def test_frames_of_every_size_arrive_as_they_were_sent(tmp_path: Path, num_bytes: int) -> None:
+    array = np.random.Generator(np.random.Philox(key=1)).standard_normal((num_bytes // 4096, 1024), dtype=np.float32)
+
+    async def scenario() -> None:
+        async with rig(tmp_path) as r:
+            (up,) = await r.target.until(ev.EdgeUp)
+            assert up.source == Peer(ReplicaId("a.1"), 3)
+            await r.send(9, array)
+            (arrived,) = await r.target.until(ev.FrameArrived)
+            assert (arrived.edge, arrived.lane, arrived.batch) == (0, TRAIN_LANE, 9)
+            np.testing.assert_array_equal(arrived.tensor, array)
+            (sent,) = await r.source.until(ev.FrameSent)
+            assert (sent.link, sent.batch) == (1, 9)
+
+    run(scenario)
+
+
+def test_statements_arrive_and_a_frame_that_is_gone_is_missing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as r:
+            await r.target.until(ev.EdgeUp)
+            some = IntervalSet.of((1, 4), (9, 11))
+            r.hub.say(r.target, 0, ev.SendNeed(0, 1, TRAIN_LANE, some, IntervalSet.empty(), some))
+            r.hub.say(r.target, 0, ev.SendWindow(0, 2, TRAIN_LANE, 17))
+            r.hub.say(r.target, 0, ev.SendAck(0, 3, 5, 4, VNodeId("b")))
+            r.hub.say(r.target, 0, ev.SendDurable(0, some))
+            (need,) = await r.source.until(ev.NeedHeard)
+            assert (need.sequence, need.wanted, need.evicted) == (1, some, some)
+            (window,) = await r.source.until(ev.WindowHeard)
+            (ack,) = await r.source.until(ev.AckHeard)
+            (durable,) = await r.source.until(ev.DurableHeard)
+            assert (window.end, ack.floor, ack.floor_vnode, durable.batches) == (17, 4, "b", some)
+            r.source.ways[1].send(TRAIN_LANE, 77, Mode.TRAIN)
+            (missing,) = await r.source.until(ev.FrameMissing)
+            assert missing.batch == 77
+
+    run(scenario)
+
+
+def _flipped(frame: Frame) -> Frame:
+    payload = bytearray(frame.encoded.payload)
+    payload[0] ^= 1
+    return replace(frame, encoded=EncodedTensor(frame.encoded.header, memoryview(bytes(payload))))
+
+
+def _header(**changes: Any) -> Callable[[Frame], Frame]:
+    return lambda frame: replace(frame, encoded=EncodedTensor(replace(frame.encoded.header, **changes), frame.encoded.payload))
+
+
+@pytest.mark.parametrize(
+    ("alter", "code"),
+    [
+        (_flipped, "tensor_digest"),
+        (_header(digest="0" * 64), "tensor_digest"),
+        (_header(shape=(1 << 20, 1024)), "bad_tensor_header"),
+        (_header(shape=(1 << 40, 1024)), "bad_tensor_header"),
+        (_header(shape=(2, 512)), "bad_frame"),
+        (_header(dtype="int32"), "bad_frame"),
+        (_header(codec="zip"), "bad_tensor_header"),
+    ],
+)
+def test_a_frame_that_is_not_what_it_says_breaks_the_link_and_reaches_nobody(
+    tmp_path: Path, alter: Callable[[Frame], Frame], code: str
+) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path, alter=alter) as r:
+            await r.target.until(ev.EdgeUp)
+            await r.send(1, np.ones((1, 1024), np.float32))
+            await r.target.until(ev.EdgeDown)
+            await r.until_told(code)
+            assert not [event for event in r.target.events if isinstance(event, ev.FrameArrived)]
+
+    run(scenario)
+
+
+def test_values_that_are_not_finite_reach_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as r:
+            await r.target.until(ev.EdgeUp)
+            await r.send(1, np.full((1, 1024), np.nan, np.float32))
+            await r.target.until(ev.EdgeDown)
+            await r.until_told("not_finite")
+            assert not [event for event in r.target.events if isinstance(event, ev.FrameArrived)]
+
+    run(scenario)
+
+
+def test_a_signature_of_another_key_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path, signing=NodeKey.generate()) as r:
+            await r.target.until(ev.EdgeUp)
+            await r.send(1, np.ones((1, 1024), np.float32))
+            await r.target.until(ev.EdgeDown)
+            await r.until_told("bad_signature")
+
+    run(scenario)
+
+
+def test_another_incarnation_than_the_delegated_one_opens_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path, claimed=2) as r:
+            await r.until_told("stale_incarnation")
+            assert not r.target.events
+
+    run(scenario)
+
+
+def test_a_stale_target_is_refused_with_its_reason_and_asked_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path, stale_below=6) as r:
+            await eventually(lambda: bool(r.lost))
+            assert not r.target.events
+            assert r.lost[0] == ("a.1", r.lost[0][1], False)
+            r.source.stale_below = 0
+            await r.target.until(ev.EdgeUp)
+
+    run(scenario)
+
+
+def test_a_broken_stream_is_noticed_at_once_on_both_sides_and_opened_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as r:
+            await r.target.until(ev.EdgeUp)
+            begun = CLOCK.monotonic()
+            await r.server.stop(0)
+            await r.target.until(ev.EdgeDown, within_s=1.0)
+            await r.source.until(ev.LinkDown, within_s=1.0)
+            assert CLOCK.monotonic() - begun < 2.0
+            await eventually(lambda: any(broken for _, _, broken in r.lost))
+
+    run(scenario)
+
+
+def test_a_receiver_that_stops_reading_costs_a_bounded_number_of_frames(tmp_path: Path) -> None:
+    class Stuck:
+        """Takes a few messages, then nothing; its reader never ends."""
+
+        def __init__(self) -> None:
+            self.incoming: asyncio.Queue[vnode_pb2.LinkMessage | None] = asyncio.Queue()
+            self.written = 0
+            self.free = asyncio.Event()
+
+        async def read(self) -> vnode_pb2.LinkMessage | None:
+            return await self.incoming.get()
+
+        async def write(self, message: vnode_pb2.LinkMessage) -> None:
+            self.written += 1
+            if self.written > 3:
+                await self.free.wait()
+
+    async def scenario() -> None:
+        loads: list[int] = []
+
+        class Counting:
+            async def frame(self, lane: ev.Lane, batch: int) -> Frame:
+                loads.append(batch)
+                return await outbox.frame(lane, batch)
+
+        executor = ThreadPoolExecutor(1)
+        outbox = Outbox(Spool(tmp_path, max_bytes=64 * MIB), executor, lambda: "raw", hot_bytes=1 * MIB)
+        source = Recorder(Peer(ReplicaId("a.1"), 1), Counting())
+        stream = Stuck()
+        opening = vnode_pb2.OpenEdge(
+            network_id=NETWORK, model="m", job_id="j", source_replica="a.1", target_replica="b.1", target_incarnation=1
+        )
+        stream.incoming.put_nowait(vnode_pb2.LinkMessage(edge=1, open=opening))
+        exchange = SendingExchange(CLOCK, NodeKey.generate(), lambda name: source, "p")
+        running = asyncio.ensure_future(exchange.run(stream))
+        await source.until(ev.LinkUp)
+        for batch in range(40):
+            await outbox.keep(TRAIN_LANE, batch, np.full((64, 1024), batch, np.float32), batch)
+            source.ways[1].send(TRAIN_LANE, batch, Mode.TRAIN)
+        await eventually(lambda: stream.written >= 4)
+        assert len(loads) <= 3 + 1 + sending.FRAMES_AHEAD
+        assert outbox.held_bytes <= 4 * MIB
+        stream.incoming.put_nowait(None)
+        await running
+        assert isinstance(source.events[-1], ev.LinkDown)
+        executor.shutdown()
+        outbox.close()
+
+    run(scenario)
+
+
+def test_local_replicas_hand_over_the_tensor_itself(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        executor = ThreadPoolExecutor(1)
+        outbox = Outbox(Spool(tmp_path, max_bytes=4 * MIB), executor, lambda: "raw")
+        source = Recorder(Peer(ReplicaId("a.1"), 1), outbox)
+        target = Recorder(Peer(ReplicaId("b.1"), 1), None)
+        hub = LinkHub(CLOCK, "p", None, lambda *_: None)  # type: ignore[arg-type]
+        hub.add(source)
+        hub.add(target)
+        hub.want(target, 0, ReplicaId("a.1"), "p")
+        tensor = np.ones((2, 1024), np.float32)
+        await outbox.keep(TRAIN_LANE, 4, tensor, 0)
+        source.ways[1].send(TRAIN_LANE, 4, Mode.TRAIN)
+        (arrived,) = await target.until(ev.FrameArrived)
+        assert arrived.tensor is tensor
+        hub.remove(source)
+        assert isinstance(target.events[-1], ev.EdgeDown)
+        assert isinstance(source.events[-1], ev.LinkDown)
+        executor.shutdown()
+        outbox.close()
+
+    run(scenario)
+
+
+def test_reasons_from_the_wire_are_codes() -> None:
+    assert check_reason(vnode_pb2.EdgeClosed(code="not_here")) == "not_here"
+    for bad in ("", "two words", "x" * 41, "<b>"):
+        with pytest.raises(Exception, match="readable"):
+            check_reason(vnode_pb2.EdgeClosed(code=bad))

@@ -1,0 +1,312 @@
+"""Whole jobs through real runtimes over one store: placed, run, recorded, completed, taken over, relocated, cancelled, each outcome once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from orchestrator_parts import BATCHES, VNODES, Worker, network, stage
+
+from dataservice import keys
+from dataservice.memory import MemoryStore
+from dcnr.errors import NotFound, Refused, Stale
+from dcnr.ports import ObjectStore
+from dcnr.system import SystemClock
+from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from orchestrator.admission import admit, record_cancel
+from orchestrator.attach import tell_transitions
+from orchestrator.documents import open_desired, open_end
+from orchestrator.head_events import HeadTimes
+from orchestrator.history import History
+from orchestrator.inventory import Inventory
+from orchestrator.jobs import state_of
+from orchestrator.runtime import ModelRuntime, Shared
+from trust.envelope import seal
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy
+from vnode.registry import default_registry
+
+MODEL, JOB = "toy", "job-1"
+TIMES = HeadTimes(ttl_s=0.8, renew_s=0.2, poll_s=0.2, request_timeout_s=0.4)
+CLOCK = SystemClock()
+MAINTAINER = NodeKey.generate()
+
+
+async def until(condition: Callable[[], bool], what: str, within_s: float = 15.0) -> None:
+    deadline = CLOCK.monotonic() + within_s
+    while not condition():
+        assert CLOCK.monotonic() < deadline, f"waited in vain until {what}"
+        await asyncio.sleep(0.02)
+
+
+class Orchestrator:
+    """A runtime with its own inventory, as a process has."""
+
+    def __init__(self, key: NodeKey, policy: NetworkPolicy, store: ObjectStore, workers: list[Worker]) -> None:
+        history = History(None, key.node_id, CLOCK)
+        self.shared = Shared(key, policy, store, CLOCK, default_registry(), Inventory(), history, times=TIMES)
+        self.runtime = ModelRuntime(MODEL, self.shared)
+        self.workers = workers
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self.tasks = [asyncio.create_task(self.runtime.run()), asyncio.create_task(self._beats())]
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _beats(self) -> None:
+        """What the streams do: workers beat, and get the desired states of the plan under the head."""
+        attached: set[str] = set()
+        while True:
+            now = CLOCK.monotonic()
+            for node_id in attached - {worker.node_id for worker in self.workers}:
+                self.shared.inventory.detached(node_id, now, "killed")
+                attached.discard(node_id)
+            for worker in self.workers:
+                if worker.node_id not in attached:
+                    attached.add(worker.node_id)
+                    self.shared.inventory.attached(worker.node_id, now)
+                self.shared.inventory.beat(worker.node_id, now, worker.beat(), 0.3)
+                view = self.runtime.view
+                if view is not None and view.plan is not None:
+                    envelope = await self.runtime.loader.desired(view, worker.node_id)
+                    if envelope is not None:
+                        worker.host(open_desired(envelope.SerializeToString(), self.shared.policy, MODEL))
+                for report in worker.reports.values():
+                    self.runtime.exits.heard(JOB, report.exits)
+            if tell_transitions(self.shared, now):
+                self.shared.nodes_changed.fire()
+            await asyncio.sleep(0.05)
+
+    def state(self, job: str = JOB) -> int:
+        return state_of(job, self.runtime.head, self.runtime.jobs.records.get(job))
+
+    @property
+    def plan(self) -> model_pb2.Plan | None:
+        return self.runtime.view.plan if self.runtime.view is not None else None
+
+
+class World:
+    def __init__(self, orchestrators: int, workers: int) -> None:
+        self.store = MemoryStore(CLOCK, random.Random(1))
+        keys_of = [NodeKey.generate() for _ in range(orchestrators)]
+        self.policy = network(MAINTAINER, keys_of, CLOCK)
+        self.workers = [Worker(self.policy, self.store, CLOCK) for _ in range(workers)]
+        self.orchestrators = [Orchestrator(key, self.policy, self.store, self.workers) for key in keys_of]
+
+    async def submit(self, job: str = JOB) -> None:
+        envelope = await stage(self.store, self.policy, MAINTAINER, MODEL, CLOCK, job)
+        loader = self.orchestrators[0].runtime.loader
+        _, existed = await admit(envelope, policy=self.policy, store=self.store, loader=loader, wall_unix_ms=0)
+        assert not existed
+
+    def holder(self) -> Orchestrator:
+        [found] = [item for item in self.orchestrators if item.runtime.is_holder]
+        return found
+
+    async def running(self) -> Orchestrator:
+        await until(lambda: any(item.runtime.is_holder for item in self.orchestrators), "somebody holds the head")
+        holder = self.holder()
+        await until(lambda: holder.state() == model_pb2.JOB_STATE_RUNNING, "the job runs")
+        return holder
+
+    async def record_all(self, holder: Orchestrator) -> None:
+        view = holder.runtime.view
+        assert view is not None
+        plan = view.plan
+        assert plan is not None
+        for item in plan.assignments:
+            worker = next(one for one in self.workers if one.node_id == item.pnode_id)
+            parent = view.working(item.vnode)
+            assert parent is not None
+            checkpoint, commit = await worker.checkpoint(MODEL, JOB, item.replica, parent)
+            request = data_pb2.RecordCheckpointRequest(
+                network_id=self.policy.network_id, model=MODEL, job_id=JOB, checkpoint=checkpoint, commit=commit
+            )
+            answer = await holder.runtime.record(request)
+            assert answer.status == data_pb2.RECORD_STATUS_PENDING, answer.reason
+            status = answer.status
+            deadline = CLOCK.monotonic() + 10
+            while status != data_pb2.RECORD_STATUS_NAMED and CLOCK.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+                status = (await holder.runtime.record(request)).status
+            assert status == data_pb2.RECORD_STATUS_NAMED
+
+    def end(self, job: str = JOB) -> model_pb2.Outcome | None:
+        data = self.store.peek(keys.job_end(MODEL, job))
+        return open_end(data, self.policy) if data is not None else None
+
+
+@contextlib.asynccontextmanager
+async def world(orchestrators: int = 1, workers: int = 2) -> AsyncIterator[World]:
+    made = World(orchestrators, workers)
+    try:
+        for item in made.orchestrators:
+            item.start()
+        yield made
+    finally:
+        for item in made.orchestrators:
+            await item.stop()
+
+
+def test_a_job_runs_to_its_end() -> None:
+    async def story() -> None:
+        async with world() as made:
+            await made.submit()
+            holder = await made.running()
+            plan = holder.plan
+            assert plan is not None
+            assert {item.vnode for item in plan.assignments} == set(VNODES)
+            assert len({item.pnode_id for item in plan.assignments}) == 2
+            for worker in made.workers:
+                worker.learn_all()
+            await until(lambda: holder.state() == model_pb2.JOB_STATE_SETTLING, "every source is done")
+            await made.record_all(holder)
+            await until(lambda: made.end() is not None, "the job has ended")
+            outcome = made.end()
+            assert outcome is not None
+            assert outcome.state == model_pb2.JOB_STATE_COMPLETED
+            assert [item.depth for item in outcome.exits] == [1, 2]
+            manifest, _ = await holder.runtime.loader.manifest(MODEL, outcome.manifest_digest)
+            assert all(entry.working[0].step == BATCHES for entry in manifest.entries)
+
+    asyncio.run(story())
+
+
+def test_a_takeover_goes_on_with_the_plan_and_ends_the_job_once() -> None:
+    async def story() -> None:
+        async with world(orchestrators=2) as made:
+            await made.submit()
+            first = await made.running()
+            replicas = {item.replica for item in first.plan.assignments} if first.plan else set()
+            await first.stop()
+            made.orchestrators.remove(first)
+            [second] = made.orchestrators
+            await until(lambda: second.runtime.is_holder, "the other takes over")
+            head = second.runtime.head
+            assert head is not None
+            assert head.epoch == 2
+            await until(lambda: second.plan is not None and second.plan.epoch == 2, "the plan is renewed in the new term")
+            assert {item.replica for item in second.plan.assignments} == replicas  # type: ignore[union-attr]
+            for worker in made.workers:
+                worker.learn_all()
+            await until(lambda: second.state() == model_pb2.JOB_STATE_SETTLING, "every source is done")
+            await made.record_all(second)
+            await until(lambda: made.end() is not None, "the job has ended")
+            assert made.end().state == model_pb2.JOB_STATE_COMPLETED  # type: ignore[union-attr]
+
+    asyncio.run(story())
+
+
+def test_a_killed_pnode_is_replaced_within_seconds() -> None:
+    async def story() -> None:
+        async with world(workers=3) as made:
+            await made.submit()
+            holder = await made.running()
+            plan = holder.plan
+            assert plan is not None
+            victim = next(worker for worker in made.workers if worker.node_id == plan.assignments[0].pnode_id)
+            made.workers.remove(victim)
+            started = CLOCK.monotonic()
+            await until(
+                lambda: holder.plan is not None and all(item.pnode_id != victim.node_id for item in holder.plan.assignments),
+                "the replica has moved",
+            )
+            assert CLOCK.monotonic() - started < 5
+            assert holder.plan is not None
+            kept = {item.replica for item in holder.plan.assignments} & {item.replica for item in plan.assignments}
+            assert len(kept) == 1
+            events = [event.kind for event in holder.shared.history.since(0, 1000)]
+            assert "replica_relocated" in events
+
+    asyncio.run(story())
+
+
+def test_cancelling_ends_the_job_and_releases_its_replicas() -> None:
+    async def story() -> None:
+        async with world() as made:
+            await made.submit()
+            holder = await made.running()
+            cancel = model_pb2.JobCancel(network_id=made.policy.network_id, job_id=JOB, model=MODEL, reason="enough")
+            await record_cancel(seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, MAINTAINER), policy=made.policy, store=made.store)
+            await until(lambda: made.end() is not None, "the job has ended")
+            assert made.end().state == model_pb2.JOB_STATE_CANCELLED  # type: ignore[union-attr]
+            await until(lambda: not any(worker.reports for worker in made.workers), "nothing is hosted any more")
+            await until(lambda: holder.plan is not None and not holder.plan.assignments, "the plan is empty")
+
+    asyncio.run(story())
+
+
+def test_records_that_do_not_hold_are_refused() -> None:
+    async def story() -> None:
+        async with world() as made:
+            await made.submit()
+            holder = await made.running()
+            view = holder.runtime.view
+            assert view is not None
+            assert view.plan is not None
+            item = view.plan.assignments[0]
+            worker = next(one for one in made.workers if one.node_id == item.pnode_id)
+            parent = view.working(item.vnode)
+            assert parent is not None
+            checkpoint, commit = await worker.checkpoint(MODEL, JOB, item.replica, parent)
+
+            async def status(changed: model_pb2.Checkpoint, envelope: identity_pb2.Envelope) -> int:
+                request = data_pb2.RecordCheckpointRequest(
+                    network_id=made.policy.network_id, model=MODEL, job_id=JOB, checkpoint=changed
+                )
+                request.commit.CopyFrom(envelope)
+                return (await holder.runtime.record(request)).status
+
+            less = model_pb2.Checkpoint()
+            less.CopyFrom(checkpoint)
+            less.lineage.intervals[0].end, less.step = BATCHES - 1, BATCHES - 1
+            assert await status(less, commit) == data_pb2.RECORD_STATUS_REFUSED
+            other = model_pb2.Checkpoint()
+            other.CopyFrom(checkpoint)
+            other.replica = f"{item.vnode}.99"
+            assert await status(other, commit) == data_pb2.RECORD_STATUS_REFUSED
+            stranger = seal(identity_pb2.DOMAIN_COMMIT, commit.payload, NodeKey.generate())
+            forged = model_pb2.Checkpoint()
+            forged.CopyFrom(checkpoint)
+            from trust.envelope import digest_of_envelope
+
+            forged.commit_digest = digest_of_envelope(stranger)
+            assert await status(forged, stranger) == data_pb2.RECORD_STATUS_REFUSED
+            assert await status(checkpoint, commit) == data_pb2.RECORD_STATUS_PENDING
+
+    asyncio.run(story())
+
+
+def test_only_jobs_that_can_run_are_taken_in() -> None:
+    async def story() -> None:
+        made = World(1, 0)
+        loader = made.orchestrators[0].runtime.loader
+
+        async def submit(envelope: identity_pb2.Envelope) -> bool:
+            return (await admit(envelope, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=0))[1]
+
+        envelope = await stage(made.store, made.policy, MAINTAINER, MODEL, CLOCK, JOB)
+        with pytest.raises(Refused):
+            await submit(seal(identity_pb2.DOMAIN_JOB_REQUEST, envelope.payload, NodeKey.generate()))
+        request = model_pb2.JobRequest.FromString(envelope.payload)
+        request.initial_manifest_digest = "0" * 64
+        with pytest.raises(NotFound):
+            await submit(seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER))
+        assert made.store.peek(keys.job_request(MODEL, JOB)) is None
+        assert not await submit(envelope)
+        assert await submit(envelope)
+        request = model_pb2.JobRequest.FromString(envelope.payload)
+        request.created_unix_ms += 5
+        assert await submit(seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER))
+        request.num_batches += 1
+        with pytest.raises(Stale):
+            await submit(seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER))
+
+    asyncio.run(story())

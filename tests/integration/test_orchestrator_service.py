@@ -1,0 +1,270 @@
+"""The orchestrator's process over real gRPC and the real store: a PNode attaches, a job is submitted, placed, recorded through grants, and completed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+from orchestrator_parts import MODELS_WAIT_S, Worker, capability, network, stage
+
+from dataservice.s3 import S3Store, StoreAddress
+from dcnr.errors import InvalidInput, Refused
+from dcnr.ids import digest_of
+from dcnr.rpc.dialer import Connection, Dialer
+from dcnr.settings import OrchestratorSettings
+from dcnr.system import SystemClock
+from dcnr.v1 import data_pb2, identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1.data_pb2_grpc import DataServiceStub
+from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from orchestrator.documents import open_desired
+from orchestrator.service import run_orchestrator
+from trust.envelope import open_single
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy
+from trust.records import make_advert
+
+CLOCK = SystemClock()
+JOB = "job-1"
+
+
+class PNode:
+    """The control stream of a PNode, and its calls."""
+
+    def __init__(self, worker: Worker, policy: NetworkPolicy) -> None:
+        self.worker, self.policy = worker, policy
+        self.heard: list[orchestrator_pb2.OrchestratorMessage] = []
+        self.head_url = ""
+
+    async def attach(self, connection: Connection) -> None:
+        """Beats and obeys until cancelled."""
+        stub: Any = OrchestratorServiceStub(connection.channel)
+        call = stub.Attach(metadata=connection.metadata)
+        advert = make_advert(
+            self.worker.daemon, network_id=self.policy.network_id, kind=membership_pb2.NODE_KIND_PNODE, incarnation=1, sequence=1,
+            now_wall=CLOCK.wall(), lifetime_s=60, control_addresses=[], capability=capability(),
+        )  # fmt: skip
+        await call.write(orchestrator_pb2.PNodeMessage(hello=orchestrator_pb2.Hello(advert=advert)))
+
+        async def beats() -> None:
+            while True:
+                await call.write(orchestrator_pb2.PNodeMessage(beat=self.worker.beat()))
+                await asyncio.sleep(0.2)
+
+        beating = asyncio.create_task(beats())
+        try:
+            async for message in call:
+                self.heard.append(message)
+                if message.HasField("desired"):
+                    self.worker.host(open_desired(message.desired.SerializeToString(), self.policy, "toy"))
+                if message.HasField("head"):
+                    self.head_url = message.head.head_url
+        finally:
+            beating.cancel()
+            call.cancel()
+
+
+async def until(condition: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
+    deadline = CLOCK.monotonic() + within_s
+    while not condition():
+        assert CLOCK.monotonic() < deadline, f"waited in vain until {what}"
+        await asyncio.sleep(0.05)
+
+
+def get(url: str) -> bytes:
+    with urllib3.PoolManager(retries=False) as pool:
+        answer = pool.request("GET", url)
+        assert answer.status == 200
+        return answer.data
+
+
+async def job_in(connection: Connection, state: model_pb2.JobState.ValueType) -> orchestrator_pb2.JobView:
+    """The job, as soon as a watch shows it in that state."""
+    stub: Any = OrchestratorServiceStub(connection.channel)
+    request = orchestrator_pb2.WatchJobRequest(job_id=JOB, interval_s=0.2)
+    async for message in stub.WatchJob(request, metadata=connection.metadata, timeout=30):
+        view: orchestrator_pb2.JobView = message.job
+        if view.state == state:
+            return view
+    raise AssertionError("the job ended in another state")
+
+
+def test_a_job_over_the_wire(embedded_store: StoreAddress, tmp_path: Path) -> None:
+    async def story() -> None:
+        maintainer, key = NodeKey.generate(), NodeKey.generate()
+        policy = network(
+            maintainer, [key], CLOCK, store_address=embedded_store.endpoint.partition("://")[2], bucket=embedded_store.bucket
+        )
+        store = S3Store(embedded_store)
+        home = tmp_path / "o"
+        home.mkdir()
+        write_store_file(home / "store.json", embedded_store)
+        settings = replace(
+            OrchestratorSettings(), listen_host="127.0.0.1", control_port=0, dht_port=0, store_url=embedded_store.endpoint,
+            store_bucket=embedded_store.bucket,
+        )  # fmt: skip
+        stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(
+            run_orchestrator(
+                settings, home, key=key, policy=policy, clock=CLOCK, rng=random.Random(1), random_bytes=secrets.token_bytes, stop=stop,
+                on_ready=lambda host, port: ready.set_result(f"{host}:{port}"),
+            )
+        )  # fmt: skip
+        try:
+            await asyncio.wait({serving, ready}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+            assert ready.done(), serving
+            async with asyncio.timeout(60):
+                await wire(ready.result(), key, policy, maintainer, store)
+        finally:
+            stop.set()
+            await serving
+            store.close()
+
+    asyncio.run(story())
+
+
+async def wire(address: str, key: NodeKey, policy: NetworkPolicy, maintainer: NodeKey, store: S3Store) -> None:
+    workers = [Worker(policy, store, CLOCK) for _ in range(2)]
+    pnodes = [PNode(worker, policy) for worker in workers]
+    owner = await dial(maintainer, policy, key, address)
+    links = [await dial(worker.daemon, policy, key, address) for worker in workers]
+    attached = [asyncio.create_task(pnode.attach(link)) for pnode, link in zip(pnodes, links, strict=True)]
+    try:
+        stub: Any = OrchestratorServiceStub(owner.channel)
+        envelope = await stage(store, policy, maintainer, "toy", CLOCK, JOB)
+        answer = await owner.call(stub.SubmitJob, orchestrator_pb2.SubmitJobRequest(request=envelope), timeout_s=10)
+        assert not answer.existed
+        answer = await owner.call(stub.SubmitJob, orchestrator_pb2.SubmitJobRequest(request=envelope), timeout_s=10)
+        assert answer.existed
+        await until(lambda: all(worker.reports for worker in workers), "both PNodes host a replica", MODELS_WAIT_S)
+        await check_confirmed_head(owner, policy, key, pnodes[0])
+        for worker in workers:
+            worker.learn_all()
+        await job_in(owner, model_pb2.JOB_STATE_SETTLING)
+        for worker, link in zip(workers, links, strict=True):
+            await record(worker, link, owner)
+        view = await job_in(owner, model_pb2.JOB_STATE_COMPLETED)
+        assert len(view.outcome.exits) == 2
+        assert any(message.HasField("durable") for message in pnodes[0].heard)
+        await check_access(owner, links[0], workers[0])
+        await check_queries(stub, owner, workers)
+        await links[1].close()
+        attached[1].cancel()
+        broken_at = CLOCK.monotonic()
+        while any(node.attached for node in await nodes_of(owner) if node.node_id == workers[1].node_id):
+            assert CLOCK.monotonic() - broken_at < 1.0, "a broken stream is noticed within a second"
+            await asyncio.sleep(0.05)
+    finally:
+        for task in attached:
+            task.cancel()
+        await asyncio.gather(*attached, return_exceptions=True)
+        for link in (owner, *links):
+            await link.close()
+
+
+async def dial(caller: NodeKey, policy: NetworkPolicy, key: NodeKey, address: str) -> Connection:
+    return await Dialer(caller, policy.network_id, clock=CLOCK, rng=secrets.token_bytes).connect(key.node_id, [address])
+
+
+async def check_confirmed_head(owner: Connection, policy: NetworkPolicy, key: NodeKey, pnode: PNode) -> None:
+    """The head by grant and by statement are the same object."""
+    await until(lambda: bool(pnode.head_url), "a grant for the head came")
+    nonce = secrets.token_bytes(32)
+    stub: Any = OrchestratorServiceStub(owner.channel)
+    answer = await owner.call(stub.ConfirmHead, orchestrator_pb2.ConfirmHeadRequest(model="toy", nonce=nonce), timeout_s=10)
+    payload, signer = open_single(answer.statement, identity_pb2.DOMAIN_HEAD_STATEMENT)
+    statement = model_pb2.HeadStatement.FromString(payload)
+    assert (signer.node_id, statement.nonce) == (key.node_id, nonce)
+    read = identity_pb2.Envelope.FromString(await asyncio.to_thread(get, pnode.head_url))
+    assert model_pb2.Head.FromString(read.payload).epoch == model_pb2.Head.FromString(statement.head.payload).epoch
+
+
+async def record(worker: Worker, link: Connection, owner: Connection) -> None:
+    """Records the checkpoint of the worker's only replica until a manifest names it."""
+    [replica] = worker.reports
+    model = await owner.call(OrchestratorServiceStub(owner.channel).GetModel, orchestrator_pb2.GetModelRequest(), timeout_s=10)
+    manifest = model_pb2.Manifest.FromString(model.manifest.payload)
+    entry = next(item for item in manifest.entries if item.vnode == worker.reports[replica].vnode)
+    checkpoint, commit = await worker.checkpoint("toy", JOB, replica, entry.working[0])
+    request = data_pb2.RecordCheckpointRequest(
+        network_id=worker.policy.network_id, model="toy", job_id=JOB, checkpoint=checkpoint, commit=commit
+    )
+    stub: Any = DataServiceStub(link.channel)
+    while True:
+        answer = await link.call(stub.RecordCheckpoint, request, timeout_s=10)
+        assert answer.status in (data_pb2.RECORD_STATUS_PENDING, data_pb2.RECORD_STATUS_NAMED), answer.reason
+        if answer.status == data_pb2.RECORD_STATUS_NAMED:
+            return
+        await asyncio.sleep(0.1)
+
+
+async def check_access(owner: Connection, link: Connection, worker: Worker) -> None:
+    """A PNode writes states of what it hosts, through a grant or through the stream; nothing else, and no other bytes."""
+    stub: Any = DataServiceStub(link.channel)
+    data = b"a new state"
+    vnode = next(iter(worker.reports.values())).vnode
+
+    def item(kind: data_pb2.ObjectKind.ValueType, owner_name: str) -> data_pb2.GrantItem:
+        ref = data_pb2.ObjectRef(kind=kind, model="toy", owner=owner_name, digest=digest_of(data))
+        return data_pb2.GrantItem(object=ref, access=data_pb2.ACCESS_WRITE, size_bytes=len(data), sha256=digest_of(data))
+
+    mine = item(data_pb2.OBJECT_KIND_STATE, vnode)
+    answer = await link.call(stub.Grant, data_pb2.GrantRequest(items=[mine]), timeout_s=10)
+    assert answer.grants[0].url
+    with pytest.raises(Refused):
+        await link.call(stub.Grant, data_pb2.GrantRequest(items=[item(data_pb2.OBJECT_KIND_STATE, "elsewhere")]), timeout_s=10)
+    with pytest.raises(Refused):
+        await link.call(stub.Grant, data_pb2.GrantRequest(items=[item(data_pb2.OBJECT_KIND_SHARD, "toy")]), timeout_s=10)
+    wrong = data_pb2.GrantItem()
+    wrong.CopyFrom(mine)
+    wrong.sha256 = "0" * 64
+    with pytest.raises(InvalidInput):
+        await link.call(stub.Grant, data_pb2.GrantRequest(items=[wrong]), timeout_s=10)
+
+    async def parts() -> Any:
+        yield data_pb2.WriteRequest(item=mine)
+        yield data_pb2.WriteRequest(chunk=data)
+
+    assert not (await stub.Write(parts(), metadata=link.metadata, timeout=10)).existed
+    answer = await link.call(stub.Grant, data_pb2.GrantRequest(items=[mine]), timeout_s=10)
+    assert answer.grants[0].exists
+    read = stub.Read(data_pb2.ReadRequest(object=mine.object), metadata=link.metadata, timeout=10)
+    assert b"".join([message.chunk async for message in read]) == data
+
+
+async def nodes_of(owner: Connection) -> list[orchestrator_pb2.NodeView]:
+    stub: Any = OrchestratorServiceStub(owner.channel)
+    return list((await owner.call(stub.ListNodes, orchestrator_pb2.ListNodesRequest(), timeout_s=10)).nodes)
+
+
+async def check_queries(stub: Any, owner: Connection, workers: list[Worker]) -> None:
+    nodes = await nodes_of(owner)
+    assert {worker.node_id for worker in workers} <= {node.node_id for node in nodes if node.attached}
+    assert any(node.holder for node in nodes)
+    jobs = (await owner.call(stub.ListJobs, orchestrator_pb2.ListJobsRequest(), timeout_s=10)).jobs
+    assert [job.job_id for job in jobs] == [JOB]
+    lines = (await owner.call(stub.Explain, orchestrator_pb2.ExplainRequest(vnode="first"), timeout_s=10)).lines
+    assert any(line.verdict == "placed" for line in lines)
+    lines = (await owner.call(stub.Explain, orchestrator_pb2.ExplainRequest(batch=3, with_batch=True), timeout_s=10)).lines
+    assert {line.verdict for line in lines} == {"durable"}
+    status = await owner.call(stub.GetStatus, orchestrator_pb2.GetStatusRequest(), timeout_s=10)
+    assert status.holder
+    assert status.store_ok
+    assert status.attached == 2
+
+
+def write_store_file(path: Path, address: StoreAddress) -> None:
+    import json
+
+    content = {
+        "endpoint": address.endpoint, "bucket": address.bucket, "access_key": address.access_key, "secret_key": address.secret_key,
+        "public_endpoint": "",
+    }  # fmt: skip
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(content))

@@ -1,0 +1,119 @@
+"""Goal: nobody waits for ever for those who have fallen silent: a stopped PNode, or all orchestrators at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from network_rig import BATCH_SIZE, SAMPLES, Rig, running_network
+
+from dcnr import limits
+from dcnr.testing import LocalPNode, Process
+
+PER_PASS = SAMPLES // BATCH_SIZE
+DISK_MB = 256
+PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20", "--disk-mb", str(DISK_MB))) for number in range(1, 5))
+"""Each has room for two VNodes and leaves the machine room for all the others."""
+LEAD = 48
+MAX_GROWTH_BYTES = 32 * limits.MIB
+RELOCATED_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with running_network(PNODES, num_orchestrators=2) as running:
+        yield running
+
+
+def signal_both(process: Process, worker_pid: int, number: int) -> None:
+    """Daemon and worker of one PNode."""
+    for pid in (process.pid, worker_pid):
+        os.kill(pid, number)
+
+
+def test_a_stopped_successor_costs_its_sender_nothing_and_is_replaced(rig: Rig) -> None:
+    """Goal: memory and spool of the sender stay bounded, its source learns up to its lead and names who holds it back, the silent VNode moves."""
+    passes = 14
+    job_id = rig.submit("stopped", passes=passes, lead_batches=LEAD)
+    hosts = rig.learning(job_id, 20, 60)
+    source = hosts["a"][0]
+    vnode = next(name for name in reversed(rig.vnodes) if hosts[name][0] is not source)
+    stopped, before = hosts[vnode]
+    told, sending = rig.told(stopped), rig.told(source)
+    worker = psutil.Process(sending.worker_pid)
+    rss_bytes, learned = worker.memory_info().rss, hosts["a"][1].num_learned
+    rig.silent.add(stopped.name)
+    signal_both(stopped, told.worker_pid, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        held_back: list[str] = []
+        growth: list[int] = []
+        spooled: list[int] = []
+
+        def relocated() -> bool:
+            growth.append(worker.memory_info().rss - rss_bytes)
+            now = rig.hosts()
+            if "a" in now:
+                held_back.append(now["a"][1].held_back_by)
+                spooled.append(now["a"][1].spool_bytes)
+            return vnode in now and now[vnode][0] is not stopped
+
+        rig.until(relocated, f"{vnode} is hosted elsewhere", RELOCATED_S)
+        assert time.monotonic() - began <= RELOCATED_S
+        assert max(growth) <= MAX_GROWTH_BYTES
+        assert max(spooled) <= DISK_MB * limits.MIB // 4
+        assert vnode in held_back, f"{held_back}: the source says whom it waits for"
+        assert rig.hosts()["a"][1].num_learned > learned
+    finally:
+        signal_both(stopped, told.worker_pid, signal.SIGCONT)
+        rig.silent.discard(stopped.name)
+
+    def fenced() -> bool:
+        status = rig.status(stopped)
+        return status is not None and all(item.replica != before.replica for item in status.replicas)
+
+    rig.until(fenced, "the stopped PNode has given its replica up", 40)
+    rig.ended(job_id, 150)
+    assert all(item.exact and item.num_batches == passes * PER_PASS for item in rig.audit())
+
+
+def test_training_goes_on_without_any_orchestrator(rig: Rig) -> None:
+    """Goal: with all orchestrators dead a PNode that comes back elsewhere is found through the DHT, training completes, and one with an empty disk ends it."""
+    passes = 14
+    num_batches = passes * PER_PASS
+    job_id = rig.submit("alone", passes=passes)
+    hosts = rig.learning(job_id, 30, 60)
+    pairs = zip(rig.vnodes, rig.vnodes[1:], strict=False)
+    feeding, reading = next((one, two) for one, two in pairs if hosts[one][0] is not hosts[two][0])
+    moved, finder = hosts[feeding][0], hosts[reading][0]
+    rig.until(lambda: rig.hosts()[feeding][1].durable.intervals != [], "a checkpoint is durable", 60)
+    before, known = rig.told(moved), rig.told(finder)
+    for orchestrator in rig.network.orchestrators:
+        rig.network.kill(orchestrator)
+    rig.network.kill(moved)
+    rig.network.restart(moved)
+    rig.until(lambda: (rig.status(moved) or before).worker_pid not in (0, before.worker_pid), "it is back", 60)
+    after = rig.told(moved)
+    assert after.control_address != before.control_address
+    assert after.incarnation > before.incarnation
+
+    def complete() -> bool:
+        now = rig.hosts()
+        return set(now) == set(rig.vnodes) and all(report.num_learned == num_batches for _, report in now.values())
+
+    rig.until(complete, "every replica has learned every batch", 120)
+    assert rig.told(finder).dht_lookups > known.dht_lookups
+    fresh = rig.network.orchestrators[0]
+    for path in fresh.home.iterdir():
+        if path.name != "key.pem":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    rig.network.restart(fresh)
+    replica = hosts[feeding][1].replica
+    rig.until(lambda: rig.located(replica) == after.incarnation, f"the DHT has the new place of {replica}", 60, pause_s=0.5)
+    rig.ended(job_id, 90)
+    assert all(item.exact and item.num_batches == num_batches for item in rig.audit())

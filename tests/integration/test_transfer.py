@@ -1,0 +1,133 @@
+"""Goal: without credentials, objects travel over presigned URLs whole and verified or not at all, and never past a redirect or deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dataservice import keys
+from dataservice.s3 import S3Store, StoreAddress
+from dataservice.transfer import AddressRule, download, fetch_small, upload
+from dcnr.errors import Corrupt, NotFound, Refused, TimedOut, Unavailable
+from dcnr.ids import Digest, digest_of
+
+DATA = bytes(range(256)) * 4096
+MAX = len(DATA)
+
+
+@pytest.fixture
+def store(embedded_store: StoreAddress) -> Iterator[S3Store]:
+    store = S3Store(embedded_store)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def rule(embedded_store: StoreAddress) -> AddressRule:
+    return AddressRule(stores=(embedded_store.endpoint,))
+
+
+def test_up_and_down(store: S3Store, rule: AddressRule, fresh_model: Callable[[], str], tmp_path: Path) -> None:
+    async def work() -> None:
+        digest = digest_of(DATA)
+        key = keys.state(fresh_model(), "conv1", digest)
+        source, dest = tmp_path / "source", tmp_path / "dest"
+        source.write_bytes(DATA)
+        signed = store.presign_put(key, len(DATA), digest, 60)
+        headers = dict(signed.headers)
+        assert await upload(signed.url, source, headers=headers, size_bytes=len(DATA), sha256=digest, rule=rule) is True
+        assert await upload(signed.url, source, headers=headers, size_bytes=len(DATA), sha256=digest, rule=rule) is False
+        url = store.presign_get(key, 60)
+        assert await download(url, dest, max_bytes=MAX, sha256=digest, rule=rule) == len(DATA)
+        assert dest.read_bytes() == DATA
+        assert await fetch_small(url, MAX, rule=rule) == (DATA, (await store.head(key)).etag)
+
+        dest.unlink()
+        with pytest.raises(Corrupt):
+            await download(url, dest, max_bytes=MAX - 1, sha256=digest, rule=rule)
+        with pytest.raises(Corrupt):
+            await download(url, dest, max_bytes=MAX, sha256=Digest("0" * 64), rule=rule)
+        with pytest.raises(Refused):
+            await download(url, dest, max_bytes=MAX, sha256=digest, rule=AddressRule())
+        with pytest.raises(Refused) as caught:
+            await download(url[:-4] + "0000", dest, max_bytes=MAX, sha256=digest, rule=rule)
+        assert caught.value.code == "grant_refused"
+        with pytest.raises(NotFound):
+            await fetch_small(store.presign_get(keys.head(fresh_model()), 60), MAX, rule=rule)
+        source.write_bytes(DATA[::-1])
+        with pytest.raises(Corrupt):
+            await upload(signed.url, source, headers=headers, size_bytes=len(DATA), sha256=digest, rule=rule)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+    asyncio.run(work())
+
+
+class Odd(http.server.BaseHTTPRequestHandler):
+    """A server that misbehaves as its path says."""
+
+    def do_GET(self) -> None:
+        match self.path:
+            case "/redirect":
+                self.send_response(302)
+                self.send_header("location", "http://127.0.0.1:1/secret")
+                self.end_headers()
+            case "/endless":
+                self.send_response(200)
+                self.end_headers()
+                try:
+                    while True:
+                        self.wfile.write(b"x" * 65536)
+                except OSError:
+                    pass
+            case "/liar":
+                self.send_response(200)
+                self.send_header("content-length", "1000")
+                self.end_headers()
+                self.wfile.write(b"x" * 10)
+            case "/trickle":
+                self.send_response(200)
+                self.send_header("content-length", "1000")
+                self.end_headers()
+                try:
+                    while True:
+                        self.wfile.write(b"x")
+                        self.wfile.flush()
+                        time.sleep(0.02)
+                except OSError:
+                    pass
+            case "/silent":
+                time.sleep(2)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def odd() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [("/redirect", Refused), ("/endless", Corrupt), ("/liar", Unavailable), ("/trickle", TimedOut), ("/silent", TimedOut)],
+)
+def test_misbehaving_servers_leave_nothing_behind(odd: str, tmp_path: Path, path: str, error: type[Exception]) -> None:
+    began = time.monotonic()
+    with pytest.raises(error):
+        asyncio.run(
+            download(f"{odd}{path}", tmp_path / "x", max_bytes=MAX, sha256=None, rule=AddressRule(stores=(odd,)), timeout_s=0.5)
+        )
+    assert time.monotonic() - began < 5
+    assert list(tmp_path.iterdir()) == []

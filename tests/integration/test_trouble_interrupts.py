@@ -1,0 +1,107 @@
+"""Goal: Ctrl-C at any moment of the demo, or the end of a local network, leaves no process and no file outside its directory."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from trouble_rig import Command, graph_text, nothing_left, processes_of, run, told, until, write_data
+
+DEMO = str(Path(__file__).with_name("trouble_demo.py"))
+PREPARE = "import shutil, sys\nfrom pathlib import Path\nshutil.copy(Path(__file__).with_name('tiny.npz'), sys.argv[1])\n"
+FOR_EVER = "import time\ntime.sleep(600)\n"
+INTERRUPTED = 130
+SOON_S = 40.0
+"""More than anything that is under way may take on a loaded machine; a demo that went on would take longer."""
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose path is short enough for sockets."""
+    directory = Path(tempfile.mkdtemp(prefix="dcnr-t-"))
+    (directory / "tmp").mkdir()
+    yield directory
+    shutil.rmtree(directory)
+
+
+def example(folder: Path, *, prepare: str = PREPARE, passes: int = 20) -> Path:
+    """A folder as in ``examples``; loading its export takes for ever."""
+    folder.mkdir()
+    (folder / "model.toml").write_text(graph_text(passes=passes))
+    (folder / "prepare.py").write_text(prepare)
+    (folder / "use_export.py").write_text(FOR_EVER)
+    write_data(folder / "tiny.npz")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("moment", "flags", "prepare"),
+    [
+        ("preparing the data", (), FOR_EVER),
+        ("starting the embedded object store", (), PREPARE),
+        ("making keys", (), PREPARE),
+        ("starting PNode p2", (), PREPARE),
+        ("staging tiny", (), PREPARE),
+        ("every replica works", (), PREPARE),
+        ("KILL -9", (), PREPARE),
+        ("exporting", ("--no-kills",), PREPARE),
+    ],
+)
+def test_ctrl_c_ends_the_demo(short: Path, moment: str, flags: tuple[str, ...], prepare: str) -> None:
+    folder, directory = example(short / "example", prepare=prepare, passes=2 if flags else 20), short / "demo"
+    outside = {path.name for path in short.iterdir()} | {"demo"}
+    with (
+        nothing_left(directory, short / "tmp"),
+        Command(DEMO, str(folder), str(directory), *flags, cwd=short, environment={"TMPDIR": str(short / "tmp")}) as demo,
+    ):
+        demo.line(moment)
+        demo.interrupt()
+        assert demo.end(SOON_S) == INTERRUPTED, demo.text
+        assert "interrupted: ending every process of the demo" in demo.text
+        assert "Traceback" not in demo.text, demo.text
+    assert {path.name for path in short.iterdir()} == outside
+
+
+def test_the_demo_does_not_empty_a_directory_that_it_did_not_make(short: Path) -> None:
+    (short / "thesis.txt").write_text("years of work")
+    text = run("-m", "dcnr.cli.dcnr", "demo", "--directory", str(short), code=5)
+    told(text, code="directory_in_use", what="holds other things than an earlier demo", remedy="choose an empty --directory")
+    assert (short / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_local_network_comes_up_tells_of_itself_and_goes(short: Path) -> None:
+    where = ("--directory", str(short / "n"))
+    told(
+        run("-m", "dcnr.cli.dcnr", "local", "status", *where, code=3),
+        code="not_running",
+        what="no local network",
+        remedy="dcnr local up",
+    )
+    told(
+        run("-m", "dcnr.cli.dcnr", "local", "down", *where, code=3),
+        code="not_running",
+        what="no local network",
+        remedy="dcnr local up",
+    )
+    up = ("-m", "dcnr.cli.dcnr", "local", "up", *where, "--orchestrators", "1", "--pnodes", "1", "--memory-mb", "512")
+    with nothing_left(short / "n", short / "tmp"), Command(*up, cwd=short, environment={"TMPDIR": str(short / "tmp")}) as network:
+        network.line("running; in another terminal")
+        assert "active" in run("-m", "dcnr.cli.dcnr", "local", "status", *where, code=0)
+        told(run(*up, code=5), code="already_running", what="already runs", remedy="dcnr local down")
+        assert "stopped" in run("-m", "dcnr.cli.dcnr", "local", "down", *where, code=0)
+        assert network.end() == 0, network.text
+    assert not (short / "n" / "local.json").exists()
+
+
+def test_ctrl_c_ends_a_local_network_also_while_it_starts(short: Path) -> None:
+    up = ("-m", "dcnr.cli.dcnr", "local", "up", "--directory", str(short / "n"), "--orchestrators", "2", "--pnodes", "1")
+    with nothing_left(short / "n", short / "tmp"), Command(*up, cwd=short, environment={"TMPDIR": str(short / "tmp")}) as network:
+        network.line("starting orchestrator o1")
+        until(lambda: len(processes_of(short / "n")) > 1)
+        network.interrupt()
+        assert network.end(SOON_S) == 0, network.text
+        assert "interrupted: every process of the network has ended" in network.text
+        assert "Traceback" not in network.text, network.text

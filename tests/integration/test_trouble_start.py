@@ -1,0 +1,221 @@
+"""Goal: whatever is wrong when a daemon starts, its owner is told what, why and what to do next; and nothing hangs or runs on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trouble_rig import Command, processes_of, run, told, until
+
+from dcnr.rpc.dialer import Dialer
+from dcnr.system import SystemClock
+from dcnr.testing import LocalNetwork
+from dcnr.v1 import membership_pb2
+from trust.identity import NodeKey
+from trust.network import create_document, verify_chain
+from trust.network_file import save_policy
+from trust.records import make_advert
+
+PNODE = ("-m", "dcnr.cli.pnode")
+PORTS = ("--listen-host", "127.0.0.1", "--control-port", "0", "--data-port", "0", "--dht-port", "0", "--memory-mb", "512")
+OTHER_NETWORK = "ab" * 20
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[LocalNetwork]:
+    directory = Path(tempfile.mkdtemp(prefix="dcnr-t-"))
+    with LocalNetwork(directory / "n", num_orchestrators=1, pnodes=()) as running:
+        yield running
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home whose path is short enough for a socket, of which no process is left afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="dcnr-t-"))
+    yield directory
+    until(lambda: not processes_of(directory), 10.0, say=lambda: str(processes_of(directory)))
+    shutil.rmtree(directory)
+
+
+def start(network: LocalNetwork, home: Path, *flags: str) -> tuple[str, ...]:
+    """A start by the address alone, as a volunteer does it; later flags win."""
+    return (*PNODE, "start", "--home", str(home), "--bootstrap", network.bootstrap[0].partition("@")[2], *PORTS, *flags)
+
+
+def why(home: Path) -> dict[str, str]:
+    """The first reason that the daemon gives."""
+    line: dict[str, str] = json.loads(run(*PNODE, "why", "--json", "--home", str(home), code=0))["lines"][0]
+    return line
+
+
+def ended(command: Command, *, within_s: float = 30.0) -> None:
+    """Ctrl-C ends it in order."""
+    command.interrupt()
+    assert command.end(within_s) == 0, command.text
+    assert "Traceback" not in command.text, command.text
+
+
+def test_while_nobody_answers_it_keeps_trying_says_why_and_joins_when_somebody_comes(network: LocalNetwork, home: Path) -> None:
+    orchestrator = network.orchestrators[0]
+    network.kill(orchestrator)
+    address = network.bootstrap[0].partition("@")[2]
+    with Command(*start(network, home)) as pnode:
+        assert address in pnode.line("nobody_found")
+        reason = why(home)
+        assert reason["code"] == "nobody_found"
+        assert "cannot be reached" in reason["reason"]
+        assert "--bootstrap" in reason["change"]
+        assert "joining" in run(*PNODE, "status", "--home", str(home), code=0)
+        network.restart(orchestrator)
+        pnode.line(f"PNode {NodeKey.load(home / 'key.pem').node_id}")
+        ended(pnode)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_search_in_vain_ends_when_it_is_told(home: Path, number: int) -> None:
+    with Command(*PNODE, "start", "--home", str(home), "--bootstrap", "127.0.0.1:1", *PORTS) as pnode:
+        pnode.line("nobody_found")
+        os.kill(pnode.pid, number)
+        assert pnode.end(10) == 0, pnode.text
+    told(run(*PNODE, "why", "--home", str(home), code=3), code="not_running", what="nothing runs", remedy="pnode start")
+
+
+def test_a_known_network_whose_nodes_are_silent(home: Path) -> None:
+    """The document came by file, so the daemon runs; nobody of the network can be found."""
+    policy = verify_chain(
+        [create_document(NodeKey.generate(), name="far", now_wall=SystemClock().wall(), orchestrator_ids=["cd" * 20])]
+    )
+    save_policy(home / "given.json", policy)
+    flags = ("--network", str(home / "given.json"), "--bootstrap", "127.0.0.1:1")
+    with Command(*PNODE, "start", "--home", str(home), *PORTS, *flags) as pnode:
+        pnode.line("PNode ")
+        until(lambda: "127.0.0.1:1" in json.dumps(_reasons(home)))
+        ended(pnode)
+
+
+def _reasons(home: Path) -> list[dict[str, str]]:
+    lines: list[dict[str, str]] = json.loads(run(*PNODE, "why", "--json", "--home", str(home), code=0))["lines"]
+    return [line for line in lines if line["code"] == "nobody_found"]
+
+
+def test_another_network_than_wanted_is_refused(network: LocalNetwork, home: Path) -> None:
+    text = run(*start(network, home, "--network-id", OTHER_NETWORK), code=5)
+    told(text, code="wrong_network", what=OTHER_NETWORK, remedy="network")
+    assert not (home / "network.pb").exists(), "nothing is pinned"
+
+
+def test_a_missing_network_file_is_named(network: LocalNetwork, home: Path) -> None:
+    told(
+        run(*start(network, home, "--network", str(home / "none.json")), code=1),
+        code="no_network",
+        what="none.json",
+        remedy="--bootstrap",
+    )
+
+
+def test_a_key_that_others_can_read_is_refused(network: LocalNetwork, home: Path) -> None:
+    NodeKey.generate().save(home / "key.pem")
+    (home / "key.pem").chmod(0o644)
+    told(run(*start(network, home), code=5), code="key_permissions", what="can be read by others", remedy="chmod 600")
+
+
+@pytest.mark.parametrize("kind", ["control", "dht"])
+def test_a_taken_port_of_the_daemon_is_named(network: LocalNetwork, home: Path, kind: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "control" else socket.SOCK_DGRAM) as holder:
+        holder.bind(("127.0.0.1", 0))
+        if kind == "control":
+            holder.listen()
+        port = str(holder.getsockname()[1])
+        text = run(*start(network, home, f"--{kind}-port", port), code=4)
+    told(text, code="port_in_use", what=port, remedy="choose another")
+
+
+def test_a_taken_port_of_the_worker_is_a_reason_and_no_crash(network: LocalNetwork, home: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        with Command(*start(network, home, "--data-port", port)) as pnode:
+            pnode.line("worker_ended")
+            reason = why(home)
+            assert reason["code"] == "no_worker"
+            assert f"cannot listen on port {port}" in reason["reason"], reason
+            assert "--data-port" in reason["reason"], reason
+            ended(pnode)
+
+
+def test_a_second_start_on_the_same_home_is_refused_and_the_first_goes_on(network: LocalNetwork, home: Path) -> None:
+    with Command(*start(network, home)) as pnode:
+        pnode.line("worker_started")
+        told(run(*start(network, home), code=5), code="already_running", what="already runs", remedy="--home")
+        until(lambda: why(home)["code"] == "no_assignment")
+        ended(pnode)
+
+
+@pytest.mark.parametrize(
+    "command", ["pnode start", "orchestrator start", "orchestrator key", "dcnr network create --name x --orchestrator " + "cd" * 20]
+)
+def test_a_home_that_cannot_be_used_is_named(network: LocalNetwork, home: Path, command: str) -> None:
+    (home / "file").write_text("no directory")
+    name, *words = command.split()
+    flags = ("--bootstrap", network.bootstrap[0], *PORTS) if name == "pnode" else ()
+    if command == "orchestrator start":
+        flags = ("--network", str(network.network_file))
+    with Command("-m", f"dcnr.cli.{name}", *words, "--home", str(home / "file" / "home"), *flags) as started:
+        assert started.end(20) in (2, 4, 5), started.text
+        told(started.text, code="", what=str(home / "file"), remedy="--home")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_home_without_permission_is_named(network: LocalNetwork, home: Path) -> None:
+    home.chmod(0o500)
+    try:
+        told(run(*start(network, home), code=4), code="home_unusable", what=str(home), remedy="--home")
+    finally:
+        home.chmod(0o700)
+
+
+def test_an_unknown_setting_names_the_nearest(network: LocalNetwork, home: Path) -> None:
+    (home / "config.toml").write_text("[limits]\nmemry_mb = 512\n")
+    told(run(*start(network, home), code=2), code="unknown_setting", what="limits.memry_mb", remedy="limits.memory_mb")
+
+
+def test_an_orchestrator_that_the_document_does_not_name_does_not_start(network: LocalNetwork, home: Path) -> None:
+    text = run("-m", "dcnr.cli.orchestrator", "start", "--home", str(home), "--network", str(network.network_file), code=5)
+    told(text, code="not_listed", what="does not list this orchestrator", remedy="dcnr network create --orchestrator")
+
+
+def test_pnodes_ignore_an_orchestrator_that_the_document_does_not_name(network: LocalNetwork, home: Path) -> None:
+    assert network.policy is not None
+    clock, stranger, network_id = SystemClock(), NodeKey.generate(), network.policy.network_id
+    advert = make_advert(
+        stranger, network_id=network_id, kind=membership_pb2.NODE_KIND_ORCHESTRATOR, incarnation=1, sequence=1, now_wall=clock.wall(),
+        lifetime_s=60, control_addresses=["127.0.0.1:1"],
+    )  # fmt: skip
+    with Command(*start(network, home)) as pnode:
+        pnode.line("attached")
+        until(lambda: any(contact["attached"] for contact in status(home)["orchestrators"]))
+        before = status(home)
+        dialer = Dialer(stranger, network_id, clock=clock, rng=secrets.token_bytes)
+        asyncio.run(dialer.join(before["control_address"], membership_pb2.JoinRequest(network_id=network_id, advert=advert), None))
+        after = status(home)
+        assert [contact["node_id"] for contact in after["orchestrators"]] == [network.orchestrators[0].node_id]
+        assert after["num_known"] == before["num_known"]
+        ended(pnode)
+
+
+def status(home: Path) -> dict[str, Any]:
+    """The screen as JSON."""
+    told: dict[str, Any] = json.loads(run(*PNODE, "status", "--json", "--home", str(home), code=0))
+    return told

@@ -1,0 +1,177 @@
+"""Goal: real worker processes train a chain to a complete lineage over real links, hand signed snapshots over, and end with their daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import psutil
+from worker_rig import DaemonEnd, Job, make_job, worker
+
+from dcnr.ids import digest_of
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2
+from trust.envelope import digest_of_envelope, open_single
+from vnode.torch_compute import TorchCompute  # noqa: F401  imports torch once, before timing begins
+
+
+def complete(end: DaemonEnd, replica: str, job: Job) -> bool:
+    report = end.reports.get(replica)
+    return report is not None and report.num_learned == job.num_batches
+
+
+def own_bytes(end: DaemonEnd) -> int:
+    """Memory of the process itself, without the data set's files that it has mapped."""
+    memory = psutil.Process(end.process.pid).memory_info()
+    return int(memory.rss - memory.shared)
+
+
+def check_snapshot(ready: local_pb2.SnapshotReady, end: DaemonEnd, job: Job) -> model_pb2.Commit:
+    data = Path(ready.path).read_bytes()
+    assert digest_of(data) == ready.checkpoint.digest
+    assert len(data) == ready.checkpoint.size_bytes
+    payload, signer = open_single(ready.commit, identity_pb2.DOMAIN_COMMIT)
+    assert signer.public_der == end.hello.public_key
+    assert digest_of_envelope(ready.commit) == ready.checkpoint.commit_digest
+    commit = model_pb2.Commit.FromString(payload)
+    assert commit.state_digest == ready.checkpoint.digest
+    assert commit.parent_digest == ready.checkpoint.parent_digest
+    assert len(commit.losses) == len(commit.batches)
+    return commit
+
+
+def test_two_workers_train_a_chain_to_a_complete_lineage(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as first, worker(tmp_path) as second:
+            places = {"s1": first, "s2": second}
+            await first.host(job, "s1", places)
+            await second.host(job, "s2", places)
+            await second.introduce("s1", first)
+            await second.until(lambda: complete(second, "s2.1", job) and bool(second.snapshots))
+            await first.until(lambda: complete(first, "s1.1", job) and bool(first.snapshots))
+            for end, vnode in ((first, "s1"), (second, "s2")):
+                commit = check_snapshot(end.snapshots[-1], end, job)
+                assert sorted(commit.batches) == list(range(job.num_batches))
+                assert commit.parent_digest == digest_of(job.states[vnode].read_bytes())
+                assert commit.losses[-1] < commit.losses[0]
+
+    asyncio.run(scenario())
+
+
+def test_one_worker_hosts_both_stages_and_evaluates_when_durable(tmp_path: Path) -> None:
+    job = make_job(tmp_path, evaluate_every=10)
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as end:
+            for vnode in ("s1", "s2"):
+                await end.host(job, vnode, {"s1": end, "s2": end})
+            await end.until(
+                lambda: {ready.replica for ready in end.snapshots if ready.checkpoint.step == job.num_batches} == {"s1.1", "s2.1"}
+            )
+            for ready in end.snapshots:
+                durable = local_pb2.WorkerDurable(
+                    replica=ready.replica, lineage=ready.checkpoint.lineage, digest=ready.checkpoint.digest
+                )
+                await end.pipe.send(local_pb2.ToWorker(durable=durable))
+            await end.until(
+                lambda: all(
+                    any(result.split == "test" and result.complete and result.count == 20 for result in end.reports[name].exits)
+                    for name in ("s1.1", "s2.1")
+                )
+            )
+            exits = {
+                result.vnode: result for name in ("s1.1", "s2.1") for result in end.reports[name].exits if result.split == "test"
+            }
+            assert (exits["s1"].depth, exits["s2"].depth) == (1, 2)
+            assert exits["s2"].correct > 10
+            assert any(result.split == "validation" and result.complete for result in end.reports["s2.1"].exits)
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_successor_comes_back_and_pulls_what_it_lacks(tmp_path: Path) -> None:
+    job = make_job(tmp_path, samples=1600)
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as first:
+            async with worker(tmp_path) as second:
+                places = {"s1": first, "s2": second}
+                await first.host(job, "s1", places)
+                await second.host(job, "s2", places)
+                await second.introduce("s1", first)
+                await second.until(lambda: second.reports.get("s2.1") is not None and second.reports["s2.1"].num_learned > 20)
+                key = second.key
+                second.process.kill()
+                await second.process.wait()
+            async with worker(tmp_path, incarnation=2, key=key) as again:
+                await again.host(job, "s2", {"s1": first, "s2": again})
+                await again.introduce("s1", first)
+                await again.until(lambda: complete(again, "s2.1", job) and bool(again.snapshots))
+                commit = check_snapshot(again.snapshots[-1], again, job)
+                assert commit.incarnation == 2
+                assert IntervalSet.of(*((batch, batch + 1) for batch in commit.batches)) == IntervalSet.span(0, job.num_batches)
+
+    asyncio.run(scenario())
+
+
+def test_drain_hands_over_a_snapshot_and_updates_do_not_disturb(tmp_path: Path) -> None:
+    job = make_job(tmp_path, samples=16000)
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as end:
+            places = {"s1": end, "s2": end}
+            for vnode in ("s1", "s2"):
+                await end.host(job, vnode, places)
+            await end.until(lambda: end.reports.get("s2.1") is not None and end.reports["s2.1"].num_learned > 5)
+            await end.host(job, "s2", places, state_path="", plan_number=2, epoch=2)
+            await end.pipe.send(local_pb2.ToWorker(drain=local_pb2.WorkerDrain(within_s=10)))
+            await end.until(lambda: end.drained)
+            assert {ready.replica for ready in end.snapshots} == {"s1.1", "s2.1"}
+            for ready in end.snapshots:
+                commit = check_snapshot(ready, end, job)
+                assert len(commit.batches) == ready.checkpoint.step > 0
+            assert {ready.replica: ready.checkpoint.epoch for ready in end.snapshots}["s2.1"] == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_cannot_be_restored_fails_alone(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    broken = tmp_path / "broken.state"
+    broken.write_bytes(job.states["s2"].read_bytes()[:-4])
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as end:
+            await end.host(job, "s2", {"s1": end, "s2": end}, state_path=str(broken))
+            await end.until(lambda: end.reports.get("s2.1") is not None and "bad_state" in end.reports["s2.1"].reason)
+            await end.host(job, "s1", {"s1": end, "s2": end})
+            await end.host(job, "s2", {"s1": end, "s2": end})
+            await end.until(lambda: complete(end, "s1.1", job) and complete(end, "s2.1", job))
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_successor_makes_no_memory_grow_and_stops_nobody_upstream(tmp_path: Path) -> None:
+    job = make_job(tmp_path, width=512, batch_size=64, samples=64 * 400, passes=1)  # 50 MiB of frames
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as first, worker(tmp_path) as second:
+            places = {"s1": first, "s2": second}
+            await first.host(job, "s1", places, lead_batches=10_000, checkpoint_steps=100_000)
+            await second.host(job, "s2", places)
+            await second.introduce("s1", first)
+            await second.until(lambda: second.reports.get("s2.1") is not None and second.reports["s2.1"].num_learned > 10)
+            second.process.send_signal(signal.SIGSTOP)
+            before = own_bytes(first)
+            learned = first.reports["s1.1"].num_learned
+            await first.until(lambda: complete(first, "s1.1", job), 60)
+            assert learned < job.num_batches // 2
+            await first.until(lambda: first.reports["s1.1"].spool_bytes > 40 << 20)
+            assert own_bytes(first) - before <= 32 << 20
+            second.process.send_signal(signal.SIGCONT)
+            await second.until(lambda: complete(second, "s2.1", job), 60)
+
+    asyncio.run(scenario())

@@ -1,0 +1,192 @@
+"""Bugs to plant, one for each rule of the data plane: each breaks the rule and nothing else, and the checkers must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dcnr.ids import ReplicaId, VNodeId
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import vnode_pb2
+from simulation.authority import Authority
+from simulation.checkers import Checkers
+from simulation.replica_shell import ReplicaShell
+from vnode import core as core_module
+from vnode import intake as intake_module
+from vnode.core import ReplicaCore
+from vnode.events import TRAIN_LANE, Forward, FrameArrived, Lane, Mode
+from vnode.floor import Behind
+from vnode.intake import Intake, LaneWork
+from vnode.outlet import Outlet, _Ask, _Link
+from vnode.replica_config import ReplicaConfig
+from vnode.snapshots import Snapshots
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def mode_of_the_computation(patch: pytest.MonkeyPatch) -> None:
+    """Rule 1: a frame keeps the mode in which it was computed, and a receiver learns from TRAIN frames only."""
+    computed_again: set[tuple[int, int]] = set()
+    forwarded = ReplicaCore._forwarded
+
+    def remember(self: ReplicaCore, event: Any) -> None:
+        if event.lane.is_train:
+            computed_again.add((id(self._outlet), event.batch))
+        forwarded(self, event)
+
+    def mode(self: Outlet, lane: Lane, batch: int, ask: _Ask) -> Mode:
+        if not lane.is_train:
+            return Mode.EVAL
+        return Mode.FORWARD_ONLY if (id(self), batch) in computed_again else Mode.TRAIN
+
+    def takes(self: Checkers, shell: ReplicaShell, lane: Lane, batch: int, mode: int) -> bool:
+        learns = lane.is_train and batch not in shell.state.lineage
+        return not (learns and mode == vnode_pb2.MODE_FORWARD_ONLY)
+
+    patch.setattr(ReplicaCore, "_forwarded", remember)
+    patch.setattr(Outlet, "_mode", mode)
+    patch.setattr(Checkers, "takes", takes)
+
+
+def no_resend_time(patch: pytest.MonkeyPatch) -> None:
+    """Rule 2: whatever the newest Need asks for is sent again at once."""
+
+    def is_due(self: Outlet, link: _Link, ask: _Ask, lane: Lane, batch: int) -> bool:
+        return (lane, batch) not in link.sending
+
+    patch.setattr(Outlet, "_is_due", is_due)
+
+
+def dead_replica_pins_the_floor(patch: pytest.MonkeyPatch) -> None:
+    """Rule 3: a replica that left the plan is not forgotten."""
+    plan = Behind.plan
+
+    def remember(self: Behind, successors: frozenset[ReplicaId]) -> None:
+        plan(self, successors | (self._successors or frozenset()))
+
+    patch.setattr(Behind, "plan", remember)
+
+
+def unheard_counts_as_done(patch: pytest.MonkeyPatch) -> None:
+    """Rule 3: what a successor's old incarnation said is kept for the new one."""
+
+    def meet(self: Behind, peer: Any) -> None:
+        said = self._said.get(peer.replica)
+        if said is not None:
+            self._said[peer.replica] = replace(said, incarnation=peer.incarnation)
+        else:
+            before(self, peer)
+
+    def floor(self: Behind, own: int, vnode: VNodeId) -> tuple[int, VNodeId]:
+        heard = [self._said[replica] for replica in sorted(self._successors or ()) if replica in self._said]
+        return min([(own, vnode), *((said.floor, said.floor_vnode) for said in heard if said.floor)])
+
+    before = Behind.meet
+    patch.setattr(Behind, "meet", meet)
+    patch.setattr(Behind, "floor", floor)
+
+
+def floor_of_itself_alone(patch: pytest.MonkeyPatch) -> None:
+    """Rule 3: a replica states its own floor and not that of those behind it."""
+
+    def floor(self: Behind, own: int, vnode: VNodeId) -> tuple[int, VNodeId]:
+        return own, vnode
+
+    patch.setattr(Behind, "floor", floor)
+
+
+def sources_run_away(patch: pytest.MonkeyPatch) -> None:
+    """Rule 4: sources do not wait for those behind them."""
+    patch.setattr(ReplicaCore, "_held_back", lambda self: IntervalSet.empty())
+
+
+def full_join_refuses(patch: pytest.MonkeyPatch) -> None:
+    """Rule 5: the sender may go on without a window, and a full join refuses what is new, were it the lowest."""
+    work = intake_module.lane_work
+    arrived = Intake.arrived
+
+    def unbounded(config: ReplicaConfig, lane: Lane, *sets: IntervalSet) -> LaneWork:
+        return replace(work(config, lane, *sets), end=config.size(lane))
+
+    def refuse(self: Intake, event: FrameArrived) -> None:
+        held = self._held.get(event.lane, {})
+        if event.batch in held or len(held) < self._config.window(event.lane):
+            arrived(self, event)
+
+    patch.setattr(core_module, "lane_work", unbounded)
+    patch.setattr(Intake, "arrived", refuse)
+
+
+def recompute_what_it_lacks(patch: pytest.MonkeyPatch) -> None:
+    """Rule 6: a batch that is asked for is computed FORWARD_ONLY even where it is still to be learned here."""
+
+    def next_train(self: ReplicaCore) -> tuple[int, bool] | None:
+        demanded = self._outlet.demanded().get(TRAIN_LANE, IntervalSet.empty())
+        for batch in self._intake.ready(TRAIN_LANE):
+            if batch in demanded:
+                return batch, False
+            if batch not in self._lineage:
+                return batch, True
+        return None
+
+    patch.setattr(ReplicaCore, "_next_train", next_train)
+
+
+def requests_do_not_join(patch: pytest.MonkeyPatch) -> None:
+    """Rule 6: outputs that were computed again do not enter the spool, so that one of them answers nobody but the first."""
+    forwarded = ReplicaCore._next
+
+    def not_kept(self: ReplicaCore) -> Any:
+        found = forwarded(self)
+        return replace(found, keep=False) if isinstance(found, Forward) and found.lane.is_train else found
+
+    patch.setattr(ReplicaCore, "_next", not_kept)
+
+
+def lineage_tested_when_queued(patch: pytest.MonkeyPatch) -> None:
+    """Rule 8: whether a batch was learned is asked when its frame comes, not when the step is made."""
+    queue: dict[int, list[int]] = {}
+    arrived = Intake.arrived
+
+    def enqueue(self: Intake, event: FrameArrived) -> None:
+        arrived(self, event)
+        if event.lane.is_train and event.batch in self._work[TRAIN_LANE].wanted:
+            queue.setdefault(id(self), []).append(event.batch)
+            self._held.setdefault(TRAIN_LANE, {}).setdefault(event.batch, {})[event.edge] = event.tensor
+
+    def dequeue(self: ReplicaCore) -> tuple[int, bool] | None:
+        ready = self._intake.ready(TRAIN_LANE)
+        waiting = [batch for batch in queue.get(id(self._intake), []) if batch in ready]
+        if waiting:
+            queue[id(self._intake)].remove(waiting[0])
+            return waiting[0], True
+        return next(((batch, batch not in self._lineage) for batch in ready), None)
+
+    def keep_held(self: Intake, now_s: float, work: dict[Lane, LaneWork]) -> None:
+        held = {batch: inputs for batch, inputs in self._held.get(TRAIN_LANE, {}).items() if batch in queue.get(id(self), [])}
+        before(self, now_s, work)
+        if held:
+            self._held.setdefault(TRAIN_LANE, {}).update(held)
+
+    before = Intake.set_work
+    patch.setattr(ReplicaCore, "check", lambda self: None)
+    patch.setattr(Intake, "arrived", enqueue)
+    patch.setattr(Intake, "set_work", keep_held)
+    patch.setattr(ReplicaCore, "_next_train", dequeue)
+
+
+def no_last_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    """Rule 9: checkpoints come every so many steps and at no other time, so the tail never becomes durable."""
+
+    def reason(self: Snapshots, lineage: IntervalSet, now_s: float) -> str:
+        return "steps" if len(lineage - self._lineage) >= self._config.checkpoint_steps else ""
+
+    patch.setattr(Snapshots, "reason", reason)
+
+
+def manifest_goes_back(patch: pytest.MonkeyPatch) -> None:
+    """Rule 9: the checkpoint that came last is named, also when it is older."""
+    patch.setattr(Authority, "may_replace", lambda self, shell, state: True)

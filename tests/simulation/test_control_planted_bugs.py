@@ -1,0 +1,71 @@
+"""Goal: every rule of the control plane that is built is needed. A bug that breaks one turns a named checker red within a few seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dcnr.errors import DcnrError
+from simulation.control_world import with_knobs
+from simulation.world import Violation
+from tests.simulation import control_planted as planted
+
+SMALL: dict[str, Any] = {"num_pnodes": 10, "vnodes_per_node": 4, "num_vnodes": 8, "jobs": 3, "num_batches": 40, "faults_s": 45.0}
+LIAR = {**SMALL, "num_orchestrators": 4, "liar": True, "store_partitions": 6, "orchestrator_crashes": 3}
+TAKERS = {**SMALL, "orchestrator_crashes": 2, "orchestrator_pauses": 6, "store_fault_rate": 0.3}
+SWEEPS = {**SMALL, "sweep_s": 4.0, "grant_lifetime_s": 30}
+STALE = {**SMALL, "store_fault_rate": 0.6, "store_outages": 0}
+
+PLANTED = [
+    (planted.body_composed_once, TAKERS, {"sequence", "takeover"}),
+    (planted.takeover_begins_anew, TAKERS, {"takeover"}),
+    (planted.unknown_is_success, TAKERS, {"act_after", "two_holders", "head_term"}),
+    (planted.ends_before_the_head, SMALL, {"act_after"}),
+    (planted.holder_never_stops, {**SMALL, "orchestrator_pauses": 12}, {"two_holders"}),
+    (planted.impatient_taker, TAKERS, {"two_holders"}),
+    (planted.equal_epoch_is_enough, LIAR, {"obeys"}),
+    (planted.claims_are_stored, LIAR, {"unconfirmed"}),
+    (planted.lower_epoch_goes_down, {**LIAR, "num_pnodes": 20, "store_fault_rate": 0.7, "store_outages": 0}, {"term_back"}),
+    (planted.an_orchestrators_word, LIAR, {"unconfirmed"}),
+    (planted.ones_own_word, LIAR, {"unconfirmed"}),
+    (planted.local_counter, SMALL, {"plan_whole"}),
+    (planted.older_desired_states, SMALL, {"obeys_older"}),
+    (planted.outcome_leaves_without_end, {**SMALL, "short_jobs": 20}, {"decided_lost"}),
+    (planted.decided_is_not_asked, SMALL, {"one_outcome", "decided_books"}),
+    (planted.unnamed_is_deleted, SWEEPS, {"deletion"}),
+    (planted.unseen_states_are_named, SMALL, {"manifest_whole"}),
+    (
+        planted.signatures_are_not_checked,
+        {**SMALL, "tamper_rate": 0.05},
+        {"tampered", "obeys", "unconfirmed", "act_after", "bad_id"},
+    ),
+    (planted.names_of_strangers_are_kept, LIAR, {"bad_id"}),
+    (planted.workers_wait_for_orchestrators, {**SMALL, "blackout_s": 20.0, "num_batches": 200}, {"works_on"}),
+    (planted.one_missing_read_ends_a_job, STALE, {"completes"}),
+    (planted.new_primaries_keep_quiet, {**SMALL, "pnode_crashes": 8}, {"completes"}),
+    (planted.placed_without_reason, SMALL, {"explain"}),
+    (planted.restless_planner, SMALL, {"thrash", "completes", "liveness", "relocation_bound"}),
+    (planted.nobody_takes_over, TAKERS, {"takeover_bound"}),
+    (planted.the_dead_look_alive, {**SMALL, "pnode_losses": 3}, {"relocation_bound"}),
+]
+
+
+def first_red(seeds: range, knobs: dict[str, Any]) -> str:
+    """The checker that notices first; empty if all seeds pass."""
+    for seed in seeds:
+        try:
+            with_knobs(seed, **knobs).run()
+        except Violation as violation:
+            return violation.checker
+        except DcnrError as error:
+            return error.code
+    return ""
+
+
+@pytest.mark.parametrize(("plant", "knobs", "expected"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED])
+def test_a_planted_bug_turns_its_checker_red(
+    plant: planted.Plant, knobs: dict[str, Any], expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert first_red(range(8), knobs) in expected

@@ -1,0 +1,115 @@
+"""Goal: the rules of the house that a machine can check: sizes, banned calls, where clocks, randomness and heavy packages may be used."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("dcnr", "trust", "membership", "dataservice", "vnode", "pnode", "orchestrator", "simulation")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "v1" not in path.parts)
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+BANNED_NAMES = {"utils", "common", "helpers", "manager"}
+
+
+def name_of(node: ast.expr) -> str:
+    """``a.b.c`` of an attribute chain, else an empty text."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        inner = name_of(node.value)
+        return f"{inner}.{node.attr}" if inner else ""
+    return ""
+
+
+def imports(path: Path) -> set[str]:
+    """Top-level packages that a module imports anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sizes_and_names(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_MODULE_LINES, "one idea per module: cut it"
+    assert path.stem not in BANNED_NAMES
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree) or not text.strip(), "a module says on top what it guarantees"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
+
+
+def test_no_unsafe_deserialisation_anywhere() -> None:
+    wrong: list[str] = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = name_of(node.func)
+                if called in {"torch.load", "pickle.loads", "pickle.load", "eval", "exec", "yaml.load", "np.load", "numpy.load"}:
+                    allowed = called in {"np.load", "numpy.load"} and any(
+                        k.arg == "allow_pickle" and isinstance(k.value, ast.Constant) and k.value.value is False
+                        for k in node.keywords
+                    )
+                    if not allowed:
+                        wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} calls {called}")
+        if imports(path) & {"pickle", "marshal", "shelve", "dill"}:
+            wrong.append(f"{path.relative_to(ROOT)} imports an unsafe format")
+    assert wrong == []
+
+
+def test_heavy_packages_stay_where_they_belong() -> None:
+    homes = {
+        "torch": ("vnode/",),
+        "boto3": ("dataservice/",),
+        "botocore": ("dataservice/",),
+        "kademlia": ("membership/dht",),
+        "rpcudp": ("membership/dht",),
+        "uvloop": ("dcnr/cli/", "pnode/worker.py"),
+    }
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {package}"
+        for path in MODULES
+        for package, allowed in homes.items()
+        if package in imports(path) and not str(path.relative_to(ROOT)).startswith(allowed)
+    ]
+    assert wrong == []
+
+
+def test_pure_cores_read_no_clock_and_no_randomness() -> None:
+    cores = [
+        *ROOT.glob("vnode/core.py"), *ROOT.glob("vnode/intake.py"), *ROOT.glob("vnode/outlet.py"), *ROOT.glob("vnode/floor.py"),
+        *ROOT.glob("orchestrator/head.py"), *ROOT.glob("orchestrator/planner.py"), *ROOT.glob("orchestrator/inventory.py"),
+        *ROOT.glob("orchestrator/jobs.py"), *ROOT.glob("membership/gossip.py"),
+        ROOT / "pnode" / "authority.py", ROOT / "pnode" / "budget.py", ROOT / "dataservice" / "manifests.py", ROOT / "dcnr" / "demo" / "story.py",
+    ]  # fmt: skip
+    assert len(cores) >= 12
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {sorted(found)}"
+        for path in cores
+        if (
+            found := imports(path)
+            & {"time", "random", "secrets", "os", "socket", "asyncio", "grpc", "torch", "threading", "subprocess"}
+        )
+    ]
+    assert wrong == []
+
+
+def test_no_committed_file_is_over_a_megabyte_or_names_a_machine() -> None:
+    import subprocess
+
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False, timeout=30)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    names = [name for name in listed.stdout.decode().split("\0") if name]
+    large = [name for name in names if (ROOT / name).is_file() and (ROOT / name).stat().st_size > 1_000_000]
+    assert large == []

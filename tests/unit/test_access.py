@@ -1,0 +1,81 @@
+"""Objects are read and written only by those whose they are, and written only under the digest of their bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from dcnr import limits
+from dcnr.errors import InvalidInput, Refused
+from dcnr.ids import digest_of
+from dcnr.v1 import data_pb2
+from orchestrator.access import MAINTAINERS_WRITE, PUBLIC, Caller, check_read, check_write, key_of
+
+KINDS = [value for value in data_pb2.ObjectKind.values() if value]
+ME = "a" * 40
+STRANGER = Caller(ME, maintainer=False, orchestrator=False, pnode=False)
+PNODE = Caller(ME, maintainer=False, orchestrator=False, pnode=True)
+MAINTAINER = Caller(ME, maintainer=True, orchestrator=False, pnode=False)
+DIGEST = digest_of(b"x")
+
+
+def ref(kind: int, owner: str = "toy", digest: str = DIGEST) -> data_pb2.ObjectRef:
+    return data_pb2.ObjectRef(kind=kind, model="m", owner=owner, digest=digest)  # type: ignore[arg-type]
+
+
+def item(kind: int, **fields: object) -> data_pb2.GrantItem:
+    values: dict[str, object] = {"size_bytes": 1, "sha256": DIGEST, "object": ref(kind), "access": data_pb2.ACCESS_WRITE} | fields
+    return data_pb2.GrantItem(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strangers_read_public_documents_only_and_write_nothing(kind: int) -> None:
+    owner = ME if kind == data_pb2.OBJECT_KIND_DESIRED else "toy"
+    if kind in PUBLIC:
+        check_read(STRANGER, ref(kind, owner))
+    else:
+        with pytest.raises(Refused):
+            check_read(STRANGER, ref(kind, owner))
+        check_read(PNODE, ref(kind, owner))
+    with pytest.raises((Refused, InvalidInput)):
+        check_write(STRANGER, item(kind), lambda vnode: True, 0)
+
+
+def test_a_desired_state_is_its_pnodes_own() -> None:
+    with pytest.raises(Refused):
+        check_read(PNODE, ref(data_pb2.OBJECT_KIND_DESIRED, "b" * 40))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_writes_what_orchestrators_decide(kind: int) -> None:
+    if kind in MAINTAINERS_WRITE:
+        check_write(MAINTAINER, item(kind), lambda vnode: False, 0)
+    else:
+        with pytest.raises((Refused, InvalidInput)):
+            check_write(MAINTAINER, item(kind, object=ref(kind, ME)), lambda vnode: True, 0)
+
+
+def test_a_pnode_writes_states_of_what_it_hosts() -> None:
+    wanted = item(data_pb2.OBJECT_KIND_STATE)
+    check_write(PNODE, wanted, lambda vnode: vnode == "toy", 0)
+    with pytest.raises(Refused):
+        check_write(PNODE, wanted, lambda vnode: False, 0)
+    with pytest.raises(Refused):
+        check_write(PNODE, item(data_pb2.OBJECT_KIND_SHARD), lambda vnode: True, 0)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"size_bytes": 0}, {"size_bytes": limits.MAX_OBJECT_BYTES + 1}, {"sha256": "0" * 64}, {"sha256": ""}]
+)
+def test_size_and_digest_are_exact(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        check_write(PNODE, item(data_pb2.OBJECT_KIND_STATE, **fields), lambda vnode: True, 0)
+    with pytest.raises(InvalidInput):
+        check_write(PNODE, item(data_pb2.OBJECT_KIND_STATE, size_bytes=11), lambda vnode: True, 10)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "x" * 64, "head\n"])
+def test_hostile_names_reach_no_key(name: str) -> None:
+    for kind in KINDS:
+        made = data_pb2.ObjectRef(kind=kind, model=name, owner=name, digest=name)
+        with pytest.raises(InvalidInput):
+            key_of(made)

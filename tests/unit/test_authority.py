@@ -1,0 +1,89 @@
+"""Goal: a PNode obeys only the term that the head names, whoever claims what, and only newer desired states of it."""
+
+from __future__ import annotations
+
+from dcnr.ids import NodeId
+from dcnr.v1 import model_pb2
+from pnode.authority import Accepted, Authority, Ignored, Source, Term, Unconfirmed
+
+ME, A, B, ROGUE = (NodeId(char * 40) for char in "0abc")
+NETWORK = "9" * 40
+
+
+def authority(*orchestrators: NodeId) -> Authority:
+    return Authority(network_id=NETWORK, pnode_id=ME, model="m", orchestrators=frozenset(orchestrators or (A, B)))
+
+
+def desired(holder: NodeId, epoch: int, sequence: int) -> model_pb2.DesiredState:
+    return model_pb2.DesiredState(network_id=NETWORK, model="m", epoch=epoch, holder=holder, sequence=sequence, pnode_id=ME)
+
+
+def head(holder: NodeId, epoch: int, sequence: int = 1) -> model_pb2.Head:
+    return model_pb2.Head(network_id=NETWORK, model="m", epoch=epoch, holder=holder, sequence=sequence)
+
+
+def test_first_term_waits_for_the_head() -> None:
+    state = authority()
+    assert state.offered(desired(A, 1, 5), A) == Unconfirmed("m", Term(1, A))
+    assert state.term is None
+    (verdict,) = state.head_read(head(A, 1), A, Source.OWN_GET)
+    assert isinstance(verdict, Accepted)
+    assert state.term == Term(1, A)
+
+
+def test_an_unlisted_orchestrator_moves_nothing() -> None:
+    state = authority()
+    verdict = state.offered(desired(ROGUE, 1, 5), ROGUE)
+    assert isinstance(verdict, Ignored)
+    assert verdict.code == "unlisted_orchestrator"
+    (second,) = state.head_read(head(ROGUE, 9), ROGUE, Source.OWN_GET)
+    assert isinstance(second, Ignored)
+    assert state.term is None
+    assert state.unconfirmed == ()
+
+
+def test_a_huge_claimed_epoch_is_not_stored() -> None:
+    state = authority()
+    state.head_read(head(A, 3), A, Source.OWN_GET)
+    assert isinstance(state.offered(desired(B, 2**63, 1), B), Unconfirmed)
+    state.head_read(head(A, 3, 2), A, Source.OWN_GET)
+    assert state.term == Term(3, A)
+    assert isinstance(state.offered(desired(A, 3, 7), A), Accepted)
+
+
+def test_an_orchestrators_word_confirms_only_where_it_is_alone() -> None:
+    (verdict,) = authority().head_read(head(A, 1), A, Source.ORCHESTRATOR)
+    assert isinstance(verdict, Ignored)
+    alone = authority(A)
+    alone.offered(desired(A, 1, 5), A)
+    assert isinstance(alone.head_read(head(A, 1), A, Source.ORCHESTRATOR)[0], Accepted)
+
+
+def test_equal_epoch_with_another_holder_is_refused() -> None:
+    state = authority()
+    state.head_read(head(A, 4), A, Source.OWN_GET)
+    verdict = state.offered(desired(B, 4, 99), B)
+    assert isinstance(verdict, Ignored)
+    assert verdict.code == "second_holder"
+    assert isinstance(state.head_read(head(B, 4, 9), B, Source.OWN_GET)[0], Ignored)
+    assert state.term == Term(4, A)
+
+
+def test_lower_epochs_and_older_sequences_are_stale_never_a_step_back() -> None:
+    state = authority()
+    state.head_read(head(B, 5), B, Source.OWN_GET)
+    newest = desired(B, 5, 20)
+    assert isinstance(state.offered(newest, B), Accepted)
+    state.applied(newest)
+    for old in (desired(A, 4, 30), desired(B, 5, 20), desired(B, 5, 19)):
+        assert isinstance(state.offered(old, NodeId(old.holder)), Ignored)
+    assert isinstance(state.head_read(head(A, 4, 50), A, Source.OWN_GET)[0], Ignored)
+    assert state.term == Term(5, B)
+
+
+def test_a_signature_in_anothers_name_is_refused() -> None:
+    state = authority()
+    state.head_read(head(A, 1), A, Source.OWN_GET)
+    verdict = state.offered(desired(A, 1, 5), B)
+    assert isinstance(verdict, Ignored)
+    assert verdict.code == "not_the_holder"

@@ -1,0 +1,67 @@
+"""Goal: the volunteer's limits hold on the volunteer's machine: what does not fit is refused with the numbers, whatever is asked in whatever order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcnr import limits
+from dcnr.errors import Refused
+from pnode.budget import DAEMON_BYTES, Budget, Limits, Reservation
+
+MIB = limits.MIB
+ALLOWED = Limits(cores=2.0, memory_bytes=DAEMON_BYTES + 100 * MIB, disk_bytes=200 * MIB, min_free_disk_bytes=50 * MIB)
+FREE = 1000 * MIB
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free_disk_bytes", "code"),
+    [
+        (Reservation(101 * MIB, 0), FREE, "too_little_memory"),
+        (Reservation(0, 201 * MIB), FREE, "too_little_disk"),
+        (Reservation(0, 60 * MIB), 100 * MIB, "too_little_disk"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_numbers_and_remedy(wanted: Reservation, free_disk_bytes: int, code: str) -> None:
+    budget = Budget(ALLOWED)
+    with pytest.raises(Refused) as refused:
+        budget.admit("conv1.0", wanted, free_disk_bytes=free_disk_bytes)
+    assert refused.value.code == code
+    assert refused.value.remedy
+    assert int(refused.value.details["needed_bytes"]) > int(refused.value.details["free_bytes"])
+    assert budget.reserved == {}
+
+
+def test_admitting_again_counts_once_and_releasing_gives_back() -> None:
+    budget = Budget(ALLOWED)
+    for _ in range(3):
+        budget.admit("conv1.0", Reservation(80 * MIB, 100 * MIB), free_disk_bytes=FREE)
+    assert budget.free_memory_bytes == 20 * MIB
+    with pytest.raises(Refused, match=r"conv2\.0 needs 30 MiB of memory, 20 of 100 MiB are free"):
+        budget.admit("conv2.0", Reservation(30 * MIB, 0), free_disk_bytes=FREE)
+    budget.release("conv1.0")
+    budget.admit("conv2.0", Reservation(30 * MIB, 0), free_disk_bytes=FREE)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(), st.sampled_from("abcd"), st.integers(0, 150 * MIB), st.integers(0, 300 * MIB), st.integers(0, FREE)
+        )
+    )
+)
+def test_any_order_of_requests_stays_within_the_limits(orders: list[tuple[bool, str, int, int, int]]) -> None:
+    budget = Budget(ALLOWED)
+    for admit, replica, memory, disk, free in orders:
+        before = dict(budget.reserved)
+        if not admit:
+            budget.release(replica)
+            continue
+        try:
+            budget.admit(replica, Reservation(memory, disk), free_disk_bytes=free)
+        except Refused:
+            assert budget.reserved == before
+    held = budget.reserved.values()
+    assert sum(item.memory_bytes for item in held) <= budget.usable_memory_bytes
+    assert sum(item.disk_bytes for item in held) <= ALLOWED.disk_bytes

@@ -1,0 +1,180 @@
+"""Goal: every command parses what it says, exits with the code of its error, prints JSON and nothing else where asked, and tells people what to do next."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from dcnr import __version__
+from dcnr.cli import dcnr, errors, orchestrator, output, pnode
+from dcnr.errors import ERROR_CLASSES, NotRunning, Refused, TimedOut, Unavailable
+from trust.identity import NodeKey
+from trust.network_file import load_policy
+
+APPS = {"pnode": pnode.app, "orchestrator": orchestrator.app, "dcnr": dcnr.app}
+MNIST = Path(__file__).parents[2] / "examples" / "mnist" / "model.toml"
+
+
+@pytest.fixture(autouse=True)
+def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for prefix in ("PNODE", "ORCHESTRATOR", "DCNR"):
+        monkeypatch.setenv(f"{prefix}_HOME", str(tmp_path / prefix.lower()))
+    return tmp_path
+
+
+def run(line: str, *more: str) -> int:
+    name, *arguments = line.split()
+    return errors.exit_code(APPS[name], name, [*arguments, *more])
+
+
+def failing(error: Exception) -> typer.Typer:
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.command()
+    def fail() -> None:
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize("name", sorted(APPS))
+def test_version_and_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{name} --version") == 0
+    assert capsys.readouterr().out.strip() == __version__
+    assert run(f"{name} --help") == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["pnode nonsense", "pnode start --cores many", "orchestrator start --control-port x", "dcnr model validate", "dcnr job watch --interval 0"],
+)  # fmt: skip
+def test_wrong_usage_is_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err
+
+
+@pytest.mark.parametrize(
+    "line", ["pnode status --json", "pnode why", "pnode stop", "orchestrator status", "orchestrator stop", "dcnr local status"]
+)
+def test_not_running_is_3_with_the_next_command(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "next: " in captured.err
+
+
+def test_a_network_that_nobody_serves_is_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("dcnr job list --json --bootstrap 127.0.0.1:1") == 4
+    assert "127.0.0.1:1" in capsys.readouterr().err
+    assert run("dcnr job list") == 2, "no network known: a usage error that says what to give"
+    assert "--bootstrap" in capsys.readouterr().err
+
+
+def test_every_error_class_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = {NotRunning: 3, Unavailable: 4, Refused: 5, TimedOut: 6}
+    for cls in ERROR_CLASSES:
+        for wrapped in (False, True):
+            error = cls("it broke", code="broke", remedy="mend it", part="left")
+            app = failing(ExceptionGroup("tasks", [error]) if wrapped else error)
+            assert errors.exit_code(app, "x", []) == cls.exit_code == wanted.get(cls, cls.exit_code)
+            text = capsys.readouterr().err
+            assert text == "error: it broke\n  why: broke (part=left)\n  next: mend it\n"
+
+
+def test_bugs_keep_their_traceback() -> None:
+    app = failing(ExceptionGroup("tasks", [Refused("no"), KeyError("bug")]))
+    with pytest.raises(ExceptionGroup):
+        errors.exit_code(app, "x", [])
+
+
+def test_orchestrator_key_is_made_once_and_kept_private(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("orchestrator key") == 0
+    first = capsys.readouterr().out.strip()
+    assert run("orchestrator key --json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["node_id"] == first == NodeKey.load(homes / "orchestrator" / "key.pem").node_id
+    (homes / "orchestrator" / "key.pem").chmod(0o644)
+    assert run("orchestrator key") == 5
+    assert "chmod 600" in capsys.readouterr().err
+
+
+def test_network_create_and_show(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("orchestrator key")
+    orchestrator_id = capsys.readouterr().out.strip()
+    create = f"dcnr network create --name garden --orchestrator {orchestrator_id}@127.0.0.1:7700 --store http://127.0.0.1:7790 --locality single-host"
+    assert run(create + " --maintainers 3 --threshold 2 --json") == 0
+    made = json.loads(capsys.readouterr().out)
+    policy = load_policy(homes / "dcnr" / "network.json")
+    assert made["network_id"] == policy.network_id
+    assert (policy.document.threshold, len(policy.document.maintainer_keys), policy.document.store_scheme) == (2, 3, "http")
+    assert [Path(path).stat().st_mode & 0o777 for path in made["keys"]] == [0o600] * 3
+    assert run("dcnr network show --json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["network_id"] == policy.network_id
+    assert shown["bootstrap"] == [f"{orchestrator_id}@127.0.0.1:7700"]
+    assert shown["locality"] == "single_host"
+    assert run("dcnr network show") == 0
+    assert "rules on subnets and owners are lifted" in capsys.readouterr().out
+    assert run(create) == 5, "an existing network is not overwritten"
+    assert run("dcnr network create --name x --orchestrator nonsense --out", str(homes / "other")) == 2
+
+
+def test_validate_names_vnode_field_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("dcnr model validate --json", str(MNIST)) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [stage["vnode"] for stage in told["stages"]] == ["conv1", "conv2", "conv3", "conv4"]
+    bad = tmp_path / "model.toml"
+    text = MNIST.read_text().replace("kernel = 5", "kernel = 4")
+    bad.write_text(text)
+    assert run("dcnr model validate", str(bad)) == 2
+    line = next(number for number, content in enumerate(text.splitlines(), 1) if content == 'id = "conv1"')
+    said = capsys.readouterr().err
+    assert f"{bad}:{line}" in said
+    assert "kernel" in said
+    assert run("dcnr model validate", str(tmp_path / "none.toml")) == 2
+
+
+def test_config_show_tells_origins(homes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    home = homes / "pnode"
+    home.mkdir()
+    (home / "config.toml").write_text("data_port = 0\n[limits]\ncores = 2.0\n")
+    monkeypatch.setenv("PNODE_LIMITS_CORES", "3")
+    assert run("pnode config show --json") == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert settings["limits.cores"] == {"value": 3.0, "origin": "environment PNODE_LIMITS_CORES"}
+    assert settings["data_port"]["origin"].startswith("file ")
+    assert run("pnode config show --origin") == 0
+    assert "# environment PNODE_LIMITS_CORES" in capsys.readouterr().out
+    (home / "config.toml").write_text("data_prot = 0\n")
+    assert run("pnode config show") == 2
+    assert "did you mean 'data_port'?" in capsys.readouterr().err
+
+
+def test_wrong_settings_stop_the_daemons_before_anything_is_touched(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("pnode start --cores -1 --bootstrap 127.0.0.1:1") == 2
+    assert "limits.cores" in capsys.readouterr().err
+    assert run("orchestrator start --control-port 70000") == 2
+    assert not (homes / "pnode").exists()
+    assert not (homes / "orchestrator").exists()
+
+
+def test_texts_for_people() -> None:
+    assert [output.duration(value) for value in (0.4, 59, 61, 3661)] == ["0 s", "59 s", "1 min 1 s", "1 h 1 min"]
+    assert [output.size(value) for value in (12, 2048, 3 * 2**20, 5 * 2**30)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]
+    assert output.table(("a", "number"), [("x", 1), ("long", 22)]) == "a     number\nx          1\nlong      22"
+
+
+def test_commands_start_without_grpc_torch_and_numpy() -> None:
+    heavy = ("grpc", "torch", "numpy", "google", "rich", "boto3")
+    modules = "dcnr.cli.pnode, dcnr.cli.orchestrator, dcnr.cli.dcnr, dcnr.sdk"
+    code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,255 @@
+"""The head's one writer: what it sends, what it concludes from each answer, when it decides and when it takes over."""
+
+from __future__ import annotations
+
+import pytest
+
+from dcnr.errors import Stale, Unavailable
+from dcnr.v1 import model_pb2
+from orchestrator.changes import MAX_DECIDED, Activate, Decide, MoveJob, NameManifest, NamePlan, apply
+from orchestrator.head import MAX_QUEUED, HeadCore
+from orchestrator.head_events import (
+    Dropped,
+    Get,
+    GetAbsent,
+    GetAnswered,
+    GetFailed,
+    HeadInstruction,
+    Landed,
+    Put,
+    PutAnswered,
+    PutUnknown,
+    TermGained,
+    TermLost,
+    Tick,
+)
+
+ME, OTHER = "a" * 40, "b" * 40
+
+
+def core(me: str = ME) -> HeadCore:
+    return HeadCore("n" * 40, "m", me, lambda head: head.SerializeToString(deterministic=True), model_pb2.Head.FromString)
+
+
+def put_of(out: list[HeadInstruction]) -> Put:
+    [put] = [item for item in out if isinstance(item, Put)]
+    return put
+
+
+def holder() -> HeadCore:
+    """A core that created the head at time 0 and holds it with ETag e1."""
+    writer = core()
+    assert writer.step(Tick(0.0, 1)) == [Get()]
+    put = put_of(writer.step(GetAbsent(0.0)))
+    assert put.if_match is None
+    assert TermGained(1) in writer.step(PutAnswered(0.1, "e1"))
+    return writer
+
+
+def head_of(put: Put) -> model_pb2.Head:
+    return model_pb2.Head.FromString(put.data)
+
+
+def foreign(epoch: int, sequence: int, holder_id: str = OTHER) -> bytes:
+    return model_pb2.Head(network_id="n" * 40, model="m", epoch=epoch, holder=holder_id, sequence=sequence).SerializeToString()
+
+
+def test_term_counts_from_sending_and_ends_at_eighty_percent() -> None:
+    writer = holder()
+    assert writer.is_holder(6.39)
+    assert not writer.is_holder(6.4)
+    with pytest.raises(Stale):
+        writer.propose(MoveJob("j", model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING), 6.4)
+
+
+def test_every_write_names_the_etag_of_the_bytes_it_was_made_from_and_raises_sequence() -> None:
+    writer = holder()
+    put = put_of(writer.step(Tick(2.0, 7)))
+    assert (put.if_match, head_of(put).sequence, head_of(put).epoch) == ("e1", 2, 1)
+    writer.step(PutAnswered(2.1, "e2"))
+    assert put_of(writer.step(Tick(4.0, 8))).if_match == "e2"
+
+
+def test_one_request_is_outstanding_at_most() -> None:
+    writer = holder()
+    assert len(writer.step(Tick(2.0, 1))) == 1
+    for second in range(3, 60):
+        assert writer.step(Tick(float(second), 1)) == []
+
+
+def test_unknown_answer_is_settled_by_reading_back() -> None:
+    writer = holder()
+    ticket = writer.propose(Activate("j1", "", "m1"), 1.0)
+    put = put_of(writer.step(Tick(1.0, 1)))
+    assert writer.step(PutUnknown(5.0, "412")) == [Get()]
+    out = writer.step(GetAnswered(5.1, put.data, "e2"))
+    assert Landed((ticket,), head_of(put)) in out
+    assert writer.is_holder(7.3)
+    assert not writer.is_holder(7.4)
+
+
+def test_old_etag_means_undecided_and_the_change_is_composed_anew_on_the_same_bytes() -> None:
+    writer = holder()
+    ticket = writer.propose(Activate("j1", "", "m1"), 1.0)
+    first = put_of(writer.step(Tick(1.0, 1)))
+    writer.step(PutUnknown(1.5, "timeout"))
+    known = writer.known
+    assert known is not None
+    assert writer.step(GetAnswered(1.6, known.data, "e1")) == []
+    other = writer.propose(MoveJob("j1", model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING), 1.7)
+    second = put_of(writer.step(Tick(2.0, 1)))
+    assert second.if_match == first.if_match == "e1"
+    writer.step(PutUnknown(2.1, "412"))
+    out = writer.step(GetAnswered(2.2, first.data, "e2"))  # it was the first that landed
+    assert Landed((ticket,), head_of(first)) in out
+    third = put_of(out)
+    assert third.if_match == "e2"
+    assert Landed((other,), head_of(third)) in writer.step(PutAnswered(2.3, "e3"))
+
+
+def test_another_holders_head_ends_the_term_and_drops_what_waited() -> None:
+    writer = holder()
+    ticket = writer.propose(Activate("j1", "", "m1"), 1.0)
+    writer.step(Tick(1.0, 1))
+    writer.step(PutUnknown(1.5, "412"))
+    out = writer.step(GetAnswered(1.6, foreign(2, 5), "x"))
+    assert any(isinstance(item, TermLost) for item in out)
+    assert any(isinstance(item, Dropped) and item.ticket == ticket for item in out)
+    assert not writer.is_holder(1.7)
+
+
+def take(writer: HeadCore, data: bytes, etag: str, start: float, step_s: float = 2.0) -> tuple[float, Put]:
+    now = start
+    out = writer.step(Tick(now, 1))
+    while now < start + 60:
+        if Get() in out:
+            out = writer.step(GetAnswered(now, data, etag))
+            if any(isinstance(item, Put) for item in out):
+                return now, put_of(out)
+        else:
+            now += step_s
+            out = writer.step(Tick(now, 1))
+    raise AssertionError("never took over")
+
+
+def test_taker_waits_and_changes_only_epoch_holder_and_sequence() -> None:
+    head = model_pb2.Head(network_id="n" * 40, model="m", epoch=4, holder=OTHER, sequence=9, manifest_digest="d", plan_digest="p")
+    head.active.job_id, head.active.running_s, head.active.state = "j", 12.5, model_pb2.JOB_STATE_RUNNING
+    when, put = take(core(), head.SerializeToString(deterministic=True), "x", 100.0)
+    assert when - 100.0 >= 9.6
+    assert put.if_match == "x"
+    head.epoch, head.holder, head.sequence = 5, ME, 10
+    assert head_of(put) == head
+
+
+def test_a_moving_etag_or_a_gap_starts_the_wait_again() -> None:
+    writer = core()
+    for index in range(20):
+        now = 2.0 * index
+        writer.step(Tick(now, 1))
+        out = writer.step(GetAnswered(now, foreign(1, index + 1), f"e{index}"))
+        assert not [item for item in out if isinstance(item, Put)]
+    out = writer.step(Tick(100.0, 1))
+    assert out == [Get()]
+    assert writer.step(GetAnswered(100.0, foreign(1, 20), "e19")) == []  # unchanged for 62 s, but nobody looked
+
+
+def test_after_a_restart_the_named_holder_is_an_ordinary_taker() -> None:
+    writer = core()
+    writer.step(Tick(0.0, 1))
+    writer.step(GetAnswered(0.0, foreign(3, 3, ME), "x"))
+    assert not writer.is_holder(0.1)
+    fresh = core()
+    when, put = take(fresh, foreign(3, 3, ME), "x", 0.0)
+    assert when >= 9.6
+    assert head_of(put).epoch == 4
+
+
+def test_a_lapsed_holder_renews_before_it_decides_again() -> None:
+    writer = holder()
+    ticket = writer.propose(Activate("j1", "", "m1"), 1.0)
+    put_of(writer.step(Tick(1.0, 1)))
+    writer.step(PutUnknown(9.0, "timeout"))
+    known = writer.known
+    assert known is not None
+    out = writer.step(GetAnswered(9.5, known.data, "e1"))
+    put = put_of(out)
+    assert not head_of(put).active.job_id  # a renewal, no decision
+    out = writer.step(PutAnswered(9.6, "e2"))
+    decided = put_of(out)
+    assert head_of(decided).active.job_id == "j1"
+    assert Landed((ticket,), head_of(decided)) in writer.step(PutAnswered(9.7, "e3"))
+
+
+def test_with_the_store_away_nothing_is_decided() -> None:
+    writer = holder()
+    put_of(writer.step(Tick(2.0, 1)))
+    assert writer.step(PutUnknown(2.5, "timeout")) == [Get()]
+    now = 2.5
+    while now < 30:
+        now += 0.5
+        out = writer.step(GetFailed(now, "refused"))
+        assert out == []
+        out = writer.step(Tick(now + 0.3, 1))
+        assert out in ([Get()], [])
+        if not out:
+            out = writer.step(Tick(now + 0.5, 1))
+    assert not writer.is_holder(now)
+    assert not writer.store_ok
+    assert writer.reason
+
+
+def test_time_used_is_carried_in_the_head() -> None:
+    writer = holder()
+    writer.propose(Activate("j1", "", "m1"), 0.5)
+    writer.step(Tick(0.5, 1))
+    writer.step(PutAnswered(0.6, "e2"))
+    writer.propose(MoveJob("j1", model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING), 1.0)
+    writer.step(Tick(1.0, 1))
+    writer.step(PutAnswered(1.1, "e3"))
+    put = put_of(writer.step(Tick(3.0, 1)))
+    assert head_of(put).active.running_s == pytest.approx(2.0)
+    writer.step(PutAnswered(3.1, "e4"))
+    assert head_of(put_of(writer.step(Tick(5.0, 1)))).active.running_s == pytest.approx(4.0)
+
+
+def test_plan_is_named_with_the_sequence_its_desired_states_carry() -> None:
+    head = model_pb2.Head(sequence=10)
+    head.active.job_id = "j"
+    assert apply(NamePlan("j", "", "p1", 10), head)
+    assert not apply(NamePlan("j", "", "p1", 40), head)
+    assert (head.plan_digest, head.plan_sequence) == ("p1", 40)
+    writer = holder()
+    writer.propose(Activate("j", "", "m1"), 1.0)
+    writer.propose(NamePlan("j", "", "p1", 40), 1.0)
+    put = put_of(writer.step(Tick(1.0, 1)))
+    assert head_of(put).sequence == head_of(put).plan_sequence == 40
+
+
+def test_an_outcome_leaves_only_when_its_end_exists_and_a_job_ends_once() -> None:
+    head = model_pb2.Head()
+    for index in range(MAX_DECIDED):
+        outcome = model_pb2.Outcome(job_id=f"j{index}", state=model_pb2.JOB_STATE_COMPLETED)
+        assert not apply(Decide(outcome.SerializeToString()), head)
+        assert apply(Decide(outcome.SerializeToString()), head)
+        assert apply(Activate(f"j{index}", "", ""), head)
+    late = model_pb2.Outcome(job_id="late", state=model_pb2.JOB_STATE_CANCELLED).SerializeToString()
+    assert apply(Decide(late), head)
+    assert not apply(Decide(late, frozenset({"j3"})), head)
+    assert [item.job_id for item in head.decided] == [f"j{index}" for index in range(MAX_DECIDED) if index != 3] + ["late"]
+
+
+def test_a_manifest_follows_only_its_own_parent() -> None:
+    head = model_pb2.Head(manifest_digest="m0")
+    head.active.job_id = "j"
+    assert not apply(NameManifest("j", "m0", "m1"), head)
+    assert apply(NameManifest("j", "m0", "m2"), head)
+    assert head.manifest_digest == "m1"
+
+
+def test_the_queue_is_bounded() -> None:
+    writer = holder()
+    for _ in range(MAX_QUEUED):
+        writer.propose(Activate("j", "", ""), 1.0)
+    with pytest.raises(Unavailable):
+        writer.propose(Activate("j", "", ""), 1.0)

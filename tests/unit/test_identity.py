@@ -1,0 +1,182 @@
+"""Goal: keys and envelopes let nothing through that was not signed exactly so, and the key file stays its owner's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
+from dcnr.ids import node_id_of
+from dcnr.v1 import identity_pb2
+from trust.addresses import check_addresses, join_address, split_address, subnet_of
+from trust.envelope import digest_of_envelope, merge_signatures, open_envelope, open_single, parse_envelope, seal
+from trust.identity import NodeKey, check_public_key, verify_signature
+from trust.tls import certificate_id, certificate_public_key, self_signed_certificate
+
+ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+HEAD, PLAN = identity_pb2.DOMAIN_HEAD, identity_pb2.DOMAIN_PLAN
+
+
+def test_a_saved_key_comes_back_and_its_file_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "key.pem"
+    key = NodeKey.load_or_create(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert NodeKey.load_or_create(path).node_id == NodeKey.load(path).node_id == key.node_id == node_id_of(key.public_der)
+    assert [p.name for p in path.parent.iterdir()] == ["key.pem"]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o610])
+def test_a_key_file_that_others_can_read_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "key.pem"
+    NodeKey.generate().save(path)
+    os.chmod(path, mode)
+    with pytest.raises(Refused) as refused:
+        NodeKey.load(path)
+    assert refused.value.code == "key_permissions"
+    assert "chmod 600" in refused.value.remedy
+
+
+def test_saving_never_overwrites(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    first = NodeKey.load_or_create(path)
+    with pytest.raises(Refused) as refused:
+        NodeKey.generate().save(path)
+    assert refused.value.code == "key_exists"
+    assert NodeKey.load(path).node_id == first.node_id
+
+
+def test_missing_and_malformed_key_files_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        NodeKey.load(tmp_path / "key.pem")
+    for content in (b"", b"nonsense", b"x" * 20000):
+        path = tmp_path / f"bad{len(content)}"
+        path.write_bytes(content)
+        path.chmod(0o600)
+        with pytest.raises(Corrupt):
+            NodeKey.load(path)
+
+
+def test_a_signature_has_one_encoding_only() -> None:
+    key, data = NodeKey.generate(), b"statement"
+    signature = key.sign(data)
+    r, s = decode_dss_signature(signature)
+    assert verify_signature(key.public_der, data, signature)
+    assert not verify_signature(key.public_der, data, encode_dss_signature(r, ORDER - s))
+    assert not verify_signature(key.public_der, data, signature + b"\0")
+    assert not verify_signature(key.public_der, data + b".", signature)
+    assert not verify_signature(NodeKey.generate().public_der, data, signature)
+    assert not verify_signature(key.public_der, data, b"")
+
+
+def test_a_key_has_one_encoding_only() -> None:
+    der = NodeKey.generate().public_der
+    point = der[-65:]
+    compressed = bytes([2 + point[64] % 2]) + point[1:33]
+    for bad in (der[:-1], der + b"\0", der[:-65] + compressed, der[:-1] + bytes([der[-1] ^ 1]), b""):
+        with pytest.raises(Corrupt):
+            check_public_key(bad)
+
+
+def test_every_byte_of_an_envelope_counts() -> None:
+    key = NodeKey.generate()
+    data = seal(HEAD, b"payload of some length", key).SerializeToString()
+    accepted = []
+    for index in range(len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[index] ^= 1 << bit
+            try:
+                opened = open_envelope(parse_envelope(bytes(changed)), HEAD)
+            except Corrupt:
+                continue
+            accepted.append((index, bit, opened))
+    assert accepted == []
+
+
+def test_domains_do_not_pass_for_each_other() -> None:
+    envelope = seal(HEAD, b"x", NodeKey.generate())
+    with pytest.raises(Corrupt):
+        open_envelope(envelope, PLAN)
+    envelope.domain = PLAN
+    with pytest.raises(Corrupt):
+        open_envelope(envelope, PLAN)
+
+
+def test_one_bad_signature_spoils_an_envelope_and_a_key_counts_once() -> None:
+    first, second = NodeKey.generate(), NodeKey.generate()
+    twice = merge_signatures([seal(HEAD, b"x", first), seal(HEAD, b"x", second), seal(HEAD, b"x", first)])
+    assert {s.node_id for s in open_envelope(twice, HEAD).signers} == {first.node_id, second.node_id}
+    doubled = seal(HEAD, b"x", first)
+    doubled.signatures.append(doubled.signatures[0])
+    assert len(open_envelope(doubled, HEAD).signers) == 1
+    with pytest.raises(Corrupt):
+        open_single(doubled, HEAD)
+    twice.signatures[1].signature = first.sign(b"y")
+    with pytest.raises(Corrupt):
+        open_envelope(twice, HEAD)
+    with pytest.raises(InvalidInput):
+        merge_signatures([seal(HEAD, b"x", first), seal(HEAD, b"y", second)])
+
+
+def test_bounds_come_before_signatures() -> None:
+    key = NodeKey.generate()
+    with pytest.raises(Corrupt) as large:
+        open_envelope(seal(HEAD, b"x" * 2000, key), HEAD, max_bytes=1000)
+    assert large.value.code == "envelope_too_large"
+    many = seal(HEAD, b"x", key)
+    many.signatures.extend([many.signatures[0]] * 40)
+    with pytest.raises(Corrupt):
+        open_envelope(many, HEAD)
+
+
+def test_fields_that_nobody_signed_are_refused() -> None:
+    envelope = seal(HEAD, b"x", NodeKey.generate())
+    digest = digest_of_envelope(envelope)
+    extended = identity_pb2.Envelope.FromString(envelope.SerializeToString() + b"\x7a\x01x")
+    assert digest_of_envelope(extended) != digest
+    with pytest.raises(Corrupt) as refused:
+        open_envelope(extended, HEAD)
+    assert refused.value.code == "not_canonical"
+
+
+def test_a_certificate_is_a_function_of_its_key() -> None:
+    key = NodeKey.generate()
+    pem = self_signed_certificate(key)
+    assert self_signed_certificate(NodeKey.from_pem(key.private_pem())) == pem
+    assert certificate_public_key(pem) == key.public_der
+    assert certificate_id(pem) == key.node_id
+    for bad in (b"", b"-----BEGIN CERTIFICATE-----\n", pem[:300], b"\x30" * 100, b"x" * 10000):
+        with pytest.raises(Corrupt):
+            certificate_id(bad)
+
+
+def test_addresses() -> None:
+    assert split_address("127.0.0.1:7700") == ("127.0.0.1", 7700)
+    assert split_address("[2001:db8::1]:1") == ("2001:db8::1", 1)
+    assert split_address("node.example.org:65535") == ("node.example.org", 65535)
+    assert join_address(*split_address("[::1]:5")) == "[::1]:5"
+    for bad in (
+        "",
+        "host",
+        "host:",
+        "host:0",
+        "host:65536",
+        ":1",
+        "::1:5",
+        "[::1]",
+        "[x]:1",
+        "a b:1",
+        "-a:1",
+        "a/b:1",
+        "h:1x",
+        "x" * 300 + ":1",
+    ):
+        with pytest.raises(InvalidInput):
+            split_address(bad)
+    with pytest.raises(InvalidInput):
+        check_addresses([f"h:{n}" for n in range(1, 10)])
+    assert subnet_of("192.0.2.77") == subnet_of("::ffff:192.0.2.1") == "192.0.2.0/24"
+    assert subnet_of("2001:db8:1:2::3") == "2001:db8:1::/48"

@@ -1,0 +1,116 @@
+"""A job's life: each step only when its condition holds, each outcome once, completed only when everything is durable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import model_pb2
+from orchestrator.changes import Activate, Decide, MoveJob, apply
+from orchestrator.jobs import JobRecord, Progress, ends_to_write, next_change, state_of
+
+PLACING, RUNNING, SETTLING = model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING, model_pb2.JOB_STATE_SETTLING
+N = 10
+FULL = IntervalSet.span(0, N)
+
+
+def record(name: str = "j1", at: float = 1.0, **kinds: object) -> JobRecord:
+    return replace(JobRecord(name, at, model_pb2.JobRequest(job_id=name, initial_manifest_digest="m0"), "r0"), **kinds)  # type: ignore[arg-type]
+
+
+def exit_of(name: str, *, complete: bool = True) -> model_pb2.ExitResult:
+    return model_pb2.ExitResult(vnode=name, split="test", step=N, complete=complete)
+
+
+PROGRESS = Progress(("a", "b"), ("a",), N, True, {"a": FULL}, {"a": FULL, "b": FULL}, (exit_of("a"), exit_of("b")), 0.0)
+
+
+def head(state: int = 0, job: str = "j1", settling_s: float = 0.0) -> model_pb2.Head:
+    made = model_pb2.Head(manifest_digest="m5")
+    if state:
+        made.active.job_id, made.active.state, made.active.settling_s = job, state, settling_s  # type: ignore[assignment]
+    return made
+
+
+def outcome(change: object) -> model_pb2.Outcome:
+    assert isinstance(change, Decide)
+    return model_pb2.Outcome.FromString(change.outcome)
+
+
+def test_the_oldest_request_is_activated_first() -> None:
+    jobs = {"j2": record("j2", 2.0), "j1": record("j1", 3.0), "j3": record("j3", 2.0)}
+    assert next_change(head(), jobs, None, 0) == Activate("j2", "r0", "m0")
+    assert next_change(head(PLACING), jobs, None, 0) is None
+
+
+def test_placing_running_settling() -> None:
+    jobs = {"j1": record()}
+    waiting = replace(PROGRESS, placed=False, learned={}, durable={})
+    assert next_change(head(PLACING), jobs, waiting, 0) is None
+    assert next_change(head(PLACING), jobs, replace(waiting, placed=True), 0) == MoveJob("j1", PLACING, RUNNING)
+    almost = replace(waiting, learned={"a": IntervalSet.span(0, N - 1)})
+    assert next_change(head(RUNNING), jobs, almost, 0) is None
+    assert next_change(head(RUNNING), jobs, replace(waiting, learned={"a": FULL}), 0) == MoveJob("j1", RUNNING, SETTLING)
+
+
+def test_completed_needs_every_lineage_and_every_evaluation() -> None:
+    jobs = {"j1": record()}
+    done = outcome(next_change(head(SETTLING), jobs, PROGRESS, 0))
+    assert (done.state, done.manifest_digest, len(done.exits), done.reason) == (model_pb2.JOB_STATE_COMPLETED, "m5", 2, "")
+    gap = replace(PROGRESS, durable={"a": FULL, "b": IntervalSet.of((0, 4), (5, N))})
+    assert next_change(head(SETTLING), jobs, gap, 0) is None
+    more = replace(PROGRESS, durable={"a": FULL, "b": IntervalSet.span(0, N + 1)})
+    assert next_change(head(SETTLING), jobs, more, 0) is None
+    unread = replace(PROGRESS, exits=(exit_of("a"), exit_of("b", complete=False)))
+    assert next_change(head(SETTLING), jobs, unread, 0) is None
+    late = outcome(next_change(head(SETTLING), jobs, replace(unread, since_manifest_complete_s=120.0), 0))
+    assert late.state == model_pb2.JOB_STATE_COMPLETED
+    assert "b" in late.reason
+
+
+def test_the_settling_deadline_names_what_is_missing() -> None:
+    jobs = {"j1": record()}
+    gap = replace(PROGRESS, durable={"a": FULL, "b": IntervalSet.of((0, 4), (5, N))})
+    assert next_change(head(SETTLING, settling_s=599), jobs, gap, 0) is None
+    ended = outcome(next_change(head(SETTLING, settling_s=600), jobs, gap, 0))
+    assert ended.state == model_pb2.JOB_STATE_EXPIRED
+    assert "b lacks 1 batches: [4, 5)" in ended.reason
+
+
+@pytest.mark.parametrize("state", [0, PLACING, RUNNING, SETTLING])
+def test_cancelling_is_a_decision_in_every_state(state: int) -> None:
+    ended = outcome(next_change(head(state), {"j1": record(cancel_reason="enough")}, None, 0))
+    assert (ended.state, ended.reason) == (model_pb2.JOB_STATE_CANCELLED, "enough")
+
+
+def test_a_queued_job_expires_and_a_broken_one_fails_while_another_runs() -> None:
+    request = model_pb2.JobRequest(job_id="j2", expires_unix_ms=1000)
+    jobs = {"j1": record(), "j2": record("j2", 2.0, request=request)}
+    assert next_change(head(RUNNING), jobs, None, 999) is None
+    assert outcome(next_change(head(RUNNING), jobs, None, 1000)).state == model_pb2.JOB_STATE_EXPIRED
+    jobs["j2"] = record("j2", problem="its graph is not in the store")
+    assert outcome(next_change(head(RUNNING), jobs, None, 0)).state == model_pb2.JOB_STATE_FAILED
+
+
+def test_an_ended_job_is_never_run_again() -> None:
+    made = head()
+    done = model_pb2.Outcome(job_id="j1", state=model_pb2.JOB_STATE_COMPLETED)
+    made.decided.append(done)
+    assert next_change(made, {"j1": record()}, None, 0) is None
+    assert next_change(head(), {"j1": record(end=done)}, None, 0) is None
+    assert list(ends_to_write(made, {"j1": record()})) == [done]
+    assert not ends_to_write(made, {"j1": record(end=done)})
+
+
+def test_where_a_job_stands() -> None:
+    made = head(RUNNING)
+    assert state_of("j1", made, record()) == RUNNING
+    assert state_of("j2", made, record("j2")) == model_pb2.JOB_STATE_QUEUED
+    assert state_of("j3", made, None) == model_pb2.JOB_STATE_UNSPECIFIED
+    change = next_change(head(SETTLING), {"j1": record()}, PROGRESS, 0)
+    assert isinstance(change, Decide)
+    made = head(SETTLING)
+    assert not apply(change, made)
+    assert state_of("j1", made, record()) == model_pb2.JOB_STATE_COMPLETED

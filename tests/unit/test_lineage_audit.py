@@ -1,0 +1,160 @@
+"""Goal: the audit of lineages says yes only where signed commits lead from checkpoint 0 to the stored state with each batch exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from dcnr.audit_lineage import LineageAudit, VNodeLineage
+from dcnr.errors import Corrupt, NotFound, Refused
+from dcnr.ids import digest_of
+from dcnr.v1 import common_pb2, data_pb2, identity_pb2, model_pb2
+from trust.delegation import make_delegation
+from trust.envelope import digest_of_envelope, seal
+from trust.identity import NodeKey
+from trust.network import create_document, verify_chain
+
+NOW = 1_700_000_000.0
+MAINTAINER, ORCHESTRATOR, PNODE, WORKER, STRANGER = (NodeKey.generate() for _ in range(5))
+GRAPH, MODEL, JOB, N = "a" * 64, "tiny", "tiny-1", 10
+POLICY = verify_chain([create_document(MAINTAINER, name="n", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id])])
+
+
+def spans(*pairs: tuple[int, int]) -> common_pb2.IntervalSet:
+    return common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=first, end=end) for first, end in pairs])
+
+
+def state(rows: list[list[int]], parent: str, vnode: str = "a") -> bytes:
+    """A file with the lineage and metadata of a state; the weights do not matter here."""
+    metadata = {"vnode": vnode, "graph": GRAPH, "parent": parent}
+    return save({"lineage": np.array(rows, dtype=np.int64).reshape(-1, 2)}, metadata)
+
+
+@dataclass
+class World:
+    """A store with one trained VNode; every knob is one lie."""
+
+    objects: dict[tuple[int, str, str], bytes] = field(default_factory=dict)
+
+    def put(self, kind: int, data: bytes, owner: str = "", digest: str | None = None) -> str:
+        name = digest_of(data) if digest is None else digest
+        self.objects[kind, owner, name] = data
+        return name
+
+    async def read(self, ref: data_pb2.ObjectRef, path: Path, max_bytes: int) -> None:
+        data = self.objects.get((ref.kind, ref.owner, ref.digest))
+        if data is None:
+            raise NotFound("no such object")
+        assert len(data) <= max_bytes
+        path.write_bytes(data)
+
+    def train(
+        self, pieces: list[list[int]], *, rows: list[list[int]] | None = None, named: common_pb2.IntervalSet | None = None,
+        worker: NodeKey = WORKER, credited: str = PNODE.node_id, base_parent: str | None = None, signer: NodeKey = ORCHESTRATOR,
+        asker: NodeKey = MAINTAINER, skip: int | None = None,
+    ) -> str:  # fmt: skip
+        """The digest of the final manifest after commits of these batches."""
+        first = state([], "")
+        first_digest = self.put(data_pb2.OBJECT_KIND_STATE, first, "a")
+        base = model_pb2.Manifest(
+            network_id=POLICY.network_id, model=MODEL, graph_digest=GRAPH, audits="none",
+            entries=[model_pb2.ManifestEntry(vnode="a", working=[model_pb2.Checkpoint(vnode="a", digest=first_digest)])],
+        )  # fmt: skip
+        base_digest = self._envelope(data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, base, MAINTAINER))
+        request = model_pb2.JobRequest(
+            network_id=POLICY.network_id, job_id=JOB, model=MODEL, graph_digest=GRAPH, initial_manifest_digest=base_digest, num_batches=N
+        )  # fmt: skip
+        self.put(
+            data_pb2.OBJECT_KIND_JOB_REQUEST, seal(identity_pb2.DOMAIN_JOB_REQUEST, request, asker).SerializeToString(), JOB, ""
+        )
+        delegation = make_delegation(PNODE, POLICY.network_id, WORKER.public_der, 1, ["127.0.0.1:1"], NOW)
+        parent, commit_digest = base_parent or first_digest, ""
+        for index, piece in enumerate(pieces):
+            lineage = [[0, N]] if index == len(pieces) - 1 and rows is None else rows or [[0, index + 1]]
+            data = state(lineage, parent)
+            commit = model_pb2.Commit(
+                network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica="a.0", incarnation=1, parent_digest=parent,
+                state_digest=digest_of(data), batches=piece, losses=[1.0] * len(piece), parent_commit=commit_digest, delegation=delegation,
+            )  # fmt: skip
+            if index != skip:
+                commit_digest = self._envelope(data_pb2.OBJECT_KIND_COMMIT, seal(identity_pb2.DOMAIN_COMMIT, commit, worker), "a")
+            parent = digest_of(data)
+        self.put(data_pb2.OBJECT_KIND_STATE, data, "a")
+        checkpoint = model_pb2.Checkpoint(
+            vnode="a", digest=parent, lineage=named or spans((0, N)), pnode_id=credited, commit_digest=commit_digest, job_id=JOB
+        )
+        manifest = model_pb2.Manifest(
+            network_id=POLICY.network_id, model=MODEL, number=1, job_id=JOB, holder=signer.node_id, graph_digest=GRAPH, audits="none",
+            entries=[model_pb2.ManifestEntry(vnode="a", working=[checkpoint])],
+        )  # fmt: skip
+        return self._envelope(data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, manifest, signer))
+
+    def _envelope(self, kind: int, envelope: identity_pb2.Envelope, owner: str = "") -> str:
+        return self.put(kind, envelope.SerializeToString(deterministic=True), owner, digest_of_envelope(envelope))
+
+
+def audit(world: World, digest: str, directory: Path) -> VNodeLineage:
+    results = asyncio.run(LineageAudit(world.read, POLICY, MODEL, directory).run(digest))
+    assert list(directory.iterdir()) == [], "temporary files are removed"
+    assert len(results) == 1
+    return results[0]
+
+
+def test_a_whole_lineage(tmp_path: Path) -> None:
+    world = World()
+    result = audit(world, world.train([[3, 1, 2], [], [0, 4, 9, 8], [5, 6, 7]]), tmp_path)
+    assert result.exact, result.reason
+    assert (result.num_batches, result.num_commits, result.pnodes) == (N, 4, (PNODE.node_id,))
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda world: world.train([[0, 1, 2, 3], [4, 5, 6, 7, 8]]), "9 batches"),
+        (lambda world: world.train([[0, 1, 2, 3], [3, 4, 5, 6, 7, 8, 9]]), "11 batches"),
+        (lambda world: world.train([[0, 1, 2, 3], [3, 4, 5, 6, 7, 8]]), "twice"),
+        (lambda world: world.train([list(range(9)), [10]]), "twice"),
+        (lambda world: world.train([list(range(N))], rows=[[0, 9]]), "state file holds"),
+        (lambda world: world.train([list(range(N))], named=spans((0, 4), (5, N))), "manifest says"),
+    ],
+)  # fmt: skip
+def test_wrong_lineages_are_told(build: Callable[[World], str], reason: str, tmp_path: Path) -> None:
+    world = World()
+    result = audit(world, build(world), tmp_path)
+    assert not result.exact
+    assert reason in result.reason
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda world: world.train([list(range(N))], worker=STRANGER),
+        lambda world: world.train([list(range(N))], credited=STRANGER.node_id),
+        lambda world: world.train([list(range(N))], base_parent="b" * 64),
+        lambda world: world.train([list(range(N))], signer=STRANGER),
+        lambda world: world.train([list(range(N))], asker=STRANGER),
+        lambda world: world.train([[0, 1], [2, 3], list(range(4, N))], skip=1),
+    ],
+)
+def test_broken_chains_and_wrong_signers_are_refused(build: Callable[[World], str], tmp_path: Path) -> None:
+    world = World()
+    with pytest.raises((Corrupt, Refused)):
+        audit(world, build(world), tmp_path)
+
+
+def test_tampered_objects_are_refused(tmp_path: Path) -> None:
+    world = World()
+    digest = world.train([[0, 1, 2], list(range(3, N))])
+    for (kind, owner, name), data in list(world.objects.items()):
+        if kind in (data_pb2.OBJECT_KIND_MANIFEST, data_pb2.OBJECT_KIND_COMMIT):
+            world.objects[kind, owner, name] = data[:-1] + bytes([data[-1] ^ 1])
+            with pytest.raises((Corrupt, Refused)):
+                audit(world, digest, tmp_path)
+            world.objects[kind, owner, name] = data
+    assert audit(world, digest, tmp_path).exact

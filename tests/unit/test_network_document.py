@@ -1,0 +1,136 @@
+"""Goal: a network document is believed only as an unbroken chain of threshold signatures; k-1 signatures and older versions are worth nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Stale
+from dcnr.v1 import identity_pb2, model_pb2
+from trust.envelope import merge_signatures, seal
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy, create_document, draft_successor, sign_document, verify_chain
+
+NOW = 1_700_000_000.0
+ALICE, BOB, CAROL, MALLORY, ORCHESTRATOR = (NodeKey.generate() for _ in range(5))
+
+
+def version_1(*keys: NodeKey, threshold: int = 1, lifetime_s: float = 0) -> identity_pb2.Envelope:
+    return create_document(
+        *keys, name="demo", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id], threshold=threshold, lifetime_s=lifetime_s
+    )
+
+
+def two_of_three() -> NetworkPolicy:
+    return verify_chain([version_1(ALICE, BOB, CAROL, threshold=2)])
+
+
+def request(policy: NetworkPolicy, *keys: NodeKey, network_id: str | None = None) -> identity_pb2.Envelope:
+    message = model_pb2.JobRequest(network_id=policy.network_id if network_id is None else network_id, job_id="j", model="m")
+    return seal(identity_pb2.DOMAIN_JOB_REQUEST, message, *keys)
+
+
+def test_the_id_names_the_content_not_the_signatures() -> None:
+    document = version_1(ALICE, BOB)
+    document_again = merge_signatures([document, sign_document(identity_pb2.NetworkDocument.FromString(document.payload), BOB)])
+    assert verify_chain([document]).network_id == verify_chain([document_again]).network_id
+    other = identity_pb2.NetworkDocument.FromString(document.payload)
+    other.store_bucket = "other"
+    assert verify_chain([sign_document(other, ALICE)]).network_id != verify_chain([document]).network_id
+
+
+def test_listed_orchestrators() -> None:
+    policy = two_of_three()
+    assert policy.is_orchestrator(ORCHESTRATOR.node_id)
+    assert not policy.is_orchestrator(ALICE.node_id)
+
+
+def test_threshold_of_statements() -> None:
+    policy = two_of_three()
+    assert policy.open_job_request(request(policy, ALICE, CAROL)).job_id == "j"
+    doubled = request(policy, ALICE)
+    doubled.signatures.append(doubled.signatures[0])
+    for bad in (request(policy, ALICE), doubled, request(policy, ALICE, MALLORY), request(policy, MALLORY, ORCHESTRATOR)):
+        with pytest.raises(Refused) as refused:
+            policy.open_job_request(bad)
+        assert refused.value.code == "unsigned_job"
+    with pytest.raises(Refused) as refused:
+        policy.open_job_request(request(policy, ALICE, BOB, network_id="0" * 40))
+    assert refused.value.code == "wrong_network"
+    with pytest.raises(Corrupt):
+        policy.open_cancel(request(policy, ALICE, BOB))
+
+
+def test_rotation_needs_old_and_new_keys() -> None:
+    policy = two_of_three()
+    draft = draft_successor(policy)
+    del draft.maintainer_keys[:]
+    draft.maintainer_keys.extend([CAROL.public_der, MALLORY.public_der])
+    newer = policy.successor([*policy.history, sign_document(draft, BOB, CAROL, MALLORY)])
+    assert newer.document.version == 2
+    assert newer.network_id == policy.network_id
+    for keys in ((CAROL, MALLORY), (ALICE, BOB), (CAROL,), (BOB, MALLORY)):
+        with pytest.raises(Refused) as refused:
+            verify_chain([*policy.history, sign_document(draft, *keys)])
+        assert refused.value.code == "too_few_signatures"
+
+
+def test_versions_only_grow_and_belong_together() -> None:
+    policy = two_of_three()
+    second = sign_document(draft_successor(policy), ALICE, BOB)
+    third = sign_document(draft_successor(verify_chain([*policy.history, second])), ALICE, BOB)
+    newest = verify_chain([*policy.history, second, third], network_id=policy.network_id)
+    assert newest.document.version == 3
+    assert verify_chain([*policy.history, third]).document.version == 3, "numbers may be skipped"
+    with pytest.raises(Stale):
+        verify_chain([*policy.history, third, second])
+    with pytest.raises(Stale):
+        newest.successor([*policy.history, second])
+    with pytest.raises(Corrupt):
+        verify_chain([second, third])
+    with pytest.raises(Refused) as refused:
+        verify_chain(policy.history, network_id="0" * 40)
+    assert refused.value.code == "wrong_network"
+    stranger = verify_chain([version_1(ALICE, BOB, threshold=2)])
+    with pytest.raises(Corrupt):
+        verify_chain([*stranger.history, second])
+    with pytest.raises(Corrupt):
+        verify_chain([])
+
+
+def test_an_expired_document_is_stale() -> None:
+    history = [version_1(ALICE, lifetime_s=100.0)]
+    assert verify_chain(history, now_wall=NOW + 99).expired(NOW + 101)
+    with pytest.raises(Stale) as stale:
+        verify_chain(history, now_wall=NOW + 101)
+    assert stale.value.code == "document_expired"
+
+
+def test_malformed_content_is_refused_when_made_and_when_read() -> None:
+    good = identity_pb2.NetworkDocument.FromString(version_1(ALICE).payload)
+
+    def changed(**fields: object) -> identity_pb2.NetworkDocument:
+        document = identity_pb2.NetworkDocument()
+        document.CopyFrom(good)
+        for name in fields:
+            document.ClearField(name)  # type: ignore[arg-type]
+        document.MergeFrom(identity_pb2.NetworkDocument(**fields))  # type: ignore[arg-type]
+        return document
+
+    bad = [
+        changed(threshold=2),
+        changed(threshold=0),
+        changed(maintainer_keys=[]),
+        changed(maintainer_keys=[ALICE.public_der] * 2),
+        changed(maintainer_keys=[b"key"]),
+        changed(orchestrator_ids=["x"]),
+        changed(bootstrap=["127.0.0.1:1"]),
+        changed(store_address="nowhere"),
+        changed(store_scheme="file"),
+        changed(name=""),
+        changed(network_id="0" * 40),
+    ]
+    for document in bad:
+        with pytest.raises(InvalidInput):
+            sign_document(document, ALICE)
+        with pytest.raises(DcnrError):
+            verify_chain([seal(identity_pb2.DOMAIN_NETWORK_DOCUMENT, document, ALICE)])

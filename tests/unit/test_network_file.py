@@ -1,0 +1,68 @@
+"""Goal: the network file holds the whole chain and nothing in it is believed but what is signed."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Stale
+from trust.identity import NodeKey
+from trust.network import create_document, draft_successor, sign_document, verify_chain
+from trust.network_file import load_policy, save_policy
+
+NOW = 1_700_000_000.0
+ALICE, ORCHESTRATOR = NodeKey.generate(), NodeKey.generate()
+
+
+def saved(path: Path, lifetime_s: float = 0) -> Path:
+    document = create_document(ALICE, name="garden", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id], lifetime_s=lifetime_s)
+    first = verify_chain([document])
+    second = sign_document(draft_successor(first), ALICE)
+    save_policy(path, first.successor([document, second]))
+    return path
+
+
+def test_round_trip_keeps_the_chain(tmp_path: Path) -> None:
+    policy = load_policy(saved(tmp_path / "deep" / "network.json"), NOW)
+    assert (policy.document.version, policy.document.name, len(policy.history)) == (2, "garden", 2)
+    assert load_policy(tmp_path / "deep" / "network.json", NOW, network_id=policy.network_id) == policy
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["network.json"], "no draft is left behind"
+
+
+def test_the_summary_is_never_believed(tmp_path: Path) -> None:
+    path = saved(tmp_path / "network.json")
+    table = json.loads(path.read_text())
+    table["summary"]["orchestrators"] = ["0" * 40]
+    table["network_id"] = "0" * 40
+    path.write_text(json.dumps(table))
+    assert load_policy(path, NOW).orchestrator_ids == {ORCHESTRATOR.node_id}
+
+
+def test_changed_or_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "network.json")
+    table = json.loads(path.read_text())
+    bad = bytearray(base64.b64decode(table["documents"][0]))
+    bad[40] ^= 1
+    for content in (
+        "", "[]", "{}", "{" * 100_000, json.dumps({**table, "format": "other"}), json.dumps({**table, "documents": []}),
+        json.dumps({**table, "documents": ["?"]}), json.dumps({**table, "documents": [1]}),
+        json.dumps({**table, "documents": [base64.b64encode(bytes(bad)).decode(), table["documents"][1]]}),
+        json.dumps({**table, "documents": table["documents"][1:]}),
+    ):  # fmt: skip
+        path.write_text(content)
+        with pytest.raises(DcnrError) as refused:
+            load_policy(path, NOW)
+        assert isinstance(refused.value, Corrupt | Refused)
+
+
+def test_missing_expired_and_foreign(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        load_policy(tmp_path / "none.json", NOW)
+    path = saved(tmp_path / "network.json", lifetime_s=10)
+    with pytest.raises(Stale):
+        load_policy(path, NOW + 11)
+    with pytest.raises(Refused):
+        load_policy(path, NOW, network_id="0" * 40)

@@ -1,0 +1,93 @@
+"""Goal: a graph is cut exactly at its stateful VNodes, and every wrong graph is refused with the VNode and field at fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from dcnr.errors import InvalidInput
+from dcnr.specs import TensorSpec
+from dcnr.stages import VNodeSpec, stages_of
+from vnode.registry import default_registry
+
+IMAGE, LABEL = TensorSpec("float32", (1, 8, 8)), TensorSpec("int64", ())
+
+
+def conv(name: str, *inputs: str, channels: int = 4) -> VNodeSpec:
+    return VNodeSpec(name, "conv_block", {"out_channels": channels}, inputs, "local_ce", {"pool": 2}, "sgd", {"lr": 0.1})
+
+
+def plain(name: str, component: str, *inputs: str, **config: int) -> VNodeSpec:
+    return VNodeSpec(name, component, config, inputs)
+
+
+def cut(*vnodes: VNodeSpec) -> dict[str, tuple[list[str], list[str], list[str]]]:
+    stages = stages_of(vnodes, default_registry(), IMAGE, LABEL, 10)
+    return {s.id: ([i.id for i in s.inputs], [o.id for o in s.operations], [o.id for o in s.sinks]) for s in stages}
+
+
+def test_stateless_vnodes_go_to_every_stage_that_reads_them() -> None:
+    graph = cut(
+        conv("d", "join"),
+        plain("join", "add", "act", "c"),
+        plain("act", "relu", "b"),
+        conv("c", "act"),
+        conv("b", "shift"),
+        plain("shift", "random_shift", "input", pixels=1),
+    )
+    assert graph == {"b": (["input"], ["shift"], []), "c": (["b"], ["act"], []), "d": (["b", "c"], ["act", "join"], [])}
+    assert list(graph) == ["b", "c", "d"]
+
+
+def test_a_sink_follows_its_only_stage() -> None:
+    graph = cut(conv("a", "input"), plain("act", "relu", "a"), plain("flat", "flatten", "act"))
+    assert graph == {"a": (["input"], [], ["act", "flat"])}
+
+
+@pytest.mark.parametrize(
+    ("vnodes", "vnode", "field"),
+    [
+        ((conv("a", "b"), conv("b", "a")), "a", "inputs"),
+        ((conv("a", "nobody"),), "a", "inputs"),
+        ((conv("a", "input"), conv("a", "input")), "a", "id"),
+        ((conv("input", "input"),), "input", "id"),
+        ((VNodeSpec("a", "linear", {"out_features": 2}, ()),), "a", "inputs"),
+        ((VNodeSpec("a", "os.system", {}, ("input",)),), "a", "component"),
+        ((VNodeSpec("a", "conv_block", {"out_channels": 4}, ("input",)),), "a", "objective"),
+        ((VNodeSpec("a", "relu", {}, ("input",), objective="local_ce"),), "a", "objective"),
+        (
+            (VNodeSpec("a", "conv_block", {"out_channels": 4, "kernel": 2}, ("input",), "local_ce", {}, "sgd", {"lr": 0.1}),),
+            "a",
+            "kernel",
+        ),
+        (
+            (VNodeSpec("a", "conv_block", {"out_channels": 4}, ("input",), "local_ce", {"pool": 5}, "sgd", {"lr": 0.1}),),
+            "a",
+            "pool",
+        ),
+        ((VNodeSpec("a", "conv_block", {"out_channels": 4}, ("input",), "local_ce", {}, "sgd", {"lr": 0.1, "x": 1}),), "a", "x"),
+        ((conv("a", "input"), conv("b", "input", channels=5), plain("s", "add", "a", "b")), "s", "inputs"),
+        ((conv("a", "input"), conv("b", "a"), plain("s", "add", "a", "b")), "s", "inputs"),
+        ((conv("a", "input"), plain("s", "relu", "input")), "s", "inputs"),
+        ((plain("s", "relu", "input"),), "", "component"),
+    ],
+)
+def test_wrong_graphs_are_refused_with_vnode_and_field(vnodes: tuple[VNodeSpec, ...], vnode: str, field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        cut(*vnodes)
+    assert (caught.value.details["vnode"], caught.value.details["field"]) == (vnode, field)
+
+
+def test_a_long_chain_is_cut_without_recursion() -> None:
+    chain = [plain(f"r{i}", "relu", f"r{i - 1}" if i else "input") for i in range(3000)]
+    assert len(cut(*chain, conv("a", "r2999"))["a"][1]) == 3000
+
+
+def test_graphs_that_would_multiply_are_refused() -> None:
+    chain = [plain(f"r{i}", "relu", f"r{i - 1}" if i else "input") for i in range(900)]
+    with pytest.raises(InvalidInput, match="stateless VNodes between them"):
+        cut(*chain, *(conv(f"a{i}", "r899") for i in range(20)))
+
+
+def test_a_long_tail_of_sinks_is_placed_in_order() -> None:
+    tail = [plain(f"r{i}", "relu", f"r{i - 1}" if i else "a") for i in range(3000)]
+    assert cut(conv("a", "input"), *tail)["a"][2] == [f"r{i}" for i in range(3000)]

@@ -1,0 +1,141 @@
+"""Goal: the worker's small parts keep their word: the pipe is bounded, only newest statements wait, chains take back what nobody saw, slow links get int8."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from dcnr.errors import Corrupt, RemoteFault, Unavailable
+from dcnr.ids import ReplicaId
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2, vnode_pb2
+from pnode import frames
+from pnode.chain import CommitChain, Standing
+from pnode.exchange import Control
+from pnode.hosted import codec_in_force
+from pnode.pipe import LocalPipe
+from pnode.sending import heard_event
+from trust.envelope import digest_of_envelope
+from trust.identity import NodeKey
+from vnode.events import TRAIN_LANE, Lane, Peer, SendNeed
+
+NONE = IntervalSet.empty()
+
+
+async def send_often(pipe: LocalPipe[local_pb2.ToWorker]) -> None:
+    for _ in range(10):
+        await pipe.send(local_pb2.FromWorker(), timeout_s=1)
+
+
+def test_the_pipe_carries_whole_messages_and_says_when_the_other_end_is_gone() -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        daemon = await LocalPipe.over(ours, local_pb2.FromWorker)
+        worker = await LocalPipe.over(theirs, local_pb2.ToWorker)
+        for epoch in range(100):
+            await daemon.send(local_pb2.ToWorker(head_seen=local_pb2.HeadSeen(epoch=epoch)))
+        for epoch in range(100):
+            message = await worker.receive()
+            assert message is not None
+            assert message.head_seen.epoch == epoch
+        await daemon.close()
+        assert await worker.receive() is None
+        with pytest.raises(Unavailable):
+            await send_often(worker)
+        await worker.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x02\xff\xff"])
+def test_the_pipe_refuses_what_is_too_long_or_no_message(data: bytes) -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        worker = await LocalPipe.over(theirs, local_pb2.ToWorker)
+        ours.sendall(data)
+        with pytest.raises(Corrupt):
+            await worker.receive()
+        await worker.close()
+        ours.close()
+
+    asyncio.run(scenario())
+
+
+def need(sequence: int, wanted: IntervalSet, evicted: IntervalSet, lane: Lane = TRAIN_LANE) -> vnode_pb2.LinkMessage:
+    return frames.statement_message(1, SendNeed(0, sequence, lane, wanted, NONE, evicted))
+
+
+def test_only_the_newest_need_of_a_lane_waits_and_no_eviction_is_forgotten() -> None:
+    async def scenario() -> None:
+        control = Control()
+        for sequence in range(1, 50):
+            control.put(need(sequence, IntervalSet.span(sequence, 100), IntervalSet.span(sequence, sequence + 1)))
+        control.put(need(50, IntervalSet.span(0, 4), NONE, Lane("validation", 1)))
+        first, second = control.take(), control.take()
+        assert first is not None
+        assert second is not None
+        assert control.take() is None
+        assert first.need.sequence == 49
+        assert frames.intervals_of(first.need.evicted) == IntervalSet.span(49, 50), (
+            "evicted batches that came meanwhile are not asked for"
+        )
+        control.put(need(51, IntervalSet.span(0, 9), IntervalSet.span(3, 5)))
+        control.put(need(52, IntervalSet.span(0, 9), NONE))
+        merged = control.take()
+        assert merged is not None
+        assert frames.intervals_of(merged.need.evicted) == IntervalSet.span(3, 5)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        vnode_pb2.LinkMessage(need=vnode_pb2.Need(lane=vnode_pb2.Lane(split="elsewhere"))),
+        vnode_pb2.LinkMessage(need=vnode_pb2.Need(lane=vnode_pb2.Lane(split="train", round=1))),
+        vnode_pb2.LinkMessage(window=vnode_pb2.Window(lane=vnode_pb2.Lane(split="train"), end=2**63)),
+        vnode_pb2.LinkMessage(ack=vnode_pb2.Ack(floor=2**63)),
+        vnode_pb2.LinkMessage(ack=vnode_pb2.Ack(floor_vnode="../up")),
+        vnode_pb2.LinkMessage(frame=vnode_pb2.FrameHeader()),
+        vnode_pb2.LinkMessage(opened=vnode_pb2.EdgeOpened()),
+    ],
+)
+def test_statements_that_no_receiver_makes_are_faults(message: vnode_pb2.LinkMessage) -> None:
+    with pytest.raises(RemoteFault):
+        heard_event(0.0, 1, message)
+
+
+def test_a_commit_names_its_parent_and_takes_back_what_nobody_saw() -> None:
+    key = NodeKey.generate()
+    standing = Standing("5" * 40, "m", "j", "a", Peer(ReplicaId("a.1"), 2), "6" * 40)
+    chain = CommitChain(standing, key, identity_pb2.Envelope, "0" * 64, "")
+    chain.learned(3, 0.5)
+    chain.learned(1, 0.25)
+    lost = chain.close("1" * 64)
+    chain.learned(2, 0.125)
+    chain.take_back(lost)
+    made = chain.close("2" * 64)
+    commit = model_pb2.Commit.FromString(made.commit.payload)
+    assert (list(commit.batches), list(commit.losses)) == ([3, 1, 2], [0.5, 0.25, 0.125])
+    assert (commit.parent_digest, commit.parent_commit) == ("0" * 64, "")
+    following = model_pb2.Commit.FromString(chain.close("3" * 64).commit.payload)
+    assert (following.parent_digest, following.parent_commit) == ("2" * 64, digest_of_envelope(made.commit))
+    assert list(following.batches) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "link_bytes_s", "step_s", "expected"),
+    [
+        ("auto", 0.0, 0.01, "raw"),  # not measured, or everything is local
+        ("auto", 500e6, 0.01, "raw"),  # faster than frames come
+        ("auto", 100e6, 0.001, "raw"),  # too fast to be worth the work
+        ("auto", 6e6, 0.01, "int8"),  # a home link
+        ("auto", 6e6, 10.0, "raw"),  # slow, but frames are rarer still
+        ("raw", 6e6, 0.01, "raw"),
+        ("bf16", 0.0, 0.01, "bf16"),
+    ],
+)
+def test_the_codec_in_force_follows_the_link(wanted: str, link_bytes_s: float, step_s: float, expected: str) -> None:
+    assert codec_in_force(wanted, link_bytes_s=link_bytes_s, frame_bytes=1_000_000, step_s=step_s) == expected

@@ -1,0 +1,239 @@
+"""The network document: who maintains, who decides, what is allowed; believed only as an unbroken chain of threshold signatures from version 1 on.
+
+Network id = first 160 bits of SHA-256 over version 1 as it was signed (the envelope's payload, so that further signatures do not change the id). Every
+later version is signed by k of n keys of the version before it *and* by k of n of its own; versions only grow; the newest must not have expired.
+Ours, after The Update Framework's root rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Stale
+from dcnr.ids import NetworkId, check_node_id, network_id_of
+from dcnr.limits import MAX_BOOTSTRAP_ENTRIES
+from dcnr.v1 import common_pb2, identity_pb2, model_pb2
+from trust.addresses import split_address
+from trust.envelope import Signer, open_envelope, parse, seal
+from trust.identity import NodeKey, check_public_key
+
+MAX_DOCUMENT_BYTES: Final = 256 * 1024
+MAX_HISTORY: Final = 17
+"""Versions in one chain: the newest and 16 older ones. Maintainers skip numbers where that does not suffice: version 1 may sign a later one directly."""
+MAX_MAINTAINERS: Final = 32
+MAX_ORCHESTRATORS: Final = 256
+MAX_TRUSTED_PNODES: Final = 1024
+PROTOCOL_MIN: Final = 1
+PROTOCOL_MAX: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPolicy:
+    """A verified network document with the chain that proves it (oldest first, the document's own envelope last)."""
+
+    network_id: NetworkId
+    document: identity_pb2.NetworkDocument
+    history: tuple[identity_pb2.Envelope, ...]
+
+    @property
+    def envelope(self) -> identity_pb2.Envelope:
+        """The newest version as it was signed."""
+        return self.history[-1]
+
+    @property
+    def orchestrator_ids(self) -> frozenset[str]:
+        """The only nodes that PNodes obey."""
+        return frozenset(self.document.orchestrator_ids)
+
+    @property
+    def single_host(self) -> bool:
+        """Demo and tests: the rules on subnets and owners are lifted, and every screen says so."""
+        return self.document.locality == identity_pb2.LOCALITY_SINGLE_HOST
+
+    def is_orchestrator(self, node_id: str) -> bool:
+        """Whether PNodes obey that node."""
+        return node_id in self.document.orchestrator_ids
+
+    def is_trusted(self, node_id: str, now_wall: float) -> bool:
+        """Whether maintainers trust that PNode at the moment: it is checked less, never not at all."""
+        return any(p.node_id == node_id and p.expires_unix_ms / 1000 > now_wall for p in self.document.trusted_pnodes)
+
+    def expired(self, now_wall: float) -> bool:
+        """Whether the newest version has passed its date."""
+        return 0 < self.document.expires_unix_ms <= now_wall * 1000
+
+    def check_threshold(
+        self, envelope: identity_pb2.Envelope, domain: identity_pb2.Domain.ValueType, *, max_bytes: int = MAX_DOCUMENT_BYTES
+    ) -> bytes:
+        """The payload of an envelope that k distinct maintainers signed. Raises Corrupt, Refused (``too_few_signatures``)."""
+        opened = open_envelope(envelope, domain, max_bytes=max_bytes)
+        _require_threshold(self.document, opened.signers, "the statement")
+        return opened.payload
+
+    def open_job_request(self, envelope: identity_pb2.Envelope) -> model_pb2.JobRequest:
+        """A request of this network that k maintainers signed. Raises Corrupt, Refused (``unsigned_job``, ``wrong_network``)."""
+        request = parse(model_pb2.JobRequest, self._job_payload(envelope, identity_pb2.DOMAIN_JOB_REQUEST))
+        self._require_network(request.network_id)
+        return request
+
+    def open_cancel(self, envelope: identity_pb2.Envelope) -> model_pb2.JobCancel:
+        """A cancellation of this network that k maintainers signed. Raises Corrupt, Refused (``unsigned_job``, ``wrong_network``)."""
+        cancel = parse(model_pb2.JobCancel, self._job_payload(envelope, identity_pb2.DOMAIN_JOB_CANCEL))
+        self._require_network(cancel.network_id)
+        return cancel
+
+    def successor(self, history: Sequence[identity_pb2.Envelope], *, now_wall: float | None = None) -> NetworkPolicy:
+        """The policy of a chain of the same network that ends in a version above this one. Raises Corrupt, Refused, Stale."""
+        newer = verify_chain(history, now_wall=now_wall, network_id=self.network_id)
+        if newer.document.version <= self.document.version:
+            raise Stale(f"version {newer.document.version} of the network document is not new", code="document_not_newer")
+        return newer
+
+    def _job_payload(self, envelope: identity_pb2.Envelope, domain: identity_pb2.Domain.ValueType) -> bytes:
+        try:
+            return self.check_threshold(envelope, domain)
+        except Refused as error:
+            raise Refused(error.message, code="unsigned_job", remedy=error.remedy, **error.details) from error
+
+    def _require_network(self, network_id: str) -> None:
+        if network_id != self.network_id:
+            raise Refused(
+                "the statement belongs to another network", code="wrong_network", wanted=self.network_id, got=network_id[:64]
+            )
+
+
+def create_document(
+    *keys: NodeKey,
+    name: str,
+    now_wall: float,
+    orchestrator_ids: Iterable[str],
+    threshold: int = 1,
+    lifetime_s: float = 0,
+    locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SPREAD,
+    store_address: str = "",
+    store_bucket: str = "",
+    store_scheme: str = "https",
+    bootstrap: Iterable[str] = (),
+    codecs: Iterable[str] = (),
+    audit_floor: float = 0.05,
+) -> identity_pb2.Envelope:
+    """Version 1 of a network's document, signed by ``keys``, which become its maintainers. Raises InvalidInput."""
+    document = identity_pb2.NetworkDocument(
+        version=1,
+        name=name,
+        maintainer_keys=[key.public_der for key in keys],
+        threshold=threshold,
+        orchestrator_ids=orchestrator_ids,
+        locality=locality,
+        store_address=store_address,
+        store_bucket=store_bucket,
+        store_scheme=store_scheme,
+        bootstrap=bootstrap,
+        protocol=common_pb2.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
+        codecs=codecs,
+        audit_floor=audit_floor,
+        created_unix_ms=int(now_wall * 1000),
+        expires_unix_ms=int((now_wall + lifetime_s) * 1000) if lifetime_s else 0,
+    )
+    return sign_document(document, *keys)
+
+
+def draft_successor(policy: NetworkPolicy) -> identity_pb2.NetworkDocument:
+    """A copy of the document with the next version number, to be edited and signed by `sign_document`."""
+    draft = identity_pb2.NetworkDocument()
+    draft.CopyFrom(policy.document)
+    draft.version += 1
+    draft.network_id = policy.network_id
+    return draft
+
+
+def sign_document(document: identity_pb2.NetworkDocument, *keys: NodeKey) -> identity_pb2.Envelope:
+    """The document signed by these keys. Raises InvalidInput for a document that `verify_chain` would refuse for its content."""
+    try:
+        _check_content(document)
+    except Corrupt as error:
+        raise InvalidInput(error.message, code="bad_document") from error
+    return seal(identity_pb2.DOMAIN_NETWORK_DOCUMENT, document, *keys)
+
+
+def verify_chain(
+    history: Sequence[identity_pb2.Envelope], *, now_wall: float | None = None, network_id: str | None = None
+) -> NetworkPolicy:
+    """The policy that a chain of versions, oldest first, proves.
+
+    ``network_id``: the id that version 1 must have. ``now_wall``: the time at which the newest version must be in force; None leaves that to
+    `NetworkPolicy.expired`. Raises Corrupt, Refused (``too_few_signatures``, ``wrong_network``), Stale (``document_expired``, ``document_rolled_back``).
+    """
+    if not 0 < len(history) <= MAX_HISTORY:
+        raise Corrupt(f"a chain of {len(history)} versions, 1 to {MAX_HISTORY} are allowed", code="bad_document")
+    found: NetworkId | None = None
+    previous: identity_pb2.NetworkDocument | None = None
+    for envelope in history:
+        opened = open_envelope(envelope, identity_pb2.DOMAIN_NETWORK_DOCUMENT, max_bytes=MAX_DOCUMENT_BYTES)
+        document = parse(identity_pb2.NetworkDocument, opened.payload)
+        _check_content(document)
+        if previous is None:
+            if document.version != 1:
+                raise Corrupt("the chain does not begin with version 1", code="bad_document")
+            found = network_id_of(opened.payload)
+            if network_id is not None and found != network_id:
+                raise Refused("the network document belongs to another network", code="wrong_network", wanted=network_id, got=found)
+        else:
+            if document.version <= previous.version:
+                raise Stale("versions of the network document only grow", code="document_rolled_back")
+            if document.network_id != found:
+                raise Corrupt("a version of another network in the chain", code="bad_document")
+            _require_threshold(previous, opened.signers, f"version {document.version}, by the keys of version {previous.version},")
+        _require_threshold(document, opened.signers, f"version {document.version}")
+        previous = document
+    if previous is None or found is None:
+        raise Corrupt("an empty chain", code="bad_document")
+    policy = NetworkPolicy(found, previous, tuple(history))
+    if now_wall is not None and policy.expired(now_wall):
+        raise Stale("the network document has expired", code="document_expired", remedy="ask a maintainer for a new version")
+    return policy
+
+
+def _require_threshold(document: identity_pb2.NetworkDocument, signers: Sequence[Signer], what: str) -> None:
+    valid = len({s.public_der for s in signers} & set(document.maintainer_keys))
+    if valid < document.threshold:
+        raise Refused(
+            f"{what} is signed by {valid} of the {document.threshold} maintainers needed",
+            code="too_few_signatures",
+            remedy="let more maintainers sign",
+            valid=valid,
+            threshold=document.threshold,
+        )
+
+
+def _check_content(document: identity_pb2.NetworkDocument) -> None:
+    keys = list(document.maintainer_keys)
+    if not 0 < len(keys) <= MAX_MAINTAINERS or len(set(keys)) != len(keys) or not 0 < document.threshold <= len(keys):
+        raise Corrupt("a network has 1 to 32 distinct maintainer keys and a threshold among them", code="bad_document")
+    if document.version < 1 or (document.version == 1) != (document.network_id == ""):
+        raise Corrupt("version 1 has no network id, every later version has", code="bad_document")
+    if not 0 < len(document.name) <= 63 or not document.name.isprintable():
+        raise Corrupt("a network's name has 1 to 63 printable characters", code="bad_document")
+    if len(document.orchestrator_ids) > MAX_ORCHESTRATORS or len(set(document.orchestrator_ids)) != len(document.orchestrator_ids):
+        raise Corrupt(f"a network lists at most {MAX_ORCHESTRATORS} distinct orchestrators", code="bad_document")
+    if len(document.trusted_pnodes) > MAX_TRUSTED_PNODES or len(document.bootstrap) > MAX_BOOTSTRAP_ENTRIES:
+        raise Corrupt("too many trusted PNodes or bootstrap entries", code="bad_document")
+    if not 0 < document.protocol.min <= document.protocol.max:
+        raise Corrupt("the document names no range of protocol versions", code="bad_document")
+    if document.store_scheme not in ("", "http", "https") or not 0 <= document.audit_floor <= 1:
+        raise Corrupt("the store's scheme or the audit floor is out of range", code="bad_document")
+    try:
+        for key in keys:
+            check_public_key(key)
+        for node_id in [*document.orchestrator_ids, *(p.node_id for p in document.trusted_pnodes)]:
+            check_node_id(node_id)
+        for entry in document.bootstrap:
+            node_id, separator, address = entry.partition("@")
+            check_node_id(node_id if separator else "")
+            split_address(address)
+        if document.store_address:
+            split_address(document.store_address)
+    except DcnrError as error:
+        raise Corrupt(f"the network document is malformed: {error.message}", code="bad_document") from error

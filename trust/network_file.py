@@ -1,0 +1,100 @@
+"""The network document on disk: one JSON file with the whole signed chain, written whole or not at all, believed only after verification.
+
+``documents`` holds the envelopes (base64, oldest first); everything else in the file is a summary for people and is never read back.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any, Final
+
+from dcnr.errors import Corrupt, NotFound, Refused
+from dcnr.v1 import identity_pb2
+from trust.envelope import parse_envelope
+from trust.network import MAX_DOCUMENT_BYTES, MAX_HISTORY, NetworkPolicy, verify_chain
+
+FORMAT: Final = "dcnr-network-1"
+MAX_FILE_BYTES: Final = 2 * MAX_HISTORY * MAX_DOCUMENT_BYTES
+
+
+def save_policy(path: Path, policy: NetworkPolicy) -> None:
+    """``path`` holds the policy's chain and a summary, or what it held before. Raises Refused (``disk_trouble``)."""
+    text = json.dumps(_table(policy), indent=2, ensure_ascii=False) + "\n"
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise Refused(f"{path} cannot be written: {error.strerror}", code="disk_trouble", remedy="choose another path") from error
+
+
+def load_policy(path: Path, now_wall: float | None = None, *, network_id: str | None = None) -> NetworkPolicy:
+    """The verified policy in a file.
+
+    ``now_wall``: the time (s) at which its newest version must be in force; ``network_id``: the id that it must have.
+    Raises NotFound, Corrupt, Refused (``wrong_network``, ``too_few_signatures``), Stale (``document_expired``).
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise NotFound(
+            f"there is no network file at {path}",
+            code="no_network",
+            remedy="ask a maintainer for it, or give --bootstrap id@host:port",
+        ) from None
+    except OSError as error:
+        raise Corrupt(f"{path} cannot be read: {error.strerror}", code="damaged_file") from error
+    return verify_chain(_documents(path, data), now_wall=now_wall, network_id=network_id)
+
+
+def _documents(path: Path, data: bytes) -> list[identity_pb2.Envelope]:
+    if len(data) > MAX_FILE_BYTES:
+        raise Corrupt(f"{path} is larger than {MAX_FILE_BYTES} bytes", code="damaged_file")
+    try:
+        table = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, "it is not JSON") from error
+    if not isinstance(table, dict) or table.get("format") != FORMAT:
+        raise _damaged(path, f"its format is not {FORMAT}")
+    texts = table.get("documents")
+    if not isinstance(texts, list) or not 0 < len(texts) <= MAX_HISTORY or not all(isinstance(text, str) for text in texts):
+        raise _damaged(path, f"it does not hold 1 to {MAX_HISTORY} documents")
+    try:
+        return [parse_envelope(base64.b64decode(text, validate=True), MAX_DOCUMENT_BYTES) for text in texts]
+    except binascii.Error as error:
+        raise _damaged(path, "a document is not base64") from error
+
+
+def _damaged(path: Path, why: str) -> Corrupt:
+    return Corrupt(f"{path} is no network file: {why}", code="damaged_file", remedy="ask a maintainer for the file again")
+
+
+def _table(policy: NetworkPolicy) -> dict[str, Any]:
+    document = policy.document
+    return {
+        "format": FORMAT,
+        "network_id": policy.network_id,
+        "summary": {
+            "name": document.name,
+            "version": document.version,
+            "maintainers": len(document.maintainer_keys),
+            "threshold": document.threshold,
+            "orchestrators": list(document.orchestrator_ids),
+            "bootstrap": list(document.bootstrap),
+            "locality": identity_pb2.Locality.Name(document.locality),
+            "store": f"{document.store_scheme}://{document.store_address}" if document.store_address else "",
+            "bucket": document.store_bucket,
+        },
+        "documents": [base64.b64encode(envelope.SerializeToString(deterministic=True)).decode() for envelope in policy.history],
+    }

@@ -1,0 +1,39 @@
+"""``random_shift``: augmentation that moves each image by up to ±pixels while training, and does nothing in EVAL and INFER."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dcnr.specs import ComponentPlan, Config, Fields, TensorSpec
+from vnode.components.shapes import one_float_input
+
+
+@dataclass(frozen=True, slots=True)
+class RandomShift:
+    """Config: pixels.
+
+    Input [C, H, W]. The draws belong to (seed, this VNode, batch): every stage that evaluates it sees the same images.
+    """
+
+    name: str = "random_shift"
+    stateful: bool = False
+
+    def check(self, config: Config, inputs: Sequence[TensorSpec]) -> ComponentPlan:
+        """Output and cost. Raises InvalidInput."""
+        self._read(config)
+        return ComponentPlan(one_float_input(self.name, inputs, ranks=(3,)))
+
+    def _read(self, config: Config) -> int:
+        with Fields(config, self.name) as f:
+            return f.integer("pixels", low=0, high=64)
+
+    def build(self, config: Config, inputs: Sequence[TensorSpec]) -> Any:
+        """The shifting layer."""
+        from vnode import torch_layers
+
+        return torch_layers.RandomShift(self._read(config))
+
+
+SPEC = RandomShift()

@@ -1,0 +1,34 @@
+"""``relu``: the activation alone, as a VNode without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dcnr.specs import ComponentPlan, Config, Fields, TensorSpec
+from vnode.components.shapes import one_float_input
+
+
+@dataclass(frozen=True, slots=True)
+class Relu:
+    """No configuration. Output like the input."""
+
+    name: str = "relu"
+    stateful: bool = False
+
+    def check(self, config: Config, inputs: Sequence[TensorSpec]) -> ComponentPlan:
+        """Output and cost. Raises InvalidInput."""
+        with Fields(config, self.name):
+            pass
+        spec = one_float_input(self.name, inputs)
+        return ComponentPlan(spec, forward_flops=spec.num_elements)
+
+    def build(self, config: Config, inputs: Sequence[TensorSpec]) -> Any:
+        """torch.nn.ReLU."""
+        from torch import nn
+
+        return nn.ReLU()
+
+
+SPEC = Relu()

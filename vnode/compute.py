@@ -1,0 +1,83 @@
+"""The port through which the replica core reaches its maths: torch in a worker, cheap arithmetic in a simulation. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+from vnode.state import StateInfo
+
+Tensor = Any
+"""A handle of the adapter's own kind; inputs may also be numpy arrays as they came from the wire."""
+
+
+class Mode(Enum):
+    """What a frame is for.
+
+    TRAIN: batch statistics, keyed dropout and shifts, weights learn. FORWARD_ONLY: the values TRAIN would give with the
+    current weights, and nothing changes. EVAL and INFER: running statistics, no randomness.
+    """
+
+    TRAIN = "train"
+    FORWARD_ONLY = "forward_only"
+    EVAL = "eval"
+    INFER = "infer"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One learned batch. ``loss`` is the mean local loss before the update; ``correct`` of ``count`` predictions were right."""
+
+    output: Tensor
+    loss: float
+    samples: int
+    correct: int
+    count: int
+    lr: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """One evaluated batch. ``count``: samples (images) or tokens (text), 0 without a target; ``sum_loss`` is summed over them.
+
+    The loss is the cross-entropy of the readout, so that exits with different local losses compare. ``sinks`` are the outputs
+    of stateless sinks.
+    """
+
+    output: Tensor
+    sum_loss: float
+    correct: int
+    count: int
+    sinks: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Compute(Protocol):
+    """The maths of one VNode. Not thread-safe: one caller at a time.
+
+    Raises RemoteFault (an input of wrong shape, dtype or not finite), Corrupt (a target or state that does not fit) and
+    InvariantBroken (loss or
+    gradient not finite with good inputs; used before `restore`). After any error the state is what it was before the call.
+    """
+
+    def restore(self, state: bytes | memoryview | Path) -> StateInfo:
+        """Takes over a whole state after strict checks."""
+        ...
+
+    def learn(self, batch: int, inputs: Sequence[Tensor], target: Tensor, num_learned: int) -> StepResult:
+        """One step on one batch (mode TRAIN). ``num_learned``: size of the lineage before it."""
+        ...
+
+    def forward(self, batch: int, inputs: Sequence[Tensor], mode: Mode, target: Tensor | None = None) -> EvalResult:
+        """FORWARD_ONLY, EVAL or INFER: changes nothing."""
+        ...
+
+    def readout(self, output: Tensor) -> Tensor:
+        """Logits of this VNode's own head for an output of `forward`."""
+        ...
+
+    def snapshot(self, info: StateInfo) -> bytes:
+        """The whole state as safetensors bytes; equal states give equal bytes."""
+        ...

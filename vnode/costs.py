@@ -1,0 +1,55 @@
+"""What one replica of a stage costs: the planner reserves by these numbers, the PNode admits by the same. Pure, torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dcnr import limits
+from dcnr.specs import Registry
+from dcnr.stages import Stage
+
+FLOAT_BYTES = 4
+STEP_FACTOR = 3
+"""A local step costs about three forward passes: forward, gradient of the weights, gradient of the activations."""
+OVERHEAD_BYTES = 48 * limits.MIB
+"""Interpreter objects, queues and library buffers of one replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCost:
+    """Of one replica at one batch size."""
+
+    state_bytes: int
+    """Weights and optimiser slots: what a checkpoint holds, without its header."""
+    memory_bytes: int
+    """weights x (2 + slots) x 4 + batch x activations + a full window of inputs + the frames kept for sending + overhead."""
+    frame_bytes: int
+    """One output batch, raw."""
+    step_flops: float
+    """One local step on one batch."""
+
+
+def window_batches(input_bytes: int) -> int:
+    """Batches that a window of `limits.WINDOW_BYTES` holds, at least one and at most `limits.WINDOW_BATCHES`."""
+    return max(1, min(limits.WINDOW_BATCHES, limits.WINDOW_BYTES // max(1, input_bytes)))
+
+
+def replica_cost(stage: Stage, registry: Registry, batch_size: int) -> ReplicaCost:
+    """The cost of hosting ``stage``."""
+    slots = registry.optimizers[stage.optimizer].slots_per_parameter
+    weights = stage.num_parameters * FLOAT_BYTES
+    input_bytes = batch_size * sum(item.spec.bytes_per_sample for item in stage.inputs)
+    frame_bytes = batch_size * stage.output.bytes_per_sample
+    memory = (
+        weights * (2 + slots)
+        + batch_size * stage.activation_bytes
+        + window_batches(input_bytes) * input_bytes
+        + window_batches(frame_bytes) * frame_bytes
+        + OVERHEAD_BYTES
+    )
+    return ReplicaCost(
+        state_bytes=weights * (1 + slots),
+        memory_bytes=memory,
+        frame_bytes=frame_bytes,
+        step_flops=float(STEP_FACTOR) * stage.forward_flops * batch_size,
+    )

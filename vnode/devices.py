@@ -1,0 +1,14 @@
+"""Where VNodes of this machine compute."""
+
+from __future__ import annotations
+
+import torch
+
+
+def found_device(wanted: str) -> str:
+    """``wanted`` as torch names it; ``auto`` is the first of cuda and mps that works here, else cpu."""
+    if wanted != "auto":
+        return wanted
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -1,0 +1,96 @@
+"""The floor and the durable set of a replica and all behind it: never higher, never larger than what every successor has said.
+
+The floor is the lowest batch that this replica or one behind it still has to learn (PROTOCOL.md, rule 3). A successor of the plan
+that was not heard counts as zero; a new incarnation replaces what the old one said; who leaves the plan is forgotten.
+
+A batch is durable *here and behind* once it is in this replica's named checkpoint and in that of everyone behind it: then nobody,
+not even a far successor that restores, makes this replica ask for it again. Taking only the direct successor's word would free
+spools sooner, but a restore two hops behind would make every stage up to the sources compute again; the spool is bounded anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dcnr.ids import ReplicaId, VNodeId, vnode_of
+from dcnr.intervals import IntervalSet
+from vnode.events import Peer
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """The newest word of one successor's replica."""
+
+    incarnation: int
+    floor: int
+    floor_vnode: VNodeId
+    durable: IntervalSet
+
+
+class Behind:
+    """What the replicas behind this one have said."""
+
+    def __init__(self) -> None:
+        self._successors: frozenset[ReplicaId] | None = None
+        self._said: dict[ReplicaId, _Said] = {}
+
+    @property
+    def successors(self) -> frozenset[ReplicaId] | None:
+        """Those of the newest plan; None before the first."""
+        return self._successors
+
+    def plan(self, successors: frozenset[ReplicaId]) -> None:
+        """A new plan: who left it is forgotten."""
+        self._successors = successors
+        self._said = {replica: said for replica, said in self._said.items() if replica in successors}
+
+    def is_stale(self, peer: Peer) -> bool:
+        """Whether a newer incarnation of that replica was seen."""
+        said = self._said.get(peer.replica)
+        return said is not None and peer.incarnation < said.incarnation
+
+    def meet(self, peer: Peer) -> None:
+        """A way to that incarnation is open: what an older one said is void."""
+        said = self._said.get(peer.replica)
+        if said is None or said.incarnation < peer.incarnation:
+            self._said[peer.replica] = _Said(peer.incarnation, 0, vnode_of(peer.replica), IntervalSet.empty())
+
+    def leave(self, replica: ReplicaId) -> None:
+        """Its last way is gone: forgotten unless the plan has it."""
+        if self._successors is not None and replica not in self._successors:
+            self._said.pop(replica, None)
+
+    def hear_floor(self, peer: Peer, floor: int, floor_vnode: VNodeId) -> None:
+        """The newest floor of that incarnation."""
+        self._update(peer, floor=floor, floor_vnode=floor_vnode)
+
+    def hear_durable(self, peer: Peer, batches: IntervalSet) -> None:
+        """The newest durable set of that incarnation."""
+        self._update(peer, durable=batches)
+
+    def _update(self, peer: Peer, **news: object) -> None:
+        self.meet(peer)
+        said = self._said.get(peer.replica)
+        if said is not None and said.incarnation == peer.incarnation:
+            self._said[peer.replica] = replace(said, **news)  # type: ignore[arg-type]
+
+    def floor(self, own: int, vnode: VNodeId) -> tuple[int, VNodeId]:
+        """(floor, the VNode that holds it), ``own`` being the lowest batch unlearned here. Zero before the first plan."""
+        lowest = (own, vnode) if self._successors is not None else (0, vnode)
+        for replica in sorted(self._successors or ()):
+            said = self._said.get(replica)
+            heard = (said.floor, said.floor_vnode) if said else (0, vnode_of(replica))
+            if heard[0] < lowest[0]:
+                lowest = heard
+        return lowest
+
+    def durable(self) -> IntervalSet | None:
+        """Batches that all successors of the plan reported; None where there is none to ask, empty before the first plan."""
+        if self._successors is None:
+            return IntervalSet.empty()
+        common: IntervalSet | None = None
+        for replica in sorted(self._successors):
+            said = self._said.get(replica)
+            batches = said.durable if said else IntervalSet.empty()
+            common = batches if common is None else common & batches
+        return common

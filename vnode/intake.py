@@ -1,0 +1,257 @@
+"""What a replica lacks: stated to its predecessors, taken in, joined; never more inputs waiting than the window. Pure, torch-free.
+
+A window is a batch number, the same for all edges: it ends above the W-th lowest batch still needed, so it never refuses the
+lowest one and two full edges cannot wait for each other (PROTOCOL.md, rule 5). Where needs appear below what is held already, the
+highest batch gives way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dcnr.errors import InvariantBroken
+from dcnr.ids import ReplicaId
+from dcnr.intervals import IntervalSet
+from vnode.events import EdgeUp, FrameArrived, InputFailed, Instruction, Lane, Peer, ReadInput, SendNeed, SendWindow, TensorHandle
+from vnode.replica_config import STATEMENT_GAP_S, ReplicaConfig, lowest_intervals
+from vnode.replica_view import NeedView
+
+_NONE = IntervalSet.empty()
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWork:
+    """What a lane needs now: to learn or evaluate (``wanted``), because asked (``forward_only``), and what of it may be begun."""
+
+    wanted: IntervalSet
+    forward_only: IntervalSet
+    needed: IntervalSet
+    may_begin: IntervalSet
+    """The part of ``needed`` that no rule holds back; its lowest W batches are the window."""
+    end: int
+    within: IntervalSet
+
+
+def lane_work(
+    config: ReplicaConfig, lane: Lane, wanted: IntervalSet, forward_only: IntervalSet, held_back: IntervalSet
+) -> LaneWork:
+    """The work of a lane with its window."""
+    needed = wanted | forward_only
+    may_begin = needed - held_back
+    within = may_begin.first(config.window(lane))
+    highest = within.highest()
+    full = len(within) == config.window(lane)
+    above = -1 if highest is None else highest
+    held_from = held_back.lowest()
+    end = above + 1 if full else max(above + 1, config.size(lane) if held_from is None else held_from)
+    return LaneWork(wanted, forward_only, needed, may_begin, end, within)
+
+
+@dataclass(slots=True)
+class _Stated:
+    """What was said last about a lane over one edge, and what came since."""
+
+    at_s: float = float("-inf")
+    needed: IntervalSet = _NONE
+    end: int = -1
+    window_at_s: float = float("-inf")
+    received: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Edge:
+    """The way to one predecessor."""
+
+    source: Peer | None = None
+    stated: dict[Lane, _Stated] = field(default_factory=dict)
+
+
+class Intake:
+    """Inputs on their way in."""
+
+    def __init__(self, config: ReplicaConfig) -> None:
+        self._config = config
+        self._edges = {edge: _Edge() for edge in config.edges}
+        self._held: dict[Lane, dict[int, dict[int, TensorHandle]]] = {}
+        self._reading: set[tuple[int, Lane, int]] = set()
+        self._read_again: dict[tuple[int, Lane, int], float] = {}
+        self._computing: tuple[Lane, int] | None = None
+        self._work: dict[Lane, LaneWork] = {}
+        self._waiting_for: dict[tuple[int, Lane], tuple[int, float]] = {}
+        self._sequence = 0
+        self.num_duplicates = 0
+        self.num_evicted = 0
+
+    def edge_up(self, event: EdgeUp) -> None:
+        """The way is open: everything is stated anew."""
+        if event.edge in self._edges:
+            self._edges[event.edge].source = event.source
+            self._edges[event.edge].stated = {}
+
+    def edge_down(self, edge: int) -> None:
+        """The way is closed; inputs that came over it stay."""
+        if edge in self._edges:
+            self._edges[edge].source = None
+
+    def open_edges(self) -> tuple[int, ...]:
+        """Edges over which something can be stated now."""
+        return tuple(edge for edge, known in self._edges.items() if known.source is not None)
+
+    def next_sequence(self) -> int:
+        """Numbers every statement of this replica."""
+        self._sequence += 1
+        return self._sequence
+
+    def set_work(self, now_s: float, work: dict[Lane, LaneWork]) -> None:
+        """What is needed from now on; inputs of anything else are let go."""
+        self._work = work
+        for lane in list(self._held):
+            needed = work[lane].needed if lane in work else _NONE
+            self._held[lane] = {batch: inputs for batch, inputs in self._held[lane].items() if batch in needed}
+            if not self._held[lane]:
+                del self._held[lane]
+        before, self._waiting_for = self._waiting_for, {}
+        for lane, current in work.items():
+            for edge in range(self._config.num_inputs):
+                lowest = self._lacking(edge, lane, current.needed).lowest()
+                if lowest is not None:
+                    known = before.get((edge, lane))
+                    self._waiting_for[edge, lane] = known if known and known[0] == lowest else (lowest, now_s)
+
+    def arrived(self, event: FrameArrived) -> None:
+        """Takes in an input that is needed and new; the highest batch gives way where there are too many."""
+        lane, batch, edge = event.lane, event.batch, event.edge
+        self._reading.discard((edge, lane, batch))
+        if edge in self._edges and lane in self._edges[edge].stated:
+            self._edges[edge].stated[lane].received.add(batch)
+        work = self._work.get(lane)
+        held = self._held.get(lane, {})
+        is_new = edge not in held.get(batch, {}) and (lane, batch) != self._computing
+        if work is None or batch not in work.needed or not is_new:
+            self.num_duplicates += 1
+            return
+        held.setdefault(batch, {})[edge] = event.tensor
+        self._held[lane] = held
+        if len(held) > self._config.window(lane):
+            del held[max(held)]
+            self.num_evicted += 1
+
+    def input_failed(self, event: InputFailed) -> None:
+        """The batch is read again after a while."""
+        key = (event.edge, event.lane, event.batch)
+        self._reading.discard(key)
+        self._read_again[key] = event.now_s + self._config.repeat_s
+
+    def ready(self, lane: Lane) -> list[int]:
+        """Batches with all inputs here, lowest first."""
+        complete = (batch for batch, inputs in self._held.get(lane, {}).items() if len(inputs) == self._config.num_inputs)
+        return sorted(complete)
+
+    def take(self, lane: Lane, batch: int) -> tuple[TensorHandle, ...]:
+        """The inputs of a batch in the order of the edges; it is being computed until `done`."""
+        inputs = self._held[lane].pop(batch)
+        self._computing = (lane, batch)
+        return tuple(inputs[edge] for edge in sorted(inputs))
+
+    def done(self) -> None:
+        """The computation is over; what failed is needed again."""
+        self._computing = None
+
+    def num_held(self, lane: Lane) -> int:
+        """Batches of a lane with at least one input here."""
+        return len(self._held.get(lane, {}))
+
+    def reads(self, now_s: float) -> list[Instruction]:
+        """Inputs to read from the data set, inside the window."""
+        wanted: list[ReadInput] = []
+        for lane, work in self._work.items():
+            for batch in work.within:
+                for edge in sorted(self._config.input_edges):
+                    key = (edge, lane, batch)
+                    is_here = edge in self._held.get(lane, {}).get(batch, {}) or (lane, batch) == self._computing
+                    if not is_here and key not in self._reading and now_s >= self._read_again.get(key, 0.0):
+                        self._reading.add(key)
+                        self._read_again.pop(key, None)
+                        wanted.append(ReadInput(edge, lane, batch))
+        self._read_again = {key: at for key, at in self._read_again.items() if key[1] in self._work}
+        return list(wanted)
+
+    def _lacking(self, edge: int, lane: Lane, batches: IntervalSet) -> IntervalSet:
+        here = [batch for batch, inputs in self._held.get(lane, {}).items() if edge in inputs]
+        if self._computing is not None and self._computing[0] == lane:
+            here.append(self._computing[1])
+        return batches - IntervalSet.of(*((batch, batch + 1) for batch in here)) if here else batches
+
+    def statements(self, now_s: float) -> list[Instruction]:
+        """Needs and windows that are new or due for repetition."""
+        result: list[Instruction] = []
+        for edge in self.open_edges():
+            stated = self._edges[edge].stated
+            for lane, work in self._work.items():
+                known = stated.setdefault(lane, _Stated())
+                result += self._need(now_s, edge, lane, work, known)
+                result += self._window(now_s, edge, lane, work, known)
+            for lane in [lane for lane in stated if lane not in self._work]:
+                if stated.pop(lane).needed:
+                    result.append(SendNeed(edge, self.next_sequence(), lane, _NONE, _NONE, _NONE))
+        return result
+
+    def _need(self, now_s: float, edge: int, lane: Lane, work: LaneWork, known: _Stated) -> list[Instruction]:
+        """The Need, if something was added to it, dropped after it came, much was received, or it is due again."""
+        waited_s = now_s - known.at_s
+        needed = self._lacking(edge, lane, work.needed)
+        again = IntervalSet.of(*((batch, batch + 1) for batch in known.received)) & needed if known.received else _NONE
+        is_news = (
+            (bool(again) and waited_s >= STATEMENT_GAP_S)
+            or bool(needed - known.needed)
+            or len(known.received) >= self._config.window(lane)
+        )
+        if not is_news and waited_s < self._config.repeat_s:
+            return []
+        known.at_s, known.needed = now_s, needed
+        known.received.clear()
+        wanted = self._lacking(edge, lane, work.wanted)
+        forward_only = self._lacking(edge, lane, work.forward_only)
+        parts = map(lowest_intervals, (wanted, forward_only, again))
+        return [SendNeed(edge, self.next_sequence(), lane, *parts)]
+
+    def _window(self, now_s: float, edge: int, lane: Lane, work: LaneWork, known: _Stated) -> list[Instruction]:
+        """The window, if it moved by a quarter, moved back, reached the end of the lane, or is due again."""
+        waited_s = now_s - known.window_at_s
+        step = max(1, self._config.window(lane) // 4)
+        moved = work.end - known.end
+        is_news = moved < 0 or moved >= step or (moved > 0 and work.end == self._config.size(lane))
+        if not is_news and waited_s < self._config.repeat_s:
+            return []
+        known.window_at_s, known.end = now_s, work.end
+        return [SendWindow(edge, self.next_sequence(), lane, work.end)]
+
+    def needs(self, predecessors: dict[int, tuple[ReplicaId, ...]]) -> tuple[NeedView, ...]:
+        """For every edge and lane that lacks something: what, from whom, since when, why."""
+        views: list[NeedView] = []
+        for (edge, lane), (lowest, since_s) in sorted(self._waiting_for.items()):
+            work = self._work[lane]
+            source = self._edges[edge].source if edge in self._edges else None
+            asked = source.replica if source else next(iter(predecessors.get(edge, ())), None)
+            if lowest not in work.may_begin:
+                why = "held back by the floor"
+            elif edge in self._config.input_edges:
+                is_failing = (edge, lane, lowest) in self._read_again
+                why = "could not be read from the data set" if is_failing else "being read from the data set"
+            elif source is None:
+                why = "no open way to the predecessor" if asked else "the plan names no predecessor"
+            else:
+                why = "asked for again by a successor" if lowest in work.forward_only else "not received yet"
+            wanted = self._lacking(edge, lane, work.wanted)
+            forward_only = self._lacking(edge, lane, work.forward_only)
+            views.append(NeedView(edge, asked, lane, wanted, forward_only, since_s, why))
+        return tuple(views)
+
+    def check(self) -> None:
+        """Raises InvariantBroken where more waits here than the window allows."""
+        for lane, held in self._held.items():
+            if len(held) > self._config.window(lane):
+                raise InvariantBroken(f"{len(held)} batches wait in {lane}", code="window_bound")
+        most = sum(self._config.window(lane) for lane in self._work) * len(self._config.input_edges)
+        if len(self._reading) > 4 * most + 64:
+            raise InvariantBroken(f"{len(self._reading)} reads at once", code="reading_bound")

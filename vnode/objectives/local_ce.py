@@ -1,0 +1,31 @@
+"""``local_ce``: cross-entropy of a small head on the VNode's own output
+("pred" of Nøkland & Eidnes 2019, arXiv 1901.06656; Belilovsky et al. 2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dcnr.specs import Config, ObjectivePlan, TensorSpec
+from vnode.objectives.head import read_head
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCe:
+    """Config: pool = 4, activation = "none" (see `vnode.objectives.head.Head`)."""
+
+    name: str = "local_ce"
+
+    def check(self, config: Config, output: TensorSpec, target: TensorSpec, num_classes: int) -> ObjectivePlan:
+        """Cost of the head. Raises InvalidInput."""
+        return read_head(config, self.name).plan(self.name, output, target, num_classes)
+
+    def build(self, config: Config, output: TensorSpec, target: TensorSpec, num_classes: int) -> Any:
+        """A `vnode.torch_objective.LocalObjective`."""
+        from vnode.torch_objective import HeadObjective
+
+        return HeadObjective(read_head(config, self.name).build(output, num_classes))
+
+
+SPEC = LocalCe()

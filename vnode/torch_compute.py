@@ -1,0 +1,235 @@
+"""`vnode.compute.Compute` with torch: one VNode's forward pass, local step and state, on one device, in float32.
+
+Nothing flows back: inputs are detached, outputs carry no graph, gradients exist only inside `learn`. A call that fails leaves
+weights,
+optimiser slots and running statistics as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dcnr.errors import Corrupt, InvariantBroken, RemoteFault
+from dcnr.limits import MAX_OBJECT_BYTES
+from dcnr.specs import Registry
+from dcnr.stages import Stage, StageInput
+from vnode.compute import EvalResult, Mode, StepResult
+from vnode.state import Array, StateInfo, parse, serialise
+from vnode.torch_objective import cross_entropy
+from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
+
+
+class TorchCompute:
+    """The maths of one replica of ``stage``.
+
+    Computes nothing before `restore`. ``threads`` 0 leaves torch's setting; it holds for the process.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        registry: Registry,
+        *,
+        num_batches: int,
+        seed: int,
+        device: str = "cpu",
+        threads: int = 0,
+    ) -> None:
+        if threads:
+            torch.set_num_threads(threads)
+        self._stage, self._registry = stage, registry
+        self._num_batches, self._seed = num_batches, seed
+        self._device = torch.device(device)
+        self._schema = schema_of(stage, registry)
+        optimizer = optimizer_of(stage, registry)
+        self._schedule = optimizer.schedule(stage.optimizer_config)
+        self._update = optimizer.build(stage.optimizer_config)
+        self._slot_names = optimizer.slots()
+        self._module: StageModule | None = None
+        self._names: list[str] = []
+        self._parameters: list[Tensor] = []
+        self._slots: dict[str, list[Tensor]] = {}
+        self._updates = 0
+
+    def restore(self, state: bytes | memoryview | Path) -> StateInfo:
+        """Takes over a state of this stage and job. Raises Corrupt; on an error the former state stays."""
+        info, arrays = parse(_whole(state), self._schema)
+        if info.num_batches != self._num_batches or info.seed != self._seed:
+            raise Corrupt(
+                "the state belongs to another job (number of batches or seed)",
+                code="bad_state_job",
+                num_batches=info.num_batches,
+                seed=info.seed,
+            )
+        module = skeleton(self._stage, self._registry)
+        values = {name[2:]: self._tensor(array) for name, array in arrays.items() if name[:2] in ("w/", "b/")}
+        module.load_state_dict(values, strict=True, assign=True)
+        named = dict(module.named_parameters())
+        self._names = list(named)
+        self._parameters = list(named.values())
+        self._slots = {slot: [self._tensor(arrays[f"o/{name}/{slot}"]) for name in self._names] for slot in self._slot_names}
+        self._updates = info.updates
+        self._module = module
+        return info
+
+    def learn(self, batch: int, inputs: Sequence[Any], target: Any, num_learned: int) -> StepResult:
+        """One local step. The output is that of the weights before it."""
+        module = self._ready()
+        tensors = self._inputs(inputs, Mode.TRAIN)
+        y = self._target(target, len(tensors[0]))
+        lr = self._schedule.rate(num_learned, self._num_batches)
+        with self._statistics(module) as keep:
+            self._set(module, batch, Mode.TRAIN)
+            with torch.enable_grad():
+                output = module(tensors)
+                loss, logits = module.objective.step(output, tensors, y)
+            value = float(loss.detach())
+            if not np.isfinite(value):
+                raise InvariantBroken("the local loss is not finite: the batch is skipped", code="not_finite", vnode=self._stage.id)
+            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
+            with torch.no_grad():
+                contiguous = [gradient.contiguous() for gradient in gradients]
+                self._update(self._parameters, contiguous, self._slots, lr, self._updates)
+            self._updates += 1
+            keep()
+        correct, count = _correct(logits.detach(), y)
+        return StepResult(output.detach(), value, len(tensors[0]), correct, count, lr)
+
+    def forward(self, batch: int, inputs: Sequence[Any], mode: Mode, target: Any | None = None) -> EvalResult:
+        """FORWARD_ONLY, EVAL or INFER. Raises InvariantBroken for TRAIN."""
+        if mode is Mode.TRAIN:
+            raise InvariantBroken("TRAIN frames are learned, not forwarded", code="bad_mode")
+        module = self._ready()
+        tensors = self._inputs(inputs, mode)
+        with self._statistics(module), torch.no_grad():
+            self._set(module, batch, mode)
+            output = module(tensors)
+            sinks = module.run_sinks(output)
+            if not bool(torch.isfinite(output).all()):
+                raise InvariantBroken("the output is not finite", code="not_finite", vnode=self._stage.id)
+            if target is None:
+                return EvalResult(output, 0.0, 0, 0, sinks)
+            y = self._target(target, len(tensors[0]))
+            logits = module.objective.readout(output)
+            correct, count = _correct(logits, y)
+            return EvalResult(output, float(cross_entropy(logits, y)) * count, correct, count, sinks)
+
+    def readout(self, output: Any) -> Tensor:
+        """Logits of this VNode's own head."""
+        module = self._ready()
+        with torch.no_grad():
+            self._set(module, 0, Mode.INFER)
+            return module.objective.readout(self._as_tensor(output))
+
+    def snapshot(self, info: StateInfo) -> bytes:
+        """The whole state. ``info.updates`` is replaced by this adapter's own count."""
+        module = self._ready()
+        tensors: dict[str, Array] = {f"b/{name}": _array(buffer) for name, buffer in module.named_buffers()}
+        for index, name in enumerate(self._names):
+            tensors[f"w/{name}"] = _array(self._parameters[index])
+            for slot, values in self._slots.items():
+                tensors[f"o/{name}/{slot}"] = _array(values[index])
+        return serialise(self._schema, replace(info, updates=self._updates), tensors)
+
+    def _ready(self) -> StageModule:
+        if self._module is None:
+            raise InvariantBroken("no state was restored: this replica has no weights", code="not_restored", vnode=self._stage.id)
+        return self._module
+
+    def _set(self, module: StageModule, batch: int, mode: Mode) -> None:
+        learning = mode in (Mode.TRAIN, Mode.FORWARD_ONLY)
+        module.train(learning)
+        module.key(self._seed, batch if learning else None)
+
+    @contextmanager
+    def _statistics(self, module: StageModule) -> Iterator[Any]:
+        """Puts buffers (running statistics) back at the end unless the yielded function was called."""
+        before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        kept: list[bool] = []
+        try:
+            yield lambda: kept.append(True)
+        finally:
+            if not kept:
+                with torch.no_grad():
+                    for buffer, value in before:
+                        buffer.copy_(value)
+
+    def _tensor(self, array: Array) -> Tensor:
+        """A copy on the device: states are parsed as views of bytes that do not belong to torch."""
+        return torch.tensor(array, device=self._device)
+
+    def _as_tensor(self, value: Any) -> Tensor:
+        tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(_writable(value))
+        return tensor.to(self._device)
+
+    def _inputs(self, inputs: Sequence[Any], mode: Mode) -> list[Tensor]:
+        """Detached inputs on the device. Raises RemoteFault for a wrong count, dtype, shape or a value that is not finite."""
+        if len(inputs) != len(self._stage.inputs):
+            raise InvariantBroken(f"{len(inputs)} inputs, not {len(self._stage.inputs)}", code="bad_inputs", vnode=self._stage.id)
+        tensors = [self._as_tensor(value) for value in inputs]
+        for item, tensor in zip(self._stage.inputs, tensors, strict=True):
+            if not _fits(item, tensor, mode) or len(tensor) != len(tensors[0]) or len(tensor) == 0:
+                raise RemoteFault(
+                    f"{item.id} sent {tensor.dtype} {list(tensor.shape)}, not {item.spec.dtype} {list(item.spec.shape)} per sample",
+                    code="bad_frame",
+                    vnode=item.id,
+                )
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise RemoteFault(f"{item.id} sent values that are not finite", code="not_finite", vnode=item.id)
+        return tensors
+
+    def _target(self, target: Any, batch_size: int) -> Tensor:
+        y = self._as_tensor(target).long()
+        shape = (batch_size, *self._stage.target.shape)
+        if y.shape != shape or int(y.min()) < 0 or int(y.max()) >= self._stage.num_classes:
+            raise Corrupt(f"the target is not {list(shape)} class numbers below {self._stage.num_classes}", code="bad_target")
+        return y
+
+
+def _whole(state: bytes | memoryview | Path) -> bytes:
+    if isinstance(state, Path):
+        if state.stat().st_size > MAX_OBJECT_BYTES:
+            raise Corrupt(f"state refused: more than {MAX_OBJECT_BYTES} bytes", code="bad_state_size")
+        return state.read_bytes()
+    return bytes(state)
+
+
+def _array(tensor: Tensor) -> Array:
+    array: Array = tensor.detach().cpu().numpy()
+    return array
+
+
+def _fits(item: StageInput, tensor: Tensor, mode: Mode) -> bool:
+    """Whether the tensor is what the stage expects; in INFER a sequence ([T] of bytes, [T, d]) may be shorter."""
+    shape, wanted = tuple(tensor.shape[1:]), item.spec.shape
+    if str(tensor.dtype) != f"torch.{item.spec.dtype}":
+        return False
+    if mode is Mode.INFER and shape and (len(wanted) == 2 or (item.spec.dtype == "uint8" and len(wanted) == 1)):
+        return len(shape) == len(wanted) and 0 < shape[0] <= wanted[0] and shape[1:] == wanted[1:]
+    return shape == wanted
+
+
+def _correct(logits: Tensor, y: Tensor) -> tuple[int, int]:
+    return int((logits.argmax(dim=-1) == y).sum()), y.numel()
+
+
+class _Lent:
+    """Shows an array's memory without its read-only mark, so that torch takes it without copying; nothing here writes to inputs."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        address = array.__array_interface__["data"][0]
+        self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
+
+
+def _writable(value: Any) -> Array:
+    array = np.asarray(value)
+    return array if array.flags.writeable else np.asarray(_Lent(array))

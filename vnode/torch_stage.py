@@ -1,0 +1,132 @@
+"""A stage as one torch module: its stateless operations, its component, its objective, its sinks.
+
+`skeleton` builds it on the meta device: shapes without memory. Values come from a state (`vnode.torch_compute`) or, for
+checkpoint 0 alone, from
+`initial_state`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dcnr.errors import InvalidInput, InvariantBroken
+from dcnr.intervals import IntervalSet
+from dcnr.specs import Registry
+from dcnr.stages import Operation, Stage
+from vnode.optimizers import Optimizer
+from vnode.randomness import Draws
+from vnode.state import Array, StateInfo, StateSchema, TensorSlot, serialise
+from vnode.torch_layers import Keyed
+from vnode.torch_objective import LocalObjective
+
+
+class StageModule(nn.Module):
+    """``forward(inputs)`` gives the VNode's output; parameters are named ``component.…`` and ``objective.…``."""
+
+    def __init__(self, stage: Stage, registry: Registry) -> None:
+        super().__init__()
+        self.component: nn.Module = registry.components[stage.component].build(stage.config, stage.component_input_specs)
+        self.objective: LocalObjective = registry.objectives[stage.objective].build(
+            stage.objective_config, stage.output, stage.target, stage.num_classes
+        )
+        self.operations = nn.ModuleDict({operation.id: _built(operation, registry) for operation in stage.operations})
+        self.sinks = nn.ModuleDict({operation.id: _built(operation, registry) for operation in stage.sinks})
+        self._stage = stage
+        self._keyed = [
+            (vnode, purpose, layer)
+            for vnode, root in [(stage.id, self.component), *self.operations.items(), *self.sinks.items()]
+            for purpose, layer in root.named_modules()
+            if isinstance(layer, Keyed)
+        ]
+
+    def key(self, seed: int, batch: int | None) -> None:
+        """Sets the draws of all layers with randomness to those of this batch; None switches randomness off."""
+        for vnode, purpose, layer in self._keyed:
+            layer.purpose = purpose
+            layer.draws = None if batch is None else Draws(seed, vnode, batch)
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The component's output for external inputs in the stage's order."""
+        values = dict(zip((item.id for item in self._stage.inputs), inputs, strict=True))
+        for operation in self._stage.operations:
+            values[operation.id] = self.operations[operation.id](*(values[name] for name in operation.inputs))
+        output: Tensor = self.component(*(values[name] for name in self._stage.component_inputs))
+        return output
+
+    def run_sinks(self, output: Tensor) -> dict[str, Tensor]:
+        """Outputs of the stateless VNodes that follow."""
+        values = {self._stage.id: output}
+        for operation in self._stage.sinks:
+            values[operation.id] = self.sinks[operation.id](*(values[name] for name in operation.inputs))
+        return {operation.id: values[operation.id] for operation in self._stage.sinks}
+
+
+def skeleton(stage: Stage, registry: Registry) -> StageModule:
+    """The module on the meta device: names and shapes, no memory, no values."""
+    with torch.device("meta"):
+        return StageModule(stage, registry)
+
+
+def schema_of(stage: Stage, registry: Registry) -> StateSchema:
+    """Exactly the tensors that a state of this stage holds."""
+    module = skeleton(stage, registry)
+    tensors: dict[str, TensorSlot] = {}
+    slots = optimizer_of(stage, registry).slots()
+    for name, parameter in module.named_parameters():
+        tensors[f"w/{name}"] = _slot(parameter)
+        for slot in slots:
+            tensors[f"o/{name}/{slot}"] = _slot(parameter)
+    for name, buffer in module.named_buffers():
+        tensors[f"b/{name}"] = _slot(buffer)
+    return StateSchema(stage.id, tensors)
+
+
+def optimizer_of(stage: Stage, registry: Registry) -> Optimizer:
+    """The stage's optimiser."""
+    optimizer: Optimizer = registry.optimizers[stage.optimizer]  # type: ignore[assignment]
+    return optimizer
+
+
+def initial_state(stage: Stage, registry: Registry, *, seed: int, model: str, graph: str, num_batches: int) -> bytes:
+    """Checkpoint 0 of one VNode, a function of (stage, seed): made once by the maintainer; PNodes only ever restore."""
+    derived = hashlib.sha256(f"dcnr checkpoint 0\0{seed}\0{stage.id}".encode()).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(derived[:8], "little") >> 1)
+        module = StageModule(stage, registry)
+    values: dict[str, Tensor] = {f"w/{name}": value for name, value in module.named_parameters()}
+    values.update({f"b/{name}": value for name, value in module.named_buffers()})
+    schema = schema_of(stage, registry)
+    arrays: Mapping[str, Array] = {
+        name: values[name].detach().numpy() if name in values else torch.zeros(slot.shape).numpy()
+        for name, slot in schema.tensors.items()
+    }
+    info = StateInfo(
+        vnode=stage.id,
+        model=model,
+        graph=graph,
+        parent="",
+        epoch=0,
+        step=0,
+        num_batches=num_batches,
+        seed=seed,
+        lineage=IntervalSet.empty(),
+    )
+    return serialise(schema, info, arrays)
+
+
+def _slot(tensor: Tensor) -> TensorSlot:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in ("float32", "int64", "uint8"):
+        raise InvalidInput(f"components keep float32, int64 or uint8, not {dtype}", code="bad_component", field="component")
+    return TensorSlot(dtype, tuple(tensor.shape))
+
+
+def _built(operation: Operation, registry: Registry) -> nn.Module:
+    module: nn.Module = registry.components[operation.component].build(operation.config, operation.input_specs)
+    if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
+        raise InvariantBroken(f"{operation.component!r} says it is stateless and holds tensors", code="bad_component")
+    return module
