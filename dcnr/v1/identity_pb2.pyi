@@ -58,6 +58,8 @@ class _DomainEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Domain.ValueTy
     """digest of a frame header, signed by the worker key"""
     DOMAIN_JOB_END: _Domain.ValueType  # 15
     """JobEnd, signed by the holder that wrote it"""
+    DOMAIN_DELTA: _Domain.ValueType  # 16
+    """Delta, signed by the worker key of a contributor"""
 
 class Domain(_Domain, metaclass=_DomainEnumTypeWrapper):
     """What a signed payload is. The domain is part of the signed bytes, so one kind never passes for another."""
@@ -94,6 +96,8 @@ DOMAIN_FRAME: Domain.ValueType  # 14
 """digest of a frame header, signed by the worker key"""
 DOMAIN_JOB_END: Domain.ValueType  # 15
 """JobEnd, signed by the holder that wrote it"""
+DOMAIN_DELTA: Domain.ValueType  # 16
+"""Delta, signed by the worker key of a contributor"""
 Global___Domain: _TypeAlias = Domain  # noqa: Y015
 
 class _Locality:

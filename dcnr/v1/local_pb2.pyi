@@ -429,6 +429,7 @@ class SnapshotReady(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
+    ANCESTORS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """which"""
     model: _builtins.str
@@ -445,6 +446,10 @@ class SnapshotReady(_message.Message):
     def commit(self) -> _identity_pb2.Envelope:
         """signed by the worker"""
 
+    @_builtins.property
+    def ancestors(self) -> _containers.RepeatedCompositeFieldContainer[_identity_pb2.Envelope]:
+        """commits that lead to its parent from a state in the store; uploaded before it"""
+
     def __init__(
         self,
         *,
@@ -454,10 +459,11 @@ class SnapshotReady(_message.Message):
         path: _builtins.str = ...,
         checkpoint: _model_pb2.Checkpoint | None = ...,
         commit: _identity_pb2.Envelope | None = ...,
+        ancestors: _abc.Iterable[_identity_pb2.Envelope] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "commit", b"commit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "commit", b"commit", "job_id", b"job_id", "model", b"model", "path", b"path", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestors", b"ancestors", "checkpoint", b"checkpoint", "commit", b"commit", "job_id", b"job_id", "model", b"model", "path", b"path", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -239,7 +239,7 @@ class VNodeSpec(_message.Message):
     id: _builtins.str
     """unique in the graph"""
     replicas: _builtins.int
-    """wanted copies; 0 means 1"""
+    """wanted copies; 0: as many as the planner finds useful, at least 1"""
     redundancy: _builtins.int
     """wanted redundant executions; 0 means 1"""
     @_builtins.property
@@ -318,6 +318,7 @@ class TrainSpec(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     EVALUATE_EVERY_FIELD_NUMBER: _builtins.int
+    MERGE_EVERY_FIELD_NUMBER: _builtins.int
     passes: _builtins.int
     """trips through the data"""
     batch_size: _builtins.int
@@ -328,6 +329,8 @@ class TrainSpec(_message.Message):
     """raw, fp16, bf16, int8 or auto"""
     evaluate_every: _builtins.int
     """validation round every so many batches; 0: eight rounds per job"""
+    merge_every: _builtins.int
+    """own steps between two deltas of a contributor; 0 means 50"""
     def __init__(
         self,
         *,
@@ -336,10 +339,11 @@ class TrainSpec(_message.Message):
         seed: _builtins.int = ...,
         codec: _builtins.str = ...,
         evaluate_every: _builtins.int = ...,
+        merge_every: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "codec", b"codec", "evaluate_every", b"evaluate_every", "passes", b"passes", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "codec", b"codec", "evaluate_every", b"evaluate_every", "merge_every", b"merge_every", "passes", b"passes", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -959,6 +963,7 @@ class Neighbour(_message.Message):
     VNODE_FIELD_NUMBER: _builtins.int
     PNODE_ID_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """replica id"""
     vnode: _builtins.str
@@ -967,6 +972,8 @@ class Neighbour(_message.Message):
     """where it lives"""
     role: Global___Role.ValueType
     """its role"""
+    weight: _builtins.float
+    """share in the rendezvous hash; 0: owns no unit"""
     def __init__(
         self,
         *,
@@ -974,10 +981,11 @@ class Neighbour(_message.Message):
         vnode: _builtins.str = ...,
         pnode_id: _builtins.str = ...,
         role: Global___Role.ValueType = ...,
+        weight: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pnode_id", b"pnode_id", "replica", b"replica", "role", b"role", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pnode_id", b"pnode_id", "replica", b"replica", "role", b"role", "vnode", b"vnode", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -994,6 +1002,7 @@ class DesiredAssignment(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     PREDECESSORS_FIELD_NUMBER: _builtins.int
     SUCCESSORS_FIELD_NUMBER: _builtins.int
+    SIBLINGS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """replica id"""
     vnode: _builtins.str
@@ -1008,6 +1017,10 @@ class DesiredAssignment(_message.Message):
     def successors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Neighbour]:
         """whose floors count"""
 
+    @_builtins.property
+    def siblings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Neighbour]:
+        """all replicas of its VNode, itself included: who owns which units, and who the primary is"""
+
     def __init__(
         self,
         *,
@@ -1016,10 +1029,11 @@ class DesiredAssignment(_message.Message):
         role: Global___Role.ValueType = ...,
         predecessors: _abc.Iterable[Global___Neighbour] | None = ...,
         successors: _abc.Iterable[Global___Neighbour] | None = ...,
+        siblings: _abc.Iterable[Global___Neighbour] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["predecessors", b"predecessors", "replica", b"replica", "role", b"role", "successors", b"successors", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["predecessors", b"predecessors", "replica", b"replica", "role", b"role", "siblings", b"siblings", "successors", b"successors", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1335,6 +1349,8 @@ class Commit(_message.Message):
     LOSSES_FIELD_NUMBER: _builtins.int
     PARENT_COMMIT_FIELD_NUMBER: _builtins.int
     DELEGATION_FIELD_NUMBER: _builtins.int
+    MERGES_FIELD_NUMBER: _builtins.int
+    ANCHOR_DIGEST_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -1353,9 +1369,123 @@ class Commit(_message.Message):
     """state after"""
     parent_commit: _builtins.str
     """digest of the commit before; empty after checkpoint 0"""
+    anchor_digest: _builtins.str
+    """of the anchor after the last merge: weights, running statistics and lineage, as contributors take it; empty if none was made"""
     @_builtins.property
     def batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """learned in between, in this order; packed"""
+
+    @_builtins.property
+    def losses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """one per batch, nats"""
+
+    @_builtins.property
+    def delegation(self) -> _identity_pb2.Envelope:
+        """binds the worker key to the PNode"""
+
+    @_builtins.property
+    def merges(self) -> _containers.RepeatedCompositeFieldContainer[Global___Merged]:
+        """deltas taken in between, in order"""
+
+    def __init__(
+        self,
+        *,
+        network_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        vnode: _builtins.str = ...,
+        replica: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        parent_digest: _builtins.str = ...,
+        state_digest: _builtins.str = ...,
+        batches: _abc.Iterable[_builtins.int] | None = ...,
+        losses: _abc.Iterable[_builtins.float] | None = ...,
+        parent_commit: _builtins.str = ...,
+        delegation: _identity_pb2.Envelope | None = ...,
+        merges: _abc.Iterable[Global___Merged] | None = ...,
+        anchor_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_digest", b"anchor_digest", "batches", b"batches", "delegation", b"delegation", "incarnation", b"incarnation", "job_id", b"job_id", "losses", b"losses", "merges", b"merges", "model", b"model", "network_id", b"network_id", "parent_commit", b"parent_commit", "parent_digest", b"parent_digest", "replica", b"replica", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Commit: _TypeAlias = Commit  # noqa: Y015
+
+@_typing.final
+class Merged(_message.Message):
+    """One delta that a primary took in."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    after: _builtins.int
+    """so many of the commit's own batches were learned before it"""
+    @_builtins.property
+    def delta(self) -> _identity_pb2.Envelope:
+        """the contributor's signed Delta"""
+
+    def __init__(
+        self,
+        *,
+        after: _builtins.int = ...,
+        delta: _identity_pb2.Envelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "delta", b"delta"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Merged: _TypeAlias = Merged  # noqa: Y015
+
+@_typing.final
+class Delta(_message.Message):
+    """A contributor's statement of what it learned on top of an anchor (domain DELTA); the displacement of the weights travels beside it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    VNODE_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    ANCHOR_DIGEST_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    DELEGATION_FIELD_NUMBER: _builtins.int
+    network_id: _builtins.str
+    """only valid here"""
+    model: _builtins.str
+    """whose"""
+    job_id: _builtins.str
+    """in which job"""
+    vnode: _builtins.str
+    """which VNode"""
+    replica: _builtins.str
+    """who learned"""
+    incarnation: _builtins.int
+    """of the replica"""
+    sequence: _builtins.int
+    """grows with every delta of an incarnation; the same number is the same delta"""
+    anchor_digest: _builtins.str
+    """what it began with: an anchor, or the state it was restored from"""
+    codec: _builtins.str
+    """of the displacement: raw or int8"""
+    digest: _builtins.str
+    """SHA-256 of its encoded bytes, hex"""
+    size_bytes: _builtins.int
+    """of the encoded bytes"""
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """learned, in this order; packed"""
 
     @_builtins.property
     def losses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -1374,17 +1504,19 @@ class Commit(_message.Message):
         vnode: _builtins.str = ...,
         replica: _builtins.str = ...,
         incarnation: _builtins.int = ...,
-        parent_digest: _builtins.str = ...,
-        state_digest: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        anchor_digest: _builtins.str = ...,
         batches: _abc.Iterable[_builtins.int] | None = ...,
         losses: _abc.Iterable[_builtins.float] | None = ...,
-        parent_commit: _builtins.str = ...,
+        codec: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
         delegation: _identity_pb2.Envelope | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "delegation", b"delegation", "incarnation", b"incarnation", "job_id", b"job_id", "losses", b"losses", "model", b"model", "network_id", b"network_id", "parent_commit", b"parent_commit", "parent_digest", b"parent_digest", "replica", b"replica", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_digest", b"anchor_digest", "batches", b"batches", "codec", b"codec", "delegation", b"delegation", "digest", b"digest", "incarnation", b"incarnation", "job_id", b"job_id", "losses", b"losses", "model", b"model", "network_id", b"network_id", "replica", b"replica", "sequence", b"sequence", "size_bytes", b"size_bytes", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Commit: _TypeAlias = Commit  # noqa: Y015
+Global___Delta: _TypeAlias = Delta  # noqa: Y015

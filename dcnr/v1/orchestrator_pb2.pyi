@@ -179,6 +179,10 @@ class ReplicaReport(_message.Message):
     CHECKPOINT_DIGEST_FIELD_NUMBER: _builtins.int
     HELD_BACK_BY_FIELD_NUMBER: _builtins.int
     RESTORED_FROM_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    UNMERGED_FIELD_NUMBER: _builtins.int
+    NUM_MERGED_FIELD_NUMBER: _builtins.int
+    NUM_REFUSED_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """replica id"""
     vnode: _builtins.str
@@ -215,6 +219,12 @@ class ReplicaReport(_message.Message):
     """a source at its lead: the VNode that holds the floor"""
     restored_from: _builtins.str
     """digest of the state it began with"""
+    role: _model_pb2.Role.ValueType
+    """that it has now"""
+    num_merged: _builtins.int
+    """deltas merged, at the primary; own deltas merged, at a contributor"""
+    num_refused: _builtins.int
+    """deltas refused, likewise"""
     @_builtins.property
     def lineage(self) -> _common_pb2.IntervalSet:
         """learned"""
@@ -230,6 +240,10 @@ class ReplicaReport(_message.Message):
     @_builtins.property
     def exits(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ExitResult]:
         """evaluation results, newest rounds; at most 16"""
+
+    @_builtins.property
+    def unmerged(self) -> _common_pb2.IntervalSet:
+        """contributors: learned, and not in the lineage of their anchor"""
 
     def __init__(
         self,
@@ -256,10 +270,14 @@ class ReplicaReport(_message.Message):
         checkpoint_digest: _builtins.str = ...,
         held_back_by: _builtins.str = ...,
         restored_from: _builtins.str = ...,
+        role: _model_pb2.Role.ValueType = ...,
+        unmerged: _common_pb2.IntervalSet | None = ...,
+        num_merged: _builtins.int = ...,
+        num_refused: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "lineage", b"lineage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "lineage", b"lineage", "unmerged", b"unmerged"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_digest", b"checkpoint_digest", "durable", b"durable", "exits", b"exits", "floor", b"floor", "floor_vnode", b"floor_vnode", "held_back_by", b"held_back_by", "incarnation", b"incarnation", "lineage", b"lineage", "loss", b"loss", "needs", b"needs", "num_duplicates", b"num_duplicates", "num_forwarded", b"num_forwarded", "num_learned", b"num_learned", "num_relearned", b"num_relearned", "rate", b"rate", "reason", b"reason", "replica", b"replica", "restored_from", b"restored_from", "spool_bytes", b"spool_bytes", "state", b"state", "step_s", b"step_s", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_digest", b"checkpoint_digest", "durable", b"durable", "exits", b"exits", "floor", b"floor", "floor_vnode", b"floor_vnode", "held_back_by", b"held_back_by", "incarnation", b"incarnation", "lineage", b"lineage", "loss", b"loss", "needs", b"needs", "num_duplicates", b"num_duplicates", "num_forwarded", b"num_forwarded", "num_learned", b"num_learned", "num_merged", b"num_merged", "num_refused", b"num_refused", "num_relearned", b"num_relearned", "rate", b"rate", "reason", b"reason", "replica", b"replica", "restored_from", b"restored_from", "role", b"role", "spool_bytes", b"spool_bytes", "state", b"state", "step_s", b"step_s", "unmerged", b"unmerged", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -827,6 +845,7 @@ class VNodeView(_message.Message):
     WORKING_FIELD_NUMBER: _builtins.int
     REPORT_AGE_S_FIELD_NUMBER: _builtins.int
     CURVE_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
     vnode: _builtins.str
     """which"""
     report_age_s: _builtins.float
@@ -847,6 +866,10 @@ class VNodeView(_message.Message):
     def curve(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ExitResult]:
         """validation and test results, by round"""
 
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaView]:
+        """all of the plan, the primary first"""
+
     def __init__(
         self,
         *,
@@ -856,14 +879,49 @@ class VNodeView(_message.Message):
         working: _model_pb2.Checkpoint | None = ...,
         report_age_s: _builtins.float = ...,
         curve: _abc.Iterable[_model_pb2.ExitResult] | None = ...,
+        replicas: _abc.Iterable[Global___ReplicaView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "report", b"report", "working", b"working"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "curve", b"curve", "report", b"report", "report_age_s", b"report_age_s", "vnode", b"vnode", "working", b"working"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "curve", b"curve", "replicas", b"replicas", "report", b"report", "report_age_s", b"report_age_s", "vnode", b"vnode", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VNodeView: _TypeAlias = VNodeView  # noqa: Y015
+
+@_typing.final
+class ReplicaView(_message.Message):
+    """A replica inside a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
+    REPORT_AGE_S_FIELD_NUMBER: _builtins.int
+    report_age_s: _builtins.float
+    """seconds since that report"""
+    @_builtins.property
+    def assignment(self) -> _model_pb2.Assignment:
+        """as planned"""
+
+    @_builtins.property
+    def report(self) -> Global___ReplicaReport:
+        """newest; absent if none lives"""
+
+    def __init__(
+        self,
+        *,
+        assignment: _model_pb2.Assignment | None = ...,
+        report: Global___ReplicaReport | None = ...,
+        report_age_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "report", b"report"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "report", b"report", "report_age_s", b"report_age_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaView: _TypeAlias = ReplicaView  # noqa: Y015
 
 @_typing.final
 class GetJobResponse(_message.Message):

@@ -23,41 +23,56 @@ _sym_db = _symbol_database.Default()
 
 
 from dcnr.v1 import common_pb2 as dcnr_dot_v1_dot_common__pb2
+from dcnr.v1 import identity_pb2 as dcnr_dot_v1_dot_identity__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64\x63nr/v1/vnode.proto\x12\x07\x64\x63nr.v1\x1a\x14\x64\x63nr/v1/common.proto\"$\n\x04Lane\x12\r\n\x05split\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"\x86\x03\n\x0bLinkMessage\x12\x0c\n\x04\x65\x64ge\x18\x01 \x01(\r\x12!\n\x04open\x18\x02 \x01(\x0b\x32\x11.dcnr.v1.OpenEdgeH\x00\x12%\n\x06opened\x18\x03 \x01(\x0b\x32\x13.dcnr.v1.EdgeOpenedH\x00\x12%\n\x06\x63losed\x18\x04 \x01(\x0b\x32\x13.dcnr.v1.EdgeClosedH\x00\x12\x1d\n\x04need\x18\x05 \x01(\x0b\x32\r.dcnr.v1.NeedH\x00\x12!\n\x06window\x18\x06 \x01(\x0b\x32\x0f.dcnr.v1.WindowH\x00\x12\x1b\n\x03\x61\x63k\x18\x07 \x01(\x0b\x32\x0c.dcnr.v1.AckH\x00\x12#\n\x07\x64urable\x18\x08 \x01(\x0b\x32\x10.dcnr.v1.DurableH\x00\x12\x1f\n\x05offer\x18\t \x01(\x0b\x32\x0e.dcnr.v1.OfferH\x00\x12%\n\x05\x66rame\x18\n \x01(\x0b\x32\x14.dcnr.v1.FrameHeaderH\x00\x12$\n\x05\x63hunk\x18\x0b \x01(\x0b\x32\x13.dcnr.v1.FrameChunkH\x00\x42\x06\n\x04kind\"\x99\x01\n\x08OpenEdge\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06job_id\x18\x03 \x01(\t\x12\x16\n\x0esource_replica\x18\x04 \x01(\t\x12\x16\n\x0etarget_replica\x18\x05 \x01(\t\x12\x1a\n\x12target_incarnation\x18\x06 \x01(\x04\x12\x0e\n\x06\x63odecs\x18\x07 \x03(\t\"(\n\nEdgeOpened\x12\x1a\n\x12source_incarnation\x18\x01 \x01(\x04\"+\n\nEdgeClosed\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xae\x01\n\x04Need\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x1b\n\x04lane\x18\x02 \x01(\x0b\x32\r.dcnr.v1.Lane\x12$\n\x06wanted\x18\x03 \x01(\x0b\x32\x14.dcnr.v1.IntervalSet\x12*\n\x0c\x66orward_only\x18\x04 \x01(\x0b\x32\x14.dcnr.v1.IntervalSet\x12%\n\x07\x65victed\x18\x05 \x01(\x0b\x32\x14.dcnr.v1.IntervalSet\"D\n\x06Window\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x1b\n\x04lane\x18\x02 \x01(\x0b\x32\r.dcnr.v1.Lane\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\"P\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0bnum_learned\x18\x02 \x01(\x04\x12\r\n\x05\x66loor\x18\x03 \x01(\x04\x12\x13\n\x0b\x66loor_vnode\x18\x04 \x01(\t\"0\n\x07\x44urable\x12%\n\x07\x62\x61tches\x18\x01 \x01(\x0b\x32\x14.dcnr.v1.IntervalSet\"M\n\x05Offer\x12\x1b\n\x04lane\x18\x01 \x01(\x0b\x32\r.dcnr.v1.Lane\x12\'\n\tavailable\x18\x02 \x01(\x0b\x32\x14.dcnr.v1.IntervalSet\"\xda\x01\n\x0b\x46rameHeader\x12\x1b\n\x04lane\x18\x01 \x01(\x0b\x32\r.dcnr.v1.Lane\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x04\x12\x1b\n\x04mode\x18\x03 \x01(\x0e\x32\r.dcnr.v1.Mode\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\r\n\x05shape\x18\x05 \x03(\x04\x12\r\n\x05\x63odec\x18\x06 \x01(\t\x12\x15\n\rencoded_bytes\x18\x07 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\x12\x11\n\tsignature\x18\t \x01(\x0c\x12\r\n\x05\x63hunk\x18\n \x01(\x0c\x12\x0c\n\x04step\x18\x0b \x01(\x04\"\x1b\n\nFrameChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c*b\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0e\n\nMODE_TRAIN\x10\x01\x12\x15\n\x11MODE_FORWARD_ONLY\x10\x02\x12\r\n\tMODE_EVAL\x10\x03\x12\x0e\n\nMODE_INFER\x10\x04\x32\x46\n\x0cVNodeService\x12\x36\n\x04Link\x12\x14.dcnr.v1.LinkMessage\x1a\x14.dcnr.v1.LinkMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64\x63nr/v1/vnode.proto\x12\x07\x64\x63nr.v1\x1a\x14\x64\x63nr/v1/common.proto\x1a\x16\x64\x63nr/v1/identity.proto\"$\n\x04Lane\x12\r\n\x05split\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"\x9b\x01\n\tMergeOpen\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06job_id\x18\x03 \x01(\t\x12\x13\n\x0b\x63ontributor\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0f\n\x07primary\x18\x06 \x01(\t\x12 \n\x05\x64\x65lta\x18\x07 \x01(\x0b\x32\x11.dcnr.v1.Envelope\"K\n\x0cMergeRequest\x12\"\n\x04open\x18\x01 \x01(\x0b\x32\x12.dcnr.v1.MergeOpenH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"\xaf\x01\n\x0bMergeAnswer\x12&\n\x07verdict\x18\x01 \x01(\x0e\x32\x15.dcnr.v1.MergeVerdict\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x1b\n\x13primary_incarnation\x18\x05 \x01(\x04\x12\x15\n\ranchor_digest\x18\x06 \x01(\t\x12\x14\n\x0c\x61nchor_bytes\x18\x07 \x01(\x04\"u\n\rMergeResponse\x12&\n\x06\x61nswer\x18\x01 \x01(\x0b\x32\x14.dcnr.v1.MergeAnswerH\x00\x12#\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x11.dcnr.v1.EnvelopeH\x00\x12\x0f\n\x05\x63hunk\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04kind\"Q\n\rDonateRequest\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05vnode\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"3\n\x0e\x44onateResponse\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\x86\x03\n\x0bLinkMessage\x12\x0c\n\x04\x65\x64ge\x18\x01 \x01(\r\x12!\n\x04open\x18\x02 \x01(\x0b\x32\x11.dcnr.v1.OpenEdgeH\x00\x12%\n\x06opened\x18\x03 \x01(\x0b\x32\x13.dcnr.v1.EdgeOpenedH\x00\x12%\n\x06\x63losed\x18\x04 \x01(\x0b\x32\x13.dcnr.v1.EdgeClosedH\x00\x12\x1d\n\x04need\x18\x05 \x01(\x0b\x32\r.dcnr.v1.NeedH\x00\x12!\n\x06window\x18\x06 \x01(\x0b\x32\x0f.dcnr.v1.WindowH\x00\x12\x1b\n\x03\x61\x63k\x18\x07 \x01(\x0b\x32\x0c.dcnr.v1.AckH\x00\x12#\n\x07\x64urable\x18\x08 \x01(\x0b\x32\x10.dcnr.v1.DurableH\x00\x12\x1f\n\x05offer\x18\t \x01(\x0b\x32\x0e.dcnr.v1.OfferH\x00\x12%\n\x05\x66rame\x18\n \x01(\x0b\x32\x14.dcnr.v1.FrameHeaderH\x00\x12$\n\x05\x63hunk\x18\x0b \x01(\x0b\x32\x13.dcnr.v1.FrameChunkH\x00\x42\x06\n\x04kind\"\x99\x01\n\x08OpenEdge\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06job_id\x18\x03 \x01(\t\x12\x16\n\x0esource_replica\x18\x04 \x01(\t\x12\x16\n\x0etarget_replica\x18\x05 \x01(\t\x12\x1a\n\x12target_incarnation\x18\x06 \x01(\x04\x12\x0e\n\x06\x63odecs\x18\x07 \x03(\t\"(\n\nEdgeOpened\x12\x1a\n\x12source_incarnation\x18\x01 \x01(\x04\"+\n\nEdgeClosed\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xae\x01\n\x04Need\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x1b\n\x04lane\x18\x02 \x01(\x0b\x32\r.dcnr.v1.Lane\x12$\n\x06wanted\x18\x03 \x01(\x0b\x32\x14.dcnr.v1.IntervalSet\x12*\n\x0c\x66orward_only\x18\x04 \x01(\x0b\x32\x14.dcnr.v1.IntervalSet\x12%\n\x07\x65victed\x18\x05 \x01(\x0b\x32\x14.dcnr.v1.IntervalSet\"D\n\x06Window\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x1b\n\x04lane\x18\x02 \x01(\x0b\x32\r.dcnr.v1.Lane\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\"P\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0bnum_learned\x18\x02 \x01(\x04\x12\r\n\x05\x66loor\x18\x03 \x01(\x04\x12\x13\n\x0b\x66loor_vnode\x18\x04 \x01(\t\"0\n\x07\x44urable\x12%\n\x07\x62\x61tches\x18\x01 \x01(\x0b\x32\x14.dcnr.v1.IntervalSet\"M\n\x05Offer\x12\x1b\n\x04lane\x18\x01 \x01(\x0b\x32\r.dcnr.v1.Lane\x12\'\n\tavailable\x18\x02 \x01(\x0b\x32\x14.dcnr.v1.IntervalSet\"\xda\x01\n\x0b\x46rameHeader\x12\x1b\n\x04lane\x18\x01 \x01(\x0b\x32\r.dcnr.v1.Lane\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x04\x12\x1b\n\x04mode\x18\x03 \x01(\x0e\x32\r.dcnr.v1.Mode\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\r\n\x05shape\x18\x05 \x03(\x04\x12\r\n\x05\x63odec\x18\x06 \x01(\t\x12\x15\n\rencoded_bytes\x18\x07 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\x12\x11\n\tsignature\x18\t \x01(\x0c\x12\r\n\x05\x63hunk\x18\n \x01(\x0c\x12\x0c\n\x04step\x18\x0b \x01(\x04\"\x1b\n\nFrameChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c*b\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0e\n\nMODE_TRAIN\x10\x01\x12\x15\n\x11MODE_FORWARD_ONLY\x10\x02\x12\r\n\tMODE_EVAL\x10\x03\x12\x0e\n\nMODE_INFER\x10\x04*|\n\x0cMergeVerdict\x12\x1d\n\x19MERGE_VERDICT_UNSPECIFIED\x10\x00\x12\x18\n\x14MERGE_VERDICT_MERGED\x10\x01\x12\x19\n\x15MERGE_VERDICT_REFUSED\x10\x02\x12\x18\n\x14MERGE_VERDICT_ANCHOR\x10\x03\x32\xbf\x01\n\x0cVNodeService\x12\x36\n\x04Link\x12\x14.dcnr.v1.LinkMessage\x1a\x14.dcnr.v1.LinkMessage(\x01\x30\x01\x12:\n\x05Merge\x12\x15.dcnr.v1.MergeRequest\x1a\x16.dcnr.v1.MergeResponse(\x01\x30\x01\x12;\n\x06\x44onate\x12\x16.dcnr.v1.DonateRequest\x1a\x17.dcnr.v1.DonateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dcnr.v1.vnode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODE']._serialized_start=1436
-  _globals['_MODE']._serialized_end=1534
-  _globals['_LANE']._serialized_start=54
-  _globals['_LANE']._serialized_end=90
-  _globals['_LINKMESSAGE']._serialized_start=93
-  _globals['_LINKMESSAGE']._serialized_end=483
-  _globals['_OPENEDGE']._serialized_start=486
-  _globals['_OPENEDGE']._serialized_end=639
-  _globals['_EDGEOPENED']._serialized_start=641
-  _globals['_EDGEOPENED']._serialized_end=681
-  _globals['_EDGECLOSED']._serialized_start=683
-  _globals['_EDGECLOSED']._serialized_end=726
-  _globals['_NEED']._serialized_start=729
-  _globals['_NEED']._serialized_end=903
-  _globals['_WINDOW']._serialized_start=905
-  _globals['_WINDOW']._serialized_end=973
-  _globals['_ACK']._serialized_start=975
-  _globals['_ACK']._serialized_end=1055
-  _globals['_DURABLE']._serialized_start=1057
-  _globals['_DURABLE']._serialized_end=1105
-  _globals['_OFFER']._serialized_start=1107
-  _globals['_OFFER']._serialized_end=1184
-  _globals['_FRAMEHEADER']._serialized_start=1187
-  _globals['_FRAMEHEADER']._serialized_end=1405
-  _globals['_FRAMECHUNK']._serialized_start=1407
-  _globals['_FRAMECHUNK']._serialized_end=1434
-  _globals['_VNODESERVICE']._serialized_start=1536
-  _globals['_VNODESERVICE']._serialized_end=1606
+  _globals['_MODE']._serialized_start=2128
+  _globals['_MODE']._serialized_end=2226
+  _globals['_MERGEVERDICT']._serialized_start=2228
+  _globals['_MERGEVERDICT']._serialized_end=2352
+  _globals['_LANE']._serialized_start=78
+  _globals['_LANE']._serialized_end=114
+  _globals['_MERGEOPEN']._serialized_start=117
+  _globals['_MERGEOPEN']._serialized_end=272
+  _globals['_MERGEREQUEST']._serialized_start=274
+  _globals['_MERGEREQUEST']._serialized_end=349
+  _globals['_MERGEANSWER']._serialized_start=352
+  _globals['_MERGEANSWER']._serialized_end=527
+  _globals['_MERGERESPONSE']._serialized_start=529
+  _globals['_MERGERESPONSE']._serialized_end=646
+  _globals['_DONATEREQUEST']._serialized_start=648
+  _globals['_DONATEREQUEST']._serialized_end=729
+  _globals['_DONATERESPONSE']._serialized_start=731
+  _globals['_DONATERESPONSE']._serialized_end=782
+  _globals['_LINKMESSAGE']._serialized_start=785
+  _globals['_LINKMESSAGE']._serialized_end=1175
+  _globals['_OPENEDGE']._serialized_start=1178
+  _globals['_OPENEDGE']._serialized_end=1331
+  _globals['_EDGEOPENED']._serialized_start=1333
+  _globals['_EDGEOPENED']._serialized_end=1373
+  _globals['_EDGECLOSED']._serialized_start=1375
+  _globals['_EDGECLOSED']._serialized_end=1418
+  _globals['_NEED']._serialized_start=1421
+  _globals['_NEED']._serialized_end=1595
+  _globals['_WINDOW']._serialized_start=1597
+  _globals['_WINDOW']._serialized_end=1665
+  _globals['_ACK']._serialized_start=1667
+  _globals['_ACK']._serialized_end=1747
+  _globals['_DURABLE']._serialized_start=1749
+  _globals['_DURABLE']._serialized_end=1797
+  _globals['_OFFER']._serialized_start=1799
+  _globals['_OFFER']._serialized_end=1876
+  _globals['_FRAMEHEADER']._serialized_start=1879
+  _globals['_FRAMEHEADER']._serialized_end=2097
+  _globals['_FRAMECHUNK']._serialized_start=2099
+  _globals['_FRAMECHUNK']._serialized_end=2126
+  _globals['_VNODESERVICE']._serialized_start=2355
+  _globals['_VNODESERVICE']._serialized_end=2546
 # @@protoc_insertion_point(module_scope)

@@ -5,6 +5,7 @@ The data plane: frames between replicas, asked for by their receivers."""
 
 from collections import abc as _abc
 from dcnr.v1 import common_pb2 as _common_pb2
+from dcnr.v1 import identity_pb2 as _identity_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -52,6 +53,34 @@ MODE_INFER: Mode.ValueType  # 4
 """somebody's question"""
 Global___Mode: _TypeAlias = Mode  # noqa: Y015
 
+class _MergeVerdict:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MergeVerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeVerdict.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MERGE_VERDICT_UNSPECIFIED: _MergeVerdict.ValueType  # 0
+    """refused by the reader"""
+    MERGE_VERDICT_MERGED: _MergeVerdict.ValueType  # 1
+    """in the lineage of the anchor that follows"""
+    MERGE_VERDICT_REFUSED: _MergeVerdict.ValueType  # 2
+    """never: it overlaps the lineage, or is not acceptable"""
+    MERGE_VERDICT_ANCHOR: _MergeVerdict.ValueType  # 3
+    """none was brought"""
+
+class MergeVerdict(_MergeVerdict, metaclass=_MergeVerdictEnumTypeWrapper):
+    """What became of a delta."""
+
+MERGE_VERDICT_UNSPECIFIED: MergeVerdict.ValueType  # 0
+"""refused by the reader"""
+MERGE_VERDICT_MERGED: MergeVerdict.ValueType  # 1
+"""in the lineage of the anchor that follows"""
+MERGE_VERDICT_REFUSED: MergeVerdict.ValueType  # 2
+"""never: it overlaps the lineage, or is not acceptable"""
+MERGE_VERDICT_ANCHOR: MergeVerdict.ValueType  # 3
+"""none was brought"""
+Global___MergeVerdict: _TypeAlias = MergeVerdict  # noqa: Y015
+
 @_typing.final
 class Lane(_message.Message):
     """Numbers that belong together: one split of the data, one round of evaluation."""
@@ -77,6 +106,226 @@ class Lane(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Lane: _TypeAlias = Lane  # noqa: Y015
+
+@_typing.final
+class MergeOpen(_message.Message):
+    """Opens a merge."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    CONTRIBUTOR_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    PRIMARY_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    network_id: _builtins.str
+    """both must be of this network"""
+    model: _builtins.str
+    """both must serve this model"""
+    job_id: _builtins.str
+    """batch numbers mean this job's"""
+    contributor: _builtins.str
+    """replica that asks"""
+    incarnation: _builtins.int
+    """of who asks"""
+    primary: _builtins.str
+    """replica that is asked"""
+    @_builtins.property
+    def delta(self) -> _identity_pb2.Envelope:
+        """the signed Delta; absent: only the anchor is asked for"""
+
+    def __init__(
+        self,
+        *,
+        network_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        contributor: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        primary: _builtins.str = ...,
+        delta: _identity_pb2.Envelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributor", b"contributor", "delta", b"delta", "incarnation", b"incarnation", "job_id", b"job_id", "model", b"model", "network_id", b"network_id", "primary", b"primary"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MergeOpen: _TypeAlias = MergeOpen  # noqa: Y015
+
+@_typing.final
+class MergeRequest(_message.Message):
+    """Contributor to primary: one open, then the displacement."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.bytes
+    """the encoded displacement, in parts of at most 1 MiB"""
+    @_builtins.property
+    def open(self) -> Global___MergeOpen:
+        """first"""
+
+    def __init__(
+        self,
+        *,
+        open: Global___MergeOpen | None = ...,
+        chunk: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "kind", b"kind", "open", b"open"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "kind", b"kind", "open", b"open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "chunk"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___MergeRequest: _TypeAlias = MergeRequest  # noqa: Y015
+
+@_typing.final
+class MergeAnswer(_message.Message):
+    """The primary's answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    PRIMARY_INCARNATION_FIELD_NUMBER: _builtins.int
+    ANCHOR_DIGEST_FIELD_NUMBER: _builtins.int
+    ANCHOR_BYTES_FIELD_NUMBER: _builtins.int
+    verdict: Global___MergeVerdict.ValueType
+    """of the delta"""
+    code: _builtins.str
+    """of a refusal: overlap, wrong_job, stale_incarnation, ..."""
+    reason: _builtins.str
+    """for people"""
+    sequence: _builtins.int
+    """of the delta; 0 for none"""
+    primary_incarnation: _builtins.int
+    """of who answers"""
+    anchor_digest: _builtins.str
+    """of the anchor that follows"""
+    anchor_bytes: _builtins.int
+    """its size"""
+    def __init__(
+        self,
+        *,
+        verdict: Global___MergeVerdict.ValueType = ...,
+        code: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        primary_incarnation: _builtins.int = ...,
+        anchor_digest: _builtins.str = ...,
+        anchor_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_bytes", b"anchor_bytes", "anchor_digest", b"anchor_digest", "code", b"code", "primary_incarnation", b"primary_incarnation", "reason", b"reason", "sequence", b"sequence", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MergeAnswer: _TypeAlias = MergeAnswer  # noqa: Y015
+
+@_typing.final
+class MergeResponse(_message.Message):
+    """Primary to contributor: one answer, the commits that lead to the anchor from a state that a manifest names, then the anchor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.bytes
+    """the anchor, in parts of at most 1 MiB"""
+    @_builtins.property
+    def answer(self) -> Global___MergeAnswer:
+        """first"""
+
+    @_builtins.property
+    def commit(self) -> _identity_pb2.Envelope:
+        """signed Commit, oldest first"""
+
+    def __init__(
+        self,
+        *,
+        answer: Global___MergeAnswer | None = ...,
+        commit: _identity_pb2.Envelope | None = ...,
+        chunk: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "chunk", b"chunk", "commit", b"commit", "kind", b"kind"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "chunk", b"chunk", "commit", b"commit", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["answer", "commit", "chunk"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___MergeResponse: _TypeAlias = MergeResponse  # noqa: Y015
+
+@_typing.final
+class DonateRequest(_message.Message):
+    """Which state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VNODE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    network_id: _builtins.str
+    """only inside this network"""
+    model: _builtins.str
+    """whose"""
+    vnode: _builtins.str
+    """which VNode"""
+    digest: _builtins.str
+    """of the state: named by a manifest or a commit"""
+    def __init__(
+        self,
+        *,
+        network_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        vnode: _builtins.str = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "model", b"model", "network_id", b"network_id", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DonateRequest: _TypeAlias = DonateRequest  # noqa: Y015
+
+@_typing.final
+class DonateResponse(_message.Message):
+    """The state's bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    """of the whole; in the first part"""
+    chunk: _builtins.bytes
+    """at most 1 MiB"""
+    def __init__(
+        self,
+        *,
+        size_bytes: _builtins.int = ...,
+        chunk: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DonateResponse: _TypeAlias = DonateResponse  # noqa: Y015
 
 @_typing.final
 class LinkMessage(_message.Message):

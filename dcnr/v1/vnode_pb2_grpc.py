@@ -40,6 +40,16 @@ class VNodeServiceStub:
                 request_serializer=dcnr_dot_v1_dot_vnode__pb2.LinkMessage.SerializeToString,
                 response_deserializer=dcnr_dot_v1_dot_vnode__pb2.LinkMessage.FromString,
                 _registered_method=True)
+        self.Merge = channel.stream_stream(
+                '/dcnr.v1.VNodeService/Merge',
+                request_serializer=dcnr_dot_v1_dot_vnode__pb2.MergeRequest.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_vnode__pb2.MergeResponse.FromString,
+                _registered_method=True)
+        self.Donate = channel.unary_stream(
+                '/dcnr.v1.VNodeService/Donate',
+                request_serializer=dcnr_dot_v1_dot_vnode__pb2.DonateRequest.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_vnode__pb2.DonateResponse.FromString,
+                _registered_method=True)
 
 
 class VNodeServiceServicer:
@@ -53,6 +63,20 @@ class VNodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Merge(self, request_iterator, context):
+        """A contributor brings a delta, or asks for the anchor; the primary answers with its anchor. One call per delta.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Donate(self, request, context):
+        """The state of that digest, for whoever restores it or takes it as an anchor.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VNodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +84,16 @@ def add_VNodeServiceServicer_to_server(servicer, server):
                     servicer.Link,
                     request_deserializer=dcnr_dot_v1_dot_vnode__pb2.LinkMessage.FromString,
                     response_serializer=dcnr_dot_v1_dot_vnode__pb2.LinkMessage.SerializeToString,
+            ),
+            'Merge': grpc.stream_stream_rpc_method_handler(
+                    servicer.Merge,
+                    request_deserializer=dcnr_dot_v1_dot_vnode__pb2.MergeRequest.FromString,
+                    response_serializer=dcnr_dot_v1_dot_vnode__pb2.MergeResponse.SerializeToString,
+            ),
+            'Donate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Donate,
+                    request_deserializer=dcnr_dot_v1_dot_vnode__pb2.DonateRequest.FromString,
+                    response_serializer=dcnr_dot_v1_dot_vnode__pb2.DonateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +124,60 @@ class VNodeService:
             '/dcnr.v1.VNodeService/Link',
             dcnr_dot_v1_dot_vnode__pb2.LinkMessage.SerializeToString,
             dcnr_dot_v1_dot_vnode__pb2.LinkMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Merge(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/dcnr.v1.VNodeService/Merge',
+            dcnr_dot_v1_dot_vnode__pb2.MergeRequest.SerializeToString,
+            dcnr_dot_v1_dot_vnode__pb2.MergeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Donate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dcnr.v1.VNodeService/Donate',
+            dcnr_dot_v1_dot_vnode__pb2.DonateRequest.SerializeToString,
+            dcnr_dot_v1_dot_vnode__pb2.DonateResponse.FromString,
             options,
             channel_credentials,
             insecure,

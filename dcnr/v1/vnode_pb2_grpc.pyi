@@ -35,6 +35,10 @@ class VNodeServiceStub:
     def __new__(cls, channel: _aio.Channel) -> VNodeServiceAsyncStub: ...
     Link: _grpc.StreamStreamMultiCallable[_vnode_pb2.LinkMessage, _vnode_pb2.LinkMessage]
     """One stream for many edges; bulk may use several."""
+    Merge: _grpc.StreamStreamMultiCallable[_vnode_pb2.MergeRequest, _vnode_pb2.MergeResponse]
+    """A contributor brings a delta, or asks for the anchor; the primary answers with its anchor. One call per delta."""
+    Donate: _grpc.UnaryStreamMultiCallable[_vnode_pb2.DonateRequest, _vnode_pb2.DonateResponse]
+    """The state of that digest, for whoever restores it or takes it as an anchor."""
 
 @_typing.type_check_only
 class VNodeServiceAsyncStub(VNodeServiceStub):
@@ -43,6 +47,10 @@ class VNodeServiceAsyncStub(VNodeServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Link: _aio.StreamStreamMultiCallable[_vnode_pb2.LinkMessage, _vnode_pb2.LinkMessage]  # type: ignore[assignment]
     """One stream for many edges; bulk may use several."""
+    Merge: _aio.StreamStreamMultiCallable[_vnode_pb2.MergeRequest, _vnode_pb2.MergeResponse]  # type: ignore[assignment]
+    """A contributor brings a delta, or asks for the anchor; the primary answers with its anchor. One call per delta."""
+    Donate: _aio.UnaryStreamMultiCallable[_vnode_pb2.DonateRequest, _vnode_pb2.DonateResponse]  # type: ignore[assignment]
+    """The state of that digest, for whoever restores it or takes it as an anchor."""
 
 class VNodeServiceServicer(metaclass=_abc_1.ABCMeta):
     """Frames between workers. The receiver of frames opens the Link where it can."""
@@ -54,5 +62,21 @@ class VNodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_vnode_pb2.LinkMessage], _abc.AsyncIterator[_vnode_pb2.LinkMessage]]:
         """One stream for many edges; bulk may use several."""
+
+    @_abc_1.abstractmethod
+    def Merge(
+        self,
+        request_iterator: _MaybeAsyncIterator[_vnode_pb2.MergeRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_vnode_pb2.MergeResponse], _abc.AsyncIterator[_vnode_pb2.MergeResponse]]:
+        """A contributor brings a delta, or asks for the anchor; the primary answers with its anchor. One call per delta."""
+
+    @_abc_1.abstractmethod
+    def Donate(
+        self,
+        request: _vnode_pb2.DonateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_vnode_pb2.DonateResponse], _abc.AsyncIterator[_vnode_pb2.DonateResponse]]:
+        """The state of that digest, for whoever restores it or takes it as an anchor."""
 
 def add_VNodeServiceServicer_to_server(servicer: VNodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -151,10 +151,12 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_an_older_one(client: Cli
     victim = client.job(job_id).vnodes[1]
     process = network.process_of(victim.assignment.pnode_id)
     assert process is not None
-    network.kill(process)
+    psutil.Process(process.pid).suspend()  # nobody else restores, or uploads, before the damage is done
     entry = next(entry for entry in _entries(client) if entry.vnode == victim.vnode)
-    oldest = min(entry.working, key=lambda item: item.step).digest
-    damage(network, keys.state_prefix(MODEL, victim.vnode), keep=oldest)
+    newest = max(entry.working, key=lambda item: item.step).digest
+    # What is uploaded and not named yet is damaged too: it may be named at any moment and push out the oldest.
+    damage(network, keys.state_prefix(MODEL, victim.vnode), keep={item.digest for item in entry.working} - {newest})
+    network.kill(process)
     other = next(pnode for pnode in network.pnodes if pnode.alive)
     try:
         steps = [int(item.step) for item in entry.working]
@@ -164,12 +166,12 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_an_older_one(client: Cli
     completed(client, network, job_id)
 
 
-def damage(network: LocalNetwork, prefix: str, *, keep: str) -> None:
-    """Other bytes of the same size under the names of all objects but one."""
+def damage(network: LocalNetwork, prefix: str, *, keep: set[str]) -> None:
+    """Other bytes of the same size under the names of all objects but those to ``keep``."""
 
     async def write() -> None:
         for row in await store.list(prefix):
-            if keep not in row.key:
+            if not any(digest in row.key for digest in keep):
                 await store.put(row.key, b"x" * row.size_bytes)
 
     store = S3Store(network.store.file.address())
