@@ -173,8 +173,10 @@ class Target:
     def _say_need(self, low: int, high: int) -> None:
         self._sequence += 1
         wanted = IntervalSet.of((low, high))
-        self.hub.say(self, 0, ev.SendNeed(0, self._sequence, TRAIN_LANE, wanted, IntervalSet.empty(), IntervalSet.empty()))
+        self.hub.say(
+            self, 0, ev.SendNeed(0, ReplicaId("a.1"), self._sequence, TRAIN_LANE, wanted, IntervalSet.empty(), IntervalSet.empty())
+        )
 
     def _say_window(self, end: int) -> None:
         self._sequence += 1
-        self.hub.say(self, 0, ev.SendWindow(0, self._sequence, TRAIN_LANE, end))
+        self.hub.say(self, 0, ev.SendWindow(0, ReplicaId("a.1"), self._sequence, TRAIN_LANE, end))

@@ -70,4 +70,8 @@ SPOOL_BYTES: Final = 1024 * MIB
 CHECKPOINT_S: Final = 60.0
 CHECKPOINT_STEPS: Final = 256
 KEPT_WORKING_CHECKPOINTS: Final = 3
+MERGE_EVERY: Final = 50
+"""Own steps between two deltas of a contributor, where the graph sets none."""
+ANCHOR_S: Final = 10.0
+"""A replica that learns nothing takes the primary's anchor this often."""
 SETTLING_DEADLINE_S: Final = 600.0

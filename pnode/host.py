@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from dcnr.errors import DcnrError, InvariantBroken, Refused, Stale
 from dcnr.ids import vnode_of
 from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock
+from dcnr.units import Share
 from dcnr.v1 import local_pb2
 from pnode.chain import CommitChain, Link
 from pnode.exchange import Way
@@ -74,8 +75,7 @@ class ReplicaHost:
         self._captured = asyncio.Event()
         self._commits = info.step
         self._num_learned = len(info.lineage)
-        self._was_complete = False
-        self._rate_bytes_s = 0.0
+        self._was_complete, self._rate_bytes_s = False, 0.0
 
     # ---- as the data plane sees it ------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class ReplicaHost:
         self.post(
             ev.PlanChanged(
                 self._clock.monotonic(),
-                {edge: tuple(replica for replica, _ in asked) for edge, asked in neighbours.predecessors.items()},
+                {edge: tuple(Share(replica, 1.0) for replica, _ in asked[:1]) for edge, asked in neighbours.predecessors.items()},
                 frozenset(neighbours.successors),
                 neighbours.lead_batches,
             )
@@ -283,8 +283,8 @@ class ReplicaHost:
                 self._spawn(self._read, instruction)
             case ev.Stop():
                 self.fail(instruction.reason)
-            case _:
-                assert_never(instruction)
+            case _:  # of replicas with siblings: none is hosted yet
+                raise InvariantBroken(f"not carried out: {instruction!r:.200}", code="unexpected_instruction")
 
     def _spawn(self, work: Callable[[Any], Coroutine[Any, Any, None]], job: Instruction) -> None:
         if self._group is not None and not self._ended.is_set():

@@ -265,7 +265,7 @@ class LocalWay:
         if self._open:
             self._open = False
             self.source.detach(self._link)
-            self._target.post(EdgeDown(self._clock.monotonic(), self._index))
+            self._target.post(EdgeDown(self._clock.monotonic(), self._index, self.source.peer.replica))
             self._ended()
 
     def _hand_over(self, lane: Lane, batch: int, tensor: object) -> None:

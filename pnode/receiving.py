@@ -156,7 +156,7 @@ class ReceivingExchange:
         edge.intake, edge.control = None, None
         if edge.up:
             edge.up = False
-            edge.replica.post(EdgeDown(self._clock.monotonic(), edge.index))
+            edge.replica.post(EdgeDown(self._clock.monotonic(), edge.index, edge.source))
 
     async def _write(self, stream: Stream) -> None:
         while True:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
+from dcnr.units import Share
 from dcnr.v1 import common_pb2, vnode_pb2
 from simulation import arithmetic
 from simulation.arithmetic import State
@@ -291,7 +292,7 @@ class ReplicaShell:
 
     def new_plan(self, predecessors: dict[int, ReplicaId], successors: frozenset[ReplicaId]) -> None:
         """The newest plan: asks its replicas from now on."""
-        by_edge = {edge: (replica,) for edge, replica in predecessors.items()}
+        by_edge = {edge: (Share(replica, 1.0),) for edge, replica in predecessors.items()}
         self.feed(ev.PlanChanged(self.now_s, by_edge, successors, self.world.lead_batches))
         for number, replica in predecessors.items():
             edge = self.edges.get(number)
@@ -299,7 +300,7 @@ class ReplicaShell:
                 if edge is not None and edge.stream is not None:
                     edge.stream.close(0)
                     if edge.is_up:
-                        self.feed(ev.EdgeDown(self.now_s, number))
+                        self.feed(ev.EdgeDown(self.now_s, number, edge.asked))
                 self.edges[number] = Edge(self, number, replica)
                 self._open(self.edges[number])
 
@@ -329,7 +330,7 @@ class ReplicaShell:
         if self.edges.get(edge.number) is edge:
             if edge.is_up:
                 edge.is_up = False
-                self.feed(ev.EdgeDown(self.now_s, edge.number))
+                self.feed(ev.EdgeDown(self.now_s, edge.number, edge.asked))
             self.process.after(self.rng.uniform(0.1, 1.0), lambda: self._open(edge))
 
     def on_edge_message(self, edge: Edge, message: vnode_pb2.LinkMessage) -> None:

@@ -9,7 +9,6 @@ under way, so snapshots lie between steps.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import assert_never
 
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId, VNodeId
@@ -82,7 +81,7 @@ class ReplicaCore:
             case ev.HeadSeen():
                 self._head_seen_s = self._now_s
             case ev.PlanChanged():
-                self._predecessors = dict(event.predecessors)
+                self._predecessors = {edge: tuple(share.replica for share in shares) for edge, shares in event.predecessors.items()}
                 self._behind.plan(event.successors)
                 self._outlet.plan(event.successors)
                 self._lead_batches = max(1, min(config.lead_batches, config.spool_batches, event.lead_batches))
@@ -91,7 +90,7 @@ class ReplicaCore:
                 self._ack_stated = self._durable_stated = None
                 self._ack_s = self._durable_s = float("-inf")
             case ev.EdgeDown():
-                self._intake.edge_down(event.edge)
+                self._intake.edge_down(event.edge, event.source)
             case ev.FrameArrived():
                 self._intake.arrived(event)
             case ev.InputFailed():
@@ -102,20 +101,12 @@ class ReplicaCore:
                 self._named = event.lineage & self._all
             case ev.CheckpointLost():
                 self._snapshots.lost(event.reason)
+            case ev.MergeAsked():
+                out.append(ev.DeferMerge(event.request, "not_primary", "this replica takes in no deltas"))
             case _:
                 self._heard(event)
 
-    def _heard(
-        self,
-        event: ev.LinkUp
-        | ev.LinkDown
-        | ev.NeedHeard
-        | ev.WindowHeard
-        | ev.AckHeard
-        | ev.DurableHeard
-        | ev.FrameSent
-        | ev.FrameMissing,
-    ) -> None:
+    def _heard(self, event: Event) -> None:
         """What comes over links. A link of an incarnation that was replaced, or one that is gone, has no say."""
         match event:
             case ev.LinkUp():
@@ -143,7 +134,7 @@ class ReplicaCore:
             case ev.FrameMissing():
                 self._outlet.missing(event.lane, event.batch)
             case _:
-                assert_never(event)
+                raise InvariantBroken(f"{event!r:.200} answers nothing", code="unexpected_answer")
 
     # ---- computations --------------------------------------------------------------------------------------------------------
 
@@ -315,8 +306,8 @@ class ReplicaCore:
         is_news = stated != self._ack_stated and (waited_s >= STATEMENT_GAP_S or rise >= max(1, self._lead_batches // 4))
         if is_news or waited_s >= self._config.repeat_s:
             self._ack_stated, self._ack_s = stated, self._now_s
-            for edge in self._intake.open_edges():
-                out.append(SendAck(edge, self._intake.next_sequence(), len(self._lineage), stated[0], stated[1]))
+            for edge, source in self._intake.open_ways():
+                out.append(SendAck(edge, source, self._intake.next_sequence(), len(self._lineage), stated[0], stated[1]))
 
     def _durable_behind(self) -> IntervalSet:
         """Named, still learned here, and durable in everyone behind."""
@@ -331,7 +322,7 @@ class ReplicaCore:
         is_news = durable != self._durable_stated and waited_s >= STATEMENT_GAP_S
         if is_news or waited_s >= 5 * self._config.repeat_s:
             self._durable_stated, self._durable_s = durable, self._now_s
-            out += [SendDurable(edge, durable) for edge in self._intake.open_edges()]
+            out += [SendDurable(edge, source, durable) for edge, source in self._intake.open_ways()]
 
     # ---- reports -------------------------------------------------------------------------------------------------------------
 
@@ -370,6 +361,10 @@ class ReplicaCore:
             computing=_words(self._busy),
             last_loss=self._last_loss,
             stopped_why=self._stopped,
+            role=self._config.role,
+            unmerged=_NONE,
+            num_merged=0,
+            num_refused=0,
         )
 
     def check(self) -> None:

@@ -9,48 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any
 
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
-
-TensorHandle = Any
-"""A tensor of the compute port: never looked into by the core."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Lane:
-    """Numbers that belong together: a split of the data and, for evaluations, the round (test: round 0)."""
-
-    split: str
-    round: int = 0
-
-    @property
-    def is_train(self) -> bool:
-        """Whether batches of this lane are learned from."""
-        return self.split == "train"
-
-
-TRAIN_LANE = Lane("train")
-
-
-class Mode(Enum):
-    """How a batch goes through a stage."""
-
-    TRAIN = auto()
-    FORWARD_ONLY = auto()
-    EVAL = auto()
-    INFER = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A replica with the incarnation that a link was opened with."""
-
-    replica: ReplicaId
-    incarnation: int
-
+from dcnr.units import Share
+from vnode.merge_events import AnchorArrived as AnchorArrived
+from vnode.merge_events import AnchorCaptured as AnchorCaptured
+from vnode.merge_events import AnswerMerge as AnswerMerge
+from vnode.merge_events import AskMerge as AskMerge
+from vnode.merge_events import CaptureAnchor as CaptureAnchor
+from vnode.merge_events import DeferMerge as DeferMerge
+from vnode.merge_events import DeltaMade as DeltaMade
+from vnode.merge_events import Lead as Lead
+from vnode.merge_events import MakeDelta as MakeDelta
+from vnode.merge_events import MergeAsked as MergeAsked
+from vnode.merge_events import MergeDeltas as MergeDeltas
+from vnode.merge_events import MergeEvent, MergeInstruction
+from vnode.merge_events import MergesDone as MergesDone
+from vnode.merge_events import MergeUnanswered as MergeUnanswered
+from vnode.merge_events import Rebase as Rebase
+from vnode.merge_events import Rebased as Rebased
+from vnode.vocabulary import TRAIN_LANE as TRAIN_LANE
+from vnode.vocabulary import Lane as Lane
+from vnode.vocabulary import Mode as Mode
+from vnode.vocabulary import Peer as Peer
+from vnode.vocabulary import Role as Role
+from vnode.vocabulary import TensorHandle as TensorHandle
+from vnode.vocabulary import Verdict as Verdict
 
 # ---- events ---------------------------------------------------------------------------------------------------------------------
 
@@ -64,17 +49,25 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class PlanChanged:
-    """The neighbours of the newest plan. ``predecessors`` by edge (input edges that read the data set are absent)."""
+    """The newest plan around this replica.
+
+    ``predecessors``: by edge (those that read the data set are absent), the shares of all replicas of the predecessor, its primary
+    first: evaluations are asked of that one. ``successors``: all replicas of all successors. ``siblings``: the shares of all replicas
+    of this VNode, itself included; empty for one that is alone and owns everything. ``primary``: who that is, None if nobody.
+    """
 
     now_s: float
-    predecessors: Mapping[int, tuple[ReplicaId, ...]]
+    predecessors: Mapping[int, tuple[Share, ...]]
     successors: frozenset[ReplicaId]
     lead_batches: int
+    siblings: tuple[Share, ...] = ()
+    role: Role = Role.PRIMARY
+    primary: ReplicaId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeUp:
-    """The way to the replica asked over ``edge`` is open (again); everything stated before is forgotten by the other side."""
+    """A way to a replica asked over ``edge`` is open (again); everything stated over it before is forgotten by the other side."""
 
     now_s: float
     edge: int
@@ -83,10 +76,11 @@ class EdgeUp:
 
 @dataclass(frozen=True, slots=True)
 class EdgeDown:
-    """The way broke or was closed by the other side."""
+    """The way to that replica broke, was closed by the other side, or is no longer wanted."""
 
     now_s: float
     edge: int
+    source: ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +213,9 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class ComputeFailed:
-    """The computation or snapshot under way failed; nothing changed in the state. ``fatal``: this replica cannot go on.
+    """The computation under way failed; nothing changed in the state. ``fatal``: this replica cannot go on.
 
-    For a snapshot, lane and batch say nothing. What is not fatal is tried again, later each time.
+    Lane and batch say something for Learn and Forward only. What is not fatal is tried again, later each time.
     """
 
     now_s: float
@@ -242,7 +236,7 @@ class SnapshotTaken:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNamed:
-    """A manifest names a checkpoint of this VNode with that lineage."""
+    """A manifest names a checkpoint of this VNode with that lineage; told to all its replicas."""
 
     now_s: float
     lineage: IntervalSet
@@ -266,7 +260,7 @@ class HeadSeen:
 Event = (
     Tick | PlanChanged | EdgeUp | EdgeDown | FrameArrived | InputFailed | LinkUp | LinkDown
     | NeedHeard | WindowHeard | AckHeard | DurableHeard | FrameSent | FrameMissing
-    | Learned | Forwarded | ComputeFailed | SnapshotTaken | CheckpointNamed | CheckpointLost | HeadSeen
+    | Learned | Forwarded | ComputeFailed | SnapshotTaken | CheckpointNamed | CheckpointLost | HeadSeen | MergeEvent
 )  # fmt: skip
 
 
@@ -278,6 +272,7 @@ class SendNeed:
     """State over ``edge`` what this replica lacks."""
 
     edge: int
+    source: ReplicaId
     sequence: int
     lane: Lane
     wanted: IntervalSet
@@ -290,6 +285,7 @@ class SendWindow:
     """State over ``edge`` how far the sender may go."""
 
     edge: int
+    source: ReplicaId
     sequence: int
     lane: Lane
     end: int
@@ -300,6 +296,7 @@ class SendAck:
     """State over ``edge`` how much is learned and where the floor is."""
 
     edge: int
+    source: ReplicaId
     sequence: int
     num_learned: int
     floor: int
@@ -311,6 +308,7 @@ class SendDurable:
     """State over ``edge`` what nobody here or behind will ask for again."""
 
     edge: int
+    source: ReplicaId
     batches: IntervalSet
 
 
@@ -328,7 +326,7 @@ class ReadInput:
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """Make the local step on this batch. At most one Learn, Forward or Snapshot is outstanding at any time.
+    """Make the local step on this batch. At most one computation is outstanding at any time.
 
     ``num_learned`` is the size of the lineage before the step (schedules depend on it). The shell answers Learned, once the output
     is in the spool if ``keep`` says so, or ComputeFailed.
@@ -386,4 +384,5 @@ class Stop:
 
 Instruction = (
     SendNeed | SendWindow | SendAck | SendDurable | ReadInput | Learn | Forward | SendFrame | DropFrames | TakeSnapshot | Stop
+    | MergeInstruction
 )  # fmt: skip

@@ -88,14 +88,21 @@ class Intake:
             self._edges[event.edge].source = event.source
             self._edges[event.edge].stated = {}
 
-    def edge_down(self, edge: int) -> None:
+    def edge_down(self, edge: int, source: ReplicaId) -> None:
         """The way is closed; inputs that came over it stay."""
-        if edge in self._edges:
-            self._edges[edge].source = None
+        known = self._edges.get(edge)
+        if known is not None and known.source is not None and known.source.replica == source:
+            known.source = None
 
-    def open_edges(self) -> tuple[int, ...]:
-        """Edges over which something can be stated now."""
-        return tuple(edge for edge, known in self._edges.items() if known.source is not None)
+    def open_ways(self) -> tuple[tuple[int, ReplicaId], ...]:
+        """Edge and source over which something can be stated now."""
+        return tuple((edge, known.source.replica) for edge, known in self._edges.items() if known.source is not None)
+
+    def _source(self, edge: int) -> ReplicaId:
+        source = self._edges[edge].source
+        if source is None:
+            raise InvariantBroken("nothing is stated over a closed way", code="closed_way")
+        return source.replica
 
     def next_sequence(self) -> int:
         """Numbers every statement of this replica."""
@@ -185,7 +192,7 @@ class Intake:
     def statements(self, now_s: float) -> list[Instruction]:
         """Needs and windows that are new or due for repetition."""
         result: list[Instruction] = []
-        for edge in self.open_edges():
+        for edge, _ in self.open_ways():
             stated = self._edges[edge].stated
             for lane, work in self._work.items():
                 known = stated.setdefault(lane, _Stated())
@@ -193,7 +200,7 @@ class Intake:
                 result += self._window(now_s, edge, lane, work, known)
             for lane in [lane for lane in stated if lane not in self._work]:
                 if stated.pop(lane).needed:
-                    result.append(SendNeed(edge, self.next_sequence(), lane, _NONE, _NONE, _NONE))
+                    result.append(SendNeed(edge, self._source(edge), self.next_sequence(), lane, _NONE, _NONE, _NONE))
         return result
 
     def _need(self, now_s: float, edge: int, lane: Lane, work: LaneWork, known: _Stated) -> list[Instruction]:
@@ -213,7 +220,7 @@ class Intake:
         wanted = self._lacking(edge, lane, work.wanted)
         forward_only = self._lacking(edge, lane, work.forward_only)
         parts = map(lowest_intervals, (wanted, forward_only, again))
-        return [SendNeed(edge, self.next_sequence(), lane, *parts)]
+        return [SendNeed(edge, self._source(edge), self.next_sequence(), lane, *parts)]
 
     def _window(self, now_s: float, edge: int, lane: Lane, work: LaneWork, known: _Stated) -> list[Instruction]:
         """The window, if it moved by a quarter, moved back, reached the end of the lane, or is due again."""
@@ -224,7 +231,7 @@ class Intake:
         if not is_news and waited_s < self._config.repeat_s:
             return []
         known.window_at_s, known.end = now_s, work.end
-        return [SendWindow(edge, self.next_sequence(), lane, work.end)]
+        return [SendWindow(edge, self._source(edge), self.next_sequence(), lane, work.end)]
 
     def needs(self, predecessors: dict[int, tuple[ReplicaId, ...]]) -> tuple[NeedView, ...]:
         """For every edge and lane that lacks something: what, from whom, since when, why."""

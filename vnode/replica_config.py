@@ -10,7 +10,7 @@ from dcnr import limits
 from dcnr.errors import InvalidInput
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
-from vnode.events import Lane
+from vnode.vocabulary import Lane, Role
 
 STATED_INTERVALS: Final = 256
 """At most this many intervals, the lowest, are stated in one set."""
@@ -59,9 +59,23 @@ class ReplicaConfig:
     repeat_s: float = 2.0
     """Statements are repeated this often."""
     is_new_primary: bool = False
+    role: Role = Role.PRIMARY
+    """Until the first plan says so."""
+    unit_batches: int = 1
+    """The grain in which replicas share batches."""
+    merge_every: int = limits.MERGE_EVERY
+    """Own steps between two deltas of a contributor."""
 
     def __post_init__(self) -> None:
-        at_least_one = ("num_inputs", "spool_batches", "window_batches", "lead_batches", "checkpoint_steps")
+        at_least_one = (
+            "num_inputs",
+            "spool_batches",
+            "window_batches",
+            "lead_batches",
+            "checkpoint_steps",
+            "unit_batches",
+            "merge_every",
+        )
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1", code="bad_replica", field=name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
 from vnode.evaluation import Evaluation
-from vnode.events import Lane
+from vnode.events import Lane, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +72,10 @@ class ReplicaView:
     """What is under way, in words; empty when idle."""
     last_loss: float | None
     stopped_why: str
+    role: Role
+    unmerged: IntervalSet
+    """At a contributor: of the lineage, what is in no anchor yet."""
+    num_merged: int
+    """At the primary: deltas merged; at a contributor: own deltas merged."""
+    num_refused: int
+    """The same for deltas that were refused."""

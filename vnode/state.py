@@ -64,9 +64,14 @@ class TensorSlot:
     shape: tuple[int, ...]
 
     @property
+    def num_values(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
     def num_bytes(self) -> int:
         """Raw bytes."""
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        return self.num_values * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,11 @@ class StateSchema:
 
     vnode: str
     tensors: Mapping[str, TensorSlot]
+
+
+def anchor_schema(schema: StateSchema) -> StateSchema:
+    """What an anchor holds of such a state: weights and running statistics, no optimiser slots."""
+    return StateSchema(schema.vnode, {name: slot for name, slot in schema.tensors.items() if not name.startswith("o/")})
 
 
 def serialise(schema: StateSchema, info: StateInfo, tensors: Mapping[str, Array]) -> bytes:
@@ -92,7 +102,7 @@ def serialise(schema: StateSchema, info: StateInfo, tensors: Mapping[str, Array]
             slot = schema.tensors[name]
             if array.dtype != np.dtype(slot.dtype) or array.shape != slot.shape:
                 raise _bad(f"{name} is {array.dtype} {array.shape}, not {slot.dtype} {slot.shape}", "shape")
-            _check_values(name, array)
+            check_values(name, array)
         pieces.append(np.ascontiguousarray(array).tobytes())
     return b"".join(pieces)
 
@@ -118,7 +128,7 @@ def parse(data: bytes, schema: StateSchema) -> tuple[StateInfo, dict[str, Array]
     for name in order:
         slot = _slot(schema, name, num_intervals)
         array = np.frombuffer(entries[name]["data"], dtype=np.dtype(slot.dtype)).reshape(slot.shape)
-        _check_values(name, array)
+        check_values(name, array)
         array.flags.writeable = False
         arrays[name] = array
     return replace(info, lineage=_lineage(arrays.pop(LINEAGE), info.num_batches)), arrays
@@ -130,6 +140,16 @@ def for_new_job(data: bytes, schema: StateSchema, *, num_batches: int, seed: int
     fresh = {name: np.zeros_like(array) if name.startswith("o/") else array for name, array in tensors.items()}
     info = replace(info, num_batches=num_batches, seed=seed, parent=parent, lineage=IntervalSet.empty(), updates=0, step=0)
     return serialise(schema, info, fresh)
+
+
+def check_values(name: str, array: Array) -> None:
+    """Raises Corrupt where a tensor of that name cannot hold these values."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise _bad(f"{name} is not finite", "values")
+    if name.startswith("b/") and array.dtype.kind == "i" and array.size and int(array.min()) < 0:
+        raise _bad(f"{name} counts below zero", "values")
+    if name.endswith(("/square", "running_var")) and array.size and float(array.min()) < 0:
+        raise _bad(f"{name} is negative", "values")
 
 
 def _bad(message: str, code: str) -> Corrupt:
@@ -212,12 +232,3 @@ def _lineage(rows: Array, num_batches: int) -> IntervalSet:
     if pairs and pairs[-1][1] > num_batches:
         raise _bad("the lineage holds batches that the job does not have", "lineage")
     return IntervalSet.from_pairs(pairs)
-
-
-def _check_values(name: str, array: Array) -> None:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise _bad(f"{name} is not finite", "values")
-    if name.startswith("b/") and array.dtype.kind == "i" and array.size and int(array.min()) < 0:
-        raise _bad(f"{name} counts below zero", "values")
-    if name.endswith(("/square", "running_var")) and array.size and float(array.min()) < 0:
-        raise _bad(f"{name} is negative", "values")

@@ -22,7 +22,8 @@ from dcnr.limits import MAX_OBJECT_BYTES
 from dcnr.specs import Registry
 from dcnr.stages import Stage, StageInput
 from vnode.compute import EvalResult, Mode, StepResult
-from vnode.state import Array, StateInfo, parse, serialise
+from vnode.state import Array, StateInfo, StateSchema, anchor_schema, parse, serialise
+from vnode.torch_merging import Base, Displacement, decode, encode, outer_step
 from vnode.torch_objective import cross_entropy
 from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
 
@@ -49,6 +50,7 @@ class TorchCompute:
         self._num_batches, self._seed = num_batches, seed
         self._device = torch.device(device)
         self._schema = schema_of(stage, registry)
+        self._anchor_schema = anchor_schema(self._schema)
         optimizer = optimizer_of(stage, registry)
         self._schedule = optimizer.schedule(stage.optimizer_config)
         self._update = optimizer.build(stage.optimizer_config)
@@ -58,17 +60,11 @@ class TorchCompute:
         self._parameters: list[Tensor] = []
         self._slots: dict[str, list[Tensor]] = {}
         self._updates = 0
+        self._base: Base | None = None
 
     def restore(self, state: bytes | memoryview | Path) -> StateInfo:
         """Takes over a state of this stage and job. Raises Corrupt; on an error the former state stays."""
-        info, arrays = parse(_whole(state), self._schema)
-        if info.num_batches != self._num_batches or info.seed != self._seed:
-            raise Corrupt(
-                "the state belongs to another job (number of batches or seed)",
-                code="bad_state_job",
-                num_batches=info.num_batches,
-                seed=info.seed,
-            )
+        info, arrays = self._parsed(_whole(state), self._schema)
         module = skeleton(self._stage, self._registry)
         values = {name[2:]: self._tensor(array) for name, array in arrays.items() if name[:2] in ("w/", "b/")}
         module.load_state_dict(values, strict=True, assign=True)
@@ -77,7 +73,7 @@ class TorchCompute:
         self._parameters = list(named.values())
         self._slots = {slot: [self._tensor(arrays[f"o/{name}/{slot}"]) for name in self._names] for slot in self._slot_names}
         self._updates = info.updates
-        self._module = module
+        self._module, self._base = module, None
         return info
 
     def learn(self, batch: int, inputs: Sequence[Any], target: Any, num_learned: int) -> StepResult:
@@ -131,13 +127,93 @@ class TorchCompute:
 
     def snapshot(self, info: StateInfo) -> bytes:
         """The whole state. ``info.updates`` is replaced by this adapter's own count."""
-        module = self._ready()
-        tensors: dict[str, Array] = {f"b/{name}": _array(buffer) for name, buffer in module.named_buffers()}
+        tensors = self._weights_and_buffers()
         for index, name in enumerate(self._names):
-            tensors[f"w/{name}"] = _array(self._parameters[index])
             for slot, values in self._slots.items():
                 tensors[f"o/{name}/{slot}"] = _array(values[index])
         return serialise(self._schema, replace(info, updates=self._updates), tensors)
+
+    # ---- several replicas of one VNode ------------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """What is learned from here on is a displacement from the weights as they are now."""
+        self._ready()
+        self._base = Base(self._parameters)
+
+    def lead(self) -> None:
+        """The state stays as it is; what `rebase` would need is let go."""
+        self._base = None
+
+    def anchor(self, info: StateInfo) -> bytes:
+        """Weights and running statistics with their lineage. ``info.updates`` is 0: there are no optimiser slots."""
+        return serialise(self._anchor_schema, replace(info, updates=0), self._weights_and_buffers())
+
+    def check_anchor(self, anchor: bytes) -> StateInfo:
+        """What an anchor says about itself. Raises Corrupt."""
+        return self._parsed(anchor, self._anchor_schema)[0]
+
+    def displacement(self, codec: str) -> bytes:
+        """Sets apart what was learned since the base; with a lossy codec, what others will decode, and the rest stays."""
+        module, base = self._ready(), self._based()
+        moved = dict(zip(self._names, map(_array, base.moved(self._parameters)), strict=True))
+        data = encode(Displacement(moved, {name: _array(buffer) for name, buffer in module.named_buffers()}), codec)
+        decoded = decode(data, codec, self._schema).weights
+        base.set_apart([self._tensor(decoded[name]) for name in self._names])
+        return data
+
+    def check_displacement(self, data: bytes, codec: str) -> Displacement:
+        """A displacement of this stage, decoded. Raises Corrupt and InvalidInput."""
+        return decode(data, codec, self._schema)
+
+    def rebase(self, anchor: bytes, *, keep_open: bool, keep_after: bool) -> StateInfo:
+        """Weights on a new anchor; running statistics are the anchor's unless what was learned after the open delta is kept."""
+        module, base = self._ready(), self._based()
+        info, arrays = self._parsed(anchor, self._anchor_schema)
+        with torch.no_grad():
+            after = base.moved(self._parameters)
+            weights = base.rebase(
+                [self._tensor(arrays[f"w/{name}"]) for name in self._names], after, keep_open=keep_open, keep_after=keep_after
+            )
+            for parameter, value in zip(self._parameters, weights, strict=True):
+                parameter.copy_(value)
+            if not keep_after:
+                for name, buffer in module.named_buffers():
+                    buffer.copy_(self._tensor(arrays[f"b/{name}"]))
+        return info
+
+    def merge(self, displacements: Sequence[Displacement], num_batches: Sequence[int], num_replicas: int) -> None:
+        """The outer step for each displacement in turn (`vnode.torch_merging.outer_step`); all of them or none."""
+        module = self._ready()
+        with torch.no_grad():
+            weights = {name: value.detach() for name, value in zip(self._names, self._parameters, strict=True)}
+            buffers = dict(module.named_buffers())
+            for displacement, count in zip(displacements, num_batches, strict=True):
+                weights, buffers = outer_step(weights, buffers, displacement, count, num_replicas)
+            for parameter, name in zip(self._parameters, self._names, strict=True):
+                parameter.copy_(weights[name])
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])
+
+    def _based(self) -> Base:
+        if self._base is None:
+            raise InvariantBroken("this replica leads: it has no base", code="no_base", vnode=self._stage.id)
+        return self._base
+
+    def _weights_and_buffers(self) -> dict[str, Array]:
+        tensors = {f"b/{name}": _array(buffer) for name, buffer in self._ready().named_buffers()}
+        tensors.update({f"w/{name}": _array(value) for name, value in zip(self._names, self._parameters, strict=True)})
+        return tensors
+
+    def _parsed(self, data: bytes, schema: StateSchema) -> tuple[StateInfo, dict[str, Array]]:
+        info, arrays = parse(data, schema)
+        if info.num_batches != self._num_batches or info.seed != self._seed:
+            raise Corrupt(
+                "the state belongs to another job (number of batches or seed)",
+                code="bad_state_job",
+                num_batches=info.num_batches,
+                seed=info.seed,
+            )
+        return info, arrays
 
     def _ready(self) -> StageModule:
         if self._module is None:

@@ -200,11 +200,11 @@ def test_statements_arrive_and_a_frame_that_is_gone_is_missing(tmp_path: Path) -
     async def scenario() -> None:
         async with rig(tmp_path) as r:
             await r.target.until(ev.EdgeUp)
-            some = IntervalSet.of((1, 4), (9, 11))
-            r.hub.say(r.target, 0, ev.SendNeed(0, 1, TRAIN_LANE, some, IntervalSet.empty(), some))
-            r.hub.say(r.target, 0, ev.SendWindow(0, 2, TRAIN_LANE, 17))
-            r.hub.say(r.target, 0, ev.SendAck(0, 3, 5, 4, VNodeId("b")))
-            r.hub.say(r.target, 0, ev.SendDurable(0, some))
+            a, some = r.source.peer.replica, IntervalSet.of((1, 4), (9, 11))
+            r.hub.say(r.target, 0, ev.SendNeed(0, a, 1, TRAIN_LANE, some, IntervalSet.empty(), some))
+            r.hub.say(r.target, 0, ev.SendWindow(0, a, 2, TRAIN_LANE, 17))
+            r.hub.say(r.target, 0, ev.SendAck(0, a, 3, 5, 4, VNodeId("b")))
+            r.hub.say(r.target, 0, ev.SendDurable(0, a, some))
             (need,) = await r.source.until(ev.NeedHeard)
             assert (need.sequence, need.wanted, need.evicted) == (1, some, some)
             (window,) = await r.source.until(ev.WindowHeard)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
+from dcnr.units import Share
 from vnode import events as ev
 from vnode.core import ReplicaCore
 from vnode.evaluation import Rounds
@@ -42,7 +43,7 @@ HEARD: st.SearchStrategy[ev.Event] = st.one_of(
     st.builds(ev.Tick, AT),
     st.builds(ev.HeadSeen, AT),
     st.builds(ev.EdgeUp, AT, EDGES, PEERS),
-    st.builds(ev.EdgeDown, AT, EDGES),
+    st.builds(ev.EdgeDown, AT, EDGES, st.sampled_from([ReplicaId("next.0"), ReplicaId("other.0")])),
     st.builds(ev.FrameArrived, AT, EDGES, LANES, BATCHES, st.just("tensor")),
     st.builds(ev.InputFailed, AT, st.just(1), LANES, BATCHES),
     st.builds(ev.LinkUp, AT, LINKS, PEERS),
@@ -56,7 +57,7 @@ HEARD: st.SearchStrategy[ev.Event] = st.one_of(
     st.builds(ev.CheckpointNamed, AT, SETS),
     st.builds(ev.CheckpointLost, AT, st.just("condemned")),
     st.builds(
-        ev.PlanChanged, AT, st.just({0: (ReplicaId("before.0"),)}),
+        ev.PlanChanged, AT, st.just({0: (Share(ReplicaId("before.0"), 1.0),)}),
         st.sets(st.sampled_from([ReplicaId("next.0"), ReplicaId("other.0")])).map(frozenset), st.integers(0, 9),
     ),
 )  # fmt: skip

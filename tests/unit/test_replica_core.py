@@ -10,6 +10,7 @@ import pytest
 from dcnr.errors import InvalidInput, InvariantBroken
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
+from dcnr.units import Share
 from vnode import events as ev
 from vnode.core import ReplicaCore
 from vnode.events import TRAIN_LANE, Instruction, Lane, Mode, Peer
@@ -39,7 +40,7 @@ def of(kind: type[T], instructions: list[Instruction]) -> list[T]:
 
 def started(successors: frozenset[ReplicaId] = frozenset(), lineage: IntervalSet = EMPTY, **changes: Any) -> ReplicaCore:
     core = ReplicaCore(config(**changes), lineage, 0.0)
-    core.handle(ev.PlanChanged(0.0, {0: (BEFORE.replica,)}, successors, 100))
+    core.handle(ev.PlanChanged(0.0, {0: (Share(BEFORE.replica, 1.0),)}, successors, 100))
     return core
 
 

@@ -64,7 +64,7 @@ def test_the_pipe_refuses_what_is_too_long_or_no_message(data: bytes) -> None:
 
 
 def need(sequence: int, wanted: IntervalSet, evicted: IntervalSet, lane: Lane = TRAIN_LANE) -> vnode_pb2.LinkMessage:
-    return frames.statement_message(1, SendNeed(0, sequence, lane, wanted, NONE, evicted))
+    return frames.statement_message(1, SendNeed(0, ReplicaId("a.1"), sequence, lane, wanted, NONE, evicted))
 
 
 def test_only_the_newest_need_of_a_lane_waits_and_no_eviction_is_forgotten() -> None:

@@ -1,0 +1,187 @@
+"""What the replicas of one VNode tell each other, as events and instructions of the core; `vnode.events` has the rest.
+
+A contributor makes a delta, asks the primary to merge it, and takes over the anchor that comes back; the primary merges between its
+steps. All of it is computation on the state, so at most one of Learn, Forward, TakeSnapshot, MakeDelta, Rebase, MergeDeltas and
+CaptureAnchor is under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dcnr.ids import ReplicaId
+from dcnr.intervals import IntervalSet
+from vnode.vocabulary import Peer, Verdict
+
+AnchorHandle = Any
+"""The bytes of an anchor, whole and checked, with whatever the shell keeps of it: never looked into by the core."""
+DeltaHandle = Any
+"""A delta that the shell has checked in full: signature, delegation, job, bytes, and that its batches are those it names."""
+
+
+# ---- events of a contributor ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaMade:
+    """Answers MakeDelta: what was learned since the last delta is set apart, signed and kept until the next one is made."""
+
+    now_s: float
+    sequence: int
+    batches: IntervalSet
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorArrived:
+    """Answers AskMerge number ``ask``: the verdict on the delta that was brought, and the primary's anchor with its lineage."""
+
+    now_s: float
+    ask: int
+    primary: Peer
+    verdict: Verdict
+    lineage: IntervalSet
+    anchor: AnchorHandle
+
+
+@dataclass(frozen=True, slots=True)
+class MergeUnanswered:
+    """AskMerge number ``ask`` failed, or its answer did not hold: nothing is known, the core asks again."""
+
+    now_s: float
+    ask: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rebased:
+    """Answers Rebase: the state is the anchor and what was to be kept."""
+
+    now_s: float
+
+
+# ---- events of a primary ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MergeAsked:
+    """A sibling asks to merge ``delta``, or for the anchor alone (``sequence`` None, no batches, no delta).
+
+    ``request`` is the shell's number for it, never reused; it is answered by exactly one AnswerMerge or DeferMerge.
+    """
+
+    now_s: float
+    request: int
+    source: Peer
+    sequence: int | None
+    batches: IntervalSet
+    delta: DeltaHandle | None
+
+
+@dataclass(frozen=True, slots=True)
+class MergesDone:
+    """Answers MergeDeltas: all are in the state, and the anchor after them is captured."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorCaptured:
+    """Answers CaptureAnchor."""
+
+    now_s: float
+
+
+# ---- instructions to a contributor's shell ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MakeDelta:
+    """Set apart what was learned since the last delta (``batches``); answered by DeltaMade or ComputeFailed.
+
+    The delta before it is settled: whatever the shell keeps of it can go.
+    """
+
+    sequence: int
+    batches: IntervalSet
+
+
+@dataclass(frozen=True, slots=True)
+class AskMerge:
+    """Bring delta ``sequence`` to the primary (None: ask for the anchor alone); answered by AnchorArrived or MergeUnanswered.
+
+    It replaces an AskMerge that is still out: that call can be ended, its answer will be ignored.
+    """
+
+    ask: int
+    primary: ReplicaId
+    sequence: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rebase:
+    """Make the state ``anchor`` + the open delta if ``keep_open`` + what was learned after it if ``keep_after``.
+
+    Answered by Rebased or ComputeFailed. What is not kept is gone; ``lineage`` is that of the state afterwards.
+    """
+
+    anchor: AnchorHandle
+    keep_open: bool
+    keep_after: bool
+    lineage: IntervalSet
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """From here on this replica is the primary; not answered, and a TakeSnapshot follows before anything else is computed.
+
+    ``lineage`` is that of the state. ``own``: the part that lies in no anchor; those batches are the own ones of the next commit,
+    whose parent is the anchor this replica stands on.
+    """
+
+    lineage: IntervalSet
+    own: IntervalSet
+
+
+# ---- instructions to a primary's shell --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MergeDeltas:
+    """Merge the deltas of these requests, in this order, and capture the anchor after them; answered by MergesDone or ComputeFailed.
+
+    ``lineage`` is that of the state afterwards.
+    """
+
+    requests: tuple[int, ...]
+    lineage: IntervalSet
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureAnchor:
+    """Capture the anchor as the state is now; answered by AnchorCaptured or ComputeFailed."""
+
+    lineage: IntervalSet
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMerge:
+    """Answer the request with the verdict and the anchor captured last, which has the present lineage."""
+
+    request: int
+    verdict: Verdict
+    code: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeferMerge:
+    """Answer the request with an error, without a verdict: the sibling asks again later, or somebody else."""
+
+    request: int
+    code: str
+    reason: str
+
+
+MergeEvent = DeltaMade | AnchorArrived | MergeUnanswered | Rebased | MergeAsked | MergesDone | AnchorCaptured
+MergeInstruction = MakeDelta | AskMerge | Rebase | Lead | MergeDeltas | CaptureAnchor | AnswerMerge | DeferMerge

@@ -1,0 +1,67 @@
+"""The words that all parts of a replica share: lanes, modes, roles, peers. Pure, torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from dcnr.ids import ReplicaId
+
+TensorHandle = Any
+"""A tensor of the compute port: never looked into by the core."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Lane:
+    """Numbers that belong together: a split of the data and, for evaluations, the round (test: round 0)."""
+
+    split: str
+    round: int = 0
+
+    @property
+    def is_train(self) -> bool:
+        """Whether batches of this lane are learned from."""
+        return self.split == "train"
+
+
+TRAIN_LANE = Lane("train")
+
+
+class Mode(Enum):
+    """How a batch goes through a stage."""
+
+    TRAIN = auto()
+    FORWARD_ONLY = auto()
+    EVAL = auto()
+    INFER = auto()
+
+
+class Role(Enum):
+    """What a replica is to its VNode."""
+
+    PRIMARY = "primary"
+    """Its state is the VNode's: it learns, takes in deltas, and its checkpoints enter manifests."""
+    CONTRIBUTOR = "contributor"
+    """Learns its own units on top of the primary's anchor and brings what it learned as deltas."""
+    STANDBY = "standby"
+    """Keeps the newest anchor and learns nothing."""
+
+
+class Verdict(Enum):
+    """What the primary says to a contributor that asked."""
+
+    MERGED = "merged"
+    """The delta is in the lineage of the anchor that follows."""
+    REFUSED = "refused"
+    """It never will be: it overlaps the lineage or cannot be used."""
+    ANCHOR = "anchor"
+    """No delta was brought; here is the anchor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A replica with the incarnation that a link was opened with."""
+
+    replica: ReplicaId
+    incarnation: int
