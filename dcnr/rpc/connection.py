@@ -60,7 +60,7 @@ class Connection:
         rng: RandomBytes,
         delegation: Callable[[], identity_pb2.Envelope | None],
     ) -> None:
-        self.channel, self.peer_id, self.address = channel, peer_id, address
+        self._channel, self.peer_id, self.address = channel, peer_id, address
         self._closed = asyncio.Event()
         self._key, self._network_id, self._certificate = key, network_id, certificate_sha256
         self._clock, self._rng, self._delegation = clock, rng, delegation
@@ -74,6 +74,12 @@ class Connection:
     def closed(self) -> bool:
         """True once the connection is of no use any more; `wait_closed` waits for that."""
         return self._closed.is_set()
+
+    @property
+    def channel(self) -> aio.Channel:
+        """For stubs. Raises Unavailable (``connection_closed``): gRPC's core corrupts memory where a stub is made on a closed channel."""
+        self._require_open()
+        return self._channel
 
     @property
     def metadata(self) -> Metadata:
@@ -136,7 +142,7 @@ class Connection:
         if watcher is not None and watcher is not asyncio.current_task():
             watcher.cancel()
             await asyncio.wait([watcher])
-        await self.channel.close(None)
+        await self._channel.close(None)
 
     async def _renew(self, used: OpenedSession | None) -> None:
         """A new session, unless another task has made one since ``used``."""
@@ -165,9 +171,9 @@ class Connection:
     async def _watch(self) -> None:
         """Keeps the channel connected; notes reconnects, which end the session; closes when the peer stays away."""
         while True:
-            state = self.channel.get_state(try_to_connect=True)
+            state = self._channel.get_state(try_to_connect=True)
             if state is ChannelConnectivity.READY:
-                await self.channel.wait_for_state_change(state)
+                await self._channel.wait_for_state_change(state)
                 self._session = None
                 continue
             try:
@@ -175,8 +181,8 @@ class Connection:
                     while state is not ChannelConnectivity.READY:
                         if state is ChannelConnectivity.SHUTDOWN:
                             break
-                        await self.channel.wait_for_state_change(state)
-                        state = self.channel.get_state(try_to_connect=True)
+                        await self._channel.wait_for_state_change(state)
+                        state = self._channel.get_state(try_to_connect=True)
             except TimeoutError:
                 state = ChannelConnectivity.SHUTDOWN
             if state is ChannelConnectivity.SHUTDOWN:

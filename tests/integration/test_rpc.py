@@ -382,6 +382,9 @@ def test_a_peer_that_stays_away_closes_the_connection(monkeypatch: pytest.Monkey
         async with connected(house) as connection:
             await house.server.stop(0)
             await asyncio.wait_for(connection.wait_closed(), 10)
+            with pytest.raises(Unavailable) as raised:
+                _ = connection.channel  # a stub on a closed channel would corrupt the memory of gRPC's core
+            assert raised.value.code == "connection_closed"
             with pytest.raises(Unavailable):
                 await probe(connection)
 
