@@ -70,10 +70,10 @@ class Orchestrators:
             try:
                 connection = await self.connection(node_id, addresses)
                 metadata = await connection.fresh_metadata()
+                messages = getattr(stub(connection.channel), method)(request, metadata=metadata, timeout=timeout_s)
             except Unavailable as error:
                 reasons.append(f"{node_id[:8]}: {error.message}")
                 continue
-            messages = getattr(stub(connection.channel), method)(request, metadata=metadata, timeout=timeout_s)
             try:
                 async for message in messages:
                     self._last_good = node_id
