@@ -7,12 +7,14 @@ highest batch gives way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
-from vnode.events import EdgeUp, FrameArrived, InputFailed, Instruction, Lane, Peer, ReadInput, SendNeed, SendWindow, TensorHandle
+from dcnr.units import Share, split
+from vnode.events import EdgeUp, FrameArrived, InputFailed, Instruction, Lane, ReadInput, SendNeed, SendWindow, TensorHandle
 from vnode.replica_config import STATEMENT_GAP_S, ReplicaConfig, lowest_intervals
 from vnode.replica_view import NeedView
 
@@ -60,10 +62,23 @@ class _Stated:
 
 @dataclass(slots=True)
 class _Edge:
-    """The way to one predecessor."""
+    """The ways to the replicas of one predecessor, and which batches each of them is asked for."""
 
-    source: Peer | None = None
-    stated: dict[Lane, _Stated] = field(default_factory=dict)
+    ways: dict[ReplicaId, dict[Lane, _Stated]] = field(default_factory=dict)
+    """What was stated over each open way."""
+    primary: ReplicaId | None = None
+    owned: dict[ReplicaId, IntervalSet] | None = None
+    """By replica of the newest plan; None before the first."""
+
+    def asked(self, lane: Lane, batches: IntervalSet) -> list[tuple[ReplicaId | None, IntervalSet]]:
+        """Who is asked for which of ``batches``: the owner, for evaluations the primary; None where there is nobody to ask."""
+        if not lane.is_train:
+            return [(self.primary, batches)]
+        parts: list[tuple[ReplicaId | None, IntervalSet]] = []
+        for replica, owned in (self.owned or {}).items():
+            parts.append((replica, batches & owned))
+            batches -= owned
+        return [(replica, part) for replica, part in [*parts, (None, batches)] if part]
 
 
 class Intake:
@@ -77,32 +92,31 @@ class Intake:
         self._read_again: dict[tuple[int, Lane, int], float] = {}
         self._computing: tuple[Lane, int] | None = None
         self._work: dict[Lane, LaneWork] = {}
-        self._waiting_for: dict[tuple[int, Lane], tuple[int, float]] = {}
+        self._waiting_for: dict[tuple[int, Lane, ReplicaId | None], tuple[int, float]] = {}
         self._sequence = 0
         self.num_duplicates = 0
         self.num_evicted = 0
 
+    def plan(self, predecessors: Mapping[int, tuple[Share, ...]]) -> None:
+        """Whom to ask for which batches from now on; what arrives from others is taken in all the same."""
+        for number, edge in self._edges.items():
+            shares = predecessors.get(number, ())
+            edge.primary = shares[0].replica if shares else None
+            edge.owned = split(shares, self._config.num_batches, self._config.unit_batches)
+
     def edge_up(self, event: EdgeUp) -> None:
         """The way is open: everything is stated anew."""
         if event.edge in self._edges:
-            self._edges[event.edge].source = event.source
-            self._edges[event.edge].stated = {}
+            self._edges[event.edge].ways[event.source.replica] = {}
 
     def edge_down(self, edge: int, source: ReplicaId) -> None:
         """The way is closed; inputs that came over it stay."""
-        known = self._edges.get(edge)
-        if known is not None and known.source is not None and known.source.replica == source:
-            known.source = None
+        if edge in self._edges:
+            self._edges[edge].ways.pop(source, None)
 
     def open_ways(self) -> tuple[tuple[int, ReplicaId], ...]:
         """Edge and source over which something can be stated now."""
-        return tuple((edge, known.source.replica) for edge, known in self._edges.items() if known.source is not None)
-
-    def _source(self, edge: int) -> ReplicaId:
-        source = self._edges[edge].source
-        if source is None:
-            raise InvariantBroken("nothing is stated over a closed way", code="closed_way")
-        return source.replica
+        return tuple((number, source) for number, edge in self._edges.items() for source in edge.ways)
 
     def next_sequence(self) -> int:
         """Numbers every statement of this replica."""
@@ -120,17 +134,24 @@ class Intake:
         before, self._waiting_for = self._waiting_for, {}
         for lane, current in work.items():
             for edge in range(self._config.num_inputs):
-                lowest = self._lacking(edge, lane, current.needed).lowest()
-                if lowest is not None:
-                    known = before.get((edge, lane))
-                    self._waiting_for[edge, lane] = known if known and known[0] == lowest else (lowest, now_s)
+                for source, lacking in self._asked(edge, lane, self._lacking(edge, lane, current.needed)):
+                    lowest = lacking.lowest()
+                    if lowest is not None:
+                        known = before.get((edge, lane, source))
+                        self._waiting_for[edge, lane, source] = known if known and known[0] == lowest else (lowest, now_s)
+
+    def _asked(self, edge: int, lane: Lane, batches: IntervalSet) -> list[tuple[ReplicaId | None, IntervalSet]]:
+        known = self._edges.get(edge)
+        return [(None, batches)] if known is None else known.asked(lane, batches)
 
     def arrived(self, event: FrameArrived) -> None:
         """Takes in an input that is needed and new; the highest batch gives way where there are too many."""
         lane, batch, edge = event.lane, event.batch, event.edge
         self._reading.discard((edge, lane, batch))
-        if edge in self._edges and lane in self._edges[edge].stated:
-            self._edges[edge].stated[lane].received.add(batch)
+        if edge in self._edges:
+            for stated in self._edges[edge].ways.values():
+                if lane in stated and batch in stated[lane].needed:
+                    stated[lane].received.add(batch)
         work = self._work.get(lane)
         held = self._held.get(lane, {})
         is_new = edge not in held.get(batch, {}) and (lane, batch) != self._computing
@@ -190,23 +211,28 @@ class Intake:
         return batches - IntervalSet.of(*((batch, batch + 1) for batch in here)) if here else batches
 
     def statements(self, now_s: float) -> list[Instruction]:
-        """Needs and windows that are new or due for repetition."""
+        """Needs and windows that are new or due for repetition, over each way what its replica is asked for."""
         result: list[Instruction] = []
-        for edge, _ in self.open_ways():
-            stated = self._edges[edge].stated
+        for number, edge in self._edges.items():
+            if not edge.ways:
+                continue
             for lane, work in self._work.items():
-                known = stated.setdefault(lane, _Stated())
-                result += self._need(now_s, edge, lane, work, known)
-                result += self._window(now_s, edge, lane, work, known)
-            for lane in [lane for lane in stated if lane not in self._work]:
-                if stated.pop(lane).needed:
-                    result.append(SendNeed(edge, self._source(edge), self.next_sequence(), lane, _NONE, _NONE, _NONE))
+                parts = {source: part for source, part in edge.asked(lane, self._lacking(number, lane, work.needed)) if source}
+                for source, stated in edge.ways.items():
+                    part = parts.get(source, _NONE)
+                    if part or lane in stated or lane.is_train:
+                        known = stated.setdefault(lane, _Stated())
+                        result += self._need(now_s, (number, source), lane, part, known)
+                        result += self._window(now_s, (number, source), lane, work, known)
+            for source, stated in edge.ways.items():
+                for lane in [lane for lane in stated if lane not in self._work]:
+                    if stated.pop(lane).needed:
+                        result.append(SendNeed(number, source, self.next_sequence(), lane, _NONE, _NONE, _NONE))
         return result
 
-    def _need(self, now_s: float, edge: int, lane: Lane, work: LaneWork, known: _Stated) -> list[Instruction]:
+    def _need(self, now_s: float, way: tuple[int, ReplicaId], lane: Lane, needed: IntervalSet, known: _Stated) -> list[Instruction]:
         """The Need, if something was added to it, dropped after it came, much was received, or it is due again."""
         waited_s = now_s - known.at_s
-        needed = self._lacking(edge, lane, work.needed)
         again = IntervalSet.of(*((batch, batch + 1) for batch in known.received)) & needed if known.received else _NONE
         is_news = (
             (bool(again) and waited_s >= STATEMENT_GAP_S)
@@ -217,12 +243,11 @@ class Intake:
             return []
         known.at_s, known.needed = now_s, needed
         known.received.clear()
-        wanted = self._lacking(edge, lane, work.wanted)
-        forward_only = self._lacking(edge, lane, work.forward_only)
-        parts = map(lowest_intervals, (wanted, forward_only, again))
-        return [SendNeed(edge, self._source(edge), self.next_sequence(), lane, *parts)]
+        work = self._work[lane]
+        parts = map(lowest_intervals, (needed & work.wanted, needed & work.forward_only, again))
+        return [SendNeed(*way, self.next_sequence(), lane, *parts)]
 
-    def _window(self, now_s: float, edge: int, lane: Lane, work: LaneWork, known: _Stated) -> list[Instruction]:
+    def _window(self, now_s: float, way: tuple[int, ReplicaId], lane: Lane, work: LaneWork, known: _Stated) -> list[Instruction]:
         """The window, if it moved by a quarter, moved back, reached the end of the lane, or is due again."""
         waited_s = now_s - known.window_at_s
         step = max(1, self._config.window(lane) // 4)
@@ -231,28 +256,32 @@ class Intake:
         if not is_news and waited_s < self._config.repeat_s:
             return []
         known.window_at_s, known.end = now_s, work.end
-        return [SendWindow(edge, self._source(edge), self.next_sequence(), lane, work.end)]
+        return [SendWindow(*way, self.next_sequence(), lane, work.end)]
 
-    def needs(self, predecessors: dict[int, tuple[ReplicaId, ...]]) -> tuple[NeedView, ...]:
-        """For every edge and lane that lacks something: what, from whom, since when, why."""
+    def needs(self) -> tuple[NeedView, ...]:
+        """For every edge, lane and replica asked that something is lacking from: what, since when, why."""
         views: list[NeedView] = []
-        for (edge, lane), (lowest, since_s) in sorted(self._waiting_for.items()):
+        for (number, lane, source), (lowest, since_s) in sorted(
+            self._waiting_for.items(), key=lambda item: (*item[0][:2], item[0][2] or "")
+        ):
             work = self._work[lane]
-            source = self._edges[edge].source if edge in self._edges else None
-            asked = source.replica if source else next(iter(predecessors.get(edge, ())), None)
-            if lowest not in work.may_begin:
-                why = "held back by the floor"
-            elif edge in self._config.input_edges:
-                is_failing = (edge, lane, lowest) in self._read_again
-                why = "could not be read from the data set" if is_failing else "being read from the data set"
-            elif source is None:
-                why = "no open way to the predecessor" if asked else "the plan names no predecessor"
-            else:
-                why = "asked for again by a successor" if lowest in work.forward_only else "not received yet"
-            wanted = self._lacking(edge, lane, work.wanted)
-            forward_only = self._lacking(edge, lane, work.forward_only)
-            views.append(NeedView(edge, asked, lane, wanted, forward_only, since_s, why))
+            part = dict(self._asked(number, lane, self._lacking(number, lane, work.needed))).get(source, _NONE)
+            why = self._why(number, lane, source, lowest)
+            views.append(NeedView(number, source, lane, part & work.wanted, part & work.forward_only, since_s, why))
         return tuple(views)
+
+    def _why(self, number: int, lane: Lane, source: ReplicaId | None, lowest: int) -> str:
+        work = self._work[lane]
+        if lowest not in work.may_begin:
+            return "held back by the floor"
+        if number in self._config.input_edges:
+            is_failing = (number, lane, lowest) in self._read_again
+            return "could not be read from the data set" if is_failing else "being read from the data set"
+        if source is None:
+            return "the plan names no predecessor"
+        if source not in self._edges[number].ways:
+            return "no open way to the predecessor"
+        return "asked for again by a successor" if lowest in work.forward_only else "not received yet"
 
     def check(self) -> None:
         """Raises InvariantBroken where more waits here than the window allows."""

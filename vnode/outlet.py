@@ -13,11 +13,26 @@ from dataclasses import dataclass, field
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
-from vnode.events import FrameSent, Lane, Mode, NeedHeard, Peer, SendFrame, WindowHeard
+from vnode.events import (
+    AckHeard,
+    DurableHeard,
+    FrameMissing,
+    FrameSent,
+    Lane,
+    LinkDown,
+    LinkUp,
+    Mode,
+    NeedHeard,
+    Peer,
+    SendFrame,
+    WindowHeard,
+)
+from vnode.floor import Behind
 from vnode.replica_config import MAX_ASKED_ROUNDS, MAX_SENT_MARKS, MAX_UNSENT_FRAMES, ReplicaConfig, below
 from vnode.spool import Frame, Spool
 
 _NONE = IntervalSet.empty()
+LinkEvent = LinkUp | LinkDown | NeedHeard | WindowHeard | AckHeard | DurableHeard | FrameSent | FrameMissing
 
 
 @dataclass(slots=True)
@@ -59,8 +74,8 @@ class _Link:
 class Outlet:
     """All links of a replica and what may be sent on them."""
 
-    def __init__(self, config: ReplicaConfig, spool: Spool) -> None:
-        self._config, self._spool = config, spool
+    def __init__(self, config: ReplicaConfig, spool: Spool, behind: Behind) -> None:
+        self._config, self._spool, self._behind = config, spool, behind
         self._links: dict[int, _Link] = {}
         self._planned: frozenset[ReplicaId] | None = None
         self.num_sent = 0
@@ -71,6 +86,35 @@ class Outlet:
         a replica cannot have the whole pipeline work for it.
         """
         self._planned = successors
+        self._behind.plan(successors)
+
+    def hear(self, event: LinkEvent) -> None:
+        """What comes over links. A link of an incarnation that was replaced, or one that is gone, has no say."""
+        match event:
+            case LinkUp():
+                if not self._behind.is_stale(event.target):
+                    self._behind.meet(event.target)
+                    self.link_up(event.link, event.target)
+            case LinkDown():
+                gone = self.link_down(event.link)
+                if gone is not None:
+                    self._behind.leave(gone.replica)
+            case NeedHeard():
+                self.needs(event)
+            case WindowHeard():
+                self.window(event)
+            case AckHeard():
+                target = self.target(event.link)
+                if target is not None and self.accepts_ack(event.link, event.sequence):
+                    self._behind.hear_floor(target, event.floor, event.floor_vnode)
+            case DurableHeard():
+                target = self.target(event.link)
+                if target is not None:
+                    self._behind.hear_durable(target, event.batches)
+            case FrameSent():
+                self.sent(event)
+            case FrameMissing():
+                self.missing(event.lane, event.batch)
 
     def _planned_links(self) -> list[_Link]:
         return [link for _, link in sorted(self._links.items()) if self._planned is None or link.target.replica in self._planned]

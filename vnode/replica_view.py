@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
 from vnode.evaluation import Evaluation
-from vnode.events import Lane, Role
+from vnode.events import CaptureAnchor, Forward, Lane, Learn, MakeDelta, MergeDeltas, Rebase, Role, TakeSnapshot
+
+Computation = Learn | Forward | TakeSnapshot | MakeDelta | Rebase | MergeDeltas | CaptureAnchor
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,32 @@ class ReplicaView:
     last_loss: float | None
     stopped_why: str
     role: Role
+    owned: IntervalSet
+    """The batches that it has to learn, by the newest plan's shares."""
     unmerged: IntervalSet
     """At a contributor: of the lineage, what is in no anchor yet."""
     num_merged: int
     """At the primary: deltas merged; at a contributor: own deltas merged."""
     num_refused: int
     """The same for deltas that were refused."""
+
+
+def words(computation: Computation | None) -> str:
+    """What is under way, for people."""
+    match computation:
+        case None:
+            return ""
+        case Learn():
+            return f"learn {computation.batch}"
+        case Forward():
+            return f"{computation.mode.name.lower()} {computation.lane.split} {computation.batch}"
+        case TakeSnapshot():
+            return f"snapshot: {computation.reason}"
+        case MakeDelta():
+            return f"delta {computation.sequence} of {len(computation.batches)} batches"
+        case Rebase():
+            return "taking over the anchor"
+        case MergeDeltas():
+            return f"merging {len(computation.requests)} deltas"
+        case CaptureAnchor():
+            return "capturing the anchor"

@@ -43,4 +43,8 @@ class Snapshots:
 
     def lost(self, reason: str) -> None:
         """The last one will never be named."""
-        self._forced = f"the last one was lost: {reason}"
+        self.force(f"the last one was lost: {reason}")
+
+    def force(self, reason: str) -> None:
+        """One is due at once."""
+        self._forced = reason

@@ -1,0 +1,133 @@
+"""A contributor's side of merges: when a delta is made, what is asked of the primary, and what of the state an answer keeps. Pure.
+
+One delta is open at a time and is asked about until it is answered; learning goes on above it. A primary that this replica has no
+anchor of is asked for it first (PROTOCOL.md, rule 7). A replica that learns nothing takes the anchor now and then, so that it can lead
+and so that what a lost primary takes with it is needed again.
+"""
+
+from __future__ import annotations
+
+from dcnr import limits
+from dcnr.errors import InvariantBroken
+from dcnr.ids import ReplicaId
+from dcnr.intervals import IntervalSet
+from vnode.holding import Holding
+from vnode.merge_events import AnchorArrived, AskMerge, MakeDelta, MergeUnanswered, Rebase
+from vnode.replica_config import ReplicaConfig, backoff_s
+from vnode.vocabulary import Peer, Verdict
+
+
+class Contributing:
+    """What one replica owes and is owed by its primary."""
+
+    def __init__(self, config: ReplicaConfig, holding: Holding, now_s: float) -> None:
+        self._config, self._holding = config, holding
+        self._primary: ReplicaId | None = None
+        self._anchor_from: Peer | None = None
+        self._anchor_s = float("-inf")
+        self._delta_s = now_s
+        self._sequence = self._num_asks = 0
+        self._asked: AskMerge | None = None
+        self._arrived: AnchorArrived | None = None
+        self._rebasing: AnchorArrived | None = None
+        self._num_failures, self._not_before_s = 0, now_s
+        self._named = IntervalSet.empty()
+        self.num_merged = self.num_refused = 0
+
+    def plan(self, primary: ReplicaId | None) -> None:
+        """Who the primary is from now on; what another one was asked or has answered is void."""
+        if primary != self._primary:
+            self._primary = None if primary == self._config.replica else primary
+            self._asked = self._arrived = None
+            self._num_failures, self._not_before_s = 0, float("-inf")
+
+    def named(self, lineage: IntervalSet) -> None:
+        """What is durable cannot be lost with the primary."""
+        self._named = lineage
+
+    def waits_why(self) -> str:
+        """Why nothing may be learned yet: the primary's anchor comes first, unless the primary cannot be reached."""
+        is_awaited = self._anchor_from is None and self._primary is not None and not self._num_failures
+        return "waiting for the primary's anchor" if is_awaited else ""
+
+    # ---- what the primary says --------------------------------------------------------------------------------------------------
+
+    def arrived(self, event: AnchorArrived) -> None:
+        """Takes in the answer to the newest question."""
+        if self._asked is not None and event.ask == self._asked.ask:
+            self._asked, self._arrived, self._num_failures = None, event, 0
+
+    def unanswered(self, event: MergeUnanswered) -> None:
+        """Asks again, later each time."""
+        if self._asked is not None and event.ask == self._asked.ask:
+            self._asked = None
+            self._fail(event.now_s)
+
+    def _fail(self, now_s: float) -> None:
+        self._num_failures += 1
+        self._not_before_s = now_s + min(limits.ANCHOR_S, backoff_s(self._num_failures))
+
+    # ---- what to do now -----------------------------------------------------------------------------------------------------------
+
+    def computation(self, now_s: float) -> MakeDelta | Rebase | None:
+        """What has to be done to the state now, between two steps; it is done next."""
+        holding = self._holding
+        if self._arrived is not None:
+            self._rebasing, self._arrived = self._arrived, None
+            return self._rebase(self._rebasing)
+        if not holding.after or holding.open or self._lacks_anchor() or now_s < self._not_before_s:
+            return None
+        is_due = len(holding.after) >= self._config.merge_every or now_s - self._delta_s >= self._config.checkpoint_s
+        return MakeDelta(self._sequence + 1, holding.after) if is_due or not holding.missing else None
+
+    def _rebase(self, event: AnchorArrived) -> Rebase:
+        """An answered delta is in the anchor or nowhere; anything else stays where the anchor does not hold it already."""
+        holding = self._holding
+        keep_open = event.verdict is Verdict.ANCHOR and holding.open.isdisjoint(event.lineage)
+        keep_after = holding.after.isdisjoint(event.lineage)
+        lineage = event.lineage
+        lineage |= holding.open if keep_open else IntervalSet.empty()
+        lineage |= holding.after if keep_after else IntervalSet.empty()
+        return Rebase(event.anchor, keep_open, keep_after, lineage)
+
+    def ask(self, now_s: float) -> AskMerge | None:
+        """What to ask of the primary now, if anything."""
+        is_answered = self._arrived is not None or self._rebasing is not None
+        if self._primary is None or self._asked is not None or is_answered or now_s < self._not_before_s:
+            return None
+        holding = self._holding
+        is_idle = not holding.missing and self._named != holding.everything
+        if holding.open and not self._lacks_anchor():
+            sequence: int | None = self._sequence
+        elif self._lacks_anchor() or (is_idle and now_s - self._anchor_s >= limits.ANCHOR_S):
+            sequence = None
+        else:
+            return None
+        self._num_asks += 1
+        self._asked = AskMerge(self._num_asks, self._primary, sequence)
+        return self._asked
+
+    def _lacks_anchor(self) -> bool:
+        return self._anchor_from is None or self._anchor_from.replica != self._primary
+
+    # ---- what was done ------------------------------------------------------------------------------------------------------------
+
+    def made(self, delta: MakeDelta, now_s: float) -> None:
+        """The delta is set apart."""
+        self._sequence, self._delta_s = delta.sequence, now_s
+        self._holding.set_apart()
+
+    def rebased(self, rebase: Rebase, now_s: float) -> None:
+        """The state stands on the anchor that had arrived, also where a new plan has named another primary meanwhile."""
+        event, self._rebasing = self._rebasing, None
+        if event is None:
+            raise InvariantBroken("no anchor had arrived", code="unexpected_answer")
+        self._holding.rebase(event.lineage, keep_open=rebase.keep_open, keep_after=rebase.keep_after)
+        self._anchor_from, self._anchor_s = event.primary, now_s
+        self.num_merged += event.verdict is Verdict.MERGED
+        self.num_refused += event.verdict is Verdict.REFUSED
+
+    def failed(self, now_s: float) -> None:
+        """The state is as it was; tried again, later each time."""
+        self._rebasing = None
+        self._fail(now_s)

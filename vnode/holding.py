@@ -1,0 +1,101 @@
+"""What the state of one replica holds, and what it has still to learn. Pure, torch-free.
+
+The state of a contributor is an anchor, plus the open delta (set apart, unanswered), plus what was learned after it. A primary's live
+weights are the anchor: there is nothing above it. Batches are in at most one of the three parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dcnr.errors import InvariantBroken
+from dcnr.intervals import IntervalSet
+from dcnr.units import Share, owned
+from vnode.replica_config import ReplicaConfig
+from vnode.vocabulary import Role
+
+_NONE = IntervalSet.empty()
+
+
+class Holding:
+    """The batches of one replica. ``lineage`` is that of the restored state; before the first plan only a primary owns anything."""
+
+    def __init__(self, config: ReplicaConfig, lineage: IntervalSet) -> None:
+        self._config = config
+        self.everything = IntervalSet.span(0, config.num_batches)
+        if lineage - self.everything:
+            raise InvariantBroken("the restored lineage reaches beyond the job", code="foreign_lineage")
+        self.leads = config.role is Role.PRIMARY
+        self.owned = self.everything if self.leads else _NONE
+        self.anchor = lineage
+        """Lineage of the anchor; a primary's own lineage."""
+        self.open = self.after = _NONE
+        self._count()
+
+    def _count(self) -> None:
+        self.lineage = self.anchor | self.open | self.after
+        self.missing = self.owned - self.lineage
+
+    def share(self, siblings: Sequence[Share]) -> None:
+        """The newest plan's shares; none means that this replica is alone."""
+        config = self._config
+        self.owned = owned(config.replica, siblings, config.num_batches, config.unit_batches) if siblings else self.everything
+        self._count()
+
+    @property
+    def floor(self) -> int:
+        """The lowest batch that it owns and has not learned; the number of batches where there is none."""
+        lowest = self.missing.lowest()
+        return self._config.num_batches if lowest is None else lowest
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the state holds every batch of the job."""
+        return self.lineage == self.everything
+
+    def learned(self, batch: int) -> None:
+        """One local step was made. Raises InvariantBroken for a batch that is in the state."""
+        if batch in self.lineage:
+            raise InvariantBroken(f"batch {batch} was learned twice", code="learned_twice")
+        self.lineage = self.lineage.add(batch)
+        self.missing -= IntervalSet.span(batch, batch + 1)
+        if self.leads:
+            self.anchor = self.lineage
+        else:
+            self.after = self.after.add(batch)
+
+    def set_apart(self) -> None:
+        """What was learned since the last delta is open from here on. Raises InvariantBroken where one is open."""
+        if self.open:
+            raise InvariantBroken("two deltas are open", code="two_deltas")
+        self.open, self.after = self.after, _NONE
+
+    def rebase(self, anchor: IntervalSet, *, keep_open: bool, keep_after: bool) -> None:
+        """The state is that anchor and what was kept."""
+        self.anchor = anchor & self.everything
+        self.open = self.open if keep_open else _NONE
+        self.after = self.after if keep_after else _NONE
+        self._count()
+
+    def merged(self, lineage: IntervalSet) -> None:
+        """Deltas were merged: the state holds ``lineage`` now."""
+        self.anchor = lineage
+        self._count()
+
+    def lead(self) -> IntervalSet:
+        """The whole state is the anchor from here on; gives what was in no anchor before."""
+        own = self.open | self.after
+        self.leads, self.anchor = True, self.lineage
+        self.open = self.after = _NONE
+        return own
+
+    def check(self) -> None:
+        """Raises InvariantBroken where the parts overlap or reach beyond the job."""
+        for part in (self.anchor, self.open, self.after):
+            part.check()
+        if self.lineage - self.everything:
+            raise InvariantBroken("the lineage reaches beyond the job", code="foreign_lineage")
+        if len(self.anchor) + len(self.open) + len(self.after) != len(self.lineage):
+            raise InvariantBroken("a batch is counted twice", code="counted_twice")
+        if self.leads and (self.open or self.after):
+            raise InvariantBroken("a primary holds something above its anchor", code="unmerged_primary")

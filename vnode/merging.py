@@ -1,0 +1,128 @@
+"""A primary's side of merges: which deltas are taken in, and what each sibling that asks is answered. Pure.
+
+A delta is merged only if it is disjoint from the lineage when it is applied, never when it is queued (PROTOCOL.md, rule 8); all that
+wait are merged in one go, between two steps. Every answer goes with the anchor as it is at that moment. What was merged is
+remembered by (incarnation, sequence), so that a question asked again gets the same answer.
+"""
+
+from __future__ import annotations
+
+from dcnr.errors import InvariantBroken
+from dcnr.ids import ReplicaId
+from dcnr.intervals import IntervalSet
+from vnode.merge_events import AnswerMerge, CaptureAnchor, DeferMerge, MergeAsked, MergeDeltas
+from vnode.vocabulary import Verdict
+
+_NONE = IntervalSet.empty()
+
+
+class Merging:
+    """Siblings that wait for an answer: at most one question of each. ``num_batches`` bounds what a delta may hold."""
+
+    def __init__(self, num_batches: int) -> None:
+        self._everything = IntervalSet.span(0, num_batches)
+        self._siblings: frozenset[ReplicaId] = frozenset()
+        self._waiting: dict[ReplicaId, MergeAsked] = {}
+        self._merged: dict[ReplicaId, tuple[int, int]] = {}
+        self._under_way: list[MergeAsked] = []
+        self._unusable: set[int] = set()
+        self._captured: IntervalSet | None = None
+        self._one_by_one = False
+        self.num_merged = self.num_refused = 0
+
+    def plan(self, siblings: frozenset[ReplicaId]) -> list[DeferMerge]:
+        """Whose deltas are taken in; who left the plan is forgotten."""
+        self._siblings = siblings
+        self._merged = {replica: last for replica, last in self._merged.items() if replica in siblings}
+        gone = [replica for replica in self._waiting if replica not in siblings]
+        return [_not_planned(self._waiting.pop(replica).request) for replica in gone]
+
+    def asked(self, event: MergeAsked) -> list[DeferMerge]:
+        """Takes in a question; the newer one of a sibling replaces the older."""
+        replica, incarnation = event.source.replica, event.source.incarnation
+        if replica not in self._siblings:
+            return [_not_planned(event.request)]
+        before = self._waiting.get(replica)
+        known = before.source.incarnation if before else self._merged.get(replica, (incarnation, 0))[0]
+        if incarnation < known:
+            return [DeferMerge(event.request, "stale_incarnation", f"incarnation {known} of {replica} is known")]
+        self._waiting[replica] = event
+        return [DeferMerge(before.request, "replaced", "the same replica asks again")] if before else []
+
+    def computation(self, lineage: IntervalSet) -> MergeDeltas | CaptureAnchor | None:
+        """What has to be done to the state before those who wait can be answered."""
+        if not self._waiting:
+            return None
+        self._under_way, total = [], lineage
+        for event in self._in_order():
+            if self._why_not(event, total) is None and not (self._under_way and self._one_by_one):
+                self._under_way.append(event)
+                total |= event.batches
+        if self._under_way:
+            return MergeDeltas(tuple(event.request for event in self._under_way), total)
+        return None if self._captured == lineage else CaptureAnchor(lineage)
+
+    def _in_order(self) -> list[MergeAsked]:
+        return sorted(self._waiting.values(), key=lambda event: event.request)
+
+    def _why_not(self, event: MergeAsked, lineage: IntervalSet) -> tuple[Verdict, str, str] | None:
+        """The answer to a question that needs no merge; None where its delta is to be merged into ``lineage``."""
+        if event.sequence is None or event.delta is None:
+            return Verdict.ANCHOR, "", ""
+        if self._is_merged(event):
+            return Verdict.MERGED, "", ""
+        if event.request in self._unusable:
+            return Verdict.REFUSED, "unusable", "it could not be merged"
+        if not event.batches or event.batches - self._everything:
+            return Verdict.REFUSED, "foreign_batches", "it holds no batches, or some that the job does not have"
+        overlap = event.batches & lineage
+        return (Verdict.REFUSED, "overlap", f"{len(overlap)} of its batches are in the lineage") if overlap else None
+
+    def _is_merged(self, event: MergeAsked) -> bool:
+        last = self._merged.get(event.source.replica)
+        return last is not None and event.sequence is not None and last == (event.source.incarnation, event.sequence)
+
+    def answers(self, lineage: IntervalSet) -> list[AnswerMerge]:
+        """Answers for all who wait, if the anchor captured last is that of ``lineage`` and nothing is left to merge."""
+        if not self._waiting or self._captured != lineage:
+            return []
+        reasons = {event.request: self._why_not(event, lineage) for event in self._in_order()}
+        found = [AnswerMerge(request, *why) for request, why in reasons.items() if why is not None]
+        if len(found) < len(reasons):
+            return []
+        self.num_refused += sum(answer.verdict is Verdict.REFUSED for answer in found)
+        self._waiting.clear()
+        self._unusable.clear()
+        self._one_by_one = False
+        return found
+
+    def merged(self, merge: MergeDeltas) -> None:
+        """They are in the state, and the anchor after them is captured."""
+        for event in self._under_way:
+            if event.sequence is not None and event.source.replica in self._siblings:
+                self._merged[event.source.replica] = (event.source.incarnation, event.sequence)
+        self.num_merged += len(merge.requests)
+        self._captured = merge.lineage
+
+    def captured(self, capture: CaptureAnchor) -> None:
+        """The newest anchor is that of the capture."""
+        self._captured = capture.lineage
+
+    def failed(self, computation: MergeDeltas | CaptureAnchor, reason: str) -> list[DeferMerge]:
+        """Several that failed together are tried one by one; one that fails alone is refused; without an anchor nobody is answered."""
+        if isinstance(computation, MergeDeltas):
+            if len(computation.requests) == 1:
+                self._unusable.add(computation.requests[0])
+            self._one_by_one = True
+            return []
+        waiting, self._waiting = self._waiting, {}
+        return [DeferMerge(event.request, "no_anchor", reason) for event in waiting.values()]
+
+    def check(self) -> None:
+        """Raises InvariantBroken where more is kept than the plan has siblings."""
+        if not set(self._waiting) <= self._siblings or not set(self._merged) <= self._siblings | set(self._waiting):
+            raise InvariantBroken("questions of replicas that are no siblings are kept", code="merging_bound")
+
+
+def _not_planned(request: int) -> DeferMerge:
+    return DeferMerge(request, "not_planned", "the plan here does not name that replica")
