@@ -35,7 +35,8 @@ def main() -> int:
         line = (
             f"seed {seed} {world.topology.name} window {world.knobs.window_batches} lead {world.lead_batches} "
             f"lost states {world.num_lost_states}: {world.kernel.now_s:.0f} s virtual, {world.kernel.num_actions} actions, "
-            f"{world.checkers.num_learned} learned, {world.checkers.num_forwarded} computed again, {took_s:.2f} s: {outcome}"
+            f"{world.checkers.num_learned} learned, {world.checkers.num_forwarded} computed again, "
+            f"{world.checkers.num_merged} deltas merged, {world.checkers.num_successions} successions, {took_s:.2f} s: {outcome}"
         )
         sys.stdout.write(line + "\n")
         if arguments.seed is not None:

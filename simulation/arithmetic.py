@@ -1,8 +1,13 @@
-"""Cheap maths in place of torch: a state remembers every batch it learned and in which order, and frames say what they are of."""
+"""Cheap maths in place of torch: a state remembers every batch in it and in which order, and frames say what they are of.
+
+What a state holds follows from what was done to it alone, never from what a core believes: a batch that is taken in twice is in it twice.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dcnr.intervals import IntervalSet
@@ -32,6 +37,58 @@ class State:
     def expected_checksum(self) -> int:
         """What the checksum must be if every batch of the lineage was learned exactly once."""
         return sum(_number(self.vnode, batch) for batch in self.lineage) % 2**64
+
+    def take_in(self, batches: Iterable[int]) -> State:
+        """The state after those batches, however they come into it."""
+        state = self
+        for batch in batches:
+            state = state.learn(batch)
+        return state
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether every batch of the lineage is in it exactly once."""
+        return len(self.learned) == len(self.lineage) and self.checksum == self.expected_checksum()
+
+
+def lineage_of(anchor: bytes) -> IntervalSet:
+    """The lineage that an anchor is said to have."""
+    return IntervalSet.from_pairs((first, end) for first, end in json.loads(anchor)[1])
+
+
+class Maths:
+    """The compute port of one simulated replica: an anchor, the open displacement, and what was learned after it."""
+
+    def __init__(self, state: State) -> None:
+        self.state = self._anchor = state
+        self.open: tuple[int, ...] = ()
+        self.after: tuple[int, ...] = ()
+
+    def learn(self, batch: int) -> None:
+        """One step."""
+        self.after = (*self.after, batch)
+        self.state = self.state.learn(batch)
+
+    def anchor(self, lineage: IntervalSet) -> bytes:
+        """Everything in the state, and the lineage that it is said to have."""
+        return json.dumps([self.state.vnode, lineage.pairs(), self.state.learned]).encode()
+
+    def displacement(self) -> bytes:
+        """Sets apart what was learned since the last one."""
+        self.open, self.after = self.after, ()
+        return json.dumps(self.open).encode()
+
+    def rebase(self, anchor: bytes, *, keep_open: bool, keep_after: bool) -> None:
+        """The anchor and what is kept."""
+        vnode, _, batches = json.loads(anchor)
+        self.open, self.after = self.open if keep_open else (), self.after if keep_after else ()
+        self._anchor = initial_state(vnode).take_in(batches)
+        self.state = self._anchor.take_in((*self.open, *self.after))
+
+    def merge(self, displacements: Iterable[bytes]) -> None:
+        """Takes in what others learned."""
+        for displacement in displacements:
+            self.state = self.state.take_in(json.loads(displacement))
 
 
 def initial_state(vnode: str) -> State:

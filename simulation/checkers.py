@@ -12,6 +12,8 @@ from vnode.events import TRAIN_LANE, Event, Instruction, Lane, Mode
 from vnode.replica_view import ReplicaView
 
 if TYPE_CHECKING:
+    from dcnr.ids import ReplicaId
+    from simulation.merge_calls import BetweenSteps
     from simulation.replica_shell import ReplicaShell
     from simulation.world import Simulation
 
@@ -27,6 +29,8 @@ class Checkers:
         self._floors: dict[tuple[str, int], tuple[float, int]] = {}
         self.num_learned = 0
         self.num_forwarded = 0
+        self.num_merged = 0
+        self.num_successions = 0
         self.num_floors = 0
         """How many stated floors were compared with the truth."""
 
@@ -46,6 +50,9 @@ class Checkers:
         for instruction in instructions:
             if isinstance(instruction, ev.SendAck):
                 self._floor(shell, instruction)
+        if any(isinstance(instruction, ev.Lead) for instruction in instructions):
+            captures = any(isinstance(instruction, ev.TakeSnapshot) for instruction in instructions)
+            self._world.require(captures, "first_checkpoint", f"{shell.replica}: becomes primary and does not checkpoint")
 
     def _floor(self, shell: ReplicaShell, ack: ev.SendAck) -> None:
         """While the incarnations stay the same, floors only rise and are never above the truth."""
@@ -58,11 +65,11 @@ class Checkers:
             return
         self.num_floors += 1
         world.require(ack.floor >= before, "floor_monotone", f"{shell.replica}: floor {before} then {ack.floor}")
-        true = min(self._lowest(other) for other in world.behind(shell.vnode))
+        true = min(self._lowest(other) for other in world.behind(shell))
         world.require(ack.floor <= true, "floor_true", f"{shell.replica}: states {ack.floor}, it is {true}")
 
     def _lowest(self, shell: ReplicaShell) -> int:
-        lowest = (IntervalSet.span(0, self._world.knobs.num_batches) - shell.state.lineage).lowest()
+        lowest = (self._world.owned(shell) - shell.state.lineage).lowest()
         return self._world.knobs.num_batches if lowest is None else lowest
 
     def learning(self, shell: ReplicaShell, learn: ev.Learn) -> None:
@@ -75,11 +82,12 @@ class Checkers:
         )
 
     def forwarding(self, shell: ReplicaShell, forward: ev.Forward) -> None:
-        """Before a forward pass: only what was learned is computed again, and tests see only final weights."""
+        """Before a forward pass: what is to be learned here is never only forwarded, and tests see only final weights."""
         state, where = shell.state, f"{shell.replica}: batch {forward.batch}"
         if forward.mode is Mode.FORWARD_ONLY:
             self.num_forwarded += 1
-            self._world.require(forward.batch in state.lineage, "learn_first", f"{where} is recomputed but was not learned")
+            is_own = forward.batch in shell.owned - state.lineage
+            self._world.require(not is_own, "learn_first", f"{where} is recomputed and was still to be learned")
         elif forward.lane.split == "test":
             is_final = state.lineage.is_exactly(0, self._world.knobs.num_batches)
             self._world.require(is_final, "final_weights", f"{where} is tested with unfinished weights")
@@ -87,20 +95,43 @@ class Checkers:
     def snapshot(self, shell: ReplicaShell, snapshot: ev.TakeSnapshot) -> None:
         """The lineage that goes into the file is the state's, and the state is the sum of its lineage."""
         state = shell.state
-        is_whole = len(state.learned) == len(state.lineage) and state.checksum == state.expected_checksum()
-        self._world.require(is_whole, "exactly_once", f"{shell.replica}: the state is not the sum of its lineage")
+        self._world.require(state.is_sum, "exactly_once", f"{shell.replica}: the state is not the sum of its lineage")
         self._world.require(snapshot.lineage == state.lineage, "snapshot_lineage", f"{shell.replica}: {snapshot.lineage}")
 
-    def named(self, shell: ReplicaShell, old: State, new: State, named_by: int | None) -> None:
+    def changed(self, shell: ReplicaShell, work: BetweenSteps) -> None:
+        """After a delta, an anchor or a merge: what is in the state is in it once, and is what the core says."""
+        state = shell.state
+        self.num_merged += len(work.requests) if isinstance(work, ev.MergeDeltas) else 0
+        self._world.require(state.is_sum, "exactly_once", f"{shell.replica}: {sorted(state.learned)} after {work!r:.200}")
+        if not isinstance(work, ev.MakeDelta):
+            is_true = work.lineage == state.lineage
+            self._world.require(is_true, "true_lineage", f"{shell.replica}: says {work.lineage}, holds {state.lineage}")
+
+    def leads(self, shell: ReplicaShell, lead: ev.Lead) -> None:
+        """A replica becomes primary: with what it holds."""
+        self.num_successions += 1
+        self._world.require(lead.lineage == shell.state.lineage, "true_lineage", f"{shell.replica}: leads with {lead.lineage}")
+
+    def succeeds(self, successor: State, siblings: list[State], named: State) -> None:
+        """The plan names a new primary: neither a live sibling nor the newest checkpoint holds more."""
+        most = max(len(state.lineage) for state in (*siblings, named))
+        holds = len(successor.lineage)
+        self._world.require(holds >= most, "succession", f"{successor.vnode}: {holds} batches follow, {most} are at hand")
+
+    def named(self, shell: ReplicaShell, old: State, new: State, named_by: tuple[ReplicaId, int] | None) -> None:
         """A manifest takes over ``new`` for ``old``."""
-        goes_back = named_by == shell.incarnation and bool(old.lineage - new.lineage)
+        is_primary = self._world.is_primary(shell)
+        self._world.require(is_primary, "foreign_record", f"{shell.replica} is not the primary and has a checkpoint named")
+        goes_back = named_by == (shell.replica, shell.incarnation) and bool(old.lineage - new.lineage)
         self._world.require(not goes_back, "manifest_back", f"{shell.vnode}: {old.lineage} replaced by {new.lineage}")
 
     def explain(self) -> None:
         """For any batch that a living primary lacks, its report names over which edge it is asked for, from whom and why."""
-        for shell in self._world.primaries():
+        for shell in self._world.members():
             view = shell.core.view()
-            missing = IntervalSet.span(0, self._world.knobs.num_batches) - view.lineage
+            is_true = view.lineage == shell.state.lineage
+            self._world.require(is_true, "true_lineage", f"{shell.replica}: says {view.lineage}, holds {shell.state.lineage}")
+            missing = view.owned - view.lineage
             explained = IntervalSet.empty()
             for need in view.needs:
                 if need.lane == TRAIN_LANE:
@@ -115,7 +146,7 @@ class Checkers:
     def at_end(self) -> None:
         """Storms and recomputation stay in proportion to what went wrong; tests are complete and follow from the final states."""
         world = self._world
-        views = [shell.core.view() for shell in world.primaries()]
+        views = [shell.core.view() for shell in world.members()]
         sent = sum(view.counters.frames_sent for view in views)
         again = sum(view.counters.frames_resent for view in views)
         allowed = world.num_corrupt + 0.05 * sent + 4 * world.knobs.window_batches * world.num_faults
@@ -123,6 +154,9 @@ class Checkers:
         if world.num_lost_states == 0:
             few = 0.02 * self.num_learned
             world.require(self.num_forwarded <= few, "recompute", f"{self.num_forwarded} computed again, nothing was lost")
+            wasted = self.num_learned - world.knobs.num_batches * len(world.topology.inputs)
+            is_allowed = wasted == 0 or world.knobs.compute_failure_probability > 0
+            world.require(is_allowed, "wasted", f"{wasted} batches were learned in vain, nothing was lost")
         else:
             most = 2.0 * world.num_lost_states * world.knobs.num_batches * len(world.topology.inputs)
             world.require(self.num_forwarded <= most, "recompute", f"{self.num_forwarded} computed again of at most {most:.0f}")

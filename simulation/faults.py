@@ -22,6 +22,7 @@ class Faults:
         for count, fault in (
             (knobs.crashes, self.crash),
             (knobs.pauses, self.pause),
+            (knobs.rearrangements, self._rearrange),
             (knobs.breaks, self._break),
             (knobs.partitions, self._partition),
             (knobs.store_outages, self._store_outage),
@@ -34,11 +35,11 @@ class Faults:
         """Nothing new goes wrong from here on; whatever is dead was or will be replaced."""
 
     def _any(self) -> ReplicaShell | None:
-        primaries = self._world.primaries()
-        return self._rng.choice(primaries) if primaries else None
+        members = self._world.members()
+        return self._rng.choice(members) if members else None
 
     def crash(self) -> None:
-        """A primary dies with state and spool; another incarnation follows when it is noticed."""
+        """A replica dies with state and spool; another incarnation follows when it is noticed."""
         shell = self._any()
         if shell is not None:
             self._world.num_faults += 1
@@ -46,10 +47,10 @@ class Faults:
             self._world.authority.disturbed(8.0)
             shell.process.kill()
             self._world.network.lose(shell.process, silently=self._rng.random() < 0.3)
-            self._world.kernel.after(self._rng.uniform(0.5, 4.0), lambda: self._world.authority.replace(shell.vnode))
+            self._world.kernel.after(self._rng.uniform(0.5, 4.0), lambda: self._world.authority.replace(shell))
 
     def pause(self) -> None:
-        """A primary stands still; where that is long it is replaced and comes back as one that nobody asked for."""
+        """A replica stands still; where that is long it is replaced and comes back as one that nobody asked for."""
         shell = self._any()
         if shell is None:
             return
@@ -62,9 +63,14 @@ class Faults:
             self._world.kernel.after(6.0, lambda: self._replace(shell))
 
     def _replace(self, shell: ReplicaShell) -> None:
-        if self._world.is_primary(shell) and shell.process.alive:
-            self._world.authority.replace(shell.vnode)
+        if self._world.authority.names(shell) and shell.process.alive:
+            self._world.authority.replace(shell)
             self._world.kernel.after(15.0, lambda: shell.stop() if shell.process.alive else None)
+
+    def _rearrange(self) -> None:
+        self._world.num_faults += 1
+        self._world.authority.disturbed(8.0)
+        self._world.authority.rearrange()
 
     def _break(self) -> None:
         self._world.num_faults += 1

@@ -5,48 +5,27 @@ Messages are serialised `dcnr.v1` bytes. The state changes only in a Learn; a cr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
-from dcnr.units import Share
-from dcnr.v1 import common_pb2, vnode_pb2
+from dcnr.units import owned
+from dcnr.v1 import vnode_pb2
 from simulation import arithmetic
-from simulation.arithmetic import State
+from simulation.arithmetic import Maths, State
 from simulation.kernel import Process
+from simulation.merge_calls import BetweenSteps, Merges
 from simulation.network import Stream
+from simulation.wire import MODES, from_wire, lane_from_wire, lane_to_wire, to_wire
 from vnode import events as ev
 from vnode.core import ReplicaCore
-from vnode.events import TRAIN_LANE, Event, Instruction, Lane, Mode, Peer
+from vnode.events import TRAIN_LANE, Event, Instruction, Lane, Mode, Peer, PlanChanged, Role
 from vnode.replica_config import ReplicaConfig
 
 if TYPE_CHECKING:
     from simulation.world import Simulation
-
-_MODES = {
-    Mode.TRAIN: vnode_pb2.MODE_TRAIN,
-    Mode.FORWARD_ONLY: vnode_pb2.MODE_FORWARD_ONLY,
-    Mode.EVAL: vnode_pb2.MODE_EVAL,
-}
-
-
-def to_wire(batches: IntervalSet) -> common_pb2.IntervalSet:
-    """An interval set as a message."""
-    return common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=lo, end=hi) for lo, hi in batches.pairs()])
-
-
-def from_wire(message: common_pb2.IntervalSet) -> IntervalSet:
-    """A checked interval set."""
-    return IntervalSet.from_pairs((interval.first, interval.end) for interval in message.intervals)
-
-
-def _lane_to_wire(lane: Lane) -> vnode_pb2.Lane:
-    return vnode_pb2.Lane(split=lane.split, round=lane.round)
-
-
-def _lane_from_wire(message: vnode_pb2.Lane) -> Lane:
-    return Lane(message.split, message.round)
 
 
 @dataclass(eq=False)
@@ -88,21 +67,26 @@ class Link:
 class ReplicaShell:
     """One incarnation of one replica."""
 
-    def __init__(self, world: Simulation, vnode: str, replica: ReplicaId, incarnation: int, host: str, state: State) -> None:
+    def __init__(
+        self, world: Simulation, vnode: str, replica: ReplicaId, incarnation: int, host: str, state: State, role: Role
+    ) -> None:
         self.world, self.vnode, self.replica, self.incarnation = world, vnode, replica, incarnation
         self.process = Process(world.kernel, host)
-        self.state = state
+        self.maths = Maths(state)
+        self.merges = Merges(self)
         self.rng = world.kernel.rng(f"shell/{replica}/{incarnation}")
-        self.step_s = world.step_s[vnode]
+        self.step_s = world.step_s[vnode] * self.rng.uniform(*world.knobs.replica_speed)
         self.spool: dict[tuple[Lane, int], bytes] = {}
-        self.edges: dict[int, Edge] = {}
+        self.edges: dict[tuple[int, ReplicaId], Edge] = {}
         self.links: dict[int, Link] = {}
         self._link_count = 0
+        self.owned = IntervalSet.empty()
+        """By the newest plan that came here."""
         self._computing = False
-        self.config = self._config()
+        self.config = self._config(role)
         self.core = ReplicaCore(self.config, state.lineage, world.kernel.now_s)
 
-    def _config(self) -> ReplicaConfig:
+    def _config(self, role: Role) -> ReplicaConfig:
         world, knobs = self.world, self.world.knobs
         return ReplicaConfig(
             vnode=VNodeId(self.vnode),
@@ -119,8 +103,16 @@ class ReplicaShell:
             eval_batches={"validation": knobs.validation_batches, "test": knobs.test_batches},
             evaluate_every=knobs.evaluate_every,
             horizon_s=knobs.horizon_s,
-            is_new_primary=True,
+            is_new_primary=role is Role.PRIMARY,
+            role=role,
+            unit_batches=knobs.unit_batches,
+            merge_every=knobs.merge_every,
         )
+
+    @property
+    def state(self) -> State:
+        """What it has learned, by what was done to it."""
+        return self.maths.state
 
     @property
     def now_s(self) -> float:
@@ -166,6 +158,14 @@ class ReplicaShell:
                 self._compute(self.step_s / 3, lambda: self._forward(instruction))
             case ev.TakeSnapshot():
                 self._compute(self.step_s / 2, lambda: self._snapshot(instruction))
+            case ev.MakeDelta() | ev.Rebase() | ev.MergeDeltas() | ev.CaptureAnchor():
+                self._compute(self.step_s / 2, lambda: self._between_steps(instruction))
+            case ev.AskMerge():
+                self.merges.ask(instruction)
+            case ev.AnswerMerge() | ev.DeferMerge():
+                self.merges.answer(instruction)
+            case ev.Lead():
+                self.world.checkers.leads(self, instruction)
             case ev.SendFrame():
                 self._send_frame(instruction)
             case ev.DropFrames():
@@ -178,20 +178,20 @@ class ReplicaShell:
                 self._state(instruction)
 
     def _state(self, instruction: ev.SendNeed | ev.SendWindow | ev.SendAck | ev.SendDurable) -> None:
-        edge = self.edges.get(instruction.edge)
+        edge = self.edges.get((instruction.edge, instruction.source))
         if edge is None or not edge.is_up or edge.stream is None:
             return
         message = vnode_pb2.LinkMessage(edge=instruction.edge)
         match instruction:
             case ev.SendNeed():
                 message.need.sequence = instruction.sequence
-                message.need.lane.CopyFrom(_lane_to_wire(instruction.lane))
+                message.need.lane.CopyFrom(lane_to_wire(instruction.lane))
                 message.need.wanted.CopyFrom(to_wire(instruction.wanted))
                 message.need.forward_only.CopyFrom(to_wire(instruction.forward_only))
                 message.need.evicted.CopyFrom(to_wire(instruction.evicted))
             case ev.SendWindow():
                 message.window.sequence, message.window.end = instruction.sequence, instruction.end
-                message.window.lane.CopyFrom(_lane_to_wire(instruction.lane))
+                message.window.lane.CopyFrom(lane_to_wire(instruction.lane))
             case ev.SendAck():
                 message.ack.sequence, message.ack.num_learned = instruction.sequence, instruction.num_learned
                 message.ack.floor, message.ack.floor_vnode = instruction.floor, instruction.floor_vnode
@@ -211,10 +211,9 @@ class ReplicaShell:
 
         self.process.after(self.rng.uniform(0.001, 0.02), answer)
 
-    def _compute(self, seconds: float, action: object) -> None:
+    def _compute(self, seconds: float, action: Callable[[], None]) -> None:
         self.world.require(not self._computing, "one_computation", f"{self.replica}: two computations at once")
         self._computing = True
-        assert callable(action)
 
         def done() -> None:
             self._computing = False
@@ -239,7 +238,7 @@ class ReplicaShell:
             return
         self._check_inputs(TRAIN_LANE, learn.batch, learn.inputs)
         self.world.checkers.learning(self, learn)
-        self.state = self.state.learn(learn.batch)
+        self.maths.learn(learn.batch)
         if learn.keep:
             self.spool[TRAIN_LANE, learn.batch] = arithmetic.frame(TRAIN_LANE, learn.batch, self.vnode)
         self.feed(ev.Learned(self.now_s, learn.batch, 1.0, self.step_s))
@@ -265,6 +264,14 @@ class ReplicaShell:
         self.feed(ev.SnapshotTaken(self.now_s, self.state.lineage, self.state.digest))
         self.world.authority.upload(self, self.state)
 
+    def _between_steps(self, work: BetweenSteps) -> None:
+        if not self._fails(TRAIN_LANE, 0):
+            done = self.merges.carry_out(work)
+            self.world.checkers.changed(self, work)
+            self.feed(done)
+
+    # ---- frames ---------------------------------------------------------------------------------------------------------------
+
     def _send_frame(self, send: ev.SendFrame) -> None:
         tensor = self.spool.get((send.lane, send.batch))
         link = self.links.get(send.link)
@@ -278,8 +285,8 @@ class ReplicaShell:
             self.process.after(0.001, lambda: self.feed(ev.FrameMissing(self.now_s, send.lane, send.batch)))
             return
         message = vnode_pb2.LinkMessage(edge=send.link)
-        message.frame.lane.CopyFrom(_lane_to_wire(send.lane))
-        message.frame.batch, message.frame.mode, message.frame.chunk = send.batch, _MODES[send.mode], tensor
+        message.frame.lane.CopyFrom(lane_to_wire(send.lane))
+        message.frame.batch, message.frame.mode, message.frame.chunk = send.batch, MODES[send.mode], tensor
         sent = ev.FrameSent
         link.stream.send(
             1,
@@ -290,22 +297,26 @@ class ReplicaShell:
 
     # ---- edges and links ------------------------------------------------------------------------------------------------------
 
-    def new_plan(self, predecessors: dict[int, ReplicaId], successors: frozenset[ReplicaId]) -> None:
+    def new_plan(self, plan: PlanChanged) -> None:
         """The newest plan: asks its replicas from now on."""
-        by_edge = {edge: (Share(replica, 1.0),) for edge, replica in predecessors.items()}
-        self.feed(ev.PlanChanged(self.now_s, by_edge, successors, self.world.lead_batches))
-        for number, replica in predecessors.items():
-            edge = self.edges.get(number)
-            if edge is None or edge.asked != replica:
-                if edge is not None and edge.stream is not None:
-                    edge.stream.close(0)
-                    if edge.is_up:
-                        self.feed(ev.EdgeDown(self.now_s, number, edge.asked))
-                self.edges[number] = Edge(self, number, replica)
-                self._open(self.edges[number])
+        self.owned = owned(self.replica, plan.siblings, self.config.num_batches, self.config.unit_batches)
+        self.feed(plan)
+        wanted = {(number, share.replica) for number, shares in plan.predecessors.items() for share in shares}
+        for key in sorted(set(self.edges) - wanted):
+            edge = self.edges.pop(key)
+            if edge.stream is not None:
+                edge.stream.close(0)
+                if edge.is_up:
+                    self.feed(ev.EdgeDown(self.now_s, *key))
+        for number, asked in sorted(wanted - set(self.edges)):
+            self.edges[number, asked] = Edge(self, number, asked)
+            self._open(self.edges[number, asked])
+
+    def _is_wanted(self, edge: Edge) -> bool:
+        return self.edges.get((edge.number, edge.asked)) is edge
 
     def _open(self, edge: Edge) -> None:
-        if self.edges.get(edge.number) is not edge:
+        if not self._is_wanted(edge):
             return
         asked = self.world.living(edge.asked)
         link = asked.new_link() if asked is not None else None
@@ -327,7 +338,7 @@ class ReplicaShell:
     def edge_broken(self, edge: Edge) -> None:
         """The stream failed: tell the core, try again."""
         edge.stream = None
-        if self.edges.get(edge.number) is edge:
+        if self._is_wanted(edge):
             if edge.is_up:
                 edge.is_up = False
                 self.feed(ev.EdgeDown(self.now_s, edge.number, edge.asked))
@@ -335,7 +346,7 @@ class ReplicaShell:
 
     def on_edge_message(self, edge: Edge, message: vnode_pb2.LinkMessage) -> None:
         """From a predecessor."""
-        if self.edges.get(edge.number) is not edge:
+        if not self._is_wanted(edge):
             return
         if message.HasField("opened"):
             if not edge.is_up:
@@ -343,7 +354,7 @@ class ReplicaShell:
                 self.feed(ev.EdgeUp(self.now_s, edge.number, Peer(edge.asked, message.opened.source_incarnation)))
             return
         frame = message.frame
-        lane = _lane_from_wire(frame.lane)
+        lane = lane_from_wire(frame.lane)
         if self.rng.random() < self.world.knobs.corrupt_probability:
             self.world.num_corrupt += 1
             return
@@ -364,11 +375,11 @@ class ReplicaShell:
                     target = Peer(ReplicaId(message.open.target_replica), message.open.target_incarnation)
                     self.feed(ev.LinkUp(now_s, number, target))
             case "need":
-                need, lane = message.need, _lane_from_wire(message.need.lane)
+                need, lane = message.need, lane_from_wire(message.need.lane)
                 parts = map(from_wire, (need.wanted, need.forward_only, need.evicted))
                 self.feed(ev.NeedHeard(now_s, number, need.sequence, lane, *parts))
             case "window":
-                lane = _lane_from_wire(message.window.lane)
+                lane = lane_from_wire(message.window.lane)
                 self.feed(ev.WindowHeard(now_s, number, message.window.sequence, lane, message.window.end))
             case "ack":
                 ack = message.ack

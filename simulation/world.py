@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from dcnr.ids import ReplicaId
+from dcnr.intervals import IntervalSet
+from dcnr.ports import Random
+from dcnr.units import owned
 from simulation.arithmetic import State
 from simulation.authority import Authority
 from simulation.checkers import Checkers
@@ -13,6 +17,7 @@ from simulation.kernel import Kernel
 from simulation.network import Network, NetworkKnobs
 from simulation.replica_shell import ReplicaShell
 from simulation.topology import Topology, any_topology
+from vnode.events import Role
 
 
 class Violation(AssertionError):
@@ -46,6 +51,15 @@ class Knobs:
     partitions: int = 1
     store_outages: int = 1
     head_silences: int = 0
+    rearrangements: int = 0
+    """New plans without a fault."""
+    replicas: tuple[int, int] = (1, 1)
+    """How many replicas of a VNode learn."""
+    standbys: tuple[int, int] = (0, 0)
+    replica_speed: tuple[float, float] = (1.0, 1.0)
+    """Factor on a VNode's step time, drawn for each replica."""
+    unit_batches: int = 4
+    merge_every: int = 6
     network: NetworkKnobs = field(default_factory=NetworkKnobs)
     corrupt_probability: float = 0.0
     read_failure_probability: float = 0.0
@@ -77,9 +91,26 @@ def random_knobs(seed: int) -> Knobs:
         read_failure_probability=rng.choice([0.0, 0.05]),
         condemned_probability=rng.choice([0.0, 0.1]),
     )
-    if is_calm:
-        return knobs
+    if not is_calm:
+        knobs = _broken(rng, knobs)
+    return _shared(rng, knobs) if seed % 2 else knobs
+
+
+def _broken(rng: Random, knobs: Knobs) -> Knobs:
     return replace(knobs, compute_failure_probability=rng.choice([0.0, 0.01]), spool_loss_probability=rng.choice([0.0, 0.0, 0.02]))
+
+
+def _shared(rng: Random, knobs: Knobs) -> Knobs:
+    """Several replicas of each VNode."""
+    return replace(
+        knobs,
+        replicas=(1, rng.choice([2, 3])),
+        standbys=(0, rng.choice([0, 0, 1])),
+        replica_speed=rng.choice([(1.0, 1.0), (0.7, 2.5)]),
+        unit_batches=rng.choice([1, 3, 5, 8]),
+        merge_every=rng.choice([2, 6, 15]),
+        rearrangements=rng.choice([0, 0, 2]) if knobs.crashes else 0,
+    )
 
 
 class Simulation:
@@ -96,6 +127,8 @@ class Simulation:
         self.spool_batches = {vnode: rng.randint(low, high) for vnode in self.topology.inputs}
         room = min(self.spool_batches.values()) - self.knobs.window_batches
         self.lead_batches = max(1, min(self.knobs.lead_batches, room))
+        knobs = self.knobs
+        self.num_replicas = {vnode: (rng.randint(*knobs.replicas), rng.randint(*knobs.standbys)) for vnode in self.topology.inputs}
         self.shells: list[ReplicaShell] = []
         self.num_corrupt = self.num_faults = self.num_lost_states = 0
         self.checkers = Checkers(self)
@@ -104,9 +137,9 @@ class Simulation:
 
     # ---- what parts of the world ask each other ---------------------------------------------------------------------------
 
-    def add_shell(self, vnode: str, replica: ReplicaId, incarnation: int, state: State) -> None:
+    def add_shell(self, vnode: str, replica: ReplicaId, incarnation: int, state: State, role: Role) -> None:
         """Starts a replica that restored ``state``."""
-        shell = ReplicaShell(self, vnode, replica, incarnation, f"host-{replica}-{incarnation}", state)
+        shell = ReplicaShell(self, vnode, replica, incarnation, f"host-{replica}-{incarnation}", state, role)
         self.shells = [known for known in self.shells if known.process.alive]
         self.shells.append(shell)
         shell.start()
@@ -118,32 +151,42 @@ class Simulation:
 
     def primaries(self) -> list[ReplicaShell]:
         """Living primaries of the newest plan, in topological order."""
+        return [shell for shell in self.members() if self.is_primary(shell)]
+
+    def members(self) -> list[ReplicaShell]:
+        """Living replicas of the newest plan, in topological order, by id within a VNode."""
         order = list(self.topology.inputs)
-        named = [shell for shell in self.shells if shell.process.alive and self.is_primary(shell)]
-        return sorted(named, key=lambda shell: order.index(shell.vnode))
+        named = [shell for shell in self.shells if shell.process.alive and self.authority.names(shell)]
+        return sorted(named, key=lambda shell: (order.index(shell.vnode), shell.replica))
 
     def is_primary(self, shell: ReplicaShell) -> bool:
-        """Whether the newest plan names it."""
-        return self.authority.primary[shell.vnode] == (shell.replica, shell.incarnation)
+        """Whether the newest plan has it as its VNode's primary."""
+        return self.authority.names(shell) and self.authority.primary[shell.vnode] == shell.replica
 
     def primary(self, vnode: str) -> ReplicaShell:
         """The living primary of a VNode."""
         return next(shell for shell in self.primaries() if shell.vnode == vnode)
 
     def has_zombies(self) -> bool:
-        """Whether replaced processes still live, or a primary is dead."""
+        """Whether replaced processes still live, or a replica of the plan is dead."""
         living = [shell for shell in self.shells if shell.process.alive]
-        return len(living) != len(self.topology.inputs) or len(self.primaries()) != len(living)
+        planned = sum(len(members) for members in self.authority.members.values())
+        return len(living) != planned or len(self.members()) != planned
 
-    def behind(self, vnode: str) -> list[ReplicaShell]:
-        """The primaries of a VNode and of all that come after it."""
-        reached = {vnode}
+    def behind(self, shell: ReplicaShell) -> list[ReplicaShell]:
+        """A replica and all replicas of the VNodes that come after its own."""
+        reached = {shell.vnode}
         for other, inputs in self.topology.inputs.items():
             if reached & set(inputs):
                 reached.add(other)
-        return [shell for shell in self.primaries() if shell.vnode in reached]
+        return [shell, *(other for other in self.members() if other.vnode in reached - {shell.vnode})]
 
-    def fail(self, checker: str, message: str) -> None:
+    def owned(self, shell: ReplicaShell) -> IntervalSet:
+        """The batches that it has to learn, by the newest plan."""
+        shares = self.authority.shares(shell.vnode)
+        return owned(shell.replica, shares, self.knobs.num_batches, self.knobs.unit_batches)
+
+    def fail(self, checker: str, message: str) -> NoReturn:
         """Raises Violation with everything needed to see it again."""
         replay = f"python -m simulation --seed {self.seed}"
         raise Violation(checker, f"[{checker}] {message} (at {self.kernel.now_s:.2f} s; replay: {replay})")
@@ -177,25 +220,26 @@ class Simulation:
         """Everything learned, durable, tested, and the floor everywhere at the end."""
         num_batches = self.knobs.num_batches
         primaries = self.primaries()
-        if len(primaries) != len(self.topology.inputs):
+        if len(primaries) != len(self.topology.inputs) or self.has_zombies():
             return False
         if not all(state.lineage.is_exactly(0, num_batches) for state in self.authority.named.values()):
             return False
         for shell in primaries:
             view = shell.core.view()
             tests = [item for item in view.evaluations if item.lane.split == "test"]
-            if view.floor != num_batches or not view.lineage.is_exactly(0, num_batches) or not any(item.complete for item in tests):
+            if not view.lineage.is_exactly(0, num_batches) or not any(item.complete for item in tests):
                 return False
-        return True
+        return all(shell.core.view().floor == num_batches for shell in self.members())
 
     def story(self) -> list[str]:
         """Who lacks what, from whom, why: one line for each."""
         lines = [f"topology {self.topology.name}, window {self.knobs.window_batches}, lead {self.lead_batches}"]
-        for shell in self.primaries():
+        for shell in self.members():
             view = shell.core.view()
             lines.append(
-                f"  {view.replica}#{view.incarnation} floor {view.floor} ({view.floor_vnode}) lineage {view.lineage} durable {view.durable}"
-                f" held back by {view.held_back_by} computing {view.computing!r} {view.paused_why} spool {view.spool_batches}"
+                f"  {view.replica}#{view.incarnation} {view.role.value} floor {view.floor} ({view.floor_vnode}) lineage {view.lineage}"
+                f" unmerged {view.unmerged} durable {view.durable} held back by {view.held_back_by} computing {view.computing!r}"
+                f" {view.paused_why} spool {view.spool_batches}"
             )
             for need in view.needs:
                 lines.append(

@@ -16,10 +16,14 @@ from simulation.checkers import Checkers
 from simulation.replica_shell import ReplicaShell
 from vnode import core as core_module
 from vnode import intake as intake_module
+from vnode.contributing import Contributing
 from vnode.core import ReplicaCore
-from vnode.events import TRAIN_LANE, Forward, FrameArrived, Lane, Mode
+from vnode.events import TRAIN_LANE, Forward, FrameArrived, Lane, Mode, Verdict
 from vnode.floor import Behind
-from vnode.intake import Intake, LaneWork
+from vnode.holding import Holding
+from vnode.intake import Intake, LaneWork, _Edge
+from vnode.merge_events import AnchorArrived, AnswerMerge, MergeAsked, Rebase
+from vnode.merging import Merging
 from vnode.outlet import Outlet, _Ask, _Link
 from vnode.replica_config import ReplicaConfig
 from vnode.snapshots import Snapshots
@@ -128,7 +132,7 @@ def recompute_what_it_lacks(patch: pytest.MonkeyPatch) -> None:
         for batch in self._intake.ready(TRAIN_LANE):
             if batch in demanded:
                 return batch, False
-            if batch not in self._lineage:
+            if batch in self._holding.missing:
                 return batch, True
         return None
 
@@ -163,7 +167,7 @@ def lineage_tested_when_queued(patch: pytest.MonkeyPatch) -> None:
         if waiting:
             queue[id(self._intake)].remove(waiting[0])
             return waiting[0], True
-        return next(((batch, batch not in self._lineage) for batch in ready), None)
+        return next(((batch, batch in self._holding.missing) for batch in ready), None)
 
     def keep_held(self: Intake, now_s: float, work: dict[Lane, LaneWork]) -> None:
         held = {batch: inputs for batch, inputs in self._held.get(TRAIN_LANE, {}).items() if batch in queue.get(id(self), [])}
@@ -190,3 +194,162 @@ def no_last_checkpoint(patch: pytest.MonkeyPatch) -> None:
 def manifest_goes_back(patch: pytest.MonkeyPatch) -> None:
     """Rule 9: the checkpoint that came last is named, also when it is older."""
     patch.setattr(Authority, "may_replace", lambda self, shell, state: True)
+
+
+# ---- replicas of one VNode --------------------------------------------------------------------------------------------------------
+
+
+def everything_is_asked_of_everyone(patch: pytest.MonkeyPatch) -> None:
+    """Rule 2: a receiver does not ask the owner of a batch for it, but all replicas of the predecessor."""
+
+    def asked(self: _Edge, lane: Lane, batches: IntervalSet) -> list[tuple[ReplicaId | None, IntervalSet]]:
+        return [(replica, batches) for replica in self.owned or {}] or [(None, batches)]
+
+    patch.setattr(_Edge, "asked", asked)
+
+
+def learns_what_others_own(patch: pytest.MonkeyPatch) -> None:
+    """Rule 2: a contributor needs everything that it has not learned, not its own units."""
+
+    def share(self: Holding, siblings: Any) -> None:
+        before(self, siblings)
+        if self.owned:
+            self.owned = self.everything
+            self._count()
+
+    before = Holding.share
+    patch.setattr(Holding, "share", share)
+
+
+def floor_of_the_anchor(patch: pytest.MonkeyPatch) -> None:
+    """Rule 3: what a contributor has learned counts only once it is merged."""
+
+    def floor(self: Holding) -> int:
+        lowest = (self.owned - self.anchor).lowest()
+        return len(self.everything) if lowest is None else lowest
+
+    patch.setattr(Holding, "floor", property(floor))
+
+
+def overlap_is_kept(patch: pytest.MonkeyPatch) -> None:
+    """Rule 7: what was learned after the delta stays, also where the anchor holds it already."""
+    rebase = Contributing._rebase
+
+    def keep(self: Contributing, event: AnchorArrived) -> Rebase:
+        return replace(rebase(self, event), keep_after=True)
+
+    patch.setattr(Contributing, "_rebase", keep)
+
+
+def merged_delta_is_kept(patch: pytest.MonkeyPatch) -> None:
+    """Rule 7: a delta that was merged stays in the contributor's state beside the anchor that holds it."""
+    rebase = Contributing._rebase
+
+    def keep(self: Contributing, event: AnchorArrived) -> Rebase:
+        return replace(rebase(self, event), keep_open=True)
+
+    patch.setattr(Contributing, "_rebase", keep)
+
+
+def older_anchor_counts(patch: pytest.MonkeyPatch) -> None:
+    """Rule 7: what an older anchor held counts as learned, also where a new primary lacks it."""
+    rebase = Holding.rebase
+
+    def remember(self: Holding, anchor: IntervalSet, *, keep_open: bool, keep_after: bool) -> None:
+        rebase(self, anchor | self.anchor, keep_open=keep_open, keep_after=keep_after)
+
+    patch.setattr(Holding, "rebase", remember)
+
+
+def no_last_delta(patch: pytest.MonkeyPatch) -> None:
+    """Rule 7: deltas come every so many steps and at no other time, so the tail is never merged."""
+    computation = Contributing.computation
+
+    def only_by_steps(self: Contributing, now_s: float) -> Any:
+        few = len(self._holding.after) < self._config.merge_every
+        return None if self._arrived is None and few else computation(self, now_s)
+
+    patch.setattr(Contributing, "computation", only_by_steps)
+
+
+def unanswered_is_merged(patch: pytest.MonkeyPatch) -> None:
+    """Rule 7: a delta is sent once; without an answer it counts as merged, and the next one begins."""
+    unanswered = Contributing.unanswered
+
+    def settle(self: Contributing, event: Any) -> None:
+        if self._asked is not None and self._asked.sequence is not None:
+            self._holding.anchor |= self._holding.open
+            self._holding.open = IntervalSet.empty()
+        unanswered(self, event)
+
+    patch.setattr(Contributing, "unanswered", settle)
+
+
+def idle_contributors_ask_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Rule 7: a contributor with nothing to learn or bring does not ask what its primary holds, which may have died and come back with less."""
+    ask = Contributing.ask
+
+    def only_with_a_delta(self: Contributing, now_s: float) -> Any:
+        is_idle = not self._holding.open and not self._lacks_anchor()
+        return None if is_idle else ask(self, now_s)
+
+    patch.setattr(Contributing, "ask", only_with_a_delta)
+
+
+def merge_tested_when_queued(patch: pytest.MonkeyPatch) -> None:
+    """Rule 8: whether a delta overlaps the lineage is tested when it comes, not when it is merged."""
+    passed: dict[int, set[int]] = {}
+    asked, why_not = Merging.asked, Merging._why_not
+
+    def test_now(self: Merging, event: MergeAsked) -> Any:
+        if why_not(self, event, self._captured or IntervalSet.empty()) is None:
+            passed.setdefault(id(self), set()).add(event.request)
+        return asked(self, event)
+
+    def trust(self: Merging, event: MergeAsked, lineage: IntervalSet) -> Any:
+        is_fresh = event.request in passed.get(id(self), set()) and event not in self._under_way
+        return None if is_fresh else why_not(self, event, lineage)
+
+    patch.setattr(Merging, "asked", test_now)
+    patch.setattr(Merging, "_why_not", trust)
+
+
+def repeated_delta_is_merged_again(patch: pytest.MonkeyPatch) -> None:
+    """Rule 8: a question that is asked again is a new delta, and nobody looks at the lineage."""
+    why_not = Merging._why_not
+
+    def trust(self: Merging, event: MergeAsked, lineage: IntervalSet) -> Any:
+        answer = why_not(self, event, lineage)
+        is_repeated = answer is not None and answer[0] is not Verdict.ANCHOR and event not in self._under_way
+        return None if is_repeated else answer
+
+    patch.setattr(Merging, "_why_not", trust)
+
+
+def answered_with_an_older_anchor(patch: pytest.MonkeyPatch) -> None:
+    """Rule 7: the answer goes with some anchor, not with the one that has the lineage of the moment."""
+
+    def answers(self: Merging, lineage: IntervalSet) -> list[AnswerMerge]:
+        return before(self, self._captured) if self._captured is not None else []
+
+    before = Merging.answers
+    patch.setattr(Merging, "answers", answers)
+
+
+def new_primary_waits_with_its_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    """Rule 9: a contributor that becomes primary checkpoints when its time comes."""
+    patch.setattr(Snapshots, "force", lambda self, reason: None)
+
+
+def anybody_may_record(patch: pytest.MonkeyPatch) -> None:
+    """Rule 9: records of a primary that the plan has replaced are taken in."""
+    patch.setattr(Authority, "may_record", lambda self, shell: True)
+
+
+def any_sibling_follows(patch: pytest.MonkeyPatch) -> None:
+    """Rule 10: a lost primary is followed by whichever sibling comes first, however little it has learned."""
+
+    def successor(self: Authority, dead: ReplicaShell) -> ReplicaShell | None:
+        return next(iter(self._siblings(dead)), None)
+
+    patch.setattr(Authority, "successor", successor)

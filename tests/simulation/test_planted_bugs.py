@@ -25,6 +25,21 @@ PLANTED = [
     (planted.lineage_tested_when_queued, "exactly_once"),
     (planted.no_last_checkpoint, "liveness"),
     (planted.manifest_goes_back, "manifest_back"),
+    (planted.everything_is_asked_of_everyone, "recompute"),
+    (planted.learns_what_others_own, "wasted"),
+    (planted.floor_of_the_anchor, "liveness"),
+    (planted.overlap_is_kept, "exactly_once"),
+    (planted.merged_delta_is_kept, "exactly_once"),
+    (planted.older_anchor_counts, "true_lineage"),
+    (planted.no_last_delta, "liveness"),
+    (planted.unanswered_is_merged, "counted_twice"),
+    (planted.idle_contributors_ask_nothing, "liveness"),
+    (planted.merge_tested_when_queued, "exactly_once"),
+    (planted.repeated_delta_is_merged_again, "exactly_once"),
+    (planted.answered_with_an_older_anchor, "fresh_anchor"),
+    (planted.new_primary_waits_with_its_checkpoint, "first_checkpoint"),
+    (planted.anybody_may_record, "foreign_record"),
+    (planted.any_sibling_follows, "succession"),
 ]
 
 

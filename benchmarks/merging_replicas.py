@@ -1,0 +1,255 @@
+"""Replicas of local-loss stages in one process: each learns its own units, deltas and anchors are on their way for a while, as in a network.
+
+The maths is that of a worker (`vnode.torch_compute.TorchCompute`), and who learns what is decided by `dcnr.units`. Time is counted in
+batches of the whole job: a delta or an anchor takes a set number of them. Nothing is lost or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dcnr.graph import Graph, stages_of_graph
+from dcnr.ids import ReplicaId
+from dcnr.specs import TensorSpec
+from dcnr.stages import INPUT, Stage
+from dcnr.units import Share, owner_of
+from vnode.compute import Mode
+from vnode.registry import default_registry
+from vnode.state import anchor_schema, parse, serialise
+from vnode.torch_compute import TorchCompute
+from vnode.torch_merging import Displacement
+from vnode.torch_stage import initial_state, schema_of
+
+NUM_CLASSES: Final = 10
+WIDTH: Final = 32
+HIDDEN: Final = 128
+NUM_TEST: Final = 8192
+
+OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
+    "sgd": {"name": "sgd", "lr": 0.05, "momentum": 0.9, "schedule": "one_cycle"},
+    "adamw": {"name": "adamw", "lr": 2e-3, "weight_decay": 0.01, "schedule": "cosine"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is trained, and how long messages take."""
+
+    optimizer: str
+    seed: int
+    num_batches: int
+    batch_size: int = 32
+    num_stages: int = 3
+    num_replicas: int = 4
+    unit_batches: int = 8
+    delay_batches: int = 16
+    """A delta, and likewise an anchor, is on its way for so many batches of the whole job."""
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Linear maps with a GELU before each but the first, every one with its own loss."""
+        graph = Graph(
+            "merging", input=TensorSpec("float32", (WIDTH,)), target=TensorSpec("int64", ()), num_classes=NUM_CLASSES,
+            train={"passes": 1, "batch_size": self.batch_size, "seed": self.seed, "codec": "raw"},
+            data={use: f"dataset:points#{use}" for use in ("train", "validation", "test")},
+        )  # fmt: skip
+        before = "input"
+        for number in range(1, self.num_stages + 1):
+            if number > 1:
+                graph.vnode(f"g{number}", "gelu", {}, inputs=[before])
+                before = f"g{number}"
+            graph.vnode(
+                f"s{number}", "linear", {"out_features": HIDDEN}, inputs=[before],
+                objective={"name": "local_ce", "config": {}}, optimizer=OPTIMIZERS[self.optimizer],
+            )  # fmt: skip
+            before = f"s{number}"
+        return tuple(stages_of_graph(graph.build(), default_registry()))
+
+
+class Points:
+    """Points of a normal distribution; a random network of two layers says to which class each belongs. No point comes twice."""
+
+    def __init__(self, setting: Setting) -> None:
+        rng = np.random.Generator(np.random.Philox(key=setting.seed))
+        self._first = rng.standard_normal((WIDTH, 64), dtype=np.float32)
+        self._second = rng.standard_normal((64, NUM_CLASSES), dtype=np.float32)
+        count = setting.num_batches * setting.batch_size
+        self._x = rng.standard_normal((count + NUM_TEST, WIDTH), dtype=np.float32)
+        self._y = self._label(self._x)
+        self._batch_size, self._num_train = setting.batch_size, count
+
+    def _label(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        found: npt.NDArray[np.int64] = (np.tanh(x @ self._first / 2) @ self._second).argmax(axis=1).astype(np.int64)
+        return found
+
+    def batch(self, number: int) -> tuple[Any, Any]:
+        """Inputs and targets of a training batch."""
+        part = slice(number * self._batch_size, (number + 1) * self._batch_size)
+        return self._x[part], self._y[part]
+
+    def test(self) -> tuple[Any, Any]:
+        """All test points at once."""
+        return self._x[self._num_train :], self._y[self._num_train :]
+
+
+Outer = Callable[["StudyCompute", Displacement, int, int], None]
+
+
+class StudyCompute(TorchCompute):
+    """A worker's maths with another outer step, where one is given."""
+
+    outer: Outer | None = None
+
+    def merge(self, displacements: Sequence[Displacement], num_batches: Sequence[int], num_replicas: int) -> None:
+        """Takes displacements in."""
+        if self.outer is None:
+            super().merge(displacements, num_batches, num_replicas)
+            return
+        for displacement, count in zip(displacements, num_batches, strict=True):
+            with torch.no_grad():
+                self.outer(self, displacement, count, num_replicas)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The parameters themselves."""
+        return dict(zip(self._names, self._parameters, strict=True))
+
+
+@dataclass
+class _Replica:
+    """One contributor's or primary's books."""
+
+    compute: StudyCompute
+    num_known: int = 0
+    """Batches in the anchor that it stands on; a primary's lineage."""
+    num_open: int = 0
+    num_after: int = 0
+
+    @property
+    def num_learned(self) -> int:
+        return self.num_known + self.num_open + self.num_after
+
+
+class Group:
+    """The replicas of one stage; the first is the primary."""
+
+    def __init__(self, setting: Setting, stage: Stage, merge_every: int, outer: Callable[[], Outer] | None) -> None:
+        registry = default_registry()
+        state = initial_state(stage, registry, seed=setting.seed, model="merging", graph="0" * 64, num_batches=setting.num_batches)
+        self._setting, self._merge_every = setting, merge_every
+        self._shares = [Share(ReplicaId(f"{stage.id}.{number}"), 1.0) for number in range(setting.num_replicas)]
+        self._replicas: dict[ReplicaId, _Replica] = {}
+        self._due: list[tuple[int, Callable[[int], None]]] = []
+        for number, share in enumerate(self._shares):
+            compute = StudyCompute(stage, registry, num_batches=setting.num_batches, seed=setting.seed, threads=1)
+            self._info = compute.restore(state)
+            if number:
+                compute.follow()
+            self._replicas[share.replica] = _Replica(compute)
+        self.primary = self._replicas[self._shares[0].replica]
+        if outer is not None:
+            self.primary.compute.outer = outer()
+
+    def learn(self, batch: int, inputs: Sequence[Any], target: Any) -> Any:
+        """The owner learns it; its output."""
+        self._deliver(batch)
+        owner = owner_of(batch // self._setting.unit_batches, self._shares)
+        assert owner is not None
+        replica = self._replicas[owner]
+        result = replica.compute.learn(batch, inputs, target, replica.num_learned)
+        if replica is self.primary:
+            replica.num_known += 1
+        else:
+            replica.num_after += 1
+            if replica.num_after >= self._merge_every and not replica.num_open:
+                self._send(replica, batch)
+        return result.output
+
+    def finish(self) -> None:
+        """Everything on its way arrives, and what is left is merged."""
+        self._deliver(self._setting.num_batches * 1000)
+        for replica in self._replicas.values():
+            if replica is not self.primary and replica.num_after:
+                self._send(replica, self._setting.num_batches)
+        self._deliver(self._setting.num_batches * 1000)
+
+    def _send(self, replica: _Replica, batch: int) -> None:
+        data = replica.compute.displacement("raw")
+        replica.num_open, replica.num_after = replica.num_after, 0
+        self._due.append((batch + self._setting.delay_batches, lambda now: self._merge(replica, data, now)))
+
+    def _merge(self, replica: _Replica, data: bytes, now: int) -> None:
+        primary = self.primary
+        displacement = primary.compute.check_displacement(data, "raw")
+        primary.compute.merge([displacement], [replica.num_open], self._setting.num_replicas)
+        primary.num_known += replica.num_open
+        anchor, num_known = primary.compute.anchor(self._info), primary.num_known
+        self._due.append((now + self._setting.delay_batches, lambda _: self._rebase(replica, anchor, num_known)))
+
+    def _rebase(self, replica: _Replica, anchor: bytes, num_known: int) -> None:
+        replica.compute.rebase(anchor, keep_open=False, keep_after=True)
+        replica.num_known, replica.num_open = num_known, 0
+
+    def _deliver(self, batch: int) -> None:
+        while True:
+            due = [item for item in self._due if item[0] <= batch]
+            if not due:
+                return
+            first = min(due, key=lambda item: item[0])
+            self._due.remove(first)
+            first[1](first[0])
+
+
+class Averaged(Group):
+    """All replicas stop every so many steps and go on from the mean of their weights (local SGD, Stich 2019): nothing is on its way."""
+
+    def __init__(self, setting: Setting, stage: Stage, merge_every: int) -> None:
+        super().__init__(setting, stage, setting.num_batches, None)
+        self._every = merge_every * setting.num_replicas
+        self._schema = anchor_schema(schema_of(stage, default_registry()))
+        self.primary.compute.follow()
+
+    def learn(self, batch: int, inputs: Sequence[Any], target: Any) -> Any:
+        """The owner learns it; all meet where it is time."""
+        output = super().learn(batch, inputs, target)
+        if (batch + 1) % self._every == 0:
+            self._meet()
+        return output
+
+    def finish(self) -> None:
+        """A last mean."""
+        self._meet()
+
+    def _meet(self) -> None:
+        anchors = [parse(replica.compute.anchor(self._info), self._schema) for replica in self._replicas.values()]
+        arrays = [arrays for _, arrays in anchors]
+        mean = {name: np.mean([each[name] for each in arrays], axis=0).astype(arrays[0][name].dtype) for name in arrays[0]}
+        data = serialise(self._schema, self._info, mean)
+        total = sum(
+            replica.num_after + (replica.num_known if replica is self.primary else 0) for replica in self._replicas.values()
+        )
+        for replica in self._replicas.values():
+            replica.compute.rebase(data, keep_open=False, keep_after=False)
+            replica.num_known, replica.num_after = total, 0
+
+
+def train(setting: Setting, groups: Sequence[Group], stages: Sequence[Stage]) -> list[float]:
+    """Learns all batches and gives the share of test points that each exit has right."""
+    points = Points(setting)
+    for batch in range(setting.num_batches):
+        x, y = points.batch(batch)
+        values: dict[str, Any] = {INPUT: x}
+        for stage, group in zip(stages, groups, strict=True):
+            values[stage.id] = group.learn(batch, [values[item.id] for item in stage.inputs], y)
+    x, y = points.test()
+    values, shares = {INPUT: x}, []
+    for stage, group in zip(stages, groups, strict=True):
+        group.finish()
+        result = group.primary.compute.forward(0, [values[item.id] for item in stage.inputs], Mode.EVAL, y)
+        values[stage.id] = result.output
+        shares.append(result.correct / result.count)
+    return shares

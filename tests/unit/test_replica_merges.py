@@ -1,0 +1,411 @@
+"""Goal: one decision between replicas of a VNode per test, as events in and instructions out."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import pytest
+
+from dcnr import limits
+from dcnr.errors import InvariantBroken
+from dcnr.ids import ReplicaId, VNodeId
+from dcnr.intervals import IntervalSet
+from dcnr.units import Share, split
+from vnode import events as ev
+from vnode.core import ReplicaCore
+from vnode.events import TRAIN_LANE, Instruction, Lane, Mode, Peer, Role, Verdict
+from vnode.replica_config import ReplicaConfig
+
+PRIMARY, ME, THIRD = (ReplicaId(f"here.{number}") for number in range(3))
+SHARES = (Share(PRIMARY, 1.0), Share(ME, 1.0), Share(THIRD, 0.0))
+NUM_BATCHES = 24
+OWNED = split(SHARES, NUM_BATCHES, 2)
+MINE, THEIRS = OWNED[ME], OWNED[PRIMARY]
+NONE = IntervalSet.empty()
+T = TypeVar("T")
+
+
+def config(replica: ReplicaId, role: Role, **changes: Any) -> ReplicaConfig:
+    values: dict[str, Any] = {
+        "vnode": VNodeId("here"), "replica": replica, "incarnation": 1, "num_inputs": 1, "input_edges": frozenset({0}),
+        "num_batches": NUM_BATCHES, "spool_batches": 8, "window_batches": 4, "lead_batches": 100, "unit_batches": 2, "merge_every": 3,
+        "eval_batches": {"validation": 2, "test": 2}, "role": role, "checkpoint_steps": 1000, "checkpoint_s": 50.0,
+    }  # fmt: skip
+    return ReplicaConfig(**(values | changes))
+
+
+def of(kind: type[T], instructions: list[Instruction]) -> list[T]:
+    return [instruction for instruction in instructions if isinstance(instruction, kind)]
+
+
+def plan(role: Role, now_s: float = 0.0, primary: ReplicaId = PRIMARY, shares: tuple[Share, ...] = SHARES) -> ev.PlanChanged:
+    return ev.PlanChanged(now_s, {}, frozenset(), 100, shares, role, primary)
+
+
+def anchored(lineage: IntervalSet = NONE, **changes: Any) -> ReplicaCore:
+    """A contributor that has the primary's anchor."""
+    core = ReplicaCore(config(ME, Role.CONTRIBUTOR, **changes), NONE, 0.0)
+    (ask,) = of(ev.AskMerge, core.handle(plan(Role.CONTRIBUTOR)))
+    assert ask.sequence is None
+    answer(core, ask, Verdict.ANCHOR, lineage)
+    return core
+
+
+def answer(
+    core: ReplicaCore, ask: ev.AskMerge, verdict: Verdict, lineage: IntervalSet, now_s: float = 0.0, incarnation: int = 1
+) -> tuple[ev.Rebase, list[Instruction]]:
+    arrived = ev.AnchorArrived(now_s, ask.ask, Peer(ask.primary, incarnation), verdict, lineage, "anchor")
+    (rebase,) = of(ev.Rebase, core.handle(arrived))
+    return rebase, core.handle(ev.Rebased(now_s))
+
+
+def learn(core: ReplicaCore, batch: int, now_s: float = 0.0) -> list[Instruction]:
+    assert [item.batch for item in of(ev.Learn, core.handle(ev.FrameArrived(now_s, 0, TRAIN_LANE, batch, "x")))] == [batch]
+    return core.handle(ev.Learned(now_s, batch, 1.0, 0.1))
+
+
+def with_delta(**changes: Any) -> tuple[ReplicaCore, ev.AskMerge, IntervalSet]:
+    """A contributor whose first delta is on its way."""
+    core = anchored(**changes)
+    batches = list(MINE)[:3]
+    for batch in batches:
+        out = learn(core, batch)
+    (made,) = of(ev.MakeDelta, out)
+    (ask,) = of(ev.AskMerge, core.handle(ev.DeltaMade(0.0, made.sequence, made.batches)))
+    return core, ask, made.batches
+
+
+# ---- a contributor ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_contributor_learns_nothing_before_it_has_the_primarys_anchor() -> None:
+    core = ReplicaCore(config(ME, Role.CONTRIBUTOR), NONE, 0.0)
+    (ask,) = of(ev.AskMerge, core.handle(plan(Role.CONTRIBUTOR)))
+    first = next(iter(MINE))
+    assert not of(ev.Learn, core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, first, "x")))
+    assert core.view().paused_why
+    _, out = answer(core, ask, Verdict.ANCHOR, NONE)
+    assert [item.batch for item in of(ev.Learn, out)] == [first]
+
+
+def test_without_a_primary_that_answers_it_learns_on_what_it_restored_and_asks_again() -> None:
+    core = ReplicaCore(config(ME, Role.CONTRIBUTOR), NONE, 0.0)
+    (ask,) = of(ev.AskMerge, core.handle(plan(Role.CONTRIBUTOR)))
+    assert not of(ev.AskMerge, core.handle(ev.MergeUnanswered(0.0, ask.ask, "not reached")))
+    learn(core, next(iter(MINE)))
+    (again,) = of(ev.AskMerge, core.handle(ev.Tick(1.0)))
+    assert again.ask > ask.ask
+    assert not of(ev.Rebase, core.handle(ev.AnchorArrived(1.0, ask.ask, Peer(PRIMARY, 1), Verdict.ANCHOR, NONE, "late")))
+
+
+def test_it_needs_and_learns_its_own_units_only() -> None:
+    core = anchored()
+    (need,) = core.view().needs
+    assert need.wanted == MINE
+    assert not of(ev.Learn, core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, next(iter(THEIRS)), "x")))
+    assert core.view().floor == MINE.lowest()
+
+
+def test_after_so_many_steps_a_delta_is_made_and_learning_goes_on_above_it() -> None:
+    core, ask, batches = with_delta()
+    assert batches == IntervalSet.of(*((batch, batch + 1) for batch in list(MINE)[:3]))
+    assert ask.sequence == 1
+    for batch in list(MINE)[3:6]:
+        out = learn(core, batch)
+    assert not of(ev.MakeDelta, out)  # one is open
+    assert core.view().unmerged == MINE.first(6)
+    assert core.view().floor == list(MINE)[6]
+
+
+@pytest.mark.parametrize("merge_every", [1000])
+def test_the_last_delta_is_made_at_once(merge_every: int) -> None:
+    core = anchored(merge_every=merge_every)
+    for batch in MINE:
+        out = learn(core, batch)
+    assert [made.batches for made in of(ev.MakeDelta, out)] == [MINE]
+
+
+def test_a_slow_contributor_makes_a_delta_after_a_while() -> None:
+    core = anchored()
+    learn(core, next(iter(MINE)), 1.0)
+    assert not of(ev.MakeDelta, core.handle(ev.Tick(49.0)))
+    assert of(ev.MakeDelta, core.handle(ev.Tick(50.0)))
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_an_answered_delta_is_in_the_anchor_or_nowhere(verdict: Verdict) -> None:
+    core, ask, batches = with_delta()
+    after = list(MINE)[3]
+    learn(core, after)
+    lineage = batches if verdict is Verdict.MERGED else NONE
+    rebase, out = answer(core, ask, verdict, lineage | THEIRS)
+    assert rebase.keep_open == (verdict is Verdict.ANCHOR)
+    assert rebase.keep_after
+    kept = NONE if verdict is Verdict.REFUSED else batches
+    assert rebase.lineage == core.view().lineage == lineage | THEIRS | kept | IntervalSet.span(after, after + 1)
+    assert [item.sequence for item in of(ev.AskMerge, out)] == ([1] if verdict is Verdict.ANCHOR else [])
+    assert (core.view().num_merged, core.view().num_refused) == (verdict is Verdict.MERGED, verdict is Verdict.REFUSED)
+
+
+def test_what_the_anchor_holds_already_is_not_kept_and_what_it_lacks_is_needed_again() -> None:
+    core, ask, batches = with_delta()
+    after = list(MINE)[3:5]
+    for batch in after:
+        learn(core, batch)
+    overlapping = IntervalSet.span(after[0], after[0] + 1)
+    rebase, _ = answer(core, ask, Verdict.REFUSED, overlapping)
+    assert not rebase.keep_after
+    assert core.view().needs[0].wanted == MINE - overlapping
+    assert batches - core.view().needs[0].wanted == NONE
+
+
+def test_an_unanswered_delta_is_asked_about_until_it_is_answered() -> None:
+    core, ask, _ = with_delta()
+    now_s = 0.0
+    for _ in range(6):
+        core.handle(ev.MergeUnanswered(now_s, ask.ask, "lost"))
+        now_s += limits.ANCHOR_S
+        (again,) = of(ev.AskMerge, core.handle(ev.Tick(now_s)))
+        assert (again.sequence, again.ask) == (1, ask.ask + 1)
+        ask = again
+
+
+def test_a_new_primary_is_asked_for_its_anchor_before_the_delta() -> None:
+    core, old, batches = with_delta()
+    (ask,) = of(ev.AskMerge, core.handle(plan(Role.CONTRIBUTOR, primary=THIRD)))
+    assert (ask.primary, ask.sequence) == (THIRD, None)
+    assert not of(ev.Rebase, core.handle(ev.AnchorArrived(0.0, old.ask, Peer(PRIMARY, 1), Verdict.MERGED, batches, "void")))
+    rebase, out = answer(core, ask, Verdict.ANCHOR, NONE)
+    assert rebase.keep_open
+    assert [item.sequence for item in of(ev.AskMerge, out)] == [1]
+
+
+def test_a_failed_rebase_leaves_everything_and_asks_again() -> None:
+    core, ask, batches = with_delta()
+    core.handle(ev.AnchorArrived(0.0, ask.ask, Peer(PRIMARY, 1), Verdict.MERGED, batches, "bad"))
+    core.handle(ev.ComputeFailed(0.0, TRAIN_LANE, 0, "bad anchor", fatal=False))
+    assert core.view().unmerged == batches
+    assert [item.sequence for item in of(ev.AskMerge, core.handle(ev.Tick(1.0)))] == [1]
+
+
+def test_a_standby_takes_the_anchor_now_and_then_and_learns_nothing() -> None:
+    core = ReplicaCore(config(THIRD, Role.STANDBY), NONE, 0.0)
+    (ask,) = of(ev.AskMerge, core.handle(plan(Role.STANDBY)))
+    answer(core, ask, Verdict.ANCHOR, THEIRS)
+    assert core.view().floor == NUM_BATCHES
+    assert not of(ev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S - 0.1)))
+    (ask,) = of(ev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S)))
+    answer(core, ask, Verdict.ANCHOR, IntervalSet.span(0, NUM_BATCHES), limits.ANCHOR_S)
+    core.handle(ev.CheckpointNamed(limits.ANCHOR_S, IntervalSet.span(0, NUM_BATCHES)))
+    assert not of(ev.AskMerge, core.handle(ev.Tick(10 * limits.ANCHOR_S)))  # nothing can be lost any more
+
+
+def test_a_contributor_never_snapshots_until_it_leads() -> None:
+    core, _, batches = with_delta(checkpoint_steps=1, checkpoint_s=1.0)
+    assert not of(ev.TakeSnapshot, core.handle(ev.Tick(100.0)))
+    last = list(MINE)[3]
+    learn(core, last)
+    out = core.handle(plan(Role.PRIMARY, primary=ME))
+    own = batches | IntervalSet.span(last, last + 1)
+    assert of(ev.Lead, out) == [ev.Lead(own, own)]
+    assert [item.lineage for item in of(ev.TakeSnapshot, out)] == [own]
+    assert out.index(of(ev.Lead, out)[0]) < out.index(of(ev.TakeSnapshot, out)[0])
+    assert core.view().unmerged == NONE
+
+
+def test_who_is_to_lead_finishes_the_step_first() -> None:
+    core = anchored()
+    batch = next(iter(MINE))
+    core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, batch, "x"))
+    assert not of(ev.Lead, core.handle(plan(Role.PRIMARY, primary=ME)))
+    out = core.handle(ev.Learned(0.0, batch, 1.0, 0.1))
+    assert [lead.own for lead in of(ev.Lead, out)] == [IntervalSet.span(batch, batch + 1)]
+
+
+def test_a_primary_that_the_plan_has_replaced_stops() -> None:
+    core = primary()
+    assert of(ev.Stop, core.handle(plan(Role.CONTRIBUTOR, primary=ME)))
+
+
+# ---- a primary --------------------------------------------------------------------------------------------------------------------
+
+
+def primary(lineage: IntervalSet = NONE, **changes: Any) -> ReplicaCore:
+    core = ReplicaCore(config(PRIMARY, Role.PRIMARY, **changes), lineage, 0.0)
+    core.handle(plan(Role.PRIMARY))
+    return core
+
+
+def asked(
+    core: ReplicaCore, request: int, batches: IntervalSet, sequence: int | None = 1, source: ReplicaId = ME, incarnation: int = 1
+) -> list[Instruction]:
+    delta = None if sequence is None else "delta"
+    return core.handle(ev.MergeAsked(0.0, request, Peer(source, incarnation), sequence, batches, delta))
+
+
+def verdicts(instructions: list[Instruction]) -> dict[int, Verdict]:
+    return {item.request: item.verdict for item in of(ev.AnswerMerge, instructions)}
+
+
+def test_a_delta_is_merged_and_answered_with_the_anchor_after_it() -> None:
+    core = primary()
+    (merge,) = of(ev.MergeDeltas, asked(core, 7, MINE.first(3)))
+    assert (merge.requests, merge.lineage) == ((7,), MINE.first(3))
+    out = core.handle(ev.MergesDone(0.0))
+    assert verdicts(out) == {7: Verdict.MERGED}
+    assert core.view().lineage == MINE.first(3)
+    assert core.view().num_merged == 1
+
+
+def test_asked_again_it_is_answered_again_and_merged_once() -> None:
+    core = primary()
+    asked(core, 1, MINE.first(3))
+    core.handle(ev.MergesDone(0.0))
+    assert verdicts(asked(core, 2, MINE.first(3))) == {2: Verdict.MERGED}
+    assert core.view().num_merged == 1
+
+
+def test_an_overlap_is_refused_when_it_would_be_merged() -> None:
+    core = primary()
+    batch = next(iter(THEIRS))
+    core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, batch, "x"))  # its step is under way
+    overlapping = MINE.first(2) | IntervalSet.span(batch, batch + 1)
+    assert not asked(core, 1, overlapping)
+    out = core.handle(ev.Learned(0.0, batch, 1.0, 0.1))
+    assert not of(ev.MergeDeltas, out)
+    assert of(ev.CaptureAnchor, out)
+    out = core.handle(ev.AnchorCaptured(0.0))
+    assert [(item.verdict, item.code) for item in of(ev.AnswerMerge, out)] == [(Verdict.REFUSED, "overlap")]
+    assert core.view().lineage == IntervalSet.span(batch, batch + 1)
+
+
+def test_waiting_deltas_are_merged_in_one_go_and_of_two_that_overlap_the_first() -> None:
+    shares = (Share(PRIMARY, 1.0), Share(ME, 1.0), Share(THIRD, 1.0))
+    core = primary()
+    core.handle(plan(Role.PRIMARY, shares=shares))
+    batch = next(iter(split(shares, NUM_BATCHES, 2)[PRIMARY]))
+    core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, batch, "x"))
+    others = IntervalSet.span(0, NUM_BATCHES) - IntervalSet.span(batch, batch + 1)
+    asked(core, 1, others.first(3))
+    asked(core, 2, others - others.first(3), source=THIRD)
+    out = core.handle(ev.Learned(0.0, batch, 1.0, 0.1))
+    assert [merge.requests for merge in of(ev.MergeDeltas, out)] == [(1, 2)]
+    assert verdicts(core.handle(ev.MergesDone(0.0))) == {1: Verdict.MERGED, 2: Verdict.MERGED}
+    core = primary()
+    core.handle(plan(Role.PRIMARY, shares=shares))
+    core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, batch, "x"))
+    asked(core, 1, others.first(3))
+    asked(core, 2, others.first(1), source=THIRD)
+    out = core.handle(ev.Learned(0.0, batch, 1.0, 0.1))
+    assert [merge.requests for merge in of(ev.MergeDeltas, out)] == [(1,)]
+    assert verdicts(core.handle(ev.MergesDone(0.0))) == {1: Verdict.MERGED, 2: Verdict.REFUSED}
+
+
+def test_the_anchor_alone_is_captured_once_for_each_lineage() -> None:
+    core = primary()
+    assert of(ev.CaptureAnchor, asked(core, 1, NONE, None))
+    assert verdicts(core.handle(ev.AnchorCaptured(0.0))) == {1: Verdict.ANCHOR}
+    assert verdicts(asked(core, 2, NONE, None)) == {2: Verdict.ANCHOR}
+
+
+def test_the_newer_question_of_a_sibling_replaces_the_older() -> None:
+    core = primary()
+    batch = next(iter(THEIRS))
+    core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, batch, "x"))
+    asked(core, 1, MINE.first(3))
+    assert [(item.request, item.code) for item in of(ev.DeferMerge, asked(core, 2, MINE.first(3)))] == [(1, "replaced")]
+    stale = asked(core, 3, MINE.first(3), incarnation=0)
+    assert [(item.request, item.code) for item in of(ev.DeferMerge, stale)] == [(3, "stale_incarnation")]
+
+
+def test_strangers_and_those_who_do_not_lead_give_no_verdict() -> None:
+    stranger = ReplicaId("here.9")
+    assert [item.code for item in of(ev.DeferMerge, asked(primary(), 1, MINE, source=stranger))] == ["not_planned"]
+    assert [item.code for item in of(ev.DeferMerge, asked(anchored(), 1, THEIRS, source=PRIMARY))] == ["not_primary"]
+
+
+def test_what_fails_together_is_tried_one_by_one_and_what_fails_alone_is_refused() -> None:
+    core = primary()
+    core.handle(plan(Role.PRIMARY, shares=(Share(PRIMARY, 0.0), Share(ME, 1.0), Share(THIRD, 1.0))))
+    first, second = IntervalSet.span(0, 3), IntervalSet.span(3, 6)
+    asked(core, 1, first)
+    core.handle(ev.ComputeFailed(0.0, TRAIN_LANE, 0, "not finite", fatal=False))
+    core.handle(ev.AnchorCaptured(0.0))
+    asked(core, 2, NONE, None)
+    asked(core, 3, first)
+    assert asked(core, 4, second, source=THIRD) == []
+    out = core.handle(ev.ComputeFailed(0.0, TRAIN_LANE, 0, "not finite", fatal=False))
+    assert core.view().lineage == NONE
+    assert [merge.requests for merge in of(ev.MergeDeltas, out)] == [(4,)]
+    assert verdicts(core.handle(ev.MergesDone(0.0))) == {3: Verdict.REFUSED, 4: Verdict.MERGED}
+
+
+def test_a_delta_of_batches_that_the_job_does_not_have_is_refused() -> None:
+    core = primary()
+    asked(core, 1, IntervalSet.span(NUM_BATCHES, NUM_BATCHES + 1))
+    assert verdicts(core.handle(ev.AnchorCaptured(0.0))) == {1: Verdict.REFUSED}
+
+
+def test_an_answer_to_nothing_is_a_bug() -> None:
+    for event in (ev.DeltaMade(0.0, 1, NONE), ev.Rebased(0.0), ev.MergesDone(0.0), ev.AnchorCaptured(0.0)):
+        with pytest.raises(InvariantBroken):
+            primary().handle(event)
+
+
+# ---- who is asked for what --------------------------------------------------------------------------------------------------------
+
+BEFORE = (Share(ReplicaId("before.0"), 1.0), Share(ReplicaId("before.1"), 1.0))
+
+
+def sole(**changes: Any) -> ReplicaCore:
+    core = ReplicaCore(config(PRIMARY, Role.PRIMARY, input_edges=frozenset(), **changes), NONE, 0.0)
+    core.handle(ev.PlanChanged(0.0, {0: BEFORE}, frozenset({ReplicaId("next.0")}), 100))
+    return core
+
+
+def test_each_replica_of_the_predecessor_is_asked_for_what_it_owns() -> None:
+    core = sole()
+    parts = split(BEFORE, NUM_BATCHES, 2)
+    for share in BEFORE:
+        (need,) = of(ev.SendNeed, core.handle(ev.EdgeUp(0.0, 0, Peer(share.replica, 1))))
+        assert (need.source, need.wanted) == (share.replica, parts[share.replica])
+    core.handle(ev.EdgeDown(0.1, 0, BEFORE[0].replica))
+    waits = {view.predecessor: view.why for view in core.view().needs}
+    assert waits == {BEFORE[0].replica: "no open way to the predecessor", BEFORE[1].replica: "not received yet"}
+    out = core.handle(ev.PlanChanged(0.2, {0: (Share(BEFORE[0].replica, 0.0), BEFORE[1])}, frozenset(), 100))
+    assert [(need.source, need.wanted) for need in of(ev.SendNeed, out)] == [(BEFORE[1].replica, IntervalSet.span(0, NUM_BATCHES))]
+
+
+def test_floors_and_durable_sets_are_stated_over_every_way() -> None:
+    core = sole()
+    for share in BEFORE:
+        core.handle(ev.EdgeUp(0.0, 0, Peer(share.replica, 1)))
+    out = core.handle(ev.Tick(30.0))
+    for kind in (ev.SendAck, ev.SendDurable, ev.SendWindow):
+        assert {item.source for item in of(kind, out)} == {share.replica for share in BEFORE}
+
+
+def test_evaluations_are_asked_of_the_predecessors_primary() -> None:
+    core = sole(evaluate_every=1)
+    for share in BEFORE:
+        core.handle(ev.EdgeUp(0.0, 0, Peer(share.replica, 1)))
+    out = learn(core, 0)
+    asked_of = {need.source for need in of(ev.SendNeed, out) if need.lane == Lane("validation", 1)}
+    assert asked_of == {BEFORE[0].replica}
+
+
+def test_what_it_owns_is_learned_first_and_what_it_does_not_own_is_only_computed() -> None:
+    core = primary()
+    core.handle(ev.PlanChanged(0.0, {}, frozenset({ReplicaId("next.0")}), 100, SHARES, Role.PRIMARY, PRIMARY))
+    mine, theirs = next(iter(THEIRS)), next(iter(MINE))  # as this replica is the primary
+    core.handle(ev.LinkUp(0.0, 1, Peer(ReplicaId("next.0"), 1)))
+    core.handle(ev.NeedHeard(0.0, 1, 1, TRAIN_LANE, IntervalSet.of((mine, mine + 1), (theirs, theirs + 1)), NONE, NONE))
+    core.handle(ev.WindowHeard(0.0, 1, 2, TRAIN_LANE, NUM_BATCHES))
+    found: list[Instruction] = []
+    for batch in sorted((mine, theirs)):
+        out = core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, batch, "x"))
+        found += [*of(ev.Learn, out), *of(ev.Forward, out)]
+        core.handle(ev.Learned(0.0, mine, 1.0, 0.1) if batch == mine else ev.Forwarded(0.0, TRAIN_LANE, theirs, 0.1))
+    assert {type(item) for item in found} == {ev.Learn, ev.Forward}
+    assert all(item.mode is Mode.FORWARD_ONLY for item in of(ev.Forward, found))
+    assert core.view().lineage == IntervalSet.span(mine, mine + 1)
