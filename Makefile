@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?= mnist
 SEEDS ?= 200
+TEST_PROCESSES ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test check sim bench wheel clean help
@@ -32,7 +33,7 @@ check: $(VENV)/.installed
 	@$(BIN)/lint-imports --no-cache
 
 test: check
-	@$(BIN)/python -m pytest tests
+	@$(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 sim: $(VENV)/.installed
 	@$(BIN)/python -m simulation --world data --seeds 0:$(SEEDS)
