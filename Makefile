@@ -33,7 +33,7 @@ check: $(VENV)/.installed
 	@$(BIN)/lint-imports --no-cache
 
 test: check
-	@$(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile
+	@$(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 sim: $(VENV)/.installed
 	@$(BIN)/python -m simulation --world data --seeds 0:$(SEEDS)
