@@ -7,13 +7,14 @@ SEEDS ?= 200
 TEST_PROCESSES ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check sim bench wheel clean help
+.PHONY: demo test check sim chaos bench wheel clean help
 
 help:
 	@echo "make demo [MODEL=mnist|text]  a whole network on this machine, from data to a trained model"
 	@echo "make test                     all checks and tests"
 	@echo "make check                    format, lint, types, layers, contract"
 	@echo "make sim [SEEDS=200]          more seeds of the simulation"
+	@echo "make chaos                    kill, cut off and pause real processes (docs/chaos.md)"
 	@echo "make bench                    benchmarks (results in benchmarks/results)"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -38,6 +39,9 @@ test: check
 sim: $(VENV)/.installed
 	@$(BIN)/python -m simulation --world data --seeds 0:$(SEEDS)
 	@$(BIN)/python -m simulation --world control --seeds 0:$(SEEDS)
+
+chaos: $(VENV)/.installed
+	@$(BIN)/python -m chaos
 
 bench: $(VENV)/.installed
 	@$(BIN)/python -m benchmarks

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dataservice.batches import BatchIndex, eval_indices, num_eval_batches
 from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef, parse_manifest
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Unavailable
 from dcnr.ids import Digest, check_digest
 
@@ -148,7 +149,9 @@ class LocalCache:
                         code="cache_quota",
                         remedy="raise the cache quota",
                     )
+                reached("cache.fetched")
                 fetched.replace(path)
+                reached("cache.renamed")
             finally:
                 fetched.unlink(missing_ok=True)
         self._use(digest, path)

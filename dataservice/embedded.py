@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dataservice.s3 import StoreAddress, why_unhealthy
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, NotRunning, Refused, TimedOut, Unavailable
 
 DEFAULT_PORT: Final = 7790
@@ -186,6 +187,7 @@ class EmbeddedStore:
                 start_new_session=True, pass_fds=(lock,),
             )  # fmt: skip
         (self.directory / "store.pid").write_text(f"{self._process.pid}\n")
+        reached("store.noted")
         try:
             self._wait_healthy(deadline)
         except BaseException:
@@ -272,6 +274,7 @@ class EmbeddedStore:
             public = f"http://{host}:{forward['port']}"
         file = StoreFile(f"http://{LOOPBACK}:{port}", self._bucket, access_key, secret_key, public)
         _write_private(self.path, json.dumps(asdict(file), indent=1))
+        reached("store.kept")
         return file
 
     def _options(self, ports: dict[str, int], scratch: Path) -> Path:
@@ -341,6 +344,7 @@ def _write_private(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    reached("store.drafted")
     new.replace(path)
 
 

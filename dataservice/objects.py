@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from dataservice.transfer import AddressRule, download, upload
 from dcnr import limits
 from dcnr.client import Orchestrators
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, TimedOut, Unavailable
 from dcnr.ids import Digest, digest_of
 from dcnr.v1 import data_pb2
@@ -122,6 +123,7 @@ def _write(destination: Path, data: bytes) -> None:
     temporary = destination.with_name(f".{destination.name}.tmp")
     try:
         temporary.write_bytes(data)
+        reached("object.drafted")
         temporary.replace(destination)
     except OSError as error:
         temporary.unlink(missing_ok=True)

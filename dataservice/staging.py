@@ -28,6 +28,7 @@ from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef, c
 from dataservice.s3 import S3Store
 from dataservice.transfer import download
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, InvalidInput, Stale
 from dcnr.ids import Digest, check_digest, check_name, digest_of
 from dcnr.ports import ObjectStore
@@ -76,6 +77,7 @@ async def stage(
                 data = np.ascontiguousarray(arrays[field][order[first:end]], dtype=spec.stored).tobytes()
                 digest = digest_of(data)
                 await put(keys.shard(name, digest), data)
+                reached("shard.staged")
                 refs.append(ShardRef(digest, first, end - first))
             shards[field, split] = tuple(refs)
     manifest = DatasetManifest(
@@ -92,6 +94,7 @@ async def stage(
     except ValueError as error:
         raise InvalidInput(f"the data set cannot be staged: {error}", code="bad_dataset") from None
     await put(keys.dataset_manifest(name, manifest.digest), manifest.to_bytes())
+    reached("dataset.staged")
     return manifest
 
 

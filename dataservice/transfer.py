@@ -26,6 +26,7 @@ from urllib3.response import BaseHTTPResponse
 
 from dataservice.addresses import AddressRule
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, TimedOut, Unavailable
 from dcnr.ids import Digest
 
@@ -55,6 +56,7 @@ async def download(
                 os.fsync(file.fileno())
             if sha256 and digest.hexdigest() != sha256:
                 raise Corrupt(f"the object has digest {digest.hexdigest()}, not {sha256}", code="wrong_digest", digest=sha256)
+            reached("download.drafted")
             exchange.commit(lambda: temporary.replace(dest))
             return size_bytes
         finally:
@@ -97,6 +99,7 @@ async def upload(
             file.seek(0)
             try:
                 with exchange.open("PUT", {**headers, "content-length": str(size_bytes)}, exchange.blocks(file.read)):
+                    reached("upload.sent")
                     return True
             except _Exists:
                 return False

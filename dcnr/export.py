@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, Refused
 from dcnr.graph import config_dict, graph_digest, stages_of_graph
 from dcnr.ids import Digest, digest_of
@@ -81,6 +82,7 @@ def write_export(
         directory.mkdir(parents=True, exist_ok=True)
         for name in FILES:
             (directory / name).write_bytes(contents[name])
+            reached("export.written")
     except OSError as error:
         raise Refused(
             f"{directory} cannot be written: {error.strerror}", code="disk_trouble", remedy="choose another directory"

@@ -30,6 +30,7 @@ from trust.network_file import save_policy
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 25.0
 POLL_S = 0.05
+ORCHESTRATOR = "dcnr.cli.orchestrator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,10 @@ class LocalPNode:
     cores: float = 1.0
     memory_mb: int = 1024
     flags: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    """Where it listens."""
+    prefix: tuple[str, ...] = ()
+    """What its command is put behind: another namespace, say. The process must keep the id with which it was started."""
 
 
 @dataclass(slots=True)
@@ -90,16 +95,21 @@ class LocalNetwork:
     def __init__(
         self, directory: Path, *, num_orchestrators: int = 3, pnodes: Sequence[LocalPNode] = (LocalPNode("p1"), LocalPNode("p2"), LocalPNode("p3")),
         name: str = "local", say: Callable[[str], None] = lambda text: None, environment: Mapping[str, str] | None = None,
-        orchestrator_flags: Sequence[str] = (),
+        orchestrator_flags: Sequence[str] = (), host: str = "127.0.0.1", additions: Mapping[str, Mapping[str, str]] | None = None,
+        orchestrator_module: str = ORCHESTRATOR,
     ) -> None:  # fmt: skip
+        """``host``: the address of this machine on which orchestrators and store are reached; ``additions``: by name of a process, what its
+        environment has besides.
+        """
         self.directory = directory.resolve()
         self.name, self._say = name, say
         self._num_orchestrators, self._pnode_specs = num_orchestrators, tuple(pnodes)
-        self._orchestrator_flags = tuple(orchestrator_flags)
+        self._orchestrator_flags, self.host = tuple(orchestrator_flags), host
         self._environment = clean_environment(os.environ if environment is None else environment)
+        self._additions, self._orchestrator_module = dict(additions or {}), orchestrator_module
         self.orchestrators: list[Process] = []
         self.pnodes: list[Process] = []
-        self.store = EmbeddedStore(self.directory / "store", port=0)
+        self.store = EmbeddedStore(self.directory / "store", port=0, listen=host)
         self.maintainer_home = self.directory / "maintainer"
         self.network_file = self.directory / "network.json"
         self.policy: NetworkPolicy | None = None
@@ -179,7 +189,7 @@ class LocalNetwork:
     @property
     def bootstrap(self) -> list[str]:
         """Where clients may begin: id@host:port of every orchestrator."""
-        return [f"{process.node_id}@127.0.0.1:{port}" for process, port in zip(self.orchestrators, self._ports, strict=True)]
+        return [f"{process.node_id}@{self.host}:{port}" for process, port in zip(self.orchestrators, self._ports, strict=True)]
 
     @property
     def maintainer_key(self) -> Path:
@@ -204,18 +214,19 @@ class LocalNetwork:
         ids = [NodeKey.load_or_create(home / "key.pem").node_id for home in homes]
         maintainer = NodeKey.load_or_create(self.maintainer_key)
         store = self.store.file
+        scheme, _, address = (store.public_endpoint or store.endpoint).partition("://")
         envelope = create_document(
             maintainer, name=self.name, now_wall=SystemClock().wall(), orchestrator_ids=ids, locality=identity_pb2.LOCALITY_SINGLE_HOST,
-            store_address=store.endpoint.partition("://")[2], store_scheme=store.endpoint.partition("://")[0], store_bucket=store.bucket,
+            store_address=address, store_scheme=scheme, store_bucket=store.bucket,
         )  # fmt: skip
         self.policy = verify_chain([envelope])
         save_policy(self.network_file, self.policy)
-        self._ports = free_ports(self._num_orchestrators)
+        self._ports = free_ports(self._num_orchestrators, self.host)
         for home, node_id, port in zip(homes, ids, self._ports, strict=True):
-            first = [] if port == self._ports[0] else ["--bootstrap", f"127.0.0.1:{self._ports[0]}"]
+            first = [] if port == self._ports[0] else ["--bootstrap", f"{self.host}:{self._ports[0]}"]
             command = [
-                sys.executable, "-m", "dcnr.cli.orchestrator", "start", "--home", str(home), "--network", str(self.network_file),
-                "--store-url", store.endpoint, "--store-bucket", store.bucket, "--store-file", str(self.store.path), "--listen-host", "127.0.0.1",
+                sys.executable, "-m", self._orchestrator_module, "start", "--home", str(home), "--network", str(self.network_file),
+                "--store-url", store.endpoint, "--store-bucket", store.bucket, "--store-file", str(self.store.path), "--listen-host", self.host,
                 "--control-port", str(port), "--dht-port", "0", "--until-stdin-closes", *first, *self._orchestrator_flags,
             ]  # fmt: skip
             self.orchestrators.append(self._process(home.name, command, home, node_id))
@@ -228,14 +239,15 @@ class LocalNetwork:
         assert self.policy is not None
         first = self._ports[len(self.pnodes) % len(self._ports)]
         command = [
-            sys.executable, "-m", "dcnr.cli.pnode", "start", "--home", str(home), "--bootstrap", f"127.0.0.1:{first}",
-            "--network-id", self.policy.network_id, "--listen-host", "127.0.0.1", "--control-port", "0", "--data-port", "0", "--dht-port", "0",
+            *spec.prefix, sys.executable, "-m", "dcnr.cli.pnode", "start", "--home", str(home), "--bootstrap", f"{self.host}:{first}",
+            "--network-id", self.policy.network_id, "--listen-host", spec.host, "--control-port", "0", "--data-port", "0", "--dht-port", "0",
             "--cores", str(spec.cores), "--memory-mb", str(spec.memory_mb), "--until-stdin-closes", *spec.flags,
         ]  # fmt: skip
         return self._process(spec.name, command, home, node_id)
 
     def _process(self, name: str, command: list[str], home: Path, node_id: NodeId) -> Process:
-        return Process(name, command, self.directory / "log" / f"{name}.log", home, node_id, environment=self._environment)
+        environment = {**self._environment, **self._additions.get(name, {})}
+        return Process(name, command, self.directory / "log" / f"{name}.log", home, node_id, environment=environment)
 
     def _go_on(self) -> None:
         if self._interrupted.is_set():
@@ -250,7 +262,7 @@ class LocalNetwork:
                 raise Unavailable(f"orchestrator {process.name} ended at start:\n{process.tail()}", code="start_failed")
             with socket.socket() as probe:
                 probe.settimeout(1.0)
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                if probe.connect_ex((self.host, port)) == 0:
                     return
             time.sleep(POLL_S)
         raise TimedOut(
@@ -282,13 +294,13 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def free_ports(count: int) -> list[int]:
-    """``count`` different TCP ports that are free now."""
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """``count`` different TCP ports of an address of this machine that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for item in sockets:
             item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            item.bind(("127.0.0.1", 0))
+            item.bind((host, 0))
         return [int(item.getsockname()[1]) for item in sockets]
     finally:
         for item in sockets:

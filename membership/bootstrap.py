@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dcnr.crashpoints import reached
 from dcnr.errors import InvalidInput
 from dcnr.ids import NodeId, check_node_id
 from dcnr.limits import KIB, MAX_BOOTSTRAP_ENTRIES
@@ -168,7 +169,9 @@ def write_cache(path: Path, peers: Sequence[CachedPeer]) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        reached("contacts.drafted")
         Path(name).replace(path)
+        reached("contacts.renamed")
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

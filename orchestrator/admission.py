@@ -7,6 +7,7 @@ from typing import Final
 from dataservice import keys
 from dataservice.dataset_manifest import DatasetManifest, parse_manifest
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import InvalidInput, NotFound, Refused, Stale
 from dcnr.graph import dataset_refs, num_batches, tensor_spec
 from dcnr.ids import check_name
@@ -43,7 +44,9 @@ async def admit(
     facts = await _facts(loader, data)
     await _check(facts, policy, store, loader)
     await store.put(keys.model_index(request.model), b"")
+    reached("index.stored")
     found = await put_once(store, keys.job_request(request.model, request.job_id), data)
+    reached("request.stored")
     if found == data:
         return request, False
     other = policy.open_job_request(parse_envelope(found))
@@ -164,4 +167,5 @@ async def record_cancel(
         raise NotFound(f"there is no job {cancel.job_id}", code="job_not_found") from error
     data = envelope.SerializeToString(deterministic=True)
     found = await put_once(store, keys.job_cancel(cancel.model, cancel.job_id), data)
+    reached("cancel.stored")
     return cancel, found == data

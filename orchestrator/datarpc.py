@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from dataservice import keys
 from dataservice.datasets import parse_manifest
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale, Unavailable
 from dcnr.ids import Digest, check_name
 from dcnr.rpc.server import peer_of
@@ -235,8 +236,10 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
 
     async def _put(self, key: str, data: bytes) -> bool:
         """Whether the object was there before."""
+        reached("proxy.collected")
         try:
             await self._shared.store.put(key, data, if_none_match=True)
+            reached("proxy.stored")
             return False
         except Stale as error:
             if not await self._exists(key, len(data)):

@@ -13,6 +13,7 @@ from typing import Final
 
 from dataservice import keys
 from dataservice.manifests import Rules, StoredState, from_proto, next_manifest, record_from_proto, to_proto
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Stale, Unavailable
 from dcnr.ids import Digest
 from dcnr.ports import Clock, ObjectStore
@@ -127,6 +128,7 @@ class Decider:
         change = next_change(view.head, self._jobs.records, self._progress(view, term, now), int(self._clock.wall() * 1000))
         if change is not None:
             await self._loop.decide(change)
+            reached("job.moved")
             self._tell(change, view)
             self.wake.fire()
         elif view.head.active.job_id:
@@ -189,6 +191,7 @@ class Decider:
                 continue
             mine = sealed(identity_pb2.DOMAIN_JOB_END, model_pb2.JobEnd(outcome=outcome), self._key)
             found = await put_once(self._store, keys.job_end(view.model, outcome.job_id), mine.data)
+            reached("end.created")
             if found == mine.data or self._repeats(found, outcome):
                 self._jobs.ended(outcome)
                 if outcome.job_id not in self._jobs.records:
@@ -263,12 +266,15 @@ class Decider:
         desired = desired_states(plan, stored.digest, sequence, costs, request_digest, before | hosting)
         # One after the other: a store that keeps objects in directories may lose an object whose name has become a directory first.
         await self._put_all([(keys.plan(view.model, stored.digest), stored.data)])
+        reached("plan.stored")
         objects = [
             (keys.desired(view.model, stored.digest, pnode_id), sealed(identity_pb2.DOMAIN_DESIRED_STATE, item, self._key).data)
             for pnode_id, item in desired.items()
         ]
         await self._put_all(objects)
+        reached("desired.stored")
         await self._loop.decide(NamePlan(view.head.active.job_id, view.head.plan_digest, stored.digest, sequence))
+        reached("plan.named")
         self._emptied.clear()
         self._history.say(
             "plan_made", plan.job_id or view.model, plan.reason, number=plan.number, waiting=", ".join(plan.waiting), lead=plan.lead_batches,
@@ -370,7 +376,9 @@ class Decider:
         if outcome.manifest is not None:
             sealed_manifest = sealed(identity_pb2.DOMAIN_MANIFEST, to_proto(outcome.manifest), self._key)
             await self._put_all([(keys.manifest(view.model, sealed_manifest.digest), sealed_manifest.data)])
+            reached("manifest.stored")
             await self._loop.decide(NameManifest(view.head.active.job_id, view.head.manifest_digest, sealed_manifest.digest))
+            reached("manifest.named")
         for item in taken:
             self._pending.pop((item.checkpoint.vnode, item.checkpoint.digest), None)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, NotFound, Stale, TimedOut
 from dcnr.ports import Clock, ObjectStore
 from dcnr.v1 import model_pb2
@@ -116,9 +117,11 @@ class HeadLoop:
                 if isinstance(request, Get):
                     found = await self._store.get(self._key, max_bytes=limits.MAX_HEAD_BYTES)
                     return GetAnswered(self._clock.monotonic(), found.data, found.etag)
+                reached("head.composed")
                 etag = await self._store.put(
                     self._key, request.data, if_match=request.if_match, if_none_match=request.if_match is None
                 )
+                reached("head.written")
                 return PutAnswered(self._clock.monotonic(), etag)
         except NotFound:
             if isinstance(request, Get):

@@ -18,6 +18,7 @@ from typing import Final
 
 import structlog
 
+from dcnr.crashpoints import reached
 from dcnr.ports import Clock
 from dcnr.v1 import common_pb2
 
@@ -174,7 +175,9 @@ class History:
             if self._sequence // PRUNE_EVERY != self._pruned:
                 self._pruned = self._sequence // PRUNE_EVERY
                 database.execute("DELETE FROM events WHERE sequence <= ?", (self._sequence - MAX_EVENT_ROWS,))
+            reached("history.written")
             database.execute("COMMIT")
+            reached("history.committed")
         except sqlite3.Error as error:  # a full disk stops the record, not the orchestrator
             self.num_dropped += len(rows)
             if database.in_transaction:

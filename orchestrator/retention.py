@@ -7,6 +7,7 @@ from typing import Final
 
 from dataservice import keys
 from dataservice.manifests import StoredState
+from dcnr.crashpoints import reached
 from dcnr.errors import DcnrError, InvalidInput
 from dcnr.ids import Digest, check_digest
 from dcnr.ports import ObjectStore
@@ -55,8 +56,10 @@ async def delete_condemned(store: ObjectStore, model: str, manifest: model_pb2.M
     for state in states:
         if state.digest in condemned and count < MAX_DELETED:
             try:
+                reached("condemned.chosen")
                 await store.delete(keys.state(model, state.vnode, state.digest))
             except DcnrError:
                 return count  # the next round goes on
+            reached("condemned.deleted")
             count += 1
     return count

@@ -248,6 +248,7 @@ class Daemon:
     # -- worker ----------------------------------------------------------------------------------------------------------------
 
     async def _worker_up(self, worker: Worker) -> None:
+        self._shelf.sweep(self._home.work)
         self._facts = WorkerFacts(pid=worker.pid, incarnation=worker.incarnation, device=worker.hello.device, reason="")
         await self._standing.begin(worker)
         self._membership.update_self(capability=self._capability())

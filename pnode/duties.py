@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Unavailable
 from dcnr.ids import NodeId, check_name
 from dcnr.ports import Clock
@@ -273,13 +274,14 @@ class Duties:
         match verdict:
             case Accepted(desired):
                 envelope = entry.envelopes.get(_order(desired))
+                reached("desired.accepted")
                 if envelope is None or not self._home_write(self._home.desired_path(desired.model), envelope):
                     return
+                reached("desired.persisted")
                 entry.authority.applied(desired)
                 entry.desired = desired
-                self._say(
-                    "plan_accepted", desired.model, f"plan {desired.plan_number} of {desired.holder[:8]}, epoch {desired.epoch}"
-                )
+                told = f"plan {desired.plan_number} of {desired.holder[:8]}, epoch {desired.epoch}"
+                self._say("plan_accepted", desired.model, told)
                 await self.reconcile()
             case Unconfirmed(model, claimed):
                 self._confirm(entry, model, claimed.holder)

@@ -15,6 +15,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, Refused, Unavailable
 from dcnr.ids import check_name
 
@@ -54,12 +55,20 @@ class Home:
                 remedy="see `pnode status`, or choose another --home",
             ) from error
         self._lock = lock
+        self._remove_drafts()
 
     def close(self) -> None:
         """Frees the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _remove_drafts(self) -> None:
+        """What an earlier life was writing when it died has no name yet: nobody misses it, and nobody else would remove it."""
+        for directory in (self.root, self.snapshots, self.cache):
+            for path in directory.glob(".*"):
+                if path.is_file():
+                    path.unlink(missing_ok=True)
 
     def next_incarnation(self, wall_s: float) -> int:
         """A number above every one given before, also after a lost disk as long as the clock is not far back."""
@@ -70,6 +79,7 @@ class Home:
             last = 0
         number = max(last + 1, int(wall_s))
         write_atomically(path, str(number).encode())
+        reached("incarnation.taken")
         return number
 
     def desired_path(self, model: str) -> Path:
@@ -102,7 +112,9 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        reached("home.drafted")
         temporary.replace(path)
+        reached("home.renamed")
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise Unavailable(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dcnr.crashpoints import reached
 from dcnr.ids import ReplicaId, VNodeId, digest_of
 from dcnr.stages import Stage
 from pnode.chain import Standing
@@ -57,6 +58,7 @@ class Averages:
 def captured(compute: Compute, info: StateInfo) -> tuple[bytes, str]:
     """A whole state and its digest."""
     data = compute.snapshot(info)
+    reached("snapshot.captured")
     return data, digest_of(data)
 
 
@@ -68,7 +70,9 @@ def write_whole(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    reached("snapshot.drafted")
     draft.replace(path)
+    reached("snapshot.renamed")
 
 
 def codec_in_force(wanted: str, *, link_bytes_s: float, frame_bytes: int, step_s: float) -> str:

@@ -6,11 +6,14 @@ store is away.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import DcnrError
 from dcnr.ids import Digest, check_digest, digest_of
 from dcnr.intervals import IntervalSet
@@ -73,6 +76,17 @@ class Shelf:
         self._held.sort(key=lambda held: held.order)
         return remarks
 
+    def sweep(self, work: Path) -> None:
+        """Removes from ``work`` what a dead worker left behind: spools, drafts, states that nobody was told of. For before the next one starts."""
+        kept = {Path(held.ready.path) for held in self._held}
+        for directory, _, names in os.walk(work, topdown=False):
+            for path in (Path(directory) / name for name in names):
+                if path not in kept:
+                    path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty
+                if Path(directory) != work:
+                    Path(directory).rmdir()
+
     def add(self, ready: local_pb2.SnapshotReady) -> None:
         """Keeps a new snapshot; the note is on disk before this returns. Raises Unavailable where the disk takes no note: then it is kept in
         memory only. Raises InvalidInput for a digest that is none.
@@ -80,6 +94,7 @@ class Shelf:
         note = self._directory / f"{check_digest(ready.checkpoint.digest)}{_SUFFIX}"
         self._held.append(Held(ready, note))
         write_atomically(note, ready.SerializeToString())
+        reached("note.kept")
 
     def pending(self) -> Iterator[Held]:
         """What no manifest names yet, oldest first."""
@@ -105,6 +120,7 @@ class Shelf:
         if held in self._held:
             self._held.remove(held)
         held.note.unlink(missing_ok=True)
+        reached("note.removed")
         if not any(other.ready.path == held.ready.path for other in self._held):
             Path(held.ready.path).unlink(missing_ok=True)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, NotFound, Unavailable
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
@@ -95,6 +96,7 @@ class Spool:
                 place = self._reserved(frame)
             try:
                 _write_all(place.segment.descriptor, frame.encoded.payload, place.offset)
+                reached("spool.written")
             except OSError:
                 with self._lock:
                     self._books.living_bytes -= place.header.encoded_bytes
@@ -209,6 +211,7 @@ class Spool:
         else:
             path = self._directory / f"{books.next_number:08d}{_SUFFIX}"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            reached("spool.opened")
             segment = _Segment(books.next_number, path, descriptor)
             books.next_number += 1
         books.segments[segment.number] = segment

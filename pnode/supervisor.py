@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcnr import limits
+from dcnr.crashpoints import VARIABLE
 from dcnr.errors import Corrupt, DcnrError
 from dcnr.v1 import local_pb2
 from pnode.pipe import LocalPipe
@@ -28,7 +29,7 @@ HELLO_TIMEOUT_S = 60.0
 """From process start to the worker's first message: importing torch on a slow disk."""
 MAX_LAST_WORDS = 400
 """Bytes of the worker's log that are searched for the reason of its end."""
-_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SYSTEMROOT", "LD_LIBRARY_PATH")
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SYSTEMROOT", "LD_LIBRARY_PATH", VARIABLE)
 
 WorkerPipe = LocalPipe[local_pb2.FromWorker]
 

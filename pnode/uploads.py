@@ -13,6 +13,7 @@ from pathlib import Path
 from dataservice.objects import ObjectClient
 from dcnr import limits
 from dcnr.client import Orchestrators
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.ids import Digest, NodeId
 from dcnr.v1 import common_pb2, data_pb2, local_pb2
@@ -113,6 +114,7 @@ class Uploads:
                 kind=data_pb2.OBJECT_KIND_COMMIT, model=ready.model, owner=checkpoint.vnode, digest=commit_digest(ready)
             )
             await self._objects.write_bytes(ref, data, directory=self._directory)
+            reached("commit.uploaded")
             held.commit_stored = True
         if self._shelf.superseded(held):
             self._shelf.discard(held)
@@ -124,6 +126,7 @@ class Uploads:
             await self._objects.write_file(
                 ref, Path(ready.path), size_bytes=int(checkpoint.size_bytes), sha256=Digest(checkpoint.digest)
             )
+            reached("state.uploaded")
             held.uploaded = True
         return await self._record(held)
 
@@ -139,6 +142,7 @@ class Uploads:
         )
         match answer.status:
             case data_pb2.RECORD_STATUS_NAMED:
+                reached("checkpoint.named")
                 held.named = True
                 self._refusals.named(ready.replica)
                 self._shelf.named(ready.replica, int(ready.checkpoint.step))

@@ -19,6 +19,7 @@ from typing import Final
 
 import psutil
 
+from dcnr import crashpoints
 from dcnr.errors import Corrupt, DcnrError
 from dcnr.ids import NodeId, ReplicaId, check_replica_id
 from dcnr.ports import Clock
@@ -259,6 +260,7 @@ async def _main(options: argparse.Namespace) -> int:
 
     clock, key = SystemClock(), NodeKey.generate()
     try:
+        crashpoints.arm(os.environ)
         pipe = await LocalPipe.over(socket.socket(fileno=options.fd), local_pb2.ToWorker)
         worker = Worker(pipe, key, clock, found_device(options.device))
         await worker.run(HeldPort(options.host, options.port))

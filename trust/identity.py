@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, NotFound, Refused
 from dcnr.ids import NodeId, node_id_of
 
@@ -119,7 +120,9 @@ class NodeKey:
                 file.write(self.private_pem())
                 file.flush()
                 os.fsync(file.fileno())
+            reached("key.drafted")
             os.link(draft, path)  # fails where a file exists; a rename would replace it
+            reached("key.linked")
         except FileExistsError:
             raise Refused(f"there is a key file at {path} already", code="key_exists", remedy="move it away first") from None
         except OSError as error:

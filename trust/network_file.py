@@ -13,6 +13,7 @@ import secrets
 from pathlib import Path
 from typing import Any, Final
 
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, NotFound, Refused
 from dcnr.v1 import identity_pb2
 from trust.envelope import parse_envelope
@@ -32,7 +33,9 @@ def save_policy(path: Path, policy: NetworkPolicy) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        reached("network.drafted")
         draft.replace(path)
+        reached("network.renamed")
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise Refused(f"{path} cannot be written: {error.strerror}", code="disk_trouble", remedy="choose another path") from error

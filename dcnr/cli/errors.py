@@ -5,12 +5,14 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not running, 4 unreachable, 5 refused by 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
 import typer
 
+from dcnr import crashpoints
 from dcnr.errors import DcnrError
 
 INTERRUPTED: Final = 130
@@ -26,6 +28,7 @@ def exit_code(app: typer.Typer, name: str, arguments: Sequence[str]) -> int:
     """Runs a command line; its exit code. Typed errors are shown here; others are bugs and keep their traceback."""
     command = typer.main.get_command(app)
     try:
+        crashpoints.arm(os.environ)
         command.main(args=list(arguments), prog_name=name)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)

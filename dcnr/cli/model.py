@@ -11,6 +11,7 @@ from dcnr import limits
 from dcnr.cli import output
 from dcnr.cli.homes import HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, KeyOption, NetworkIdOption, NetworkOption, Session
+from dcnr.crashpoints import reached
 from dcnr.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -262,6 +263,7 @@ def _write_draft(path: Path, draft: Draft) -> None:
     temporary: Any = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(draft.to_json(), encoding="utf-8")
+        reached("draft.drafted")
         temporary.replace(path)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written: {error.strerror}", code="disk_trouble") from error

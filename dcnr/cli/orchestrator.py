@@ -9,6 +9,7 @@ import typer
 
 from dcnr.cli import errors, output
 from dcnr.cli.homes import HomeOption, JsonOption, VersionOption, home_of, settings_of, show_settings
+from dcnr.crashpoints import reached
 from dcnr.errors import NotRunning, Refused, TimedOut, Unavailable
 from dcnr.settings import OrchestratorSettings
 
@@ -237,6 +238,7 @@ def _write_running(home: Path, running: dict[str, object]) -> None:
 
     temporary = home / f".{RUN_FILE}"
     temporary.write_text(json.dumps(running) + "\n")
+    reached("running.drafted")
     temporary.replace(home / RUN_FILE)
 
 

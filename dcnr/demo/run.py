@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
+from dcnr.crashpoints import reached
 from dcnr.demo.examples import Example, example, prepare_data
 from dcnr.demo.screen import Screen
 from dcnr.demo.story import ACTIVE, Kill, Story
@@ -237,9 +238,13 @@ def _make_empty(directory: Path, *, ours: bool) -> None:
                 code="directory_in_use",
                 remedy="choose an empty --directory",
             )
-        shutil.rmtree(directory)
-    directory.mkdir(parents=True, mode=0o700)
+        for path in directory.iterdir():
+            if path.name != MARK:  # the mark goes last: half emptied, the directory is still known as ours
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        reached("demo.emptied")
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     (directory / MARK).touch()
+    reached("demo.marked")
 
 
 def _tidy(directory: Path) -> None:

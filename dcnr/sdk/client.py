@@ -18,6 +18,7 @@ from dataservice.dataset_manifest import MAX_MANIFEST_BYTES, DatasetManifest, pa
 from dataservice.objects import ObjectClient
 from dcnr import limits
 from dcnr.client import Orchestrators
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Unavailable
 from dcnr.export import Export, weights_of_state, write_export
 from dcnr.graph import dataset_refs, graph_digest, graph_from_bytes, graph_to_bytes, stages_of_graph
@@ -207,6 +208,7 @@ class AsyncClient:
         if draft.manifest is not None and draft.manifest_digest is not None:
             ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=draft.request.model, digest=draft.manifest_digest)
             await self.objects.write_bytes(ref, draft.manifest.SerializeToString(deterministic=True), directory=self.scratch)
+            reached("manifest0.stored")
         request = orchestrator_pb2.SubmitJobRequest(request=draft.signed_request)
         answer = await self.orchestrators.call(OrchestratorServiceStub, "SubmitJob", request)
         return cast(orchestrator_pb2.SubmitJobResponse, answer)

@@ -14,6 +14,7 @@ from typing import Final
 
 from dataservice.objects import ObjectClient
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import InvalidInput, NotFound
 from dcnr.graph import dataset_refs, graph_digest, graph_to_bytes, num_batches, stages_of_graph
 from dcnr.ids import Digest, check_digest, check_name, digest_of
@@ -124,6 +125,7 @@ async def prepare(
     await objects.write_bytes(
         data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_GRAPH, digest=request.graph_digest), data, directory=scratch
     )
+    reached("graph.stored")
     if request.initial_manifest_digest:
         return Draft(graph=data, request=request, manifest_0=None)
     checkpoints: list[model_pb2.Checkpoint] = []
@@ -150,6 +152,7 @@ async def _checkpoint_0(
         size_bytes, digest = await asyncio.to_thread(_write_state, path, stage, graph, plan.num_batches, registry)
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=graph.name, owner=stage.id, digest=digest)
         await objects.write_file(ref, path, size_bytes=size_bytes, sha256=digest)
+        reached("checkpoint0.stored")
     finally:
         path.unlink(missing_ok=True)
     return model_pb2.Checkpoint(vnode=stage.id, digest=digest, size_bytes=size_bytes)
@@ -162,4 +165,5 @@ def _write_state(path: Path, stage: Stage, graph: model_pb2.ModelGraph, batches:
         stage, registry, seed=int(graph.train.seed), model=graph.name, graph=graph_digest(graph), num_batches=batches
     )
     path.write_bytes(data)
+    reached("checkpoint0.made")
     return len(data), digest_of(data)

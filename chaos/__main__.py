@@ -1,0 +1,177 @@
+"""``python -m chaos`` disturbs networks of real processes on this machine and says what was lost: nothing, or what.
+
+Without a command: all crash points, then the schedule of 125 faults per hour. Results go to ``chaos/results``; ``report`` renders ``docs/chaos.md``
+from them. Exit code: 0 if everything held, 1 if not, 2 for wrong usage, 5 where this machine lacks what was asked for (it says what).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import machine
+from chaos import crashes, machines, report
+from chaos.crashes import run_rounds
+from chaos.plot import svg
+from chaos.run import Setup, run
+from chaos.schedule import Recipe, Schedule, from_json, make_schedule, to_json
+from chaos.work import Clouds, Text, Work
+from dcnr import crashpoints
+from dcnr.errors import DcnrError, InvalidInput
+
+RESULTS: Final = machine.ROOT / "chaos" / "results"
+SCHEDULES: Final = machine.ROOT / "chaos" / "schedules"
+DEFAULT: Final = "faults125"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        match options.command:
+            case "crashes":
+                return run_crashes(options)
+            case "run":
+                return run_schedule(options)
+            case "schedule":
+                print(to_json(make_schedule(recipe_of(options))), end="")
+            case "report":
+                report.write(options.out)
+            case "clean":
+                print("\n".join(machines.clean()) or "nothing was left behind")
+            case _:
+                held = run_crashes(parser().parse_args(["crashes"]))
+                return max(held, run_schedule(parser().parse_args(["run"])))
+    except DcnrError as error:
+        print(f"error: {error.message}\n  why: {error.code}\n  next: {error.remedy}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted: every process of the run has ended", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and options."""
+    top = argparse.ArgumentParser(prog="python -m chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = top.add_subparsers(dest="command")
+    one = commands.add_parser("crashes", help="kill processes at crash points: all of them, or the named ones")
+    one.add_argument("points", nargs="*", metavar="POINT")
+    two = commands.add_parser("run", help="a schedule of kills, partitions and pauses")
+    two.add_argument("--schedule", default=DEFAULT, help=f"a file, or one of {', '.join(names())}")
+    two.add_argument("--work", choices=("text", "clouds"), default="text", help="what the network learns")
+    two.add_argument("--vnodes", type=int, default=8, help="length of the chain")
+    two.add_argument("--replicas", type=int, default=1, help="wanted per VNode")
+    two.add_argument("--cpu-percent", type=float, default=100.0, help="of one core, per PNode")
+    two.add_argument("--batches", type=int, default=0, help="of the job; 0: as many as fit the schedule, by a short job before")
+    two.add_argument("--no-partitions", action="store_true", help="needs no root: kills and pauses only")
+    two.add_argument("--link", choices=("", *machines.PROFILES), default="", help="emulated links; needs the kernel's netem")
+    two.add_argument("--name", default="", help="of the result file; default: that of the schedule")
+    three = commands.add_parser("schedule", help="print a schedule made from a recipe")
+    for name, kind in (("seed", int), ("victims", int), ("pairs", int), ("window-s", float), ("per-hour", float)):
+        three.add_argument(f"--{name}", type=kind, required=True)
+    three.add_argument("--max-down", type=int, default=0)
+    commands.add_parser("report", help="docs/chaos.md from the results")
+    commands.add_parser("clean", help="remove network namespaces that a killed run left behind")
+    for command in (one, two, commands.choices["report"]):
+        command.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
+    return top
+
+
+def names() -> list[str]:
+    """The committed schedules."""
+    return sorted(path.stem for path in SCHEDULES.glob("*.json"))
+
+
+def load(name: str) -> Schedule:
+    """A committed schedule or a file. Raises InvalidInput."""
+    path = SCHEDULES / f"{name}.json" if name in names() else Path(name)
+    try:
+        return from_json(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{name} cannot be read: {error}", code="bad_schedule", remedy=f"one of {', '.join(names())}") from None
+
+
+def recipe_of(options: argparse.Namespace) -> Recipe:
+    """From the flags."""
+    return Recipe(options.seed, options.victims, options.pairs, options.window_s, options.per_hour, max_down=options.max_down)
+
+
+def without_partitions(schedule: Schedule) -> Schedule:
+    """The same recipe with its partitions shared out among kills and pauses."""
+    recipe = schedule.recipe
+    rest = recipe.kill_share + recipe.pause_share
+    if not rest:
+        raise InvalidInput("this schedule has nothing but partitions", code="bad_schedule", remedy="choose another")
+    kill = recipe.kill_share / rest
+    return make_schedule(replace(recipe, kill_share=kill, partition_share=0.0, pause_share=1 - kill))
+
+
+def setup_of(options: argparse.Namespace) -> Setup:
+    """What the flags of ``run`` ask for."""
+    schedule = load(options.schedule)
+    if options.no_partitions:
+        schedule = without_partitions(schedule)
+    kind = Text if options.work == "text" else Clouds
+    work: Work = kind(options.work, num_vnodes=options.vnodes, replicas=options.replicas)
+    if options.batches:
+        work = replace(work, samples=options.batches * work.batch_size, passes=1)
+    return Setup(
+        schedule,
+        work,
+        cpu_percent=options.cpu_percent,
+        own_machines=not options.no_partitions,
+        link=options.link,
+        fit=not options.batches,
+    )
+
+
+def run_schedule(options: argparse.Namespace) -> int:
+    """One run, written as JSON and as a picture."""
+    document = run(setup_of(options), say=say)
+    name = options.name or Path(options.schedule).stem
+    save(options.out / f"{name}.json", document)
+    (options.out / f"{name}.svg").write_text(svg(document))
+    say(report.run_table(document))
+    figures = document["figures"]
+    return 0 if figures["completed"] and figures["lineages_exact"] == document["outcome"]["num_vnodes"] else 1
+
+
+def run_crashes(options: argparse.Namespace) -> int:
+    """All rounds, or some; only a whole table is kept."""
+    unknown = sorted(set(options.points) - set(crashpoints.POINTS))
+    if unknown:
+        raise InvalidInput(f"no crash point is named {', '.join(unknown)}", code="bad_crash_point", remedy="see dcnr.crashpoints")
+    facts = machine.describe()
+    rows = run_rounds(options.points, say=say)
+    if not options.points:
+        save(options.out / "crashes.json", {"format": "dcnr-crashes-1", "machine": facts, "rounds": rows})
+    say(crashes.table(rows))
+    return 0 if all(row["held"] for row in rows) else 1
+
+
+def save(path: Path, document: dict[str, Any]) -> None:
+    """As JSON, one line per entry of the first level."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in document.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Crash points with real processes: each is reached by what a small network does anyway, its process dies there by SIGKILL, a supervisor starts it
+again, and then everything that was accepted must be done: the job completes, every lineage is exact, files and answers are as after a run without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from chaos.commands import Drives
+from chaos.rounds import ROUNDS, Round, Where
+from chaos.stand import Stand, died_at, died_by_kill
+from chaos.work import Clouds
+from dcnr import crashpoints
+from dcnr.errors import DcnrError, Unavailable
+from dcnr.testing import ORCHESTRATOR, LocalNetwork, LocalPNode
+from dcnr.v1 import model_pb2
+
+WORK: Final = Clouds("crash", num_vnodes=3, passes=12)
+SWEPT: Final = Clouds("crash", num_vnodes=2, passes=150)
+"""Long enough for states to be made, condemned and deleted."""
+REACH_S: Final = 120.0
+COMPLETE_S: Final = 180.0
+PNODES: Final = (LocalPNode("p1", memory_mb=512), LocalPNode("p2", memory_mb=512))
+Row = dict[str, Any]
+Say = Callable[[str], None]
+
+
+def run_rounds(names: Iterable[str] = (), *, say: Say = lambda text: None) -> list[Row]:
+    """One row per round, in the order of `ROUNDS`; ``names`` chooses points. A round that fails tells why and does not spoil the next."""
+    wanted = set(names) or set(crashpoints.POINTS)
+    chosen = [round_ for round_ in ROUNDS if round_.point in wanted]
+    rows: list[Row] = []
+    with Networks() as networks:
+        for round_ in chosen:
+            began = time.monotonic()
+            row: Row = {"point": round_.point, "where": str(round_.where), "times": round_.times, "held": False}
+            try:
+                row |= networks.play(round_) | {"held": True}
+            except (DcnrError, OSError) as error:
+                row["reason"] = str(error)
+                networks.forget(round_)
+            row["round_s"] = round(time.monotonic() - began, 1)
+            rows.append(row)
+            say(f"{round_.point:20} {round_.where:36} {'held' if row['held'] else 'FAILED: ' + row['reason']} ({row['round_s']} s)")
+    return rows
+
+
+class Networks:
+    """The networks of the rounds: one for all rounds of PNodes, one for all commands, a new one for each round of orchestrators."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._kept: dict[Where, tuple[Stand, contextlib.ExitStack]] = {}
+        self._number = 0
+
+    def __enter__(self) -> Networks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for where in list(self._kept):
+            self._kept.pop(where)[1].close()
+        self._stack.close()
+
+    def play(self, round_: Round) -> Row:
+        """One round. Raises DcnrError where something was lost."""
+        self._number += 1
+        match round_.where:
+            case Where.PNODE:
+                return self._in_pnodes(self._stand(Where.PNODE), round_)
+            case Where.ORCHESTRATOR | Where.SWEEP | Where.CANCEL | Where.PASSING | Where.START:
+                with contextlib.ExitStack() as stack:
+                    return self._in_orchestrators(stack, round_)
+            case Where.STAGE | Where.SUBMIT | Where.DRAFT | Where.EXPORT:
+                return Drives(self._stand(Where.SUBMIT), self._number).play(round_)
+            case Where.KEY | Where.STORE | Where.DEMO:
+                return Drives(None, self._number).play(round_)
+
+    def forget(self, round_: Round) -> None:
+        """The network of a failed round is not used again."""
+        kept = self._kept.pop(Where.PNODE if round_.where is Where.PNODE else Where.SUBMIT, None)
+        if kept is not None:
+            kept[1].close()
+
+    def _stand(self, where: Where) -> Stand:
+        if where not in self._kept:
+            stack = contextlib.ExitStack()
+            stand = new_stand(stack, num_orchestrators=1, pnodes=PNODES)
+            stand.stage(WORK)
+            self._kept[where] = (stand, stack)
+        return self._kept[where][0]
+
+    def _in_pnodes(self, stand: Stand, round_: Round) -> Row:
+        note = stand.network.directory / f"note-{self._number}"
+        pnodes = stand.network.pnodes
+        stand.again(pnodes, crashpoints.setting(round_.point, note, times=round_.times))
+        codes = len(stand.supervisor.ends)
+        stand.until(lambda: _dead(stand, note, round_) or _all_up(stand), REACH_S, "the PNodes are up, or one of them has died")
+        job_id = stand.submit(WORK, round_.point)
+        return _played(stand, round_, note, codes, lambda: stand.completed(job_id, WORK.name, COMPLETE_S))
+
+    def _in_orchestrators(self, stack: contextlib.ExitStack, round_: Round) -> Row:
+        directory = Path(tempfile.mkdtemp(prefix="dcnr-crash-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        note = directory / "note"
+        setting = crashpoints.setting(round_.point, note, times=round_.times)
+        early = {} if round_.where is Where.START else {"o1": setting, "o2": setting}
+        brisk = round_.where is Where.SWEEP
+        stand = new_stand(stack, num_orchestrators=2, pnodes=PNODES, additions=early, brisk=brisk)
+        work = SWEPT if brisk else WORK
+        stand.stage(work)
+        if round_.where is Where.PASSING:
+            Drives(stand, self._number).passed_on()
+            return _played(stand, round_, note, 0, lambda: None)
+        if round_.where is Where.START:
+            stand.again(stand.network.orchestrators[1:], setting)
+        job_id = stand.submit(work, round_.point, checkpoint_s=1.0)
+        if round_.where is Where.CANCEL:
+            stand.ask(lambda client: client.cancel(job_id, [stand.key], model=work.name), 60.0, "the cancellation is recorded")
+            return _played(stand, round_, note, 0, lambda: _cancelled(stand, job_id))
+        return _played(stand, round_, note, 0, lambda: stand.completed(job_id, work.name, COMPLETE_S))
+
+
+def new_stand(
+    stack: contextlib.ExitStack, *, num_orchestrators: int, pnodes: Sequence[LocalPNode], additions: Any = None, brisk: bool = False
+) -> Stand:
+    """A network whose PNodes are attached; it ends with the stack."""
+    directory = Path(tempfile.mkdtemp(prefix="dcnr-chaos-"))
+    stack.callback(shutil.rmtree, directory, ignore_errors=True)
+    network = LocalNetwork(
+        directory / "n", num_orchestrators=num_orchestrators, pnodes=pnodes, name="chaos", additions=additions,
+        orchestrator_module="chaos.brisk" if brisk else ORCHESTRATOR,
+    )  # fmt: skip
+    stand = Stand(stack.enter_context(network))
+    stand.attached()
+    return stand
+
+
+def _played(stand: Stand, round_: Round, note: Path, ends: int, finish: Callable[[], Any]) -> Row:
+    """Waits for the death, then for everything that must follow."""
+    began = time.monotonic()
+    stand.until(lambda: died_at(note, round_.point) is not None, REACH_S, f"a process dies at {round_.point}")
+    died_s = time.monotonic()
+    pid = died_at(note, round_.point)
+    assert pid is not None
+    result = finish()
+    if not died_by_kill(stand, pid, {end.pid: end.code for end in stand.supervisor.ends[ends:]}):
+        raise Unavailable(f"process {pid} did not end by SIGKILL", code="not_killed")
+    return {
+        "reached_s": round(died_s - began, 2),
+        "complete_s": round(time.monotonic() - died_s, 2),
+        "lineages_exact": len(result) if isinstance(result, list) else None,
+    }
+
+
+def _dead(stand: Stand, note: Path, round_: Round) -> bool:
+    return died_at(note, round_.point) is not None
+
+
+def _all_up(stand: Stand) -> bool:
+    with contextlib.suppress(DcnrError), stand.client() as client:
+        nodes = {node.node_id for node in client.nodes() if node.attached and node.capability.gflops > 0}
+        return {process.node_id for process in stand.network.pnodes} <= nodes
+    return False
+
+
+def _cancelled(stand: Stand, job_id: str) -> None:
+    """The job ends once, as what its end says; the next one completes."""
+    view = stand.ended(job_id, WORK.name, COMPLETE_S)
+    if view.state not in (model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_COMPLETED):
+        raise Unavailable(f"{job_id} ended as {model_pb2.JobState.Name(view.state)}", code="job_lost")
+    after = stand.submit(WORK, "after")
+    stand.completed(after, WORK.name, COMPLETE_S)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """For people."""
+    lines = [f"{'point':20} {'where':36} {'passing':>7} {'reached s':>9} {'complete s':>10}  held"]
+    for row in rows:
+        end = "yes" if row["held"] else "NO: " + str(row.get("reason", "")).splitlines()[0]
+        lines.append(
+            f"{row['point']:20} {row['where']:36} {row['times']:>7} {row.get('reached_s', '-'):>9} {row.get('complete_s', '-'):>10}  {end}"
+        )
+    return "\n".join(lines)

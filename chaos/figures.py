@@ -1,0 +1,96 @@
+"""The figures of a run from its raw rows alone: rates in pairs of windows, recovery by kind of fault, shares. Pure; a test recomputes committed files."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+Row = dict[str, Any]
+Points = Sequence[Sequence[float]]
+
+
+def conclude(document: Row) -> Row:
+    """``figures`` of a document with ``settings``, ``learned`` ([second, batches of all VNodes]), ``faults``, ``shares`` and ``outcome``."""
+    settings, faults = document["settings"], document["faults"]
+    pairs = [pair for number in range(settings["pairs"]) if (pair := _pair(document, number)) is not None]
+    kept = [pair["kept"] for pair in pairs if pair["kept"] is not None]
+    return {
+        "pairs": pairs,
+        "rate_without": rounded(median(pair["without"] for pair in pairs), 2),
+        "rate_with": rounded(median(pair["with"] for pair in pairs), 2),
+        "rate_kept": rounded(median(kept), 4),
+        "contributing": rounded(contributing(document["shares"], settings), 4),
+        "num_faults": len(faults),
+        "by_kind": {kind: _kind([row for row in faults if row["kind"] == kind]) for kind in ("kill", "partition", "pause")},
+        "longest_gap_s": rounded(longest_gap(document["learned"]), 2),
+        "lineages_exact": document["outcome"]["lineages_exact"],
+        "completed": document["outcome"]["state"] == "completed",
+        "final_loss": document["outcome"]["loss"],
+    }
+
+
+def _pair(document: Row, number: int) -> Row | None:
+    """The rates of one pair of windows, in batches per second over all VNodes; None where the job ended before."""
+    window_s = document["settings"]["window_s"]
+    begin_s, points = 2 * number * window_s, document["learned"]
+    if not points or points[-1][0] < begin_s + 2 * window_s:
+        return None
+    without = rate(points, begin_s, begin_s + window_s)
+    with_faults = rate(points, begin_s + window_s, begin_s + 2 * window_s)
+    kept = with_faults / without if without else None
+    count = sum(begin_s + window_s <= row["at_s"] < begin_s + 2 * window_s for row in document["faults"])
+    return {"without": rounded(without, 2), "with": rounded(with_faults, 2), "kept": rounded(kept, 4), "faults": count}
+
+
+def _kind(rows: Sequence[Row]) -> Row:
+    """Counts, medians and largest values of one kind of fault; times only where something was hosted."""
+    hosting = [row for row in rows if row["hosted"]]
+    found: Row = {"faults": len(rows), "hosting": len(hosting)}
+    for name in ("detected_s", "learning_s", "back_s"):
+        values = [row[name] for row in hosting if row[name] is not None]
+        found[name] = {"p50": rounded(median(values), 2), "max": rounded(max(values, default=None), 2), "seen": len(values)}
+    return found
+
+
+def rate(points: Points, from_s: float, to_s: float) -> float:
+    """Batches per second between two moments; what lies between two points is taken in proportion."""
+    return (at(points, to_s) - at(points, from_s)) / (to_s - from_s) if to_s > from_s else 0.0
+
+
+def at(points: Points, moment_s: float) -> float:
+    """Batches learned by then."""
+    after = bisect_right(points, moment_s, key=lambda point: point[0])
+    if after == 0:
+        return 0.0
+    low_s, low = points[after - 1][:2]
+    if after == len(points):
+        return float(low)
+    high_s, high = points[after][:2]
+    return float(low + (high - low) * (moment_s - low_s) / (high_s - low_s))
+
+
+def longest_gap(points: Points) -> float | None:
+    """The longest time in which no VNode learned anything."""
+    moments = [point[0] for index, point in enumerate(points) if index == 0 or point[1] > points[index - 1][1]]
+    return max((later - earlier for earlier, later in pairwise(moments)), default=None)
+
+
+def contributing(shares: Points, settings: Row) -> float | None:
+    """Of the replicas on machines without a fault, the share that contributes, averaged over the windows with faults."""
+    window_s = settings["window_s"]
+    chosen = [(living, good) for second, living, good in shares if living and int(second // window_s) % 2 == 1]
+    return sum(good for _, good in chosen) / sum(living for living, _ in chosen) if chosen else None
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Of the values that are there."""
+    there = [value for value in values if value is not None]
+    return statistics.median(there) if there else None
+
+
+def rounded(value: float | None, digits: int) -> float | None:
+    """For the file."""
+    return None if value is None else round(value, digits)

@@ -1,0 +1,116 @@
+"""Renders the results of ``docs/chaos.md`` from the JSON files alone, between two marks; the same files always give the same text."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.machine import ROOT
+from dcnr.crashpoints import POINTS
+
+PAGE: Final = ROOT / "docs" / "chaos.md"
+BEGIN: Final = "<!-- results: begin (python -m chaos report) -->"
+END: Final = "<!-- results: end -->"
+
+
+def write(directory: Path, page: Path = PAGE) -> None:
+    """Replaces what stands between the marks."""
+    page.write_text(with_results(page.read_text(), directory))
+
+
+def with_results(text: str, directory: Path) -> str:
+    """The page with the results of this directory. Raises ValueError without the marks."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{BEGIN} or {END} is missing")
+    documents = {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
+    crashes = documents.pop("crashes", {"rounds": []})
+    parts = [run_section(name, document, directory) for name, document in documents.items()]
+    return "\n\n".join([f"{before}{BEGIN}", *parts, crash_section(crashes), f"{END}{after}"])
+
+
+def run_section(name: str, document: dict[str, Any], directory: Path) -> str:
+    """One run."""
+    settings, facts = document["settings"], document["machine"]
+    picture = os.path.relpath(directory / f"{name}.svg", PAGE.parent)
+    free = [100 - row[1] for row in document["load"]]
+    return "\n".join(
+        [
+            f"### Schedule `{name}`",
+            "",
+            f"`{name}.json`: {settings['num_vnodes']} VNodes of {settings['work']}, {settings['replicas_per_vnode']} wanted replica(s) each, on "
+            f"{settings['num_pnodes']} PNodes that lend {settings['cpu_percent_per_pnode']:g} % of a core and {settings['memory_mb_per_pnode']} MiB each; "
+            f"{settings['num_orchestrators']} orchestrators; {settings['num_batches']} batches; {settings['faults_per_hour']:g} faults per hour in "
+            f"{settings['pairs']} pairs of windows of {settings['window_s']:g} s; "
+            f"{'each PNode in a network namespace' if settings['own_machines'] else 'no namespaces, no partitions'}. "
+            f"{facts['cores']} cores ({facts['cpu']}), {facts['memory_gib']} GiB, commit {facts['commit']}, load before the run {facts['load_before'][0]}; "
+            f"processor time that was free meanwhile, on average: {shown(round(sum(free) / len(free)) if free else None)} %.",
+            "",
+            run_table(document),
+            "",
+            f"![Batches learned over time, faults marked]({picture})",
+        ]
+    )  # fmt: skip
+
+
+def run_table(document: dict[str, Any]) -> str:
+    """The figures of a run."""
+    figures, outcome = document["figures"], document["outcome"]
+    kept = [shown(pair["kept"]) for pair in figures["pairs"]]
+    losses = [value for value in outcome["loss"].values() if value is not None]
+    lines = [
+        "| figure | value |",
+        "|---|---|",
+        f"| faults | {figures['num_faults']} |",
+        f"| batches per second over all VNodes without faults, median of pairs | {shown(figures['rate_without'])} |",
+        f"| with faults | {shown(figures['rate_with'])} |",
+        f"| rate kept, median of pairs | {shown(figures['rate_kept'])} ({', '.join(kept)}) |",
+        f"| replicas on machines without a fault that contribute | {shown(figures['contributing'])} |",
+        f"| longest time without progress anywhere | {shown(figures['longest_gap_s'])} s |",
+        f"| job | {outcome['state']} |",
+        f"| VNodes whose lineage is exactly all batches | {figures['lineages_exact']} of {outcome['num_vnodes']} |",
+        f"| loss at the end, last exit | {shown(losses[-1] if losses else None)} |",
+        "",
+        "| fault | number | hosting | noticed p50 / max (s) | its VNodes learn again p50 / max (s) | its machine contributes again p50 / max (s) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind, row in figures["by_kind"].items():
+        cells = [
+            f"{shown(row[name]['p50'])} / {shown(row[name]['max'])} ({row[name]['seen']})"
+            for name in ("detected_s", "learning_s", "back_s")
+        ]
+        lines.append(f"| {kind} | {row['faults']} | {row['hosting']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def crash_section(document: dict[str, Any]) -> str:
+    """The crash points, measured or not."""
+    rows = {row["point"]: row for row in document["rounds"]}
+    held = sum(row["held"] for row in rows.values())
+    facts = document.get("machine")
+    when = f"; commit {facts['commit']}, load before the run {facts['load_before'][0]}" if facts else ""
+    lines = [
+        "### Crash points",
+        "",
+        f"`crashes.json`: {held} of {len(POINTS)} held{when}. Seconds are from the moment when the process is set, or the work is given, to its "
+        "death, and from there until everything is done.",
+        "",
+        "| point | what is true there | whose | passing | dead after (s) | done after (s) | held |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, meaning in POINTS.items():
+        row = rows.get(name, {})
+        cells = [row.get("where", "-"), row.get("times", "-"), row.get("reached_s", "-"), row.get("complete_s", "-")]
+        end = "not run" if not row else "yes" if row["held"] else "**no**"
+        lines.append(f"| `{name}` | {meaning} | {' | '.join(map(str, cells))} | {end} |")
+    return "\n".join(lines)
+
+
+def shown(value: object) -> str:
+    """A figure as people read it."""
+    if value is None:
+        return "not seen"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

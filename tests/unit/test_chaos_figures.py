@@ -1,0 +1,153 @@
+"""Goal: the figures of a run follow from its raw rows alone, each goes wrong when what it measures does, and the page shows the committed ones."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+from chaos import report
+from chaos.figures import conclude
+from chaos.plot import svg
+from chaos.rounds import ROUNDS
+from chaos.schedule import Fault, Kind
+from chaos.track import Tracker
+from dcnr.crashpoints import POINTS
+from dcnr.v1 import model_pb2, orchestrator_pb2
+
+RESULTS = Path(__file__).resolve().parents[2] / "chaos" / "results"
+RUNS = sorted(path for path in RESULTS.glob("*.json") if path.stem != "crashes")
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """Two pairs of windows of ten seconds: 4 batches per second without faults, 3 with them."""
+    learned = [
+        [float(second), float(4 * second - max(0, second - 10) + max(0, second - 20) - max(0, second - 30))] for second in range(42)
+    ]
+    rows = [
+        {"kind": "kill", "victim": 0, "at_s": 11.0, "hosted": ["a"], "over_s": 0.5, "detected_s": 0.3, "learning_s": 4.0, "back_s": 7.0},
+        {"kind": "kill", "victim": 1, "at_s": 31.0, "hosted": ["a"], "over_s": 0.5, "detected_s": 0.5, "learning_s": 6.0, "back_s": None},
+        {"kind": "pause", "victim": 2, "at_s": 35.0, "hosted": [], "over_s": 2.0, "detected_s": None, "learning_s": 0.0, "back_s": None},
+    ]  # fmt: skip
+    return {
+        "settings": {"pairs": 2, "window_s": 10.0}, "learned": learned, "faults": rows, "shares": [[5.0, 4, 0], [12.0, 4, 4], [32.0, 4, 2]],
+        "outcome": {"state": "completed", "lineages_exact": 2, "num_vnodes": 2, "loss": {"a": 2.0, "b": 1.5}}, **changes,
+    }  # fmt: skip
+
+
+def test_rates_come_in_pairs() -> None:
+    figures = conclude(document())
+    assert [pair["kept"] for pair in figures["pairs"]] == [0.75, 0.75]
+    assert [pair["faults"] for pair in figures["pairs"]] == [1, 2]
+    assert (figures["rate_without"], figures["rate_with"], figures["rate_kept"]) == (4.0, 3.0, 0.75)
+
+
+def test_a_job_that_ended_early_has_fewer_pairs() -> None:
+    short = document(learned=document()["learned"][:25])
+    assert len(conclude(short)["pairs"]) == 1
+    assert conclude(document(learned=[]))["rate_kept"] is None
+
+
+def test_recovery_is_told_by_kind_and_only_where_something_was_hosted() -> None:
+    by_kind = conclude(document())["by_kind"]
+    assert by_kind["kill"]["learning_s"] == {"p50": 5.0, "max": 6.0, "seen": 2}
+    assert by_kind["kill"]["back_s"] == {"p50": 7.0, "max": 7.0, "seen": 1}
+    assert by_kind["pause"] == {
+        "faults": 1, "hosting": 0, **{name: {"p50": None, "max": None, "seen": 0} for name in ("detected_s", "learning_s", "back_s")}
+    }  # fmt: skip
+
+
+def test_shares_count_in_windows_with_faults_only() -> None:
+    assert conclude(document())["contributing"] == 0.75
+
+
+def test_a_standstill_is_the_longest_gap() -> None:
+    learned = document()["learned"]
+    stood = [[second, count if second < 20 else learned[20][1]] for second, count in learned] + [[60.0, 1000.0]]
+    assert conclude(document(learned=stood))["longest_gap_s"] == 40.0
+
+
+def test_the_picture_is_xml_with_a_mark_per_fault() -> None:
+    picture = svg(document())
+    ET.fromstring(picture)
+    assert picture.count('stroke-width="0.8"') == 3
+
+
+def view(now: dict[str, tuple[str, str, int, int]], nodes: dict[str, int]) -> orchestrator_pb2.WatchJobResponse:
+    """VNode: (replica, PNode, incarnation, learned); PNode: state."""
+    found = orchestrator_pb2.WatchJobResponse(job=orchestrator_pb2.JobView(job_id="j", num_batches=100))
+    for vnode, (replica, pnode_id, incarnation, learned) in now.items():
+        found.job.vnodes.add(
+            vnode=vnode,
+            assignment=model_pb2.Assignment(vnode=vnode, replica=replica, pnode_id=pnode_id),
+            report=orchestrator_pb2.ReplicaReport(
+                replica=replica, vnode=vnode, incarnation=incarnation, num_learned=learned,
+                state=orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE,
+            ),
+        )  # fmt: skip
+    for node_id, state in nodes.items():
+        found.nodes.add(node_id=node_id, state=state)  # type: ignore[arg-type]  # an enum's number
+    return found
+
+
+def test_a_kill_is_noticed_made_good_elsewhere_and_its_machine_comes_back() -> None:
+    up, gone = orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_OFFLINE
+    tracker = Tracker()
+    tracker.seen(0.0, view({"a": ("a.1", "p1", 5, 10)}, {"p1": up, "p2": up}))
+    struck = tracker.strikes(Fault(1.0, Kind.KILL, 0), "p1", 1.0)
+    assert struck.hosted == ("a",)
+    tracker.seen(1.1, view({"a": ("a.1", "p1", 5, 12)}, {"p1": up, "p2": up}))
+    assert struck.detected_s is None
+    tracker.seen(1.4, view({"a": ("a.1", "p1", 5, 12)}, {"p1": gone, "p2": up}))
+    struck.over_s = 1.5
+    tracker.seen(2.0, view({"a": ("a.1", "p1", 5, 13)}, {"p1": gone, "p2": up}))
+    assert struck.learning_s is None, "a late report of the dead copy proves nothing"
+    tracker.seen(3.0, view({"a": ("a.2", "p2", 7, 8)}, {"p1": gone, "p2": up}))
+    assert struck.learning_s is None, "restored is not learned"
+    tracker.seen(4.0, view({"a": ("a.2", "p2", 7, 9)}, {"p1": up, "p2": up}))
+    assert (struck.detected_s, struck.learning_s, struck.back_s) == (1.4, 4.0, None)
+    tracker.seen(5.0, view({"a": ("a.3", "p1", 9, 9)}, {"p1": up, "p2": up}))
+    tracker.seen(6.0, view({"a": ("a.3", "p1", 9, 11)}, {"p1": up, "p2": up}))
+    assert struck.row(0.0) == {
+        "kind": "kill", "victim": 0, "at_s": 1.0, "hosted": ["a"], "over_s": 0.5, "detected_s": 0.4, "learning_s": 3.0, "back_s": 4.5
+    }  # fmt: skip
+
+
+def test_a_paused_copy_counts_again_when_the_pause_is_over() -> None:
+    up = orchestrator_pb2.NODE_STATE_ACTIVE
+    tracker = Tracker()
+    tracker.seen(0.0, view({"a": ("a.1", "p1", 5, 10)}, {"p1": up}))
+    struck = tracker.strikes(Fault(1.0, Kind.PAUSE, 0, 2.0), "p1", 1.0)
+    tracker.seen(2.0, view({"a": ("a.1", "p1", 5, 11)}, {"p1": up}))
+    struck.over_s = 3.0
+    tracker.seen(3.1, view({"a": ("a.1", "p1", 5, 11)}, {"p1": up}))
+    assert struck.learning_s is None
+    tracker.seen(3.6, view({"a": ("a.1", "p1", 5, 14)}, {"p1": up}))
+    assert (struck.learning_s, struck.back_s, struck.detected_s) == (3.6, 3.6, None)
+
+
+def test_alive_is_not_contributing() -> None:
+    up = orchestrator_pb2.NODE_STATE_ACTIVE
+    tracker = Tracker()
+    for second in range(30):
+        now = {"a": ("a.1", "p1", 5, 10 + second), "b": ("b.1", "p2", 5, min(15, 10 + second))}
+        tracker.seen(float(second), view(now, {"p1": up, "p2": up}))
+    assert tracker.shares[8] == (8.0, 2, 2)
+    assert tracker.shares[-1] == (29.0, 2, 1)
+
+
+def test_every_crash_point_has_one_round() -> None:
+    assert sorted(round_.point for round_ in ROUNDS) == sorted(POINTS)
+
+
+def test_committed_figures_follow_from_their_rows() -> None:
+    for path in RUNS:
+        found = json.loads(path.read_text())
+        assert conclude(found) == found["figures"], path.name
+        assert svg(found) == path.with_suffix(".svg").read_text(), path.name
+
+
+def test_the_page_shows_what_is_committed() -> None:
+    text = report.PAGE.read_text()
+    assert report.with_results(text, RESULTS) == text, "run: python -m chaos report"

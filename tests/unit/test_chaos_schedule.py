@@ -1,0 +1,113 @@
+"""Goal: a schedule that contradicts itself is refused with what contradicts; the committed ones are what their recipes make; a file is read strictly."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.__main__ import without_partitions
+from chaos.schedule import Fault, Kind, Recipe, Schedule, check_recipe, check_schedule, from_json, make_schedule, to_json
+from dcnr.errors import InvalidInput
+
+COMMITTED = sorted((Path(__file__).resolve().parents[2] / "chaos" / "schedules").glob("*.json"))
+RECIPE = Recipe(seed=1, num_victims=4, pairs=2, window_s=60.0, faults_per_hour=300.0, max_down=2)
+MADE = Recipe(seed=1, num_victims=8, pairs=2, window_s=60.0, faults_per_hour=180.0, max_down=3)
+FIRST_S = 60.0
+"""Where the first window with faults begins."""
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_a_committed_schedule_is_what_its_recipe_makes(path: Path) -> None:
+    schedule = from_json(path.read_text())
+    assert schedule == make_schedule(schedule.recipe)
+    assert to_json(schedule) == path.read_text()
+
+
+def test_the_schedule_of_the_figure_has_its_rate_and_mix() -> None:
+    schedule = from_json(next(path for path in COMMITTED if path.stem == "faults125").read_text())
+    faulty_s = schedule.recipe.pairs * schedule.recipe.window_s
+    assert round(3600 * len(schedule.faults) / faulty_s) in range(122, 129)
+    kinds = Counter(fault.kind for fault in schedule.faults)
+    assert abs(kinds[Kind.KILL] / len(schedule.faults) - 0.62) < 0.02
+    assert abs(kinds[Kind.PARTITION] / len(schedule.faults) - 0.20) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("code", "faults"),
+    [
+        ("fault_outside_window", [Fault(10.0, Kind.KILL, 0)]),
+        ("fault_outside_window", [Fault(-1.0, Kind.KILL, 0)]),
+        ("fault_outside_window", [Fault(1e6, Kind.KILL, 0)]),
+        ("fault_outlasts_window", [Fault(FIRST_S + 50, Kind.PAUSE, 0, 8.0)]),
+        ("unknown_victim", [Fault(FIRST_S, Kind.KILL, 4)]),
+        ("unknown_victim", [Fault(FIRST_S, Kind.KILL, -1)]),
+        ("wrong_duration", [Fault(FIRST_S, Kind.KILL, 0, 1.0)]),
+        ("wrong_duration", [Fault(FIRST_S, Kind.PARTITION, 0)]),
+        ("wrong_duration", [Fault(FIRST_S, Kind.PAUSE, 0, -2.0)]),
+        ("unordered_faults", [Fault(FIRST_S + 9, Kind.KILL, 0), Fault(FIRST_S, Kind.KILL, 1)]),
+        ("overlapping_faults", [Fault(FIRST_S, Kind.PAUSE, 0, 9.0), Fault(FIRST_S + 5, Kind.KILL, 0)]),
+        ("overlapping_faults", [Fault(FIRST_S, Kind.KILL, 0), Fault(FIRST_S + 19, Kind.PARTITION, 0, 4.0)]),
+        ("too_many_down", [Fault(FIRST_S + number, Kind.PAUSE, number, 9.0) for number in range(3)]),
+        ("too_many_down", [Fault(FIRST_S + 6 * number, Kind.KILL, number) for number in range(3)]),
+        ("bad_schedule", [Fault(float("nan"), Kind.KILL, 0)]),
+    ],
+)
+def test_a_contradiction_is_refused_with_its_name(code: str, faults: list[Fault]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_schedule(Schedule(RECIPE, tuple(faults)))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kill_share": 0.9}, {"kill_share": -0.2, "partition_share": 1.02}, {"num_victims": 0}, {"pairs": 0}, {"window_s": 0.0},
+        {"window_s": 15.0}, {"faults_per_hour": -1.0}, {"shortest_s": 20.0}, {"shortest_s": 0.0}, {"rest_s": -1.0}, {"max_down": 5},
+        {"window_s": float("inf")}, {"pairs": 10_000}, {"faults_per_hour": 1e9},
+    ],
+)  # fmt: skip
+def test_a_recipe_that_means_nothing_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_recipe(replace(RECIPE, **change))
+    assert caught.value.code == "bad_recipe"
+
+
+def test_more_faults_than_the_machines_can_bear_are_refused() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        make_schedule(replace(RECIPE, num_victims=1, max_down=1, faults_per_hour=1000.0))
+    assert caught.value.code == "too_many_faults"
+
+
+def test_without_partitions_their_share_goes_to_the_others() -> None:
+    schedule = without_partitions(make_schedule(MADE))
+    assert Kind.PARTITION not in {fault.kind for fault in schedule.faults}
+    assert len(schedule.faults) == MADE.num_faults
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda table: table | {"format": "dcnr-chaos-schedule-0"},
+        lambda table: table | {"more": 1},
+        lambda table: {key: value for key, value in table.items() if key != "faults"},
+        lambda table: table | {"recipe": table["recipe"] | {"sed": 1}},
+        lambda table: table | {"recipe": table["recipe"] | {"seed": 1.5}},
+        lambda table: table | {"recipe": table["recipe"] | {"window_s": "60"}},
+        lambda table: table | {"recipe": []},
+        lambda table: table | {"faults": [[61.0, "hail", 0, 0.0]]},
+        lambda table: table | {"faults": [[61.0, "kill", 0]]},
+        lambda table: table | {"faults": [[61.0, "kill", True, 0.0]]},
+        lambda table: table | {"faults": 3},
+        lambda table: [table],
+    ],
+)
+def test_a_file_of_another_form_is_refused(damage: Any) -> None:
+    table = json.loads(to_json(make_schedule(MADE)))
+    with pytest.raises(InvalidInput) as caught:
+        from_json(json.dumps(damage(table)))
+    assert caught.value.code == "bad_schedule"
