@@ -25,7 +25,12 @@ def plan(model: str, digest: str) -> str:
 
 def desired(model: str, plan_digest: str, pnode: str) -> str:
     """The signed desired state of one PNode under one plan."""
-    return f"{_model(model)}/plans/{check_digest(plan_digest)}/desired/{check_node_id(pnode)}"
+    return f"{desired_prefix(model, plan_digest)}{check_node_id(pnode)}"
+
+
+def desired_prefix(model: str, plan_digest: str) -> str:
+    """What the desired states of a plan have in common."""
+    return f"{_model(model)}/plans/{check_digest(plan_digest)}/desired/"
 
 
 def manifest(model: str, digest: str) -> str:

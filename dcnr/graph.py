@@ -6,6 +6,7 @@ details name the VNode and the field; `locate` finds the line of a VNode in the 
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import tomllib
@@ -23,6 +24,9 @@ from dcnr.stages import Stage, VNodeSpec, stages_of
 from dcnr.v1 import model_pb2
 
 CODECS = ("auto", "raw", "fp16", "bf16", "int8")
+AUTO = "auto"
+"""In place of a number of replicas: as many as the planner finds useful. On the wire it is 0."""
+MAX_REPLICAS = 1024
 _MAX_TEXT = 256
 _MAX_LIST = 64
 
@@ -52,9 +56,12 @@ class Graph:
 
     def vnode(
         self, vnode_id: str, component: str, config: Mapping[str, Any] | None = None, *, inputs: Sequence[str],
-        objective: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None, replicas: int = 1,
+        objective: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None, replicas: int | str = 1,
     ) -> Graph:  # fmt: skip
-        """Adds a VNode; ``objective`` is ``{"name", "config"}`` and ``optimizer`` ``{"name", ...fields}`` as in the TOML form."""
+        """Adds a VNode; ``objective`` is ``{"name", "config"}`` and ``optimizer`` ``{"name", ...fields}`` as in the TOML form.
+
+        ``replicas`` is a number or `AUTO`.
+        """
         entry: dict[str, Any] = {"id": vnode_id, "component": component, "config": dict(config or {}), "inputs": list(inputs)}
         if objective is not None:
             entry["objective"] = dict(objective)
@@ -160,10 +167,30 @@ def config_dict(entries: Sequence[Any]) -> dict[str, ConfigValue]:
     return result
 
 
-def locate(text: str, vnode: str) -> int | None:
-    """The line (from 1) at which a VNode's id stands in a TOML text."""
-    pattern = re.compile(rf"""^\s*id\s*=\s*["']{re.escape(vnode)}["']""")
-    return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), None)
+def locate(text: str, vnode: str, field: str = "") -> int | None:
+    """The line (from 1) in a TOML text of a VNode's ``field``, or else of its id; without a VNode, of a field named ``table.key``."""
+    lines = text.splitlines()
+    if vnode:
+        own = re.compile(rf"""^\s*id\s*=\s*["']{re.escape(vnode)}["']""")
+        start = next((index for index, line in enumerate(lines) if own.match(line)), None)
+        head = (
+            next((index for index in range(start, -1, -1) if lines[index].lstrip().startswith("[[")), 0)
+            if start is not None
+            else None
+        )
+    else:
+        table, _, field = field.partition(".")
+        start = None
+        head = next((index for index, line in enumerate(lines) if line.strip() == f"[{table}]"), None)
+    if head is None:
+        return None
+    key = re.compile(rf"^\s*{re.escape(field)}\s*=")
+    for index in range(head + 1, len(lines)):
+        if lines[index].lstrip().startswith("["):
+            break
+        if field and key.match(lines[index]):
+            return index + 1
+    return (start if start is not None else head) + 1
 
 
 # ---- from tables ----------------------------------------------------------------------------------------------------------------
@@ -174,7 +201,7 @@ def graph_from_table(table: Mapping[str, Any]) -> model_pb2.ModelGraph:
     _known("", table, {"model", "data", "train", "vnode"})
     model = _section(table, "model", {"name", "version", "input", "target", "num_classes"})
     data = _section(table, "data", {"train", "validation", "test"})
-    train = _section(table, "train", {"passes", "batch_size", "seed", "codec", "evaluate_every"})
+    train = _section(table, "train", {"passes", "batch_size", "seed", "codec", "evaluate_every", "merge_every"})
     graph = model_pb2.ModelGraph(
         name=_text("", "model.name", model.get("name")),
         version=_integer("", "model.version", model.get("version", 1), 1, 2**31),
@@ -195,6 +222,7 @@ def graph_from_table(table: Mapping[str, Any]) -> model_pb2.ModelGraph:
     graph.train.seed = _integer("", "train.seed", train.get("seed", 0), 0, 2**63 - 1)
     graph.train.codec = _text("", "train.codec", train.get("codec", "auto"))
     graph.train.evaluate_every = _integer("", "train.evaluate_every", train.get("evaluate_every", 0), 0, 2**31)
+    graph.train.merge_every = _integer("", "train.merge_every", train.get("merge_every", 0), 0, 65_536)
     entries = table.get("vnode", [])
     if not isinstance(entries, list) or len(entries) > limits.MAX_GRAPH_VNODES:
         raise _bad("", "vnode", f"vnode is a list of at most {limits.MAX_GRAPH_VNODES} tables")
@@ -227,9 +255,16 @@ def _add_vnode(graph: model_pb2.ModelGraph, entry: Any) -> None:
             raise _bad(vnode_id, "optimizer", "an optimizer is a table with name and its fields")
         vnode.optimizer.name = _text(vnode_id, "optimizer", optimizer.get("name"))
         _fill(vnode_id, vnode.optimizer, {name: value for name, value in optimizer.items() if name != "name"})
-    for field in ("replicas", "redundancy"):
-        if field in entry:
-            setattr(vnode, field, _integer(vnode_id, field, entry[field], 1, 1024))
+    vnode.replicas = _replicas(vnode_id, entry.get("replicas", 1))
+    if "redundancy" in entry:
+        vnode.redundancy = _integer(vnode_id, "redundancy", entry["redundancy"], 1, 1024)
+
+
+def _replicas(vnode_id: str, value: Any) -> int:
+    """The number as it travels: 0 for `AUTO`."""
+    if isinstance(value, str) and value != AUTO:
+        raise _bad(vnode_id, "replicas", f"'replicas' must be a whole number from 1 to {MAX_REPLICAS} or {AUTO!r}, not {value!r}")
+    return 0 if value == AUTO else _integer(vnode_id, "replicas", value, 1, MAX_REPLICAS)
 
 
 def _fill(vnode: str, named: model_pb2.Named, config: Any) -> None:
@@ -285,7 +320,7 @@ def _vnode_spec(vnode: model_pb2.VNodeSpec) -> VNodeSpec:
     return VNodeSpec(
         id=vnode.id, component=vnode.component.name, config=configs[0], inputs=tuple(vnode.inputs),
         objective=vnode.objective.name, objective_config=configs[1], optimizer=vnode.optimizer.name, optimizer_config=configs[2],
-        replicas=int(vnode.replicas) or 1, redundancy=int(vnode.redundancy) or 1,
+        replicas=int(vnode.replicas), redundancy=int(vnode.redundancy) or 1,
     )  # fmt: skip
 
 
@@ -298,6 +333,8 @@ def _check_head(graph: model_pb2.ModelGraph) -> None:
         raise _bad("", "vnode", f"more than {limits.MAX_GRAPH_VNODES} VNodes")
     for vnode in graph.vnodes:
         check_name(vnode.id)
+        if vnode.replicas > MAX_REPLICAS:
+            raise _bad(vnode.id, "replicas", f"{vnode.replicas} replicas are more than {MAX_REPLICAS}")
     tensor_spec(graph.input)
     tensor_spec(graph.target)
     if graph.train.codec not in CODECS:
@@ -318,14 +355,22 @@ def _section(table: Mapping[str, Any], name: str, known: set[str]) -> Mapping[st
     section = table.get(name)
     if not isinstance(section, dict):
         raise _bad("", name, f"the table [{name}] is missing")
-    _known(name, section, known)
+    for key in section:
+        if key not in known:
+            raise _bad("", f"{name}.{key}", f"[{name}]: {_unknown(str(key), known)}")
     return section
 
 
-def _known(where: str, table: Mapping[str, Any], known: set[str]) -> None:
+def _known(vnode: str, table: Mapping[str, Any], known: set[str]) -> None:
     for key in table:
         if key not in known:
-            raise _bad(where, str(key), f"unknown key {key!r}; known: {', '.join(sorted(known))}")
+            raise _bad(vnode, str(key), _unknown(str(key), known))
+
+
+def _unknown(key: str, known: set[str]) -> str:
+    nearest = difflib.get_close_matches(key[:_MAX_TEXT], sorted(known), n=1, cutoff=0.5)
+    meant = f", nearest: {nearest[0]!r}" if nearest else ""
+    return f"unknown key {key[:_MAX_TEXT]!r}{meant}; known: {', '.join(sorted(known))}"
 
 
 def _text(vnode: str, field: str, value: Any) -> str:

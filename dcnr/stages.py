@@ -33,6 +33,7 @@ class VNodeSpec:
     optimizer: str = ""
     optimizer_config: Config = field(default_factory=dict)
     replicas: int = 1
+    """0: as many as the planner finds useful."""
     redundancy: int = 1
 
 
@@ -80,6 +81,7 @@ class Stage:
     num_classes: int
     sinks: tuple[Operation, ...] = ()
     replicas: int = 1
+    """Wanted; 0: as many as the planner finds useful."""
     redundancy: int = 1
     num_parameters: int = 0
     forward_flops: int = 0
@@ -176,6 +178,8 @@ def _checked(vnode: VNodeSpec, registry: Registry, specs: Mapping[str, TensorSpe
             raise _error(vnode.id, kind, f"a VNode with weights needs one {kind} of: {known}; not {name!r}")
         if not component.stateful and name:
             raise _error(vnode.id, kind, f"{vnode.component!r} has no weights and owns no {kind}")
+    if not component.stateful and vnode.replicas > 1:
+        raise _error(vnode.id, "replicas", f"{vnode.component!r} has no weights: it runs with every replica of what reads it")
     try:
         return component.check(vnode.config, [specs[name] for name in vnode.inputs])
     except InvalidInput as error:

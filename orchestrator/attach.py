@@ -78,9 +78,12 @@ class AttachService:
         advert = self._greeting(peer_id, first)
         stream = _Stream(peer_id, address)
         shared = self._shared
-        yield orchestrator_pb2.OrchestratorMessage(welcome=await self._welcome(stream, advert))
+        welcome = await self._welcome(stream, advert)
+        yield orchestrator_pb2.OrchestratorMessage(welcome=welcome)
         shared.inventory.advertised(advert, shared.clock.monotonic())
         shared.inventory.attached(peer_id, shared.clock.monotonic())
+        if welcome.reachable:
+            shared.inventory.probed(peer_id, shared.clock.monotonic(), reachable=True)
         shared.nodes_changed.fire()
         shared.history.say("node_attached", peer_id, "its control stream is open", address=address)
         for envelope in first.heads[:4]:
@@ -190,7 +193,7 @@ class AttachService:
                     shared.history.heard(stream.pnode_id, event)
         self._note_exits(stream, beat)
         for node_id in accused:
-            self._probe(node_id)
+            self.probe(node_id)
         judgement = shared.inventory.judgement(stream.pnode_id)
         ack = orchestrator_pb2.BeatAck(
             sequence=beat.sequence, beat_interval_s=interval_s, state=judgement.state, reason=judgement.reason
@@ -200,14 +203,14 @@ class AttachService:
     def _note_exits(self, stream: _Stream, beat: orchestrator_pb2.Beat) -> None:
         """Results count only from the PNode that the plan names for the replica."""
         for runtime in self._models.values():
-            plan = runtime.view.plan if runtime.view is not None else None
-            if plan is None:
+            view = runtime.view
+            if view is None or view.plan is None:
                 continue
-            mine = {item.replica: item.vnode for item in plan.assignments if item.pnode_id == stream.pnode_id}
+            mine = {item.replica: item.vnode for item in view.hosted_by(stream.pnode_id)}
             for report in beat.replicas:
                 if report.replica in mine:
                     good = [item for item in report.exits if item.vnode == mine[report.replica]]
-                    runtime.exits.heard(plan.job_id, good[:16])
+                    runtime.exits.heard(view.plan.job_id, good[:16])
 
     def _new_advert(self, stream: _Stream, envelope: identity_pb2.Envelope, now: float) -> None:
         try:
@@ -217,8 +220,8 @@ class AttachService:
         if verified.node_id == stream.pnode_id:
             self._shared.inventory.advertised(verified.advert, now)
 
-    def _probe(self, node_id: str) -> None:
-        """Our own look at a PNode that a neighbour cannot reach."""
+    def probe(self, node_id: str) -> None:
+        """Our own look at a PNode that a neighbour cannot reach, or of which a beat is missing."""
         record = self._shared.inventory.nodes().get(node_id)
         if record is None or not record.address or len(self._probes) >= MAX_REACH_CHECKS:
             return
@@ -314,8 +317,8 @@ class AttachService:
         if stream.durable.get(view.model) == digest or view.plan is None:
             return []
         stream.durable[view.model] = digest
-        mine = [item.vnode for item in view.plan.assignments if item.pnode_id == stream.pnode_id]
-        checkpoints = [found for vnode in mine if (found := view.working(vnode)) is not None]
+        mine = view.hosted_by(stream.pnode_id)
+        checkpoints = [found for item in mine if (found := view.working(item.vnode)) is not None]
         if not checkpoints:
             return []
         news = orchestrator_pb2.DurableNews(model=view.model, manifest_digest=digest, checkpoints=checkpoints)
@@ -323,7 +326,7 @@ class AttachService:
 
 
 def tell_transitions(shared: Shared, now: float) -> int:
-    """Judges every node anew; each change of state becomes an event. Returns how many there were."""
+    """Judges the nodes that may have changed; each change of state becomes an event. Returns how many there were."""
     changes = shared.inventory.tick(now)
     for change in changes:
         name = orchestrator_pb2.NodeState.Name(change.after).removeprefix("NODE_STATE_").lower()

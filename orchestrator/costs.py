@@ -7,6 +7,8 @@ Memory of a VNode with P parameters, an optimiser with s slots, batch size B and
   + w·B·(I + O)        frames that wait at its edges: w batches, at most 16 and 16 MiB per edge, at least one
   + overhead           interpreter objects, queues and buffers of one replica
 
+A replica of a VNode that has several needs four copies of the weights more (`vnode.costs.ReplicaCost.sharing_bytes`).
+
 Disk: three states and a spool of at most 1 GiB and at most a quarter of the disk that is lent. A step costs three times its forward FLOPs.
 """
 
@@ -37,10 +39,13 @@ class StageCost:
     """Stateless VNodes evaluated with it."""
     is_source: bool
     wanted_replicas: int
+    """Primary and contributors; 0: as many as the planner finds useful."""
     step_flops: float
     state_bytes: int
     memory_bytes: int
     output_bytes: int
+    sharing_bytes: int = 0
+    """Memory that each replica needs beside ``memory_bytes`` where there are several."""
 
 
 def stage_costs(stages: tuple[Stage, ...], registry: Registry, batch_size: int) -> tuple[StageCost, ...]:
@@ -60,6 +65,7 @@ def _cost(stage: Stage, registry: Registry, batch_size: int) -> StageCost:
         state_bytes=cost.state_bytes,
         memory_bytes=cost.memory_bytes,
         output_bytes=cost.frame_bytes,
+        sharing_bytes=cost.sharing_bytes,
     )
 
 

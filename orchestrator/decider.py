@@ -20,7 +20,7 @@ from dcnr.ports import Clock, ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.changes import Activate, Change, Decide, MoveJob, NameManifest, NamePlan
 from orchestrator.checkpoints import Judged, named
-from orchestrator.desired import desired_states, plan_reason
+from orchestrator.desired import desired_states
 from orchestrator.documents import open_end, put_once, sealed
 from orchestrator.exits import ExitBook
 from orchestrator.head_loop import HeadLoop
@@ -28,7 +28,9 @@ from orchestrator.history import History
 from orchestrator.inventory import START_GRACE_S, Inventory
 from orchestrator.jobbook import JobBook
 from orchestrator.jobs import Progress, ends_to_write, next_change
-from orchestrator.planner import PlanPolicy, PlanRequest, make_plan, same_placement
+from orchestrator.offers import PlanPolicy
+from orchestrator.planner import make_plan, same_placement
+from orchestrator.planning import plan_changes, plan_reason, plan_request
 from orchestrator.progress import progress_of, reports_of
 from orchestrator.retention import delete_condemned, kept_states, stored_states
 from orchestrator.signal import Signal
@@ -214,23 +216,10 @@ class Decider:
             return
         term.reviewed_at, term.reviewed_version = now, self._nodes_changed.version
         previous = view.plan
-        request = PlanRequest(
-            network_id=self._policy.network_id,
-            model=view.model,
-            job_id=head.active.job_id,
-            graph_digest=job.request.graph_digest,
-            epoch=head.epoch,
-            holder=self._key.node_id,
-            stages=job.costs,
-            nodes=self._inventory.offers(now),
-            previous=previous,
-            previous_digest=head.plan_digest,
-            lead_batches=int(job.request.lead_batches),
-            unit_batches=int(job.request.unit_batches),
+        request = plan_request(
+            view, job, self._inventory, now, network_id=self._policy.network_id, holder=self._key.node_id,
             since_last_plan_s=now - term.planned_at,
-            allow_moves=head.active.state == model_pb2.JOB_STATE_RUNNING,
-            reason="",
-        )
+        )  # fmt: skip
         plan = await asyncio.to_thread(make_plan, request, self._plan_policy)
         if same_placement(previous, plan) and previous is not None and previous.epoch == head.epoch:
             return
@@ -280,19 +269,10 @@ class Decider:
             "plan_made", plan.job_id or view.model, plan.reason, number=plan.number, waiting=", ".join(plan.waiting), lead=plan.lead_batches,
             lead_reason=plan.lead_reason,
         )  # fmt: skip
-        self._tell_moves(view.plan, plan)
+        for change in plan_changes(view.plan, plan):
+            self._history.say(change.kind, change.replica, change.reason, **change.facts)
         gone = {item.replica for item in view.plan.assignments} if view.plan is not None else set()
         self._note_placements(view, plan.reason, gone - {item.replica for item in plan.assignments})
-
-    def _tell_moves(self, before: model_pb2.Plan | None, after: model_pb2.Plan) -> None:
-        old = {item.vnode: item for item in before.assignments} if before is not None and before.job_id == after.job_id else {}
-        for item in after.assignments:
-            was = old.get(item.vnode)
-            if was is None:
-                self._history.say("replica_placed", item.replica, item.reason, pnode=item.pnode_id)
-            elif was.replica != item.replica:
-                facts = {"pnode": item.pnode_id, "from_replica": was.replica, "from_pnode": was.pnode_id}
-                self._history.say("replica_relocated", item.replica, item.reason, **facts)
 
     def _note_placements(self, view: ModelView, outcome: str, replicas: Iterable[str]) -> None:
         wanted = set(replicas)
@@ -365,7 +345,8 @@ class Decider:
             stored = await stored_states(self._store, view.model, [entry.vnode for entry in view.manifest.entries])
             await delete_condemned(self._store, view.model, view.manifest, stored)
         term.manifested_at = now
-        primaries = {item.vnode: item.replica for item in view.plan.assignments} if view.plan is not None else {}
+        placed = view.plan.assignments if view.plan is not None else ()
+        primaries = {item.vnode: item.replica for item in placed if item.role == model_pb2.ROLE_PRIMARY}
         rules = Rules(
             job_id=view.head.active.job_id, epoch=int(view.head.epoch), holder=self._key.node_id,
             graph_digest=view.job.request.graph_digest, primaries=primaries, stored=stored, now_unix_ms=wall_ms,

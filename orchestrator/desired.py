@@ -1,4 +1,4 @@
-"""Turns a plan into what each PNode is told: its full list of replicas, each with the replicas and roles of its neighbours. Pure."""
+"""Turns a plan into what each PNode is told: its full list of replicas, each with the replicas, roles and weights of its neighbours and siblings. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ def desired_states(
 ) -> dict[str, model_pb2.DesiredState]:
     """One per PNode of the plan and of ``pnodes`` (those get an empty list: what they still host is released)."""
     by_vnode: dict[str, list[model_pb2.Assignment]] = {}
+    hosted: dict[str, list[model_pb2.Assignment]] = {}
     for item in plan.assignments:
         by_vnode.setdefault(item.vnode, []).append(item)
+        hosted.setdefault(item.pnode_id, []).append(item)
     readers: dict[str, list[str]] = {}
     for cost in costs:
         for name in cost.predecessors:
             readers.setdefault(name, []).append(cost.vnode)
     predecessors: Mapping[str, tuple[str, ...]] = {cost.vnode: cost.predecessors for cost in costs}
     result: dict[str, model_pb2.DesiredState] = {}
-    for pnode_id in sorted({item.pnode_id for item in plan.assignments} | set(pnodes)):
+    for pnode_id in sorted(hosted.keys() | set(pnodes)):
         desired = model_pb2.DesiredState(
             network_id=plan.network_id,
             model=plan.model,
@@ -40,37 +42,26 @@ def desired_states(
             request_digest=request_digest,
             lead_batches=plan.lead_batches,
         )
-        for item in plan.assignments:
-            if item.pnode_id == pnode_id:
-                desired.assignments.add(
-                    replica=item.replica,
-                    vnode=item.vnode,
-                    role=item.role,
-                    predecessors=_neighbours(predecessors.get(item.vnode, ()), by_vnode),
-                    successors=_neighbours(readers.get(item.vnode, ()), by_vnode),
-                )
+        for item in hosted.get(pnode_id, ()):
+            desired.assignments.add(
+                replica=item.replica,
+                vnode=item.vnode,
+                role=item.role,
+                predecessors=_neighbours(_learning(predecessors.get(item.vnode, ()), by_vnode)),
+                successors=_neighbours(_learning(readers.get(item.vnode, ()), by_vnode)),
+                siblings=_neighbours(by_vnode[item.vnode]),
+            )
         result[pnode_id] = desired
     return result
 
 
-def plan_reason(before: model_pb2.Plan | None, after: model_pb2.Plan) -> str:
-    """In words: why ``after`` replaces ``before``."""
-    if before is None or before.job_id != after.job_id:
-        return f"job {after.job_id} begins"
-    old = {item.vnode: item.replica for item in before.assignments}
-    moved = [item for item in after.assignments if old.get(item.vnode) not in (None, item.replica)]
-    if moved:
-        return "; ".join(f"{item.vnode}: {item.reason}" for item in moved[:4])[:500]
-    if list(before.waiting) != list(after.waiting):
-        return f"now waiting: {', '.join(after.waiting) or 'nothing'}"
-    if before.epoch != after.epoch:
-        return "the head has a new holder; nothing moves"
-    return f"the lead in force is {after.lead_batches}"
-
-
-def _neighbours(vnodes: Iterable[str], by_vnode: Mapping[str, Sequence[model_pb2.Assignment]]) -> list[model_pb2.Neighbour]:
+def _neighbours(items: Iterable[model_pb2.Assignment]) -> list[model_pb2.Neighbour]:
     return [
-        model_pb2.Neighbour(replica=item.replica, vnode=item.vnode, pnode_id=item.pnode_id, role=item.role)
-        for vnode in vnodes
-        for item in by_vnode.get(vnode, ())
+        model_pb2.Neighbour(replica=item.replica, vnode=item.vnode, pnode_id=item.pnode_id, role=item.role, weight=item.weight)
+        for item in items
     ]
+
+
+def _learning(vnodes: Iterable[str], by_vnode: Mapping[str, Sequence[model_pb2.Assignment]]) -> list[model_pb2.Assignment]:
+    """Replicas with units. A standby learns nothing: its floor would hold the sources for ever, and nobody asks it for frames."""
+    return [item for vnode in vnodes for item in by_vnode.get(vnode, ()) if item.role != model_pb2.ROLE_STANDBY]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from dcnr.errors import Corrupt, NotFound
+from dcnr.errors import NotFound
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
-from orchestrator.jobs import intervals
-from orchestrator.progress import lineage_of
+from orchestrator.batch_story import batch_lines, line, origin, unmerged_line
+from orchestrator.planning import ROLES
+from orchestrator.progress import reports_of
 from orchestrator.runtime import ModelRuntime, Shared
 
 MAX_LINES: Final = 256
@@ -18,9 +19,9 @@ def explain_node(shared: Shared, node_id: str) -> list[orchestrator_pb2.Explanat
     """A node's state and the newest events about it."""
     judgement = shared.inventory.judgement(node_id)
     name = orchestrator_pb2.NodeState.Name(judgement.state).removeprefix("NODE_STATE_").lower()
-    lines = [_line(node_id, name, judgement.reason)]
+    lines = [line(node_id, name, judgement.reason)]
     for event in reversed(shared.history.about({node_id}, 32)):
-        lines.append(_line(node_id, event.kind, event.reason, **dict(event.facts)))
+        lines.append(line(node_id, event.kind, event.reason, **dict(event.facts)))
     return lines[:MAX_LINES]
 
 
@@ -29,16 +30,16 @@ def explain_model(runtime: ModelRuntime, vnode: str, batch: int | None) -> list[
     view = runtime.view
     lines: list[orchestrator_pb2.Explanation] = []
     if runtime.trouble or runtime.decider.trouble:
-        lines.append(_line(runtime.model, "store", runtime.trouble or runtime.decider.trouble))
+        lines.append(line(runtime.model, "store", runtime.trouble or runtime.decider.trouble))
     if view is None:
-        return [*lines, _line(runtime.model, "unknown", runtime.loop.core.reason or "the head has not been read yet")]
+        return [*lines, line(runtime.model, "unknown", runtime.loop.core.reason or "the head has not been read yet")]
     if view.plan is None:
-        return [*lines, _line(runtime.model, "unplaced", "the head names no plan")]
+        return [*lines, line(runtime.model, "unplaced", "the head names no plan")]
     _check_named(view.plan, vnode)
     if batch is not None:
         return [*lines, *_batch(runtime, view.plan, vnode, batch)][:MAX_LINES]
     lines.append(
-        _line(
+        line(
             f"plan {view.plan.number}", "in force", view.plan.reason, lead=view.plan.lead_batches, lead_reason=view.plan.lead_reason
         )
     )
@@ -47,10 +48,11 @@ def explain_model(runtime: ModelRuntime, vnode: str, batch: int | None) -> list[
             lines.extend(_assignment(runtime, item))
     for name in view.plan.waiting:
         if vnode in ("", name):
-            lines.append(_line(name, "waiting", "no node can take it now"))
+            lines.append(line(name, "waiting", "no node can take it now"))
     for refused in view.plan.rejections:
         if vnode in ("", refused.vnode):
-            lines.append(_line(refused.vnode, "rejected", refused.reason, pnode=refused.pnode_id))
+            verdict = "rejected" if refused.pnode_id else "waiting"
+            lines.append(line(refused.vnode, verdict, refused.reason, pnode=refused.pnode_id))
     return lines[:MAX_LINES]
 
 
@@ -68,68 +70,39 @@ def _check_named(plan: model_pb2.Plan, vnode: str) -> None:
 
 def _assignment(runtime: ModelRuntime, item: model_pb2.Assignment) -> list[orchestrator_pb2.Explanation]:
     lines = [
-        _line(
-            item.vnode, "placed", item.reason, replica=item.replica, pnode=item.pnode_id, predicted_step_s=f"{item.predicted_step_s:.4g}",
-            memory_bytes=item.memory_bytes,
+        line(
+            item.vnode, "placed", item.reason, replica=item.replica, pnode=item.pnode_id, role=ROLES.get(item.role, ""),
+            weight=f"{item.weight:g}", predicted_step_s=f"{item.predicted_step_s:.4g}", memory_bytes=item.memory_bytes,
         )
     ]  # fmt: skip
     found = runtime.shared.inventory.report(item.pnode_id, item.replica, runtime.shared.clock.monotonic())
     if found is None:
-        lines.append(_line(item.replica, "silent", f"no report from {item.pnode_id[:8]} reaches this orchestrator"))
+        lines.append(line(item.replica, "silent", f"no report from {item.pnode_id[:8]} reaches this orchestrator"))
         return lines
     report, age_s = found
     state = orchestrator_pb2.AssignmentState.Name(report.state).removeprefix("ASSIGNMENT_STATE_").lower()
     reason = report.reason or f"has learned {report.num_learned} batches"
-    lines.append(_line(item.replica, state, reason, report_age_s=f"{age_s:.1f}", held_back_by=report.held_back_by))
+    lines.append(line(item.replica, state, reason, report_age_s=f"{age_s:.1f}", held_back_by=report.held_back_by))
+    if report.unmerged.intervals:
+        lines.append(unmerged_line(item.replica, item, report))
     for need in report.needs:
         shown = ", ".join(f"[{one.first}, {one.end})" for one in need.batches.intervals[:4])
-        lines.append(_line(item.replica, "needs", f"{shown}{_origin(need)} for {need.since_s:.1f} s: {need.why}"))
+        lines.append(line(item.replica, "needs", f"{shown}{origin(need)} for {need.since_s:.1f} s: {need.why}"))
     return lines
 
 
 def _batch(runtime: ModelRuntime, plan: model_pb2.Plan, vnode: str, batch: int) -> list[orchestrator_pb2.Explanation]:
+    by_vnode: dict[str, list[model_pb2.Assignment]] = {}
+    for item in plan.assignments:
+        if vnode in ("", item.vnode, *item.hosted):
+            by_vnode.setdefault(item.vnode, []).append(item)
     view = runtime.view
     assert view is not None
-    durable = view.durable(plan.job_id)
+    durable, unit = view.durable(plan.job_id), int(view.job.request.unit_batches) if view.job is not None else 1
+    report = reports_of(runtime.shared.inventory, runtime.shared.clock.monotonic())
     lines: list[orchestrator_pb2.Explanation] = []
-    for item in plan.assignments:
-        if vnode not in ("", item.vnode, *item.hosted):
-            continue
-        subject = f"{item.vnode} batch {batch}"
-        if batch in durable.get(item.vnode, IntervalSet.empty()):
-            lines.append(_line(subject, "durable", "in a checkpoint that the manifest names"))
-            continue
-        found = runtime.shared.inventory.report(item.pnode_id, item.replica, runtime.shared.clock.monotonic())
-        if found is None:
-            lines.append(_line(subject, "unknown", f"{item.replica} on {item.pnode_id[:8]} does not report here"))
-        elif batch in lineage_of(found[0]):
-            lines.append(_line(subject, "learned", f"by {item.replica}, not durable yet"))
-        else:
-            lines.append(_needed(subject, item, found[0], batch))
+    for name, items in by_vnode.items():
+        lines += batch_lines(
+            items, {item.replica: report(item) for item in items}, durable.get(name, IntervalSet.empty()), unit, batch
+        )
     return lines
-
-
-def _needed(
-    subject: str, item: model_pb2.Assignment, report: orchestrator_pb2.ReplicaReport, batch: int
-) -> orchestrator_pb2.Explanation:
-    for need in report.needs:
-        try:
-            wanted = intervals(need.batches)
-        except Corrupt:
-            continue
-        if batch in wanted:
-            reason = f"{item.replica} needs it{_origin(need)} for {need.since_s:.1f} s: {need.why}"
-            return _line(subject, "needed", reason, replica=item.replica, source=need.from_replica, since_s=f"{need.since_s:.1f}")
-    if report.held_back_by:
-        return _line(subject, "held back", f"{item.replica} waits until {report.held_back_by} has caught up", replica=item.replica)
-    return _line(subject, "not reached", f"{item.replica} has not come to it yet", replica=item.replica, pnode=item.pnode_id)
-
-
-def _origin(need: orchestrator_pb2.NeedReport) -> str:
-    """From which replica; a source asks none, it reads the data set."""
-    return f" from {need.from_replica}" if need.from_replica else ""
-
-
-def _line(subject: str, verdict: str, reason: str, **inputs: object) -> orchestrator_pb2.Explanation:
-    shown = {name: str(value) for name, value in list(inputs.items())[:32] if value not in ("", None)}
-    return orchestrator_pb2.Explanation(subject=subject, verdict=verdict, reason=reason, inputs=shown)

@@ -1,30 +1,30 @@
 """The inventory: what this orchestrator knows of each PNode, from its own stream, its reports, neighbours' evidence and own probes. Pure.
 
-A PNode whose stream broke, or whose daemon says that its worker died, is lost after a short grace; a silent one after three told intervals; one that
-a neighbour cannot reach either and that does not answer our own probe sooner. Each state carries its reason. A node that comes back is simply
-there again: leaving is never punished.
+A PNode whose stream broke, or whose daemon says that its worker died, is lost after a short grace; a silent one after three told intervals; sooner
+where others confirm it: own probes that used to be answered, or neighbours. Each state carries its reason. A node that comes back is simply there again:
+leaving is never punished.
+
+A fact costs the same however many nodes there are: a node is judged anew when a fact about it may change its state, or when time may, never with
+every beat of others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Final
 
-from dcnr import limits
-from dcnr.v1 import membership_pb2, orchestrator_pb2
-from orchestrator.planner import NodeOffer
+from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
+from orchestrator.offers import USABLE, NodeOffer
+from orchestrator.silence import FORGET_S, Judgement, NodeRecord, judge, next_look
+from trust.addresses import is_public, split_address, subnet_of
 
-REATTACH_GRACE_S: Final = 1.0
-"""A broken stream or a dead worker may come back within this time without losing its place."""
 START_GRACE_S: Final = 10.0
 """After a takeover or a start, PNodes of the plan that are not attached yet are expected for this long."""
-EVIDENCE_S: Final = 10.0
-"""A neighbour's evidence counts for this long."""
 MAY_RETURN_S: Final = 120.0
 """For this long a lost node's VNodes wait for it where nobody else fits."""
-FORGET_S: Final = 3600.0
-"""A node that is gone for longer is dropped from the inventory."""
 REFUSED_AFTER_S: Final = 3.0
 """An assignment that failed for this long under a living worker goes elsewhere."""
 REFUSED_FOR_S: Final = 120.0
@@ -35,16 +35,13 @@ HAND_OVER_S: Final = 8.0
 """A node that leaves politely keeps what it hosts for at most this long, until its last checkpoints are durable."""
 MAX_NODES: Final = 4096
 _UNTOLD_BYTES: Final = 1 << 62
+MAX_ACCUSERS: Final = 16
+"""Neighbours whose word is kept per node."""
+RECORD_S: Final = 3600.0
+"""Losses count against a node's record for this long."""
+MAX_LOSSES: Final = 8
 MEASURED_BATCHES: Final = 32
 """A measured step time counts once the replica has learned this many batches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A node's state in this view, with its reason."""
-
-    state: orchestrator_pb2.NodeState.ValueType
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,42 +54,18 @@ class Transition:
     reason: str
 
 
-@dataclass(slots=True)
-class NodeRecord:
-    """What is known of one PNode; times are monotonic."""
-
-    node_id: str
-    seen_at: float
-    streams: int = 0
-    detached_at: float = 0.0
-    detached_reason: str = ""
-    beat_at: float | None = None
-    beat: orchestrator_pb2.Beat = field(default_factory=orchestrator_pb2.Beat)
-    worker_seen: bool = False
-    worker_dead_since: float | None = None
-    draining_since: float | None = None
-    interval_s: float = limits.HEARTBEAT_S
-    capability: membership_pb2.Capability = field(default_factory=membership_pb2.Capability)
-    software: str = ""
-    address: str = ""
-    incarnation: int = 0
-    accused_at: float | None = None
-    accused_by: str = ""
-    probe_failed_at: float | None = None
-    expected_until: float = 0.0
-    gone_at: float | None = None
-    failing_since: dict[str, float] = field(default_factory=dict)
-    refused: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """By VNode: when the node refused it, and why."""
-    judgement: Judgement = field(default_factory=lambda: Judgement(orchestrator_pb2.NODE_STATE_UNSPECIFIED, ""))
-
-
 class Inventory:
     """See the module. Every method takes the monotonic time at which its fact became known."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeRecord] = {}
         self._ticked_at: float | None = None
+        self._num_attached = 0
+        self._stirred: set[str] = set()
+        """Nodes about which something became known since the last look."""
+        self._looks: list[tuple[float, str]] = []
+        """A heap: when to look at whom."""
+        self._overdue: set[str] = set()
 
     # Facts
 
@@ -101,33 +74,41 @@ class Inventory:
         record = self._record(advert.node_id, now)
         record.software = advert.software
         record.address = advert.control_addresses[0] if advert.control_addresses else ""
+        record.subnet = _public_subnet(record.address)
         record.incarnation = max(record.incarnation, advert.incarnation)
         if record.beat_at is None:
             record.capability.CopyFrom(advert.capability)
+            self._stirred.add(advert.node_id)
 
     def expect(self, node_id: str, now: float) -> None:
         """The plan under the head names this PNode: it is given time to attach here."""
         record = self._record(node_id, now)
         if record.beat_at is None:
             record.expected_until = max(record.expected_until, now + START_GRACE_S)
+            self._stirred.add(node_id)
 
     def attached(self, node_id: str, now: float) -> None:
         """A stream of this PNode opened."""
         record = self._record(node_id, now)
         record.streams += 1
+        self._num_attached += record.streams == 1
+        self._stirred.add(node_id)
 
     def detached(self, node_id: str, now: float, reason: str) -> None:
         """One stream of this PNode ended; the newest one counts, so a quick reconnection is no loss."""
         record = self._record(node_id, now)
-        record.streams = max(0, record.streams - 1)
-        if record.streams == 0:
+        if record.streams == 1:
+            self._num_attached -= 1
             record.detached_at, record.detached_reason = now, reason
+        record.streams = max(0, record.streams - 1)
+        self._stirred.add(node_id)
 
     def beat(self, node_id: str, now: float, beat: orchestrator_pb2.Beat, interval_s: float) -> list[str]:
         """A heartbeat. Returns PNodes that it accuses: the shell probes them."""
         record = self._record(node_id, now)
         record.beat_at, record.beat, record.interval_s = now, beat, interval_s
-        record.probe_failed_at = record.accused_at = None
+        record.probe_failed_at, record.probe_asked = None, False
+        record.accusers.clear()
         if beat.worker_alive:
             record.worker_seen, record.worker_dead_since = True, None
         elif record.worker_dead_since is None:
@@ -139,14 +120,21 @@ class Inventory:
         if beat.HasField("capability"):
             record.capability.CopyFrom(beat.capability)
         self._note_refusals(record, now, beat)
-        accused: list[str] = []
+        if beat.draining or not beat.worker_alive or record.judgement.state != orchestrator_pb2.NODE_STATE_ACTIVE:
+            self._stirred.add(node_id)
+        return self._accuse(node_id, now, beat)
+
+    def _accuse(self, node_id: str, now: float, beat: orchestrator_pb2.Beat) -> list[str]:
+        accused: set[str] = set()
         for evidence in beat.evidence:
             other = self._nodes.get(evidence.pnode_id)
             if other is None or evidence.pnode_id == node_id:
                 continue
-            other.accused_at, other.accused_by = now, node_id
-            accused.append(evidence.pnode_id)
-        return sorted(set(accused))
+            if node_id in other.accusers or len(other.accusers) < MAX_ACCUSERS:
+                other.accusers[node_id] = (now, evidence.broken)
+            accused.add(evidence.pnode_id)
+        self._stirred |= accused
+        return sorted(accused)
 
     @staticmethod
     def _note_refusals(record: NodeRecord, now: float, beat: orchestrator_pb2.Beat) -> None:
@@ -165,25 +153,57 @@ class Inventory:
         """The answer to our own probe."""
         record = self._nodes.get(node_id)
         if record is not None:
+            record.answers = record.answers or reachable
             record.probe_failed_at = None if reachable else now
+            self._stirred.add(node_id)
 
     def tick(self, now: float) -> list[Transition]:
-        """Judges every node anew and returns what changed."""
+        """Judges every node whose state may have changed and returns what did."""
         if self._ticked_at is not None and (stood_s := now - self._ticked_at) > PAUSE_S:
             self._forgive(stood_s)
         self._ticked_at = now
+        while self._looks and self._looks[0][0] <= now:
+            due, node_id = heappop(self._looks)
+            found = self._nodes.get(node_id)
+            if found is not None and found.look_at == due:
+                found.look_at = math.inf
+                self._stirred.add(node_id)
+        stirred, self._stirred = sorted(self._stirred), set()
         changes: list[Transition] = []
-        for node_id in sorted(self._nodes):
-            record = self._nodes[node_id]
-            judgement = _judge(record, now)
-            if judgement.state != record.judgement.state:
-                changes.append(Transition(node_id, record.judgement.state, judgement.state, judgement.reason))
-                gone = judgement.state == orchestrator_pb2.NODE_STATE_OFFLINE
-                record.gone_at = now if gone else None
-            record.judgement = judgement
-        for node_id in [key for key, item in self._nodes.items() if item.gone_at is not None and now - item.gone_at > FORGET_S]:
-            del self._nodes[node_id]
+        for node_id in stirred:
+            record = self._nodes.get(node_id)
+            if record is not None:
+                changes.extend(self._look(record, now))
         return changes
+
+    def _look(self, record: NodeRecord, now: float) -> list[Transition]:
+        """Judges one node, and notes when to look at it again."""
+        before, record.judgement = record.judgement, judge(record, now)
+        after = record.judgement
+        changes: list[Transition] = []
+        if after.state != before.state:
+            changes.append(Transition(record.node_id, before.state, after.state, after.reason))
+            gone = after.state == orchestrator_pb2.NODE_STATE_OFFLINE
+            record.gone_at = now if gone else None
+            if gone and before.state in USABLE and record.beat_at is not None and not record.beat.draining:
+                record.lost_at = [*record.lost_at[1 - MAX_LOSSES :], now]
+        if record.gone_at is not None and now >= record.gone_at + FORGET_S:
+            self._num_attached -= record.streams > 0
+            del self._nodes[record.node_id]
+            return changes
+        if record.is_overdue(now) and record.answers and not record.probe_asked:
+            record.probe_asked = True
+            self._overdue.add(record.node_id)
+        at = next_look(record, now)
+        if at < record.look_at:
+            record.look_at = at
+            heappush(self._looks, (at, record.node_id))
+        return changes
+
+    def take_overdue(self) -> list[str]:
+        """PNodes of which a beat is missing, each once per silence: the shell probes them."""
+        taken, self._overdue = sorted(self._overdue), set()
+        return taken
 
     def _forgive(self, stood_s: float) -> None:
         """An orchestrator that stood still itself accuses nobody of silence: all waits go on where they were."""
@@ -191,7 +211,9 @@ class Inventory:
             if record.beat_at is not None:
                 record.beat_at += stood_s
             record.detached_at += stood_s
-            record.probe_failed_at = record.accused_at = None
+            record.probe_failed_at = None
+            record.accusers.clear()
+        self._stirred.update(self._nodes)
 
     # Questions
 
@@ -201,7 +223,7 @@ class Inventory:
 
     def num_attached(self) -> int:
         """PNodes with a stream here."""
-        return sum(record.streams > 0 for record in self._nodes.values())
+        return self._num_attached
 
     def judgement(self, node_id: str) -> Judgement:
         """A node's state as last judged."""
@@ -235,6 +257,9 @@ class Inventory:
                     if item.step_s > 0.0 and item.num_learned >= MEASURED_BATCHES
                 },
                 refused={vnode: why for vnode, (when, why) in record.refused.items() if now - when < REFUSED_FOR_S},
+                subnet=record.subnet,
+                uplink_mbit=record.capability.uplink_mbit,
+                num_losses=sum(now - when < RECORD_S for when in record.lost_at),
             )
             for _, record in sorted(self._nodes.items())
             if record.beat_at is not None or record.expected_until > 0.0
@@ -244,6 +269,9 @@ class Inventory:
         """Asserts what must always hold."""
         assert len(self._nodes) <= MAX_NODES
         assert all(record.streams >= 0 and record.node_id == key for key, record in self._nodes.items())
+        assert self._num_attached == sum(record.streams > 0 for record in self._nodes.values())
+        due = {node_id for _, node_id in self._looks} | self._stirred
+        assert all(record.node_id in due or record.look_at == math.inf for record in self._nodes.values())
 
     def _record(self, node_id: str, now: float) -> NodeRecord:
         record = self._nodes.get(node_id)
@@ -251,6 +279,7 @@ class Inventory:
             if len(self._nodes) >= MAX_NODES:
                 idle = [item for item in self._nodes.values() if item.streams == 0]
                 oldest = min(idle or self._nodes.values(), key=lambda item: (item.seen_at, item.node_id))
+                self._num_attached -= oldest.streams > 0
                 del self._nodes[oldest.node_id]
             record = self._nodes[node_id] = NodeRecord(node_id, now)
         record.seen_at = now
@@ -268,45 +297,18 @@ def _handing_over(record: NodeRecord, now: float) -> bool:
         return False
     if now - record.draining_since >= HAND_OVER_S or record.worker_dead_since is not None:
         return False
-    return any(
-        item.state in (orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrator_pb2.ASSIGNMENT_STATE_RELEASING)
-        and item.durable != item.lineage
-        for item in record.beat.replicas
-    )
+    working = (orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrator_pb2.ASSIGNMENT_STATE_RELEASING)
+    return any(item.state in working and _brings(item) for item in record.beat.replicas)
 
 
-def _judge(record: NodeRecord, now: float) -> Judgement:
-    offline, suspect = orchestrator_pb2.NODE_STATE_OFFLINE, orchestrator_pb2.NODE_STATE_SUSPECT
-    if record.beat_at is None:
-        if record.streams:
-            return Judgement(orchestrator_pb2.NODE_STATE_JOINING, "attached, no beat yet")
-        if now < record.expected_until:
-            return Judgement(suspect, "named by the plan, not attached here yet")
-        if record.expected_until:
-            return Judgement(offline, "named by the plan, but did not attach here")
-        return Judgement(orchestrator_pb2.NODE_STATE_JOINING, "known by gossip, not attached here")
-    silent_s = now - record.beat_at
-    if record.streams == 0:
-        away_s = now - record.detached_at
-        if away_s >= REATTACH_GRACE_S:
-            return Judgement(offline, f"its stream ended: {record.detached_reason}")
-        return Judgement(suspect, f"its stream ended {away_s:.1f} s ago: {record.detached_reason}")
-    if silent_s >= limits.SILENT_BEATS * record.interval_s:
-        return Judgement(offline, f"silent for {limits.SILENT_BEATS} told intervals of {record.interval_s:.1f} s")
-    accused = record.accused_at is not None and now - record.accused_at < EVIDENCE_S
-    if accused and record.probe_failed_at is not None and silent_s > record.interval_s:
-        return Judgement(offline, f"neither {record.accused_by[:8]} nor this orchestrator reaches it")
-    if record.beat.draining:
-        return Judgement(orchestrator_pb2.NODE_STATE_DRAINING, "leaving politely")
-    if record.worker_dead_since is not None:
-        why = record.beat.worker_reason or "no reason given"
-        if not record.worker_seen or not record.capability.accepts_work:
-            return Judgement(orchestrator_pb2.NODE_STATE_JOINING, f"no worker yet: {why}")
-        if now - record.worker_dead_since >= REATTACH_GRACE_S:
-            return Judgement(offline, f"its worker is gone: {why}")
-        return Judgement(suspect, f"its worker has just gone: {why}")
-    if accused and silent_s > record.interval_s:
-        return Judgement(suspect, f"{record.accused_by[:8]} cannot reach it")
-    if silent_s >= 2 * record.interval_s:
-        return Judgement(suspect, f"no beat for {silent_s:.1f} s")
-    return Judgement(orchestrator_pb2.NODE_STATE_ACTIVE, "beats, and its worker lives")
+def _brings(report: orchestrator_pb2.ReplicaReport) -> bool:
+    """Whether a replica holds something that nobody else has yet: a primary what is not durable, a contributor what is not merged."""
+    if report.role in (model_pb2.ROLE_CONTRIBUTOR, model_pb2.ROLE_STANDBY):
+        return bool(report.unmerged.intervals)
+    return report.durable != report.lineage
+
+
+def _public_subnet(address: str) -> str:
+    """The subnet of an address on the open internet; empty for any other: there it says nothing."""
+    host = split_address(address)[0] if address else ""
+    return subnet_of(host) if host and is_public(host) else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
 from orchestrator.jobs import JobRecord, state_of
-from orchestrator.planner import PLACEABLE
+from orchestrator.offers import PLACEABLE
 from orchestrator.runtime import ModelRuntime, Shared
 from trust.records import VerifiedAdvert
 
@@ -102,18 +102,24 @@ def _outcome(head: model_pb2.Head | None, record: JobRecord | None) -> model_pb2
 def _vnodes(runtime: ModelRuntime, job_id: str, now: float) -> list[orchestrator_pb2.VNodeView]:
     view = runtime.view
     assert view is not None and view.plan is not None  # noqa: PT018
-    placed = {item.vnode: item for item in view.plan.assignments if item.role == model_pb2.ROLE_PRIMARY}
+    placed: dict[str, list[model_pb2.Assignment]] = {}
+    for item in view.plan.assignments:
+        placed.setdefault(item.vnode, []).append(item)
     order = [cost.vnode for cost in view.job.costs] if view.job is not None else sorted(placed)
     rows: list[orchestrator_pb2.VNodeView] = []
     for vnode in order:
         row = orchestrator_pb2.VNodeView(vnode=vnode, curve=runtime.exits.curve(job_id, vnode))
-        item = placed.get(vnode)
-        if item is not None:
-            row.assignment.CopyFrom(item)
+        for item in sorted(placed.get(vnode, ()), key=lambda item: item.role):
+            replica = row.replicas.add(assignment=item)
             found = runtime.shared.inventory.report(item.pnode_id, item.replica, now)
             if found is not None:
-                row.report.CopyFrom(found[0])
-                row.report_age_s = found[1]
+                replica.report.CopyFrom(found[0])
+                replica.report_age_s = found[1]
+            if item.role == model_pb2.ROLE_PRIMARY:
+                row.assignment.CopyFrom(item)
+                row.report_age_s = replica.report_age_s
+                if found is not None:
+                    row.report.CopyFrom(found[0])
         working = view.working(vnode)
         if working is not None:
             row.working.CopyFrom(working)
@@ -122,10 +128,10 @@ def _vnodes(runtime: ModelRuntime, job_id: str, now: float) -> list[orchestrator
 
 
 def _eta_s(shown: orchestrator_pb2.JobView) -> float:
-    """What is left of the slowest VNode at its present rate; 0 where nobody knows."""
+    """What is left of the slowest VNode at the present rate of all its replicas; 0 where nobody knows."""
     times = [
-        (shown.num_batches - row.report.num_learned) / row.report.rate
+        (shown.num_batches - row.report.num_learned) / rate
         for row in shown.vnodes
-        if row.report.rate > 0 and shown.num_batches >= row.report.num_learned
+        if (rate := sum(item.report.rate for item in row.replicas)) > 0 and shown.num_batches >= row.report.num_learned
     ]
     return max(times, default=0.0)

@@ -55,6 +55,19 @@ def progress_of(view: ModelView, report: Report, exits: ExitBook, since_manifest
     )
 
 
+def unmerged_of(report: orchestrator_pb2.ReplicaReport) -> IntervalSet:
+    """What a contributor has learned that is in no anchor yet; empty where it is malformed."""
+    try:
+        return intervals(report.unmerged)
+    except Corrupt:
+        return IntervalSet.empty()
+
+
+def held_of(report: orchestrator_pb2.ReplicaReport) -> IntervalSet:
+    """Everything that a replica's state has learned, merged or not."""
+    return lineage_of(report) | unmerged_of(report)
+
+
 def lineage_of(report: orchestrator_pb2.ReplicaReport) -> IntervalSet:
     """A reported lineage; one that is malformed counts as empty."""
     try:

@@ -21,7 +21,8 @@ from orchestrator.documents import open_head
 from orchestrator.explain import explain_model, explain_node
 from orchestrator.jobs import state_of
 from orchestrator.jobview import job_view, node_views
-from orchestrator.planner import PlanRequest, make_plan, seconds_per_batch
+from orchestrator.offers import PlanRequest
+from orchestrator.planner import make_plan, seconds_per_batch
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ViewLoader
 from trust.envelope import seal

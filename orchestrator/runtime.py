@@ -23,7 +23,7 @@ from orchestrator.history import History
 from orchestrator.inventory import Inventory
 from orchestrator.jobbook import JobBook
 from orchestrator.jobs import intervals_message
-from orchestrator.planner import PlanPolicy
+from orchestrator.offers import PlanPolicy
 from orchestrator.signal import Signal
 from orchestrator.view import ModelView, ViewLoader
 from trust.identity import NodeKey

@@ -171,7 +171,7 @@ async def _serve(
         membership.subscribe(lambda event: _gossiped(shared, event))
         membership.update_self(software=SOFTWARE)
         await membership.start(join_address(host, port), settings.listen_host, settings.dht_port)
-        tasks = [group.create_task(work) for work in (models.discover(), _judge(shared), shared.history.run())]
+        tasks = [group.create_task(work) for work in (models.discover(), _judge(shared, attach), shared.history.run())]
         shared.history.say("orchestrator_started", shared.key.node_id, f"it listens on {join_address(host, port)}")
         on_ready(host, port)
         await stop.wait()
@@ -216,10 +216,12 @@ async def _reach(dialer: Dialer, node_id: str, addresses: list[str]) -> bool:
     return True
 
 
-async def _judge(shared: Shared) -> None:
+async def _judge(shared: Shared, attach: AttachService) -> None:
     while True:
         if tell_transitions(shared, shared.clock.monotonic()):
             shared.nodes_changed.fire()
+        for node_id in shared.inventory.take_overdue():
+            attach.probe(node_id)
         await asyncio.sleep(JUDGE_S)
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from dataservice import keys
@@ -21,7 +22,8 @@ from dcnr.specs import Registry
 from dcnr.stages import Stage
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.costs import StageCost, stage_costs
-from orchestrator.documents import get_exact, open_desired, open_manifest, open_plan
+from orchestrator.delivery import DesiredReader
+from orchestrator.documents import get_exact, open_manifest, open_plan
 from orchestrator.jobs import intervals
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
@@ -30,8 +32,6 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 MAX_CACHED: Final = 64
 """Documents kept by digest."""
-ABSENT_S: Final = 2.0
-"""A desired state that is not in the store is looked for again after this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,12 @@ class ModelView:
     manifest_bytes: bytes = b""
     job: JobFacts | None = None
     loaded_at: float = 0.0
+    hosted: Mapping[str, tuple[model_pb2.Assignment, ...]] = field(default_factory=dict)
+    """The plan's assignments by PNode."""
+
+    def hosted_by(self, pnode_id: str) -> tuple[model_pb2.Assignment, ...]:
+        """What the plan puts on a PNode."""
+        return self.hosted.get(pnode_id, ())
 
     @property
     def head_envelope(self) -> identity_pb2.Envelope:
@@ -96,8 +102,7 @@ class ViewLoader:
         self._plans: OrderedDict[str, tuple[model_pb2.Plan, bytes]] = OrderedDict()
         self._manifests: OrderedDict[str, tuple[model_pb2.Manifest, bytes]] = OrderedDict()
         self._jobs: OrderedDict[tuple[str, str], JobFacts] = OrderedDict()
-        self._desired: OrderedDict[tuple[str, str], identity_pb2.Envelope] = OrderedDict()
-        self._absent: dict[tuple[str, str], float] = {}
+        self._desired = DesiredReader(store, policy, clock)
 
     async def load(self, model: str, head: model_pb2.Head, head_bytes: bytes) -> ModelView:
         """The view under ``head``. Raises Unavailable (try again), NotFound or Corrupt (an object under the head is missing or wrong)."""
@@ -105,7 +110,9 @@ class ViewLoader:
         manifest, manifest_bytes = await self.manifest(model, head.manifest_digest) if head.manifest_digest else (None, b"")
         job_id = head.active.job_id or (plan.job_id if plan is not None else "")
         job = await self._job_or_none(model, job_id) if job_id else None
-        return ModelView(model, head, head_bytes, plan, plan_bytes, manifest, manifest_bytes, job, self._clock.monotonic())
+        hosted = _by_pnode(plan) if plan is not None else {}
+        now = self._clock.monotonic()
+        return ModelView(model, head, head_bytes, plan, plan_bytes, manifest, manifest_bytes, job, now, hosted)
 
     async def plan(self, model: str, digest: str) -> tuple[model_pb2.Plan, bytes]:
         """A plan by its digest."""
@@ -141,37 +148,20 @@ class ViewLoader:
 
     async def desired(self, view: ModelView, pnode_id: str) -> identity_pb2.Envelope | None:
         """The desired state of a PNode under the view's plan; None if the plan has none for it. Raises Unavailable, Corrupt."""
-        digest = view.head.plan_digest
-        key = (digest, pnode_id)
-        if key in self._desired:
-            return self._desired[key]
-        now = self._clock.monotonic()
-        if not digest or now - self._absent.get(key, -ABSENT_S) < ABSENT_S:
-            return None
-        try:
-            stored = await self._store.get(keys.desired(view.model, digest, pnode_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
-        except NotFound:
-            if len(self._absent) > 4096:
-                self._absent.clear()
-            self._absent[key] = now
-            return None
-        desired = open_desired(stored.data, self._policy, view.model)
-        if (desired.plan_digest, desired.pnode_id) != key or desired.sequence != view.head.plan_sequence:
-            raise Corrupt("a desired state that belongs to another plan or PNode", code="wrong_desired")
-        self._remember_desired(key, identity_pb2.Envelope.FromString(stored.data))
-        return self._desired[key]
-
-    def _remember_desired(self, key: tuple[str, str], envelope: identity_pb2.Envelope) -> None:
-        self._desired[key] = envelope
-        self._absent.pop(key, None)
-        while len(self._desired) > 8192:
-            self._desired.popitem(last=False)
+        return await self._desired.of(view, pnode_id)
 
     async def _job_or_none(self, model: str, job_id: str) -> JobFacts | None:
         try:
             return await self.job(model, job_id)
         except (Corrupt, Refused, InvalidInput, NotFound):
             return None  # the job's own record says why it cannot run
+
+
+def _by_pnode(plan: model_pb2.Plan) -> dict[str, tuple[model_pb2.Assignment, ...]]:
+    found: dict[str, list[model_pb2.Assignment]] = {}
+    for item in plan.assignments:
+        found.setdefault(item.pnode_id, []).append(item)
+    return {pnode_id: tuple(items) for pnode_id, items in found.items()}
 
 
 def _remember(table: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:

@@ -60,7 +60,8 @@ def _control(seeds: range, *, tells: bool) -> int:
         sys.stdout.write(
             f"seed {seed} {knobs.num_orchestrators} orchestrators{', one lies' if knobs.liar else ''}, {knobs.num_pnodes} PNodes: "
             f"{world.kernel.now_s:.0f} s virtual, {world.kernel.num_actions} actions, {counts.num_head_writes} head writes, "
-            f"{counts.num_takeovers} terms, {counts.num_manifests} manifests, {counts.num_moves} moves, {counts.num_deleted} deleted, "
+            f"{counts.num_takeovers} terms, {counts.num_manifests} manifests, {counts.plans.num_moves} moves, "
+            f"{counts.plans.num_promotions} promotions, {counts.num_deleted} deleted, "
             f"{counts.num_tampered} tampered, {time.perf_counter() - started_s:.2f} s: {outcome}\n"
         )
         if tells:

@@ -135,6 +135,7 @@ class ControlCheckers(StoreCheckers):
     def look(self) -> None:
         """Every half second: one decider at most; after the heal somebody decides, and every VNode works again within a bound."""
         world, now = self._world, self._world.kernel.now_s
+        self.plans.look()
         holders = [shell.host for shell in world.honest() if shell.is_holder]
         world.require(len(holders) <= 1, "two_holders", f"{holders} decide at once")
         for shell in world.orchestrators:
@@ -160,7 +161,7 @@ class ControlCheckers(StoreCheckers):
             for pnode in world.pnodes
             if pnode.process.alive and pnode.worker.alive
             for replica in pnode.worker.replicas.values()
-            if replica.job_id == head.active.job_id
+            if replica.job_id == head.active.job_id and replica.leads
         }
         for vnode in world.community.vnodes:
             if vnode in working:
@@ -210,9 +211,12 @@ class ControlCheckers(StoreCheckers):
                 ran or name not in world.must_complete, "completes", f"{name} ended as\n{end}\n" + "\n".join(self.newest(60))
             )
         self._whole(self._read_manifest(head.manifest_digest))
-        allowed = 2 * world.faults.num_shocks + world.knobs.num_vnodes
+        by_choice = world.knobs.num_pnodes * world.knobs.jobs if 0 in world.knobs.replicas else 0
+        allowed = 2 * world.faults.num_shocks + world.knobs.num_vnodes + by_choice
         world.require(
-            self.num_moves <= allowed, "thrash", f"{self.num_moves} moves, {allowed} allowed for {world.faults.num_shocks} shocks"
+            self.plans.num_moves <= allowed,
+            "thrash",
+            f"{self.plans.num_moves} moves, {allowed} allowed for {world.faults.num_shocks} shocks",
         )
         behind = [pnode.host for pnode in world.pnodes if pnode.process.alive and not self._follows(pnode, head)]
         world.require(not behind, "follows", f"{behind} do not follow epoch {head.epoch}\n" + "\n".join(world.story()))

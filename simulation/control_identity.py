@@ -44,8 +44,8 @@ def key_of(seed: int, name: str) -> SeededKey:
     return SeededKey(ec.derive_private_key(number, ec.SECP256R1()))
 
 
-def chain_graph(num_vnodes: int) -> model_pb2.ModelGraph:
-    """A chain of small linear VNodes."""
+def chain_graph(num_vnodes: int, replicas: tuple[int, ...] = (1,)) -> model_pb2.ModelGraph:
+    """A chain of small linear VNodes; ``replicas`` are wanted by one after the other, over and over, 0 for the planner's choice."""
     text = """
 [model]
 name = "chain"
@@ -66,9 +66,11 @@ seed = 0
 codec = "raw"
 """
     for index in range(num_vnodes):
+        wanted = replicas[index % len(replicas)] or '"auto"'
         text += f"""
 [[vnode]]
 id = "v{index}"
+replicas = {wanted}
 component = "linear"
 config = {{ out_features = 8 }}
 inputs = ["{f"v{index - 1}" if index else "input"}"]
@@ -99,7 +101,7 @@ class Community:
         return digest_of(self.graph_bytes)
 
 
-def community(seed: int, num_orchestrators: int, num_vnodes: int) -> Community:
+def community(seed: int, num_orchestrators: int, num_vnodes: int, replicas: tuple[int, ...] = (1,)) -> Community:
     """The community of a seed."""
     maintainer = key_of(seed, "maintainer")
     orchestrators = tuple(key_of(seed, f"orchestrator-{index}") for index in range(num_orchestrators))
@@ -115,7 +117,7 @@ def community(seed: int, num_orchestrators: int, num_vnodes: int) -> Community:
     )
     policy = verify_chain([document])
     registry = default_registry()
-    graph = chain_graph(num_vnodes)
+    graph = chain_graph(num_vnodes, replicas)
     graph_bytes = graph_to_bytes(graph)
     stages = stages_of_graph(graph, registry)
     costs = {stage.id: replica_cost(stage, registry, 4) for stage in stages}

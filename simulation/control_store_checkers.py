@@ -11,6 +11,7 @@ from orchestrator.changes import MAX_DECIDED, TERMINAL
 from orchestrator.documents import open_desired, open_end, open_head, open_manifest, open_plan
 from orchestrator.jobs import intervals
 from simulation.control_identity import MODEL
+from simulation.control_plan_checkers import PlanCheckers
 
 if TYPE_CHECKING:
     from simulation.control_world import ControlWorld
@@ -26,8 +27,8 @@ class StoreCheckers:
         self._plans: dict[str, tuple[int, int, str]] = {}
         self._decided: dict[str, model_pb2.Outcome] = {}
         self._condemned: set[str] = set()
-        self._last_plan: model_pb2.Plan | None = None
-        self.num_moves = self.num_head_writes = self.num_takeovers = self.num_manifests = self.num_deleted = 0
+        self.plans = PlanCheckers(world)
+        self.num_head_writes = self.num_takeovers = self.num_manifests = self.num_deleted = 0
 
     def stored(self, key: str, old: bytes | None, new: bytes | None) -> None:
         """A write or deletion landed."""
@@ -132,9 +133,12 @@ class StoreCheckers:
         )
         world.require((plan.epoch, plan.holder) == (new.epoch, new.holder), "takeover", f"plan {plan.number} is of another term")
         world.require(new.plan_sequence == new.sequence, "plan_sequence", f"plan {plan.number} has another sequence than its head")
-        for pnode_id in {item.pnode_id for item in plan.assignments}:
-            desired = store.peek(keys.desired(MODEL, new.plan_digest, pnode_id))
-            there = desired is not None and open_desired(desired, world.community.policy, MODEL).sequence == new.sequence
+        desired: dict[str, model_pb2.DesiredState] = {}
+        for pnode_id in sorted({item.pnode_id for item in plan.assignments}):
+            found = store.peek(keys.desired(MODEL, new.plan_digest, pnode_id))
+            if found is not None:
+                desired[pnode_id] = open_desired(found, world.community.policy, MODEL)
+            there = pnode_id in desired and desired[pnode_id].sequence == new.sequence
             world.require(there, "plan_whole", f"plan {plan.number}: no desired state of that sequence for {pnode_id[:8]}")
         self._plans[new.plan_digest] = (int(new.sequence), int(new.epoch), new.holder)
         for item in plan.assignments:
@@ -142,15 +146,8 @@ class StoreCheckers:
         explained = {item.vnode for item in plan.rejections if item.reason}
         unexplained = [vnode for vnode in plan.waiting if vnode not in explained]
         world.require(not unexplained, "explain", f"{unexplained} wait in plan {plan.number}, no rejection says why")
-        self._moves(plan)
-
-    def _moves(self, plan: model_pb2.Plan) -> None:
-        before = self._last_plan
-        self._last_plan = plan
-        if before is None or before.job_id != plan.job_id or not plan.job_id:
-            return
-        old = {item.vnode: item.replica for item in before.assignments}
-        self.num_moves += sum(item.vnode in old and old[item.vnode] != item.replica for item in plan.assignments)
+        manifest = self._read_manifest(new.manifest_digest) if new.manifest_digest else model_pb2.Manifest()
+        self.plans.landed(plan, desired, manifest)
 
     def _manifest(self, old: model_pb2.Head, new: model_pb2.Head) -> None:
         """A manifest under the head names what exists, follows the one before, and never goes back."""

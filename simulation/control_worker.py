@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dataservice import keys
@@ -19,6 +19,7 @@ from orchestrator.jobs import intervals, intervals_message
 from pnode.snapshots import StartingState
 from simulation.control_disk import SimPath
 from simulation.control_identity import MODEL
+from simulation.control_replica import ALONE_S, MERGE_S, Replica
 from trust.envelope import digest_of_envelope, seal
 
 if TYPE_CHECKING:
@@ -28,39 +29,14 @@ BRING_S: Final = 0.5
 
 
 @dataclass(slots=True)
-class Replica:
-    """One replica at work."""
-
-    replica: str
-    vnode: str
-    job_id: str
-    num_batches: int
-    checkpoint_s: float
-    horizon_s: float
-    incarnation: int
-    epoch: int
-    rate: float
-    lineage: IntervalSet
-    state_digest: str
-    state_commit: str
-    ready_s: float
-    advanced_s: float
-    part: float = 0.0
-    kept: IntervalSet = field(default_factory=IntervalSet.empty)
-    """What the last snapshot held."""
-    snapshot_s: float = 0.0
-    anew: bool = False
-    """The last snapshot was refused: another one, even of the same batches."""
-    durable: IntervalSet = field(default_factory=IntervalSet.empty)
-
-
-@dataclass(slots=True)
 class Snapshot:
     """One snapshot with how far it has come."""
 
     checkpoint: model_pb2.Checkpoint
     commit: identity_pb2.Envelope
     data: bytes
+    ancestors: list[identity_pb2.Envelope]
+    """Commits of others that lead to it."""
     commit_stored: bool = False
     uploaded: bool = False
 
@@ -110,6 +86,7 @@ class WorkerModel:
                 replica = self.replicas.pop(message.release.replica, None)
                 if replica is not None:
                     self._advance(replica)
+                    self._exchange(replica)
                     self._snapshot(replica)
             case "head_seen":
                 self._head_seen_s = self._pnode.loop.time()
@@ -119,32 +96,24 @@ class WorkerModel:
         pnode, now, name = self._pnode, self._pnode.loop.time(), message.assignment.replica
         known = self.replicas.get(name)
         if known is not None and known.job_id == message.job_id:
-            known.epoch = int(message.epoch)
+            self._advance(known)
+            if known.told(message):
+                self.checkpoint_at_once(known)
             return
         data = pnode.disk.get(message.state_path, b"")
         if digest_of(data) != message.state_digest:
             return
         lineage = _lineage_in(data, message.job_id)
-        self.replicas[name] = Replica(
-            name,
-            message.assignment.vnode,
-            message.job_id,
-            int(message.num_batches),
-            message.checkpoint_s,
-            message.horizon_s,
-            pnode.incarnation,
-            int(message.epoch),
-            pnode.world.knobs.learn_rate * pnode.factor,
-            lineage,
-            message.state_digest,
-            message.state_commit,
-            now + pnode.rng.uniform(0.2, 1.0),
-            now,
-            kept=lineage,
-            snapshot_s=now,
-        )
-        if lineage:
-            self.checkpoint_at_once(self.replicas[name])  # fmt: skip
+        replica = Replica(
+            name, message.assignment.vnode, message.job_id, int(message.num_batches), max(1, int(message.unit_batches)),
+            message.checkpoint_s, message.horizon_s, pnode.incarnation, pnode.world.knobs.learn_rate * pnode.factor, lineage,
+            message.state_digest, message.state_commit, now + pnode.rng.uniform(0.2, 1.0), now, anchor=lineage, kept=lineage, snapshot_s=now,
+            exchanged_s=now,
+        )  # fmt: skip
+        replica.told(message)
+        self.replicas[name] = replica
+        if lineage and replica.leads:
+            self.checkpoint_at_once(replica)
         pnode.world.checkers.hosting(pnode, name)
 
     def checkpoint_at_once(self, replica: Replica) -> None:
@@ -186,8 +155,7 @@ class WorkerModel:
         replica.part += (until_s - from_s) * replica.rate
         whole = int(replica.part)
         replica.part -= whole
-        have = len(replica.lineage)
-        replica.lineage = IntervalSet.span(0, min(replica.num_batches, have + whole))
+        replica.learn(whole)
 
     def report(self, name: str) -> orchestrator_pb2.ReplicaReport | None:
         """A replica's report."""
@@ -195,25 +163,31 @@ class WorkerModel:
         if replica is None or self._pnode.loop.time() < replica.ready_s:
             return None
         self._advance(replica)
-        report = orchestrator_pb2.ReplicaReport(
-            replica=name, vnode=replica.vnode, incarnation=replica.incarnation, state=orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE,
-            lineage=intervals_message(replica.lineage), num_learned=len(replica.lineage),
-            durable=intervals_message(replica.durable), step_s=self._pnode.world.step_s(self._pnode, replica.vnode), rate=replica.rate,
-        )  # fmt: skip
-        if len(replica.lineage) == replica.num_batches:
-            report.exits.add(
-                vnode=replica.vnode, split="test", step=replica.num_batches, count=8, correct=4, sum_loss=1.0, complete=True
-            )
-        return report
+        return replica.report(self._pnode.world.step_s(self._pnode, replica.vnode))
+
+    def _exchange(self, replica: Replica) -> None:
+        """A contributor or standby and its primary, where they reach each other."""
+        now = self._pnode.loop.time()
+        if replica.leads or now < replica.ready_s:
+            return
+        primary = self._pnode.world.primary_of(self._pnode, replica)
+        if primary is not None:
+            replica.exchange(primary)
+            replica.exchanged_s = now
+        elif now - replica.exchanged_s > ALONE_S:
+            replica.anchored = True
 
     def _snapshot(self, replica: Replica) -> None:
+        if not replica.leads:
+            return
         fresh = sorted(replica.lineage - replica.kept)
         replica.snapshot_s = self._pnode.loop.time()
         if not fresh and not replica.anew:
             return
         replica.anew = False
         pnode = self._pnode
-        content = {"vnode": replica.vnode, "job": replica.job_id, "learned": len(replica.lineage), "by": replica.replica}
+        learned = [list(pair) for pair in replica.lineage.pairs()]
+        content = {"vnode": replica.vnode, "job": replica.job_id, "learned": learned, "by": replica.replica}
         data = json.dumps(
             {**content, "incarnation": replica.incarnation, "at": round(pnode.loop.time(), 3)}, sort_keys=True
         ).encode()
@@ -230,7 +204,8 @@ class WorkerModel:
         )  # fmt: skip
         replica.state_digest, replica.state_commit, replica.kept = checkpoint.digest, checkpoint.commit_digest, replica.lineage
         pnode.disk[f"home/snapshots/{replica.job_id}/{replica.vnode}/{checkpoint.digest}-{checkpoint.commit_digest}"] = data
-        self.pending.append(Snapshot(checkpoint, envelope, data))
+        self.pending.append(Snapshot(checkpoint, envelope, data, list(replica.ancestors)))
+        replica.ancestors.append(envelope)
         self._wake.set()
 
     # -- bringing --------------------------------------------------------------------------------------------------------------
@@ -240,13 +215,14 @@ class WorkerModel:
         while True:
             now = self._pnode.loop.time()
             for replica in list(self.replicas.values()):
-                was = len(replica.lineage)
                 self._advance(replica)
-                complete = len(replica.lineage) == replica.num_batches
-                if (complete and was < replica.num_batches) or now - replica.snapshot_s >= replica.checkpoint_s:
+                if now - replica.exchanged_s >= MERGE_S:
+                    self._exchange(replica)
+                finished = replica.leads and len(replica.lineage) == replica.num_batches
+                if (finished and not replica.finished) or now - replica.snapshot_s >= replica.checkpoint_s:
                     self._snapshot(replica)
-                if complete and was < replica.num_batches:
-                    self._pnode.news = True
+                if finished and not replica.finished:
+                    replica.finished = self._pnode.news = True
                 self._tell_daemon(replica)
             for item in list(self.pending):
                 try:
@@ -270,9 +246,9 @@ class WorkerModel:
         """One snapshot as far as it goes now; True when nothing is left to do for it."""
         checkpoint = item.checkpoint
         if not item.commit_stored:
-            await self._put(
-                keys.commit(MODEL, checkpoint.vnode, checkpoint.commit_digest), item.commit.SerializeToString(deterministic=True)
-            )
+            for envelope in (*item.ancestors, item.commit):
+                name = keys.commit(MODEL, checkpoint.vnode, digest_of_envelope(envelope))
+                await self._put(name, envelope.SerializeToString(deterministic=True))
             item.commit_stored = True
         if any(other.checkpoint.replica == checkpoint.replica and other.order > item.order for other in self.pending):
             return True
@@ -313,4 +289,4 @@ def _lineage_in(data: bytes, job_id: str) -> IntervalSet:
     if not data.startswith(b"{"):
         return IntervalSet.empty()
     content = json.loads(data)
-    return IntervalSet.span(0, content["learned"]) if content["job"] == job_id else IntervalSet.empty()
+    return IntervalSet.of(*map(tuple, content["learned"])) if content["job"] == job_id else IntervalSet.empty()

@@ -18,7 +18,7 @@ from dcnr.errors import DcnrError, InvariantBroken, Unavailable
 from dcnr.ids import NodeId, digest_of
 from dcnr.v1 import model_pb2
 from orchestrator.documents import open_head, put_once
-from orchestrator.planner import PlanPolicy
+from orchestrator.offers import PlanPolicy
 from simulation import control_disk
 from simulation.control_checkers import ControlCheckers
 from simulation.control_faults import ControlFaults
@@ -26,6 +26,7 @@ from simulation.control_identity import EPOCH_WALL_S, MODEL, community, job_canc
 from simulation.control_loop import ProcessLoop
 from simulation.control_orchestrator import LiarShell, OrchestratorShell
 from simulation.control_pnode import PNodeShell
+from simulation.control_replica import Replica
 from simulation.control_store import Calls, StoreClient, StoreService
 from simulation.control_wire import Tamperer
 from simulation.kernel import Kernel, Process
@@ -41,6 +42,8 @@ class ControlKnobs:
     num_orchestrators: int = 3
     num_pnodes: int = 50
     num_vnodes: int = 8
+    replicas: tuple[int, ...] = (1,)
+    """Wanted by the graph, VNode after VNode, over and over; 0: the planner's choice."""
     vnodes_per_node: int = 2
     num_batches: int = 60
     learn_rate: float = 3.0
@@ -85,6 +88,7 @@ def control_knobs(seed: int) -> ControlKnobs:
         num_orchestrators=rng.choice([3, 4, 5]) if not liar else rng.choice([4, 5]),
         num_pnodes=50 if seed % 4 == 0 else rng.choice([12, 20]),
         num_vnodes=rng.choice([8, 8, 10]),
+        replicas=rng.choice([(1,), (1,), (2, 1, 3, 1), (2,), (0,), (1, 0)]),
         vnodes_per_node=rng.choice([1, 2, 6]),
         short_jobs=rng.choice([0, 0, 20]),
         store_fault_rate=rng.choice([0.0, 0.1, 0.3]),
@@ -134,7 +138,7 @@ class ControlWorld:
         self.seed, self.knobs = seed, knobs or control_knobs(seed)
         self.kernel = Kernel(seed)
         self.network = Network(self.kernel, self.knobs.network)
-        self.community = community(seed, self.knobs.num_orchestrators, self.knobs.num_vnodes)
+        self.community = community(seed, self.knobs.num_orchestrators, self.knobs.num_vnodes, self.knobs.replicas)
         self.stranger = key_of(seed, "stranger")
         """A valid key that the network document does not list."""
         self.is_unsafe = True
@@ -165,6 +169,22 @@ class ControlWorld:
     def step_s(self, pnode: PNodeShell, vnode: str) -> float:
         """What a step takes there, as the worker measures it."""
         return self.community.costs[vnode].step_flops / (pnode.gflops * 1e9) * pnode.factor
+
+    def wanted(self, vnode: str) -> int:
+        """Replicas that the graph wants of a VNode; 0 for the planner's choice."""
+        return self.knobs.replicas[self.community.vnodes.index(vnode) % len(self.knobs.replicas)]
+
+    def primary_of(self, pnode: PNodeShell, replica: Replica) -> Replica | None:
+        """The living primary that a replica exchanges with; None where it does not reach it."""
+        other = next((item for item in self.pnodes if item.node_id == replica.primary.pnode_id), None)
+        if other is None or not other.process.alive or other.process.paused or not other.worker.alive:
+            return None
+        if self.network.is_blocked(pnode.host, other.host) or self.network.is_blocked(other.host, pnode.host):
+            return None
+        found = other.worker.replicas.get(replica.primary.replica)
+        if found is None or not found.leads or found.job_id != replica.job_id or self.kernel.now_s < found.ready_s:
+            return None
+        return found
 
     def orchestrator(self, node_id: NodeId) -> OrchestratorShell:
         """By id."""

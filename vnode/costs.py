@@ -9,6 +9,7 @@ from dcnr.specs import Registry
 from dcnr.stages import Stage
 
 FLOAT_BYTES = 4
+SHARING_COPIES = 4
 STEP_FACTOR = 3
 """A local step costs about three forward passes: forward, gradient of the weights, gradient of the activations."""
 OVERHEAD_BYTES = 48 * limits.MIB
@@ -23,6 +24,9 @@ class ReplicaCost:
     """Weights and optimiser slots: what a checkpoint holds, without its header."""
     memory_bytes: int
     """weights x (2 + slots) x 4 + batch x activations + a full window of inputs + the frames kept for sending + overhead."""
+    sharing_bytes: int
+    """What a replica with siblings needs beside that: four copies of the weights. A contributor keeps its anchor, its open displacement and
+    the bytes of both on their way; a primary its outer momentum, the anchor it gives out, and a delta as it arrives and decoded."""
     frame_bytes: int
     """One output batch, raw."""
     step_flops: float
@@ -50,6 +54,7 @@ def replica_cost(stage: Stage, registry: Registry, batch_size: int) -> ReplicaCo
     return ReplicaCost(
         state_bytes=weights * (1 + slots),
         memory_bytes=memory,
+        sharing_bytes=SHARING_COPIES * weights,
         frame_bytes=frame_bytes,
         step_flops=float(STEP_FACTOR) * stage.forward_flops * batch_size,
     )

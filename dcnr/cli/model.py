@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -225,19 +226,27 @@ def _graph(path: Path) -> tuple[model_pb2.ModelGraph, tuple[Stage, ...]]:
         message = graph_from_json(text) if path.suffix == ".json" else graph_from_toml(text)
         return message, stages_of_graph(message, default_registry())
     except InvalidInput as error:
-        line = locate(text, error.details.get("vnode", "")) if error.details.get("vnode") else None
+        line = locate(text, error.details.get("vnode", ""), error.details.get("field", ""))
         where = f"{path}:{line}" if line else str(path)
         raise InvalidInput(f"{where}: {error.message}", code=error.code, remedy=error.remedy, **error.details) from error
 
 
 def _plan_text(answer: orchestrator_pb2.PreviewPlanResponse) -> str:
+    from dcnr.sdk.plain import word
+    from dcnr.v1 import model_pb2
+
+    crowds = Counter(a.vnode for a in answer.plan.assignments)
     rows = [
-        (a.vnode, a.replica, output.short(a.pnode_id), f"{1000 * a.predicted_step_s:.3g} ms", output.size(a.memory_bytes), a.reason)
+        (
+            a.vnode, f"{a.replica} ({word(model_pb2.Role, a.role)})" if crowds[a.vnode] > 1 else a.replica, output.short(a.pnode_id),
+            f"{1000 * a.predicted_step_s:.3g} ms", output.size(a.memory_bytes), a.reason,
+        )
         for a in answer.plan.assignments
     ]  # fmt: skip
     lines = [output.table(("vnode", "replica", "node", "step", "memory", "reason"), rows)]
     lines += [f"waiting: {vnode} fits no node now" for vnode in answer.plan.waiting]
-    lines += [f"not on {output.short(r.pnode_id)}: {r.vnode}: {r.reason}" for r in answer.plan.rejections]
+    lines += [f"waiting: {r.vnode}: {r.reason}" for r in answer.plan.rejections if not r.pnode_id]
+    lines += [f"not on {output.short(r.pnode_id)}: {r.vnode}: {r.reason}" for r in answer.plan.rejections if r.pnode_id]
     if answer.plan.lead_reason:
         lines.append(f"lead {answer.plan.lead_batches} batches: {answer.plan.lead_reason}")
     if answer.estimate_s:

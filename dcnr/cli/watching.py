@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from dcnr.cli.output import duration, short, table
 from dcnr.sdk.plain import word
+from dcnr.sdk.siblings import learned, merging, siblings, standing
 from dcnr.v1 import common_pb2, model_pb2, orchestrator_pb2
 
 if TYPE_CHECKING:
@@ -143,16 +144,27 @@ def _progress(job: orchestrator_pb2.JobView) -> str:
 
 
 def vnodes_table(job: orchestrator_pb2.JobView) -> str:
-    """Who holds what, and how far it is."""
+    """Who holds what, and how far it is; below a VNode with several replicas, the others."""
     results = dict(exits_of(job))
-    rows = [
-        (
-            item.vnode, short(item.assignment.pnode_id), _state(item), f"{item.report.num_learned}/{job.num_batches}",
-            _count(item.report.durable), f"{item.report.rate:.1f}", f"{item.report.loss:.3f}" if item.report.num_learned else "-",
-            results.get(item.vnode, "-"), item.report.held_back_by and f"waits for {item.report.held_back_by}",
-        )
-        for item in job.vnodes
-    ]  # fmt: skip
+    rows: list[tuple[object, ...]] = []
+    for item in job.vnodes:
+        others = siblings(item)
+        notes = [merging(replica) for replica in item.replicas if others and replica.assignment.replica == item.assignment.replica]
+        notes += [f"waits for {item.report.held_back_by}"] if item.report.held_back_by else []
+        rows.append(
+            (
+                item.vnode, short(item.assignment.pnode_id), _state(item), f"{item.report.num_learned}/{job.num_batches}",
+                _count(item.report.durable), f"{item.report.rate:.1f}", f"{item.report.loss:.3f}" if item.report.num_learned else "-",
+                results.get(item.vnode, "-"), ", ".join(note for note in notes if note),
+            )
+        )  # fmt: skip
+        rows += [
+            (
+                f"  {other.assignment.replica}", short(other.assignment.pnode_id), standing(other), f"{learned(other)}/{job.num_batches}",
+                "-", f"{other.report.rate:.1f}", f"{other.report.loss:.3f}" if other.report.num_learned else "-", "-", merging(other),
+            )
+            for other in others
+        ]  # fmt: skip
     return table(("vnode", "node", "state", "learned", "durable", "batch/s", "loss", "validation", ""), rows)
 
 

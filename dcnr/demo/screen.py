@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from dcnr.demo.story import Story
+from dcnr.sdk.siblings import learned, merging, siblings, standing
 from dcnr.v1 import common_pb2, model_pb2, orchestrator_pb2
 
 PLAIN_EVERY_S = 5.0
@@ -59,7 +60,7 @@ class Screen:
         elif now_s - self._last_plain_s >= PLAIN_EVERY_S:
             self._last_plain_s = now_s
             parts = [
-                f"{item.vnode}@{self._name(item.assignment.pnode_id)} {item.report.num_learned}/{story.job.num_batches}{_exit(item)}"
+                f"{item.vnode}@{'+'.join(self._places(item))} {item.report.num_learned}/{story.job.num_batches}{_exit(item)}"
                 for item in story.job.vnodes
             ]
             state = model_pb2.JobState.Name(story.job.state).removeprefix("JOB_STATE_").lower()
@@ -85,6 +86,11 @@ class Screen:
                 item.vnode, self._name(item.assignment.pnode_id), f"{report.num_learned}/{job.num_batches}", str(durable), f"{report.rate:.1f}",
                 f"{report.loss:.3f}", _exit(item).strip(" ()"), words,
             )  # fmt: skip
+            for other in siblings(item):
+                table.add_row(
+                    f"  {other.assignment.replica}", self._name(other.assignment.pnode_id), f"{learned(other)}/{job.num_batches}", "-",
+                    f"{other.report.rate:.1f}", f"{other.report.loss:.3f}", merging(other), standing(other),
+                )  # fmt: skip
         return table
 
     def _nodes(self, nodes: list[orchestrator_pb2.NodeView]) -> Table:
@@ -100,6 +106,10 @@ class Screen:
                 node.reason,
             )  # fmt: skip
         return table
+
+    def _places(self, item: orchestrator_pb2.VNodeView) -> list[str]:
+        """Where its replicas are, the primary first."""
+        return [self._name(item.assignment.pnode_id), *(self._name(other.assignment.pnode_id) for other in siblings(item))]
 
     def _name(self, node_id: str) -> str:
         return self._names.get(node_id, node_id[:8])

@@ -851,7 +851,7 @@ class Rejection(_message.Message):
     vnode: _builtins.str
     """for which VNode"""
     pnode_id: _builtins.str
-    """which candidate"""
+    """which candidate; empty: none, and the reason is what the VNode waits for"""
     reason: _builtins.str
     """why not"""
     def __init__(
@@ -920,7 +920,7 @@ class Plan(_message.Message):
 
     @_builtins.property
     def rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rejection]:
-        """bounded to 256"""
+        """bounded per VNode"""
 
     @_builtins.property
     def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from dcnr import limits
 from dcnr.v1 import model_pb2, orchestrator_pb2
-from orchestrator import planner
+from orchestrator import board
 from orchestrator.costs import StageCost, disk_bytes
-from orchestrator.planner import NodeOffer, PlanPolicy, PlanRequest, make_plan, same_placement, seconds_per_batch
+from orchestrator.offers import NodeOffer, PlanPolicy, PlanRequest
+from orchestrator.planner import make_plan, same_placement, seconds_per_batch
 
 ACTIVE = orchestrator_pb2.NODE_STATE_ACTIVE
 OFFLINE = orchestrator_pb2.NODE_STATE_OFFLINE
@@ -186,6 +187,6 @@ def test_measured_steps_correct_the_prediction() -> None:
 
 
 def test_replicas_of_different_models_never_share_an_id() -> None:
-    numbers = {planner.first_replica(name) for name in ("mnist", "mnist-2", "text", "successor", "a", "b")}
+    numbers = {board.first_replica(name) for name in ("mnist", "mnist-2", "text", "successor", "a", "b")}
     assert len(numbers) == 6
-    assert all(0 <= number <= 899_999_000 and number % planner.RANGE_SIZE == 0 for number in numbers)
+    assert all(0 <= number <= 899_999_000 and number % board.RANGE_SIZE == 0 for number in numbers)

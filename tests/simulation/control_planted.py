@@ -16,6 +16,7 @@ from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from orchestrator import changes
 from orchestrator import decider as decider_module
 from orchestrator import inventory as inventory_module
+from orchestrator import placement as placement_module
 from orchestrator import planner as planner_module
 from orchestrator.changes import Decide
 from orchestrator.checkpoints import CheckpointJudge
@@ -277,9 +278,51 @@ def placed_without_reason(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decider_module, "make_plan", silent)
 
 
+def anybody_succeeds(patch: pytest.MonkeyPatch) -> None:
+    """Data rule 10: whoever is first in the list becomes primary, whether it lives or what it holds."""
+    patch.setattr(planner_module, "heir", lambda board, vnode: next(iter(board.seats[vnode]), None))
+
+
+def siblings_share_a_node(patch: pytest.MonkeyPatch) -> None:
+    """Replicas of one VNode go wherever it is quickest."""
+    nowhere = placement_module._Siblings(frozenset(), frozenset(), frozenset())
+    patch.setattr(placement_module, "_siblings", lambda seats: nowhere)
+    patch.setattr(planner_module, "check_plan", lambda plan, stages: None)
+
+
+def siblings_are_not_told(patch: pytest.MonkeyPatch) -> None:
+    """Each replica is told of itself alone: all of them learn everything."""
+    made = decider_module.desired_states
+
+    def alone(*args: Any) -> Any:
+        states = made(*args)
+        for state in states.values():
+            for item in state.assignments:
+                kept = [sibling for sibling in item.siblings if sibling.replica == item.replica]
+                del item.siblings[:]
+                item.siblings.extend(kept)
+        return states
+
+    patch.setattr(decider_module, "desired_states", alone)
+
+
+def contributors_are_swapped_for_fun(patch: pytest.MonkeyPatch) -> None:
+    """Thrash: no contributor stays."""
+    keep = planner_module.keep
+
+    def forgetful(board: Any) -> Any:
+        losses = keep(board)
+        for seats in board.seats.values():
+            for seat in [seat for seat in seats if seat.role == model_pb2.ROLE_CONTRIBUTOR]:
+                board.leave(seat)
+        return losses
+
+    patch.setattr(planner_module, "keep", forgetful)
+
+
 def restless_planner(patch: pytest.MonkeyPatch) -> None:
     """Thrash: nothing ever stays where it is."""
-    patch.setattr(planner_module, "_keep", lambda request, loads, places: {})
+    patch.setattr(planner_module, "keep", lambda board: [])
 
 
 def nobody_takes_over(patch: pytest.MonkeyPatch) -> None:
@@ -290,7 +333,7 @@ def nobody_takes_over(patch: pytest.MonkeyPatch) -> None:
 def the_dead_look_alive(patch: pytest.MonkeyPatch) -> None:
     """Liveness: every node that was ever heard counts as active."""
     alive = Judgement(orchestrator_pb2.NODE_STATE_ACTIVE, "seen once")
-    patch.setattr(inventory_module, "_judge", lambda record, now: alive)
+    patch.setattr(inventory_module, "judge", lambda record, now: alive)
 
 
 def names_of_strangers_are_kept(patch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,18 @@ def test_nothing_moves_and_nobody_takes_over_where_nothing_fails() -> None:
         stream_breaks=0, store_partitions=0,
     )  # fmt: skip
     world = ControlWorld(3, knobs).run()
-    assert (world.checkers.num_moves, world.checkers.num_takeovers) == (0, 1)
+    assert (world.checkers.plans.num_moves, world.checkers.num_takeovers) == (0, 1)
 
 
 def test_pnodes_work_on_while_all_orchestrators_are_dead_and_fresh_ones_rebuild() -> None:
     world = with_knobs(9, num_pnodes=12, blackout_s=30.0, num_batches=200).run()
     assert world.checkers.num_takeovers >= 2
+
+
+@pytest.mark.parametrize(("seed", "replicas"), [(21, (3,)), (22, (2, 1)), (23, (0,))])
+def test_replicas_are_promoted_and_filled_up(seed: int, replicas: tuple[int, ...]) -> None:
+    """With several replicas, faults and a slow store: plans keep their rules, and every batch still counts exactly once."""
+    world = with_knobs(
+        seed, replicas=replicas, num_vnodes=5, num_pnodes=20, vnodes_per_node=4, pnode_crashes=6, num_batches=120
+    ).run()
+    assert world.checkers.plans.num_contributors > 0

@@ -15,6 +15,7 @@ SMALL: dict[str, Any] = {"num_pnodes": 10, "vnodes_per_node": 4, "num_vnodes": 8
 LIAR = {**SMALL, "num_orchestrators": 4, "liar": True, "store_partitions": 6, "orchestrator_crashes": 3}
 TAKERS = {**SMALL, "orchestrator_crashes": 2, "orchestrator_pauses": 6, "store_fault_rate": 0.3}
 SWEEPS = {**SMALL, "sweep_s": 4.0, "grant_lifetime_s": 30}
+CREWS = {**SMALL, "replicas": (2, 1, 3, 1), "pnode_crashes": 6}
 STALE = {**SMALL, "store_fault_rate": 0.6, "store_outages": 0}
 
 PLANTED = [
@@ -45,6 +46,10 @@ PLANTED = [
     (planted.one_missing_read_ends_a_job, STALE, {"completes"}),
     (planted.new_primaries_keep_quiet, {**SMALL, "pnode_crashes": 8}, {"completes"}),
     (planted.placed_without_reason, SMALL, {"explain"}),
+    (planted.anybody_succeeds, {**CREWS, "replicas": (3,), "num_vnodes": 4}, {"successor"}),
+    (planted.siblings_share_a_node, CREWS, {"apart"}),
+    (planted.siblings_are_not_told, CREWS, {"siblings"}),
+    (planted.contributors_are_swapped_for_fun, CREWS, {"thrash"}),
     (planted.restless_planner, SMALL, {"thrash", "completes", "liveness", "relocation_bound"}),
     (planted.nobody_takes_over, TAKERS, {"takeover_bound"}),
     (planted.the_dead_look_alive, {**SMALL, "pnode_losses": 3}, {"relocation_bound"}),

@@ -172,3 +172,56 @@ def test_bytes_that_are_not_canonical_are_refused() -> None:
     for bad in (data[:-1], data + data, b"\xff" * 40, data + b"\x08"):
         with pytest.raises(InvalidInput):
             graph_from_bytes(bad)
+
+
+def test_replicas_are_a_number_or_the_planners_choice() -> None:
+    """Nothing said means one, `auto` means the planner's choice, in all three ways of writing a graph."""
+    text = TOML.replace('id = "a"\n', 'id = "a"\nreplicas = "auto"\n').replace('id = "b"\n', 'id = "b"\nreplicas = 3\n')
+    graph = graph_from_toml(text.replace("seed = 7", "seed = 7\nmerge_every = 20"))
+    assert [(vnode.id, vnode.replicas) for vnode in graph.vnodes] == [("a", 0), ("act", 1), ("b", 3)]
+    assert graph.train.merge_every == 20
+    assert [stage.replicas for stage in stages_of_graph(graph, default_registry())] == [0, 3]
+    assert [stage.replicas for stage in stages_of_graph(graph_from_toml(TOML), default_registry())] == [1, 1]
+    spec = TensorSpec("float32", (8,))
+    built = Graph("g", input=spec, target=TensorSpec("int64", ()), num_classes=10, data=table()["data"], train={"batch_size": 4})
+    ce, sgd = {"name": "local_ce"}, {"name": "sgd", "lr": 0.1}
+    built.vnode("a", "linear", {"out_features": 4}, inputs=["input"], objective=ce, optimizer=sgd, replicas="auto")
+    assert built.build().vnodes[0].replicas == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "says"),
+    [
+        ('replicas = "many"', "replicas", "'auto'"),
+        ("replicas = 0", "replicas", "from 1 to 1024"),
+        ("replicas = true", "replicas", "from 1 to 1024"),
+        ("replicsa = 2", "replicsa", "nearest: 'replicas'"),
+    ],
+)
+def test_wrong_replicas_name_the_line_and_the_nearest_key(line: str, field: str, says: str) -> None:
+    text = TOML.replace('id = "b"\n', f'id = "b"\n{line}\n')
+    with pytest.raises(InvalidInput) as caught:
+        graph_from_toml(text)
+    assert says in caught.value.message
+    assert (caught.value.details["vnode"], caught.value.details["field"]) == ("b", field)
+    found = locate(text, "b", field)
+    assert found is not None
+    assert text.splitlines()[found - 1] == line
+
+
+def test_wrong_keys_of_a_table_are_found_by_line_too() -> None:
+    text = TOML.replace("seed = 7", "seed = 7\nmerge_evry = 5")
+    with pytest.raises(InvalidInput) as caught:
+        graph_from_toml(text)
+    assert "nearest: 'merge_every'" in caught.value.message
+    found = locate(text, "", caught.value.details["field"])
+    assert found is not None
+    assert text.splitlines()[found - 1] == "merge_evry = 5"
+
+
+def test_what_has_no_weights_has_no_replicas_of_its_own() -> None:
+    bad = table()
+    bad["vnode"][1]["replicas"] = 2
+    with pytest.raises(InvalidInput) as caught:
+        stages_of_graph(graph_from_table(bad), default_registry())
+    assert (caught.value.details["vnode"], caught.value.details["field"]) == ("act", "replicas")

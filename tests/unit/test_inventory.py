@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dcnr.v1 import membership_pb2, orchestrator_pb2
+from orchestrator import inventory as inventory_module
 from orchestrator.inventory import Inventory
 
 A, B = "a" * 40, "b" * 40
@@ -10,6 +13,9 @@ ACTIVE = orchestrator_pb2.NODE_STATE_ACTIVE
 SUSPECT = orchestrator_pb2.NODE_STATE_SUSPECT
 OFFLINE = orchestrator_pb2.NODE_STATE_OFFLINE
 DRAINING = orchestrator_pb2.NODE_STATE_DRAINING
+
+
+C = "c" * 40
 
 
 def beat(*, alive: bool = True, draining: bool = False, accuses: str = "") -> orchestrator_pb2.Beat:
@@ -134,3 +140,111 @@ def test_each_change_is_told_once_with_its_reason() -> None:
     assert "reset" in second.reason
     assert inventory.offers(3.0)[0].may_return
     assert not inventory.offers(300.0)[0].may_return
+
+
+def test_a_missing_beat_is_looked_into_once_where_a_probe_can_say_something() -> None:
+    inventory = living(A, B)
+    inventory.probed(A, 0.0, reachable=True)
+    watch(inventory, 2.0)
+    assert inventory.take_overdue() == []
+    inventory.tick(2.6)
+    assert inventory.take_overdue() == [A], "B never answered a probe: a failed one would say nothing"
+    inventory.tick(3.0)
+    assert inventory.take_overdue() == []
+    inventory.beat(A, 3.1, beat(), 2.0)
+    watch_until = 3.1
+    while watch_until < 6.2:
+        inventory.tick(watch_until)
+        watch_until += 0.5
+    assert inventory.take_overdue() == [A], "a new silence, a new look"
+
+
+def test_silence_and_a_failed_probe_are_a_loss_before_the_third_beat() -> None:
+    inventory = living(A, B)
+    inventory.probed(A, 0.0, reachable=True)
+    watch(inventory, 4.0)
+    inventory.probed(A, 4.4, reachable=False)
+    inventory.probed(B, 4.4, reachable=False)
+    assert state(inventory, 4.4) == SUSPECT
+    assert state(inventory, 4.5) == OFFLINE
+    assert "does not answer" in inventory.judgement(A).reason
+    assert inventory.judgement(B).state == SUSPECT, "it was never reachable from here"
+    assert state(inventory, 6.0, B) == OFFLINE
+
+
+def test_several_neighbours_and_two_missing_beats_are_a_loss() -> None:
+    inventory = living(A, B, C)
+    watch(inventory, 1.0)
+    for name in (B, C):
+        inventory.beat(name, 1.5, beat(), 2.0)
+    assert state(inventory, 1.6) == ACTIVE
+    for name in (B, C):
+        inventory.beat(name, 2.2, beat(accuses=A), 2.0)
+    assert state(inventory, 2.3) == SUSPECT, "at once: a beat is missing, and others see it too"
+    inventory.tick(3.2)
+    assert state(inventory, 3.9) == SUSPECT
+    assert state(inventory, 4.0) == OFFLINE
+    assert f"{B[:8]} and {C[:8]}" in inventory.judgement(A).reason
+
+
+def test_one_neighbour_alone_cannot_hasten_a_loss() -> None:
+    inventory = living(A, B)
+    watch(inventory, 2.0)
+    inventory.beat(B, 2.2, beat(accuses=A), 2.0)
+    watch_until = 2.2
+    while watch_until < 5.9:
+        assert state(inventory, watch_until) in (ACTIVE, SUSPECT)
+        watch_until += 0.5
+
+
+def test_a_stream_that_breaks_after_a_long_silence_gains_nothing() -> None:
+    inventory = living(A)
+    watch(inventory, 5.0)
+    inventory.detached(A, 5.9, "keepalive")
+    assert state(inventory, 5.95) == SUSPECT
+    assert state(inventory, 6.0) == OFFLINE
+
+
+def test_a_beat_costs_the_same_however_many_nodes_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judgements are counted: a node is looked at when something may have changed, not with every beat of others."""
+    looks = [0]
+    real = inventory_module.judge
+
+    def counted(record: inventory_module.NodeRecord, now: float) -> inventory_module.Judgement:
+        looks[0] += 1
+        return real(record, now)
+
+    monkeypatch.setattr(inventory_module, "judge", counted)
+    names = [f"{index:040x}" for index in range(500)]
+    inventory = living(*names)
+    looks[0] = 0
+    for step in range(1, 81):  # 20 s in steps of a quarter of a second; each node beats every two seconds
+        now = step * 0.25
+        for name in names[step % 8 :: 8]:
+            inventory.beat(name, now, beat(), 2.0)
+        assert inventory.tick(now) == []
+    num_beats = 80 * len(names) // 8
+    assert looks[0] <= 2 * num_beats
+    inventory.check()
+    assert inventory.num_attached() == len(names)
+
+
+def test_losses_without_a_word_are_remembered_and_polite_leaving_is_not() -> None:
+    inventory = living(A, B)
+    inventory.beat(B, 1.0, beat(draining=True), 2.0)
+    inventory.tick(1.0)
+    inventory.detached(A, 1.5, "reset")
+    inventory.detached(B, 1.5, "done")
+    watch_until = 1.5
+    while watch_until < 4.0:
+        inventory.tick(watch_until)
+        watch_until += 0.5
+    assert [(offer.node_id, offer.num_losses) for offer in inventory.offers(4.0)] == [(A, 1), (B, 0)]
+    assert [offer.num_losses for offer in inventory.offers(4000.0)] == [0, 0]
+
+
+def test_subnets_count_on_the_open_internet_only() -> None:
+    inventory = living(A, B)
+    inventory.advertised(membership_pb2.Advert(node_id=A, control_addresses=["203.0.114.7:7700"]), 0.0)
+    inventory.advertised(membership_pb2.Advert(node_id=B, control_addresses=["192.168.1.7:7700"]), 0.0)
+    assert [offer.subnet for offer in inventory.offers(0.0)] == ["203.0.114.0/24", ""]

@@ -1,0 +1,84 @@
+"""Replicas that are owed: as many contributors as the graph wants, and a standby where a checkpoint leaves its node too slowly.
+
+Never in the same breath as a recovery: a VNode gets a new replica only once its primary is at work, so that nothing competes with what is being
+restored. What cannot be had now is said in the plan and tried again with every plan; it stops nothing.
+"""
+
+from __future__ import annotations
+
+from dcnr.v1 import model_pb2
+from orchestrator.board import Board
+from orchestrator.costs import StageCost
+from orchestrator.placement import Rejections, best, cannot_share
+
+
+def fill(board: Board, rejections: Rejections) -> None:
+    """Places what is owed, round by round: no VNode gets its third replica before another its second."""
+    owed = {cost.vnode: _owed(board, cost) for cost in board.request.stages}
+    order = sorted(board.request.stages, key=lambda cost: (-cost.step_flops, cost.vnode))
+    rounds = max(owed.values(), default=0)
+    for _ in range(rounds):
+        for cost in order:
+            if owed[cost.vnode] > 0:
+                owed[cost.vnode] = owed[cost.vnode] - 1 if _one_more(board, cost, rejections) else 0
+    for cost in order:
+        _stand_by(board, cost, rejections)
+
+
+def is_ready(board: Board, vnode: str) -> bool:
+    """Whether a VNode may get one more replica now: at the beginning of a job, or while its primary works."""
+    primary = board.primary(vnode)
+    if primary is None or vnode in board.unsettled:
+        return False
+    return not board.request.goes_on or primary.replica in board.request.live
+
+
+def say_short(board: Board, rejections: Rejections, why: str) -> None:
+    """Names every VNode that lacks replicas, where nothing is placed now."""
+    for cost in board.request.stages:
+        if _owed(board, cost):
+            rejections.short(cost.vnode, f"{_lacks(board, cost)}: {why}")
+
+
+def _owed(board: Board, cost: StageCost) -> int:
+    return max(0, cost.wanted_replicas - len(board.working(cost.vnode))) if board.seats[cost.vnode] else 0
+
+
+def _lacks(board: Board, cost: StageCost) -> str:
+    return f"{_owed(board, cost)} of {cost.wanted_replicas} replicas wait"
+
+
+def _one_more(board: Board, cost: StageCost, rejections: Rejections) -> bool:
+    why = "" if is_ready(board, cost.vnode) else "until its primary works"
+    why = why or cannot_share(board, cost)
+    load = best(board, cost, model_pb2.ROLE_CONTRIBUTOR, rejections) if not why else None
+    if load is None:
+        lacks = _lacks(board, cost)
+        rejections.short(cost.vnode, f"{lacks}: {why or 'no further node fits; replicas of a VNode live on different nodes'}")
+        return False
+    number = len(board.working(cost.vnode)) + 1
+    seconds = load.seconds + board.share_s(cost, load)
+    reason = f"replica {number} of {cost.wanted_replicas} that the graph wants; {seconds:.3g} s per batch with it, least of those that fit"
+    board.seat(cost, load, model_pb2.ROLE_CONTRIBUTOR, reason)
+    return True
+
+
+def _stand_by(board: Board, cost: StageCost, rejections: Rejections) -> None:
+    """One standby for a VNode that has no other copy and whose checkpoints take too long."""
+    policy, primary = board.policy, board.primary(cost.vnode)
+    if primary is None or len(board.seats[cost.vnode]) > 1 or not policy.max_lost_work_s:
+        return
+    uplink_mbit = primary.load.offer.uplink_mbit * policy.uplink_share
+    upload_s = cost.state_bytes * 8 / (uplink_mbit * 1e6) if uplink_mbit > 0.0 else 0.0
+    if upload_s <= policy.max_lost_work_s or not is_ready(board, cost.vnode):
+        return
+    conflict = (
+        f"a checkpoint takes {upload_s:.0f} s over {policy.uplink_share:.0%} of its node's uplink, "
+        f"at most {policy.max_lost_work_s:g} s of work may be lost"
+    )
+    why = cannot_share(board, cost)
+    load = best(board, cost, model_pb2.ROLE_STANDBY, rejections) if not why else None
+    if load is None:
+        rejections.short(cost.vnode, f"a standby waits ({conflict}): {why or 'no further node fits'}")
+    else:
+        board.seat(cost, load, model_pb2.ROLE_STANDBY, f"standby: {conflict}")

@@ -1,0 +1,94 @@
+"""What a plan depends on, all of it: the policy, the PNodes as the inventory sees them, the stages, the replicas that live, the plan before. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.costs import StageCost
+
+USABLE: Final = frozenset(
+    (orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_PROBATION, orchestrator_pb2.NODE_STATE_SUSPECT)
+)
+"""States in which a node keeps what it has; only `PLACEABLE` ones get more."""
+PLACEABLE: Final = frozenset((orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_PROBATION))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPolicy:
+    """What the planner may do."""
+
+    min_gain: float = 1.3
+    """Without a fault nothing changes unless the rate grows by more than this factor."""
+    min_move_interval_s: float = 60.0
+    max_vnodes_per_node: int = 64
+    max_chosen_replicas: int = 8
+    """Of one VNode whose graph leaves the number to the planner."""
+    max_growth: int = 64
+    """Replicas that one plan adds by choice."""
+    max_lost_work_s: float = 300.0
+    """A VNode whose checkpoint takes longer than this to leave its node gets a standby, unless it has contributors; 0: never."""
+    uplink_share: float = 0.25
+    """Of a node's uplink, for checkpoints and merges."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOffer:
+    """A PNode as the inventory sees it now."""
+
+    node_id: str
+    state: orchestrator_pb2.NodeState.ValueType
+    reason: str
+    gflops: float
+    memory_bytes: int
+    disk_bytes: int
+    accepts_work: bool
+    handing_over: bool = False
+    """Leaving politely, with checkpoints on their way: keeps what it has for a few seconds more."""
+    may_return: bool = False
+    """Gone, but not for long: what it has may wait for it where nobody else fits."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Seconds per batch by VNode, as reported."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """VNodes that the node itself would not host, with its reason."""
+    owner: str = ""
+    """Whose machine it is; empty: not known."""
+    subnet: str = ""
+    """Where it is; empty: not known."""
+    uplink_mbit: float = 0.0
+    """0: not known."""
+    num_losses: int = 0
+    """How often it was lost lately."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Everything a plan depends on."""
+
+    network_id: str
+    model: str
+    job_id: str
+    graph_digest: str
+    epoch: int
+    holder: str
+    stages: tuple[StageCost, ...]
+    nodes: tuple[NodeOffer, ...]
+    previous: model_pb2.Plan | None
+    previous_digest: str
+    lead_batches: int
+    unit_batches: int
+    since_last_plan_s: float
+    allow_moves: bool
+    """Off while the job settles: nothing is gained any more."""
+    reason: str
+    live: Mapping[str, int] = field(default_factory=dict)
+    """Replicas at work, with the number of batches that their state holds, merged or not."""
+    durable: Mapping[str, int] = field(default_factory=dict)
+    """By VNode: batches of the newest checkpoint that the manifest names."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the plan before is of the same job: what it placed is kept as far as possible."""
+        return self.previous is not None and self.previous.job_id == self.job_id

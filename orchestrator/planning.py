@@ -1,0 +1,107 @@
+"""Between the decider and the planner: what the planner is asked, and what its answer changes, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.inventory import Inventory
+from orchestrator.offers import PlanRequest
+from orchestrator.progress import held_of, reports_of
+from orchestrator.view import JobFacts, ModelView
+
+MAX_REASON: Final = 500
+ROLES: Final = {model_pb2.ROLE_PRIMARY: "primary", model_pb2.ROLE_CONTRIBUTOR: "contributor", model_pb2.ROLE_STANDBY: "standby"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChange:
+    """One replica that a plan places, promotes or takes away: an event for history and watchers."""
+
+    kind: str
+    replica: str
+    reason: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_request(
+    view: ModelView, job: JobFacts, inventory: Inventory, now: float, *, network_id: str, holder: str, since_last_plan_s: float
+) -> PlanRequest:
+    """Everything that the next plan depends on."""
+    head = view.head
+    return PlanRequest(
+        network_id=network_id,
+        model=view.model,
+        job_id=head.active.job_id,
+        graph_digest=job.request.graph_digest,
+        epoch=head.epoch,
+        holder=holder,
+        stages=job.costs,
+        nodes=inventory.offers(now),
+        previous=view.plan,
+        previous_digest=head.plan_digest,
+        lead_batches=int(job.request.lead_batches),
+        unit_batches=int(job.request.unit_batches),
+        since_last_plan_s=since_last_plan_s,
+        allow_moves=head.active.state == model_pb2.JOB_STATE_RUNNING,
+        reason="",
+        live=live_replicas(view.plan, inventory, now) if view.plan is not None else {},
+        durable={vnode: len(lineage) for vnode, lineage in view.durable(head.active.job_id).items()},
+    )
+
+
+def live_replicas(plan: model_pb2.Plan, inventory: Inventory, now: float) -> dict[str, int]:
+    """The plan's replicas that report to be at work, with the number of batches in their state."""
+    report = reports_of(inventory, now)
+    live: dict[str, int] = {}
+    for item in plan.assignments:
+        found = report(item)
+        if found is not None and found.state == orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE:
+            live[item.replica] = len(held_of(found))
+    return live
+
+
+def plan_changes(before: model_pb2.Plan | None, after: model_pb2.Plan) -> list[PlanChange]:
+    """What ``after`` changes against ``before``; a plan of another job places everything anew."""
+    old = {item.replica: item for item in before.assignments} if before is not None and before.job_id == after.job_id else {}
+    led = {item.vnode: item for item in old.values() if item.role == model_pb2.ROLE_PRIMARY}
+    kept = {item.replica for item in after.assignments}
+    changes: list[PlanChange] = []
+    relocated: set[str] = set()
+    for item in after.assignments:
+        was, role = old.get(item.replica), ROLES.get(item.role, "")
+        lost = led.get(item.vnode)
+        if was is None and item.role == model_pb2.ROLE_PRIMARY and lost is not None:
+            relocated.add(lost.replica)
+            facts = {"pnode": item.pnode_id, "from_replica": lost.replica, "from_pnode": lost.pnode_id}
+            changes.append(PlanChange("replica_relocated", item.replica, item.reason, facts))
+        elif was is None:
+            changes.append(PlanChange("replica_placed", item.replica, item.reason, {"pnode": item.pnode_id, "role": role}))
+        elif was.role != item.role:
+            changes.append(PlanChange("replica_promoted", item.replica, item.reason, {"pnode": item.pnode_id, "role": role}))
+    why = {(row.vnode, row.pnode_id): row.reason for row in after.rejections}
+    for name in sorted(old.keys() - kept - relocated):
+        item = old[name]
+        reason = why.get((item.vnode, item.pnode_id), "the plan has another use for its node")
+        facts = {"pnode": item.pnode_id, "role": ROLES.get(item.role, "")}
+        changes.append(PlanChange("replica_released", name, reason, facts))
+    return changes
+
+
+def plan_reason(before: model_pb2.Plan | None, after: model_pb2.Plan) -> str:
+    """In words: why ``after`` replaces ``before``."""
+    if before is None or before.job_id != after.job_id:
+        return f"job {after.job_id} begins"
+    changes = plan_changes(before, after)
+    if changes:
+        told = "; ".join(f"{change.replica.rpartition('.')[0]}: {change.reason}" for change in changes[:4])
+        return told[:MAX_REASON]
+    if list(before.waiting) != list(after.waiting):
+        return f"now waiting: {', '.join(after.waiting) or 'nothing'}"
+    if before.epoch != after.epoch:
+        return "the head has a new holder; nothing moves"
+    if before.lead_batches != after.lead_batches:
+        return f"the lead in force is {after.lead_batches}"
+    return "replicas share their batches by their present speed"

@@ -1,0 +1,162 @@
+"""When a PNode counts as silent, suspect or gone: one function of what is known of it and the time, and when to look again. Pure.
+
+Silence alone takes `limits.SILENT_BEATS` told intervals. Two witnesses of different kinds are as good sooner: a missed beat with a neighbour's
+evidence and our own failed probe; a little over two intervals with a failed probe of an address that answered before; two intervals with several
+neighbours' word that their connections broke.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from dcnr import limits
+from dcnr.v1 import membership_pb2, orchestrator_pb2
+
+REATTACH_GRACE_S: Final = 1.0
+"""A broken stream or a dead worker may come back within this time without losing its place."""
+EVIDENCE_S: Final = 10.0
+"""A neighbour's evidence counts for this long."""
+OVERDUE_BEATS: Final = 1.25
+"""Told intervals without a beat after which we look ourselves; beats come after at most one."""
+PROBED_BEATS: Final = 2.25
+"""Told intervals of silence that are enough where our own probe fails too."""
+WITNESSED_BEATS: Final = 2.0
+"""Told intervals of silence that are enough where several neighbours' connections broke."""
+WITNESSES: Final = 2
+FORGET_S: Final = 3600.0
+"""A node that is gone for longer is dropped from the inventory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A node's state in this view, with its reason."""
+
+    state: orchestrator_pb2.NodeState.ValueType
+    reason: str
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """What is known of one PNode; times are monotonic."""
+
+    node_id: str
+    seen_at: float
+    streams: int = 0
+    detached_at: float = 0.0
+    detached_reason: str = ""
+    beat_at: float | None = None
+    beat: orchestrator_pb2.Beat = field(default_factory=orchestrator_pb2.Beat)
+    worker_seen: bool = False
+    worker_dead_since: float | None = None
+    draining_since: float | None = None
+    interval_s: float = limits.HEARTBEAT_S
+    capability: membership_pb2.Capability = field(default_factory=membership_pb2.Capability)
+    software: str = ""
+    address: str = ""
+    subnet: str = ""
+    incarnation: int = 0
+    accusers: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    """Neighbours that cannot reach it: when they said so, and whether their connection broke."""
+    answers: bool = False
+    """Whether a probe of ours reached it once: only then says a failed one something."""
+    probe_failed_at: float | None = None
+    probe_asked: bool = False
+    """Whether we looked ourselves since its last beat."""
+    expected_until: float = 0.0
+    gone_at: float | None = None
+    lost_at: list[float] = field(default_factory=list)
+    """When it was lost without a word, the last few times."""
+    failing_since: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """By VNode: when the node refused it, and why."""
+    judgement: Judgement = field(default_factory=lambda: Judgement(orchestrator_pb2.NODE_STATE_UNSPECIFIED, ""))
+    look_at: float = float("inf")
+    """When the inventory looks at it next, if nothing happens before."""
+
+    def due(self, beats: float) -> float:
+        """When it will have been silent for so many told intervals; infinity before the first beat."""
+        return self.beat_at + beats * self.interval_s if self.beat_at is not None else float("inf")
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether a beat is missing, so that a look of our own is worth it."""
+        return now >= self.due(OVERDUE_BEATS)
+
+    def witnesses(self, now: float) -> list[str]:
+        """Neighbours whose fresh word is that they cannot reach it."""
+        return sorted(name for name, (when, _) in self.accusers.items() if now < when + EVIDENCE_S)
+
+
+def judge(record: NodeRecord, now: float) -> Judgement:
+    """The node's state now."""
+    offline, suspect = orchestrator_pb2.NODE_STATE_OFFLINE, orchestrator_pb2.NODE_STATE_SUSPECT
+    if record.beat_at is None:
+        return _before_the_first_beat(record, now)
+    witnesses = record.witnesses(now)
+    if (why := _silence(record, now, witnesses)) is not None:
+        return Judgement(offline, why)
+    if record.streams == 0:
+        if now >= record.detached_at + REATTACH_GRACE_S:
+            return Judgement(offline, f"its stream ended: {record.detached_reason}")
+        return Judgement(suspect, f"its stream has just ended: {record.detached_reason}")
+    if record.beat.draining:
+        return Judgement(orchestrator_pb2.NODE_STATE_DRAINING, "leaving politely")
+    if record.worker_dead_since is not None:
+        why = record.beat.worker_reason or "no reason given"
+        if not record.worker_seen or not record.capability.accepts_work:
+            return Judgement(orchestrator_pb2.NODE_STATE_JOINING, f"no worker yet: {why}")
+        if now >= record.worker_dead_since + REATTACH_GRACE_S:
+            return Judgement(offline, f"its worker is gone: {why}")
+        return Judgement(suspect, f"its worker has just gone: {why}")
+    if witnesses and now >= record.due(1.0):
+        return Judgement(suspect, f"{_short(witnesses)} cannot reach it, and a beat is missing")
+    if now >= record.due(2.0):
+        return Judgement(suspect, "two beats are missing")
+    return Judgement(orchestrator_pb2.NODE_STATE_ACTIVE, "beats, and its worker lives")
+
+
+def next_look(record: NodeRecord, now: float) -> float:
+    """When time alone may change the judgement next; infinity where it cannot."""
+    times = [record.expected_until]
+    if record.gone_at is not None:
+        times.append(record.gone_at + FORGET_S)
+    if record.worker_dead_since is not None:
+        times.append(record.worker_dead_since + REATTACH_GRACE_S)
+    if record.beat_at is not None:
+        if record.streams == 0:
+            times.append(record.detached_at + REATTACH_GRACE_S)
+        beats = (OVERDUE_BEATS, WITNESSED_BEATS, 2.0, PROBED_BEATS, limits.SILENT_BEATS)
+        times.extend(record.due(count) for count in (beats if not record.accusers else (1.0, *beats)))
+        times.extend(when + EVIDENCE_S for when, _ in record.accusers.values())
+    return min((at for at in times if at > now), default=float("inf"))
+
+
+def _before_the_first_beat(record: NodeRecord, now: float) -> Judgement:
+    joining = orchestrator_pb2.NODE_STATE_JOINING
+    if record.streams:
+        return Judgement(joining, "attached, no beat yet")
+    if now < record.expected_until:
+        return Judgement(orchestrator_pb2.NODE_STATE_SUSPECT, "named by the plan, not attached here yet")
+    if record.expected_until:
+        return Judgement(orchestrator_pb2.NODE_STATE_OFFLINE, "named by the plan, but did not attach here")
+    return Judgement(joining, "known by gossip, not attached here")
+
+
+def _silence(record: NodeRecord, now: float, witnesses: list[str]) -> str | None:
+    """Why the silence is a loss; None where it is not, or not yet."""
+    interval_s = record.interval_s
+    if now >= record.due(limits.SILENT_BEATS):
+        return f"silent for {limits.SILENT_BEATS} told intervals of {interval_s:.1f} s"
+    if record.probe_failed_at is not None:
+        if witnesses and now >= record.due(1.0):
+            return f"neither {_short(witnesses)} nor this orchestrator reaches it"
+        if record.answers and now >= record.due(PROBED_BEATS):
+            return f"silent for {PROBED_BEATS:g} told intervals of {interval_s:.1f} s, and it does not answer this orchestrator any more"
+    broken = [name for name in witnesses if record.accusers[name][1]]
+    if len(broken) >= WITNESSES and now >= record.due(WITNESSED_BEATS):
+        return f"silent for {WITNESSED_BEATS:g} told intervals of {interval_s:.1f} s, and the connections of {_short(broken)} to it broke"
+    return None
+
+
+def _short(names: list[str]) -> str:
+    return " and ".join(name[:8] for name in names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

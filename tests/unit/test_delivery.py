@@ -1,0 +1,91 @@
+"""Goal: desired states are read once for all streams, and PNodes that no plan names cost the store one listing together."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from dataservice import keys
+from dataservice.memory import MemoryStore
+from dcnr.ports import ObjectInfo, StoredObject
+from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator.delivery import ABSENT_S, DesiredReader
+from orchestrator.documents import sealed
+from orchestrator.view import ModelView
+from trust.identity import NodeKey
+from trust.network import create_document, verify_chain
+
+PLAN = "d" * 64
+NAMED, STRAY = "a" * 40, "b" * 40
+
+
+class Clock:
+    now = 5.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+class CountingStore(MemoryStore):
+    """Counts what it is asked."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock, random.Random(0))
+        self.asked: Counter[str] = Counter()
+
+    async def get(self, key: str, *, max_bytes: int) -> StoredObject:
+        self.asked["get"] += 1
+        return await super().get(key, max_bytes=max_bytes)
+
+    async def list(self, prefix: str, *, max_keys: int = 1000) -> Sequence[ObjectInfo]:
+        self.asked["list"] += 1
+        return await super().list(prefix, max_keys=max_keys)
+
+
+def test_one_answer_serves_all() -> None:
+    key = NodeKey.generate()
+    policy = verify_chain(
+        [
+            create_document(
+                NodeKey.generate(),
+                name="n",
+                now_wall=0.0,
+                orchestrator_ids=[key.node_id],
+                locality=identity_pb2.LOCALITY_SINGLE_HOST,
+            )
+        ]
+    )
+    clock = Clock()
+    store = CountingStore(clock)
+    head = model_pb2.Head(plan_digest=PLAN, plan_sequence=7)
+    view = ModelView("m", head, b"", hosted={NAMED: (model_pb2.Assignment(replica="v.1"),)})
+
+    def desired(pnode_id: str) -> bytes:
+        state = model_pb2.DesiredState(
+            network_id=policy.network_id, model="m", holder=key.node_id, sequence=7, plan_digest=PLAN, pnode_id=pnode_id
+        )
+        return sealed(identity_pb2.DOMAIN_DESIRED_STATE, state, key).data
+
+    async def story() -> None:
+        await store.put(keys.desired("m", PLAN, NAMED), desired(NAMED))
+        reader = DesiredReader(store, policy, clock)
+        found = await asyncio.gather(*(reader.of(view, NAMED) for _ in range(3)))
+        assert all(item is not None for item in found)
+        before = store.asked["get"]
+        idle = [f"{index:040x}" for index in range(50)]
+        for _ in range(4):
+            assert set(await asyncio.gather(*(reader.of(view, name) for name in idle))) == {None}
+            assert await reader.of(view, STRAY) is None
+        assert (store.asked["list"], store.asked["get"]) == (1, before)
+        await store.put(keys.desired("m", PLAN, STRAY), desired(STRAY))
+        clock.now += ABSENT_S
+        assert await reader.of(view, STRAY) is not None
+        assert await reader.of(view, STRAY) is not None
+        assert (store.asked["list"], store.asked["get"]) == (2, before + 1)
+
+    asyncio.run(story())
