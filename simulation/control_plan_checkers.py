@@ -40,7 +40,9 @@ class PlanCheckers:
         for state in desired.values():
             self._told(plan, state)
         known = {item.replica for item in self._last.assignments} if self._last is not None else set()
-        self.num_contributors += sum(item.role == model_pb2.ROLE_CONTRIBUTOR and item.replica not in known for item in plan.assignments)
+        self.num_contributors += sum(
+            item.role == model_pb2.ROLE_CONTRIBUTOR and item.replica not in known for item in plan.assignments
+        )
         before = self._last if self._last is not None and self._last.job_id == plan.job_id else None
         self._last = plan
         if before is None or not plan.job_id:
