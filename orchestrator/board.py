@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from dcnr.v1 import model_pb2
-from orchestrator.costs import StageCost, disk_bytes, predicted_step_s
-from orchestrator.offers import NodeOffer, PlanPolicy, PlanRequest
+from orchestrator.costs import StageCost, disk_bytes, predicted_step_s, spool_bytes
+from orchestrator.offers import PLACEABLE, NodeOffer, PlanPolicy, PlanRequest
 
 NUMBER_RANGES: Final = 900_000
 RANGE_SIZE: Final = 1_000
@@ -40,14 +40,23 @@ class Load:
     seconds: float = 0.0
     """Per batch of the job."""
     hosted: int = 0
+    is_open: bool = field(init=False)
+    """Whether it takes anything new."""
+    spool_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_open = self.offer.state in PLACEABLE and self.offer.accepts_work
+        self.spool_bytes = spool_bytes(self.offer.disk_bytes)
 
     def step_s(self, cost: StageCost) -> float:
         """Seconds per batch of a stage here, as measured or else as predicted and corrected."""
-        return bounded(self.offer.measured.get(cost.vnode, 0.0), predicted_step_s(cost, self.offer.gflops), self.correction)
+        predicted = predicted_step_s(cost, self.offer.gflops)
+        measured = self.offer.measured.get(cost.vnode, 0.0)
+        return bounded(measured, predicted) if measured > 0.0 else predicted * self.correction
 
     def disk(self, cost: StageCost) -> int:
         """Disk that a stage reserves here."""
-        return disk_bytes(cost, self.offer.disk_bytes)
+        return disk_bytes(cost, self.spool_bytes)
 
     @property
     def doubt(self) -> float:
@@ -155,11 +164,14 @@ class Board:
         slowest = self.slowest()
         return slowest.seconds if slowest is not None else 0.0
 
+    def speed(self, vnode: str) -> float:
+        """Batches per second of all replicas of a VNode together."""
+        return math.fsum(1.0 / max(seat.load.step_s(seat.cost), 1e-12) for seat in self.working(vnode))
+
     def share_s(self, cost: StageCost, load: Load) -> float:
         """Seconds per batch that one more working replica would take of a node, at a share by its speed."""
         step_s = load.step_s(cost)
-        others = math.fsum(1.0 / max(seat.load.step_s(cost), 1e-12) for seat in self.working(cost.vnode))
-        return step_s / (1.0 + others * step_s)
+        return step_s / (1.0 + self.speed(cost.vnode) * step_s)
 
     def fresh_weights(self, vnode: str) -> dict[str, float]:
         """In proportion to the nodes' present speeds for that stage: batches per second."""
@@ -197,10 +209,8 @@ class Board:
         return result
 
 
-def bounded(measured: float, predicted: float, correction: float) -> float:
-    """A step's seconds: measured within `MAX_CORRECTION` of what was predicted, else predicted and corrected."""
-    if measured <= 0.0:
-        return predicted * correction
+def bounded(measured: float, predicted: float) -> float:
+    """A measured step's seconds, within `MAX_CORRECTION` of what was predicted."""
     return min(max(measured, predicted / MAX_CORRECTION), predicted * MAX_CORRECTION)
 
 
@@ -232,7 +242,7 @@ def _loads(request: PlanRequest) -> dict[str, Load]:
             cost, step_s = costs.get(vnode), node.measured[vnode]
             predicted = predicted_step_s(cost, node.gflops) if cost is not None else 0.0
             if step_s > 0.0 and predicted > 0.0:
-                measured_s += bounded(step_s, predicted, 1.0)
+                measured_s += bounded(step_s, predicted)
                 predicted_s += predicted
         if predicted_s > 0.0:
             totals[node.node_id] = (measured_s, predicted_s)

@@ -74,9 +74,9 @@ def spool_bytes(node_disk_bytes: int) -> int:
     return min(limits.SPOOL_BYTES, node_disk_bytes // SPOOL_FRACTION)
 
 
-def disk_bytes(cost: StageCost, node_disk_bytes: int) -> int:
-    """Disk that a VNode reserves on such a node."""
-    return KEPT_STATES * cost.state_bytes + max(spool_bytes(node_disk_bytes), cost.output_bytes)
+def disk_bytes(cost: StageCost, spool: int) -> int:
+    """Disk that a VNode reserves on a node whose spools have so much room."""
+    return KEPT_STATES * cost.state_bytes + max(spool, cost.output_bytes)
 
 
 def spool_batches(cost: StageCost, node_disk_bytes: int) -> int:

@@ -74,29 +74,28 @@ class _Siblings:
 
     def nearness(self, load: Load) -> int:
         """How much a node has in common with them."""
+        if not self.nodes:
+            return 0
         return 2 * (load.offer.owner in self.owners) + (load.offer.subnet in self.subnets)
 
 
 def best(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejections: Rejections | None) -> Load | None:
     """The node for one more replica; None where none fits. ``rejections`` None: nobody asks why."""
-    siblings = _siblings(board.seats[cost.vnode])
-    fitting: list[Load] = []
-    refused: list[tuple[Obstacle, str]] = []
-    for load in board.loads.values():
-        obstacle = _obstacle(board, cost, load, siblings)
-        if obstacle is Obstacle.NONE:
-            fitting.append(load)
-        else:
-            refused.append((obstacle, load.offer.node_id))
-
+    siblings, needed = _siblings(board.seats[cost.vnode]), _needed(board, cost)
     roomy = cost.memory_bytes + (cost.sharing_bytes if cost.wanted_replicas > 1 else 0)
-
-    def order(load: Load) -> tuple[int, bool, float, int, str]:
-        more_s = 0.0 if role == model_pb2.ROLE_STANDBY else board.share_s(cost, load)
-        tight = load.free_bytes < roomy
-        return siblings.nearness(load), tight, (load.seconds + more_s) * load.doubt, load.hosted, load.offer.node_id
-
-    ranked = nsmallest(1 + RUNNERS_UP, fitting, key=order)
+    others = board.speed(cost.vnode)
+    works = role != model_pb2.ROLE_STANDBY
+    fitting: list[tuple[int, bool, float, int, str]] = []
+    refused: list[tuple[Obstacle, str]] = []
+    for node_id, load in board.loads.items():
+        obstacle = _obstacle(board, cost, load, siblings, needed)
+        if obstacle is not Obstacle.NONE:
+            refused.append((obstacle, node_id))
+            continue
+        step_s = load.step_s(cost) if works else 0.0
+        after_s = (load.seconds + step_s / (1.0 + others * step_s)) * load.doubt
+        fitting.append((siblings.nearness(load), load.free_bytes < roomy, after_s, load.hosted, node_id))
+    ranked = [board.loads[item[-1]] for item in nsmallest(1 + RUNNERS_UP, fitting)]
     if rejections is not None:
         _explain(board, cost, role, rejections, ranked[1:], refused, len(fitting))
     return ranked[0] if ranked else None
@@ -114,7 +113,7 @@ def cannot_share(board: Board, cost: StageCost) -> str:
 
 def make_room(board: Board, cost: StageCost) -> Load | None:
     """Frees a node for a VNode that has no primary, by taking contributors and standbys of other VNodes off it; as few as possible."""
-    siblings = _siblings(board.seats[cost.vnode])
+    siblings, needed = _siblings(board.seats[cost.vnode]), _needed(board, cost)
     by_node: dict[str, list[Seat]] = {}
     for seats in board.seats.values():
         for seat in seats:
@@ -123,7 +122,7 @@ def make_room(board: Board, cost: StageCost) -> Load | None:
     found: list[tuple[int, float, str, list[Seat]]] = []
     for node_id in sorted(by_node):
         load = board.loads[node_id]
-        obstacle = _obstacle(board, cost, load, siblings)
+        obstacle = _obstacle(board, cost, load, siblings, needed)
         if obstacle not in (Obstacle.MEMORY, Obstacle.DISK, Obstacle.FULL):
             continue
         leaving: list[Seat] = []
@@ -131,7 +130,7 @@ def make_room(board: Board, cost: StageCost) -> Load | None:
         for seat in sorted(by_node[node_id], key=lambda seat: (seat.works, -seat.memory_bytes, seat.replica)):
             leaving.append(seat)
             memory, disk = memory + seat.memory_bytes, disk + load.disk(seat.cost)
-            if memory >= _needed(board, cost) and disk >= load.disk(cost):
+            if memory >= needed and disk >= load.disk(cost):
                 found.append((len(leaving), load.step_s(cost), node_id, leaving))
                 break
     if not found:
@@ -156,19 +155,16 @@ def _needed(board: Board, cost: StageCost) -> int:
     return cost.memory_bytes + (cost.sharing_bytes if board.seats[cost.vnode] else 0)
 
 
-def _obstacle(board: Board, cost: StageCost, load: Load, siblings: _Siblings) -> Obstacle:
-    offer = load.offer
-    if offer.state not in PLACEABLE:
-        return Obstacle.STATE
-    if not offer.accepts_work:
-        return Obstacle.NO_WORK
-    if cost.vnode in offer.refused:
+def _obstacle(board: Board, cost: StageCost, load: Load, siblings: _Siblings, needed: int) -> Obstacle:
+    if not load.is_open:
+        return Obstacle.NO_WORK if load.offer.state in PLACEABLE else Obstacle.STATE
+    if load.offer.refused and cost.vnode in load.offer.refused:
         return Obstacle.REFUSED
-    if offer.node_id in siblings.nodes:
+    if load.offer.node_id in siblings.nodes:
         return Obstacle.SIBLING
     if load.hosted >= board.policy.max_vnodes_per_node:
         return Obstacle.FULL
-    if _needed(board, cost) > load.free_bytes:
+    if needed > load.free_bytes:
         return Obstacle.MEMORY
     if load.disk(cost) > load.free_disk_bytes:
         return Obstacle.DISK

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dcnr import limits
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator import board
-from orchestrator.costs import StageCost, disk_bytes
+from orchestrator.costs import StageCost, disk_bytes, spool_bytes
 from orchestrator.offers import NodeOffer, PlanPolicy, PlanRequest
 from orchestrator.planner import make_plan, same_placement, seconds_per_batch
 
@@ -55,7 +55,7 @@ def check(plan: model_pb2.Plan, asked: PlanRequest) -> None:
             costs[item.vnode] for item in plan.assignments if item.pnode_id == offer.node_id and item.vnode not in plan.waiting
         ]
         assert sum(cost.memory_bytes for cost in hosted) <= offer.memory_bytes
-        assert sum(disk_bytes(cost, offer.disk_bytes) for cost in hosted) <= offer.disk_bytes
+        assert sum(disk_bytes(cost, spool_bytes(offer.disk_bytes)) for cost in hosted) <= offer.disk_bytes
         assert not hosted or offer.state == ACTIVE
     placed = {item.vnode for item in plan.assignments}
     assert placed | set(plan.waiting) == set(costs)

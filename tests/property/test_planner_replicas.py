@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dcnr import limits
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator import placement
-from orchestrator.costs import StageCost, disk_bytes
+from orchestrator.costs import StageCost, disk_bytes, spool_bytes
 from orchestrator.offers import NodeOffer, PlanPolicy, PlanRequest
 from orchestrator.planner import make_plan, same_placement, seconds_per_batch
 
@@ -83,7 +83,7 @@ def check(plan: model_pb2.Plan, asked: PlanRequest) -> None:
                 sharing = costs[item.vnode].sharing_bytes if crowd[item.vnode] > 1 else 0
                 assert item.memory_bytes == costs[item.vnode].memory_bytes + sharing
             assert sum(item.memory_bytes for item in hosted) <= offer.memory_bytes
-            assert sum(disk_bytes(costs[item.vnode], offer.disk_bytes) for item in hosted) <= offer.disk_bytes
+            assert sum(disk_bytes(costs[item.vnode], spool_bytes(offer.disk_bytes)) for item in hosted) <= offer.disk_bytes
     for cost in asked.stages:
         assert len(of(plan, cost.vnode)) == 1 or cost.vnode in plan.waiting
         working = len(of(plan, cost.vnode)) + len(of(plan, cost.vnode, CONTRIBUTOR))
