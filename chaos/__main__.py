@@ -19,6 +19,7 @@ from benchmarks import machine
 from chaos import crashes, machines, report
 from chaos.crashes import run_rounds
 from chaos.plot import svg
+from chaos.rounds import ROUNDS
 from chaos.run import Setup, run
 from chaos.schedule import Recipe, Schedule, from_json, make_schedule, to_json
 from chaos.work import Clouds, Text, Work
@@ -149,14 +150,17 @@ def run_schedule(options: argparse.Namespace) -> int:
 
 
 def run_crashes(options: argparse.Namespace) -> int:
-    """All rounds, or some; only a whole table is kept."""
+    """All rounds, or some: the file keeps the newest of each."""
     unknown = sorted(set(options.points) - set(crashpoints.POINTS))
     if unknown:
         raise InvalidInput(f"no crash point is named {', '.join(unknown)}", code="bad_crash_point", remedy="see dcnr.crashpoints")
     facts = machine.describe()
     rows = run_rounds(options.points, say=say)
-    if not options.points:
-        save(options.out / "crashes.json", {"format": "dcnr-crashes-1", "machine": facts, "rounds": rows})
+    path = options.out / "crashes.json"
+    kept = {row["point"]: row for row in json.loads(path.read_text())["rounds"]} if path.exists() else {}
+    kept |= {row["point"]: {**row, "commit": facts["commit"], "load_before": facts["load_before"][0]} for row in rows}
+    known = [kept[round_.point] for round_ in ROUNDS if round_.point in kept]
+    save(path, {"format": "dcnr-crashes-1", "machine": facts, "rounds": known})
     say(crashes.table(rows))
     return 0 if all(row["held"] for row in rows) else 1
 

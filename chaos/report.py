@@ -91,19 +91,25 @@ def crash_section(document: dict[str, Any]) -> str:
     rows = {row["point"]: row for row in document["rounds"]}
     held = sum(row["held"] for row in rows.values())
     facts = document.get("machine")
-    when = f"; commit {facts['commit']}, load before the run {facts['load_before'][0]}" if facts else ""
+    when = f"; {facts['cores']} cores ({facts['cpu']}), {facts['memory_gib']} GiB" if facts else ""
     lines = [
         "### Crash points",
         "",
         f"`crashes.json`: {held} of {len(POINTS)} held{when}. Seconds are from the moment when the process is set, or the work is given, to its "
-        "death, and from there until everything is done.",
+        "death, and from there until everything is done; load is that of the machine before the round's run.",
         "",
-        "| point | what is true there | whose | passing | dead after (s) | done after (s) | held |",
-        "|---|---|---|---|---|---|---|",
+        "| point | what is true there | whose | passing | dead after (s) | done after (s) | load | held |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, meaning in POINTS.items():
         row = rows.get(name, {})
-        cells = [row.get("where", "-"), row.get("times", "-"), row.get("reached_s", "-"), row.get("complete_s", "-")]
+        cells = [
+            row.get("where", "-"),
+            row.get("times", "-"),
+            row.get("reached_s", "-"),
+            row.get("complete_s", "-"),
+            row.get("load_before", "-"),
+        ]
         end = "not run" if not row else "yes" if row["held"] else "**no**"
         lines.append(f"| `{name}` | {meaning} | {' | '.join(map(str, cells))} | {end} |")
     return "\n".join(lines)

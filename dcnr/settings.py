@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from dcnr.crashpoints import VARIABLE as CRASH_POINT
 from dcnr.errors import InvalidInput
 from dcnr.limits import CHECKPOINT_S
 
@@ -179,7 +180,7 @@ def _from_env(
     for name in sorted(env):
         if name in by_name:
             yield by_name[name], _parsed(by_name[name], env[name]), f"environment {name}"
-        elif name.startswith(prefix) and name.removeprefix(prefix) not in reserved:
+        elif name.startswith(prefix) and name.removeprefix(prefix) not in reserved and name != CRASH_POINT:
             raise _unknown(name, {known: known for known in by_name}, "environment")
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from dcnr import crashpoints
 from dcnr.errors import InvalidInput
+from dcnr.settings import ClientSettings, OrchestratorSettings, PNodeSettings, load_settings
 
 PASSES = """
 import os, sys, threading
@@ -93,6 +94,11 @@ def test_every_command_refuses_to_start_with_what_is_no_point() -> None:
         assert ended.returncode == 2, module
         assert "why: bad_crash_point" in ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+def test_the_variable_is_no_unknown_setting(tmp_path: Path) -> None:
+    for cls, prefix in ((ClientSettings, "DCNR"), (PNodeSettings, "PNODE"), (OrchestratorSettings, "ORCHESTRATOR")):
+        load_settings(cls, home=tmp_path, env=crashpoints.setting("plan.named", tmp_path / "note"), env_prefix=prefix, flags={})
 
 
 def test_a_setting_names_a_point(tmp_path: Path) -> None:
