@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dcnr.graph import Graph, stages_of_graph
@@ -29,6 +28,8 @@ from vnode.torch_stage import initial_state, schema_of
 NUM_CLASSES: Final = 10
 WIDTH: Final = 32
 HIDDEN: Final = 128
+NUM_CLUSTERS: Final = 120
+SPREAD: Final = 1.3
 NUM_TEST: Final = 8192
 
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
@@ -72,20 +73,17 @@ class Setting:
 
 
 class Points:
-    """Points of a normal distribution; a random network of two layers says to which class each belongs. No point comes twice."""
+    """Points around the centres of clusters, several clusters to a class, drawn at random: no line separates the classes, and no point comes twice."""
 
     def __init__(self, setting: Setting) -> None:
         rng = np.random.Generator(np.random.Philox(key=setting.seed))
-        self._first = rng.standard_normal((WIDTH, 64), dtype=np.float32)
-        self._second = rng.standard_normal((64, NUM_CLASSES), dtype=np.float32)
         count = setting.num_batches * setting.batch_size
-        self._x = rng.standard_normal((count + NUM_TEST, WIDTH), dtype=np.float32)
-        self._y = self._label(self._x)
+        centres = SPREAD * rng.standard_normal((NUM_CLUSTERS, WIDTH), dtype=np.float32)
+        classes = rng.integers(0, NUM_CLASSES, NUM_CLUSTERS)
+        chosen = rng.integers(0, NUM_CLUSTERS, count + NUM_TEST)
+        self._x = centres[chosen] + rng.standard_normal((count + NUM_TEST, WIDTH), dtype=np.float32)
+        self._y = classes[chosen].astype(np.int64)
         self._batch_size, self._num_train = setting.batch_size, count
-
-    def _label(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        found: npt.NDArray[np.int64] = (np.tanh(x @ self._first / 2) @ self._second).argmax(axis=1).astype(np.int64)
-        return found
 
     def batch(self, number: int) -> tuple[Any, Any]:
         """Inputs and targets of a training batch."""

@@ -57,7 +57,7 @@ def lineage_of(anchor: bytes) -> IntervalSet:
 
 
 class Maths:
-    """The compute port of one simulated replica: an anchor, the open displacement, and what was learned after it."""
+    """The compute port of one simulated replica: an anchor, the open delta, and what was learned after it."""
 
     def __init__(self, state: State) -> None:
         self.state = self._anchor = state
@@ -73,7 +73,7 @@ class Maths:
         """Everything in the state, and the lineage that it is said to have."""
         return json.dumps([self.state.vnode, lineage.pairs(), self.state.learned]).encode()
 
-    def displacement(self) -> bytes:
+    def delta(self) -> bytes:
         """Sets apart what was learned since the last one."""
         self.open, self.after = self.after, ()
         return json.dumps(self.open).encode()
@@ -85,10 +85,10 @@ class Maths:
         self._anchor = initial_state(vnode).take_in(batches)
         self.state = self._anchor.take_in((*self.open, *self.after))
 
-    def merge(self, displacements: Iterable[bytes]) -> None:
+    def merge(self, deltas: Iterable[bytes]) -> None:
         """Takes in what others learned."""
-        for displacement in displacements:
-            self.state = self.state.take_in(json.loads(displacement))
+        for delta in deltas:
+            self.state = self.state.take_in(json.loads(delta))
 
 
 def initial_state(vnode: str) -> State:

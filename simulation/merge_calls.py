@@ -114,7 +114,7 @@ class Desk:
         self.stream = None
 
     def on_message(self, data: bytes) -> None:
-        """The question, then the displacement."""
+        """The question, then the delta."""
         message = vnode_pb2.MergeRequest.FromString(data)
         if message.HasField("open"):
             self.opened = message.open
@@ -190,7 +190,7 @@ class Merges:
         shell, maths = self._shell, self._shell.maths
         match work:
             case ev.MakeDelta():
-                self._delta = Delta(work.sequence, work.batches, maths.displacement())
+                self._delta = Delta(work.sequence, work.batches, maths.delta())
                 return ev.DeltaMade(shell.now_s, work.sequence, work.batches)
             case ev.Rebase():
                 maths.rebase(work.anchor, keep_open=work.keep_open, keep_after=work.keep_after)

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from vnode.state import StateInfo
 
-Displacement = Any
-"""A checked displacement, decoded: a handle of the adapter's own kind."""
+Delta = Any
+"""A checked delta, decoded: a handle of the adapter's own kind."""
 Tensor = Any
 """A handle of the adapter's own kind; inputs may also be numpy arrays as they came from the wire."""
 
@@ -94,33 +94,33 @@ class Compute(Protocol):
         """What an anchor says about itself, after strict checks of all of it. Touches no state: may run on any thread."""
         ...
 
-    def displacement(self, codec: str) -> bytes:
-        """Sets apart what was learned since `rebase` or the last displacement, and encodes it (``raw`` or ``int8``).
+    def delta(self, codec: str) -> bytes:
+        """The weights and running statistics as they are, encoded (``raw`` or ``int8``): what the primary merges.
 
-        It is *open* from here on: `rebase` keeps or drops it as a whole. What the codec lost stays with what is learned after it.
+        What was learned since the last delta is *open* from here on: `rebase` keeps or drops it as a whole.
         """
         ...
 
-    def check_displacement(self, data: bytes, codec: str) -> Displacement:
-        """A displacement of this stage, decoded. Raises Corrupt. Touches no state: may run on any thread."""
+    def check_delta(self, data: bytes, codec: str) -> Delta:
+        """A delta of this stage, decoded. Raises Corrupt. Touches no state: may run on any thread."""
         ...
 
     def rebase(self, anchor: bytes, *, keep_open: bool, keep_after: bool) -> StateInfo:
-        """The state becomes ``anchor`` + the open displacement + what was learned after it, each only if it is to be kept.
+        """The state becomes ``anchor`` + what the open delta had learned + what was learned after it, each only if it is to be kept.
 
         What is not kept is gone. Optimiser slots stay as they are. Raises Corrupt for an anchor that is none of this stage and job.
         """
         ...
 
-    def merge(self, displacements: Sequence[Displacement], num_batches: Sequence[int], num_replicas: int) -> None:
-        """Takes displacements into the state, in this order, by the outer step of ALGORITHMS.md.
+    def merge(self, deltas: Sequence[Delta], num_batches: Sequence[int], shares: Sequence[float]) -> None:
+        """Takes deltas into the state, in this order: the state moves by its share of the way towards each (ALGORITHMS.md).
 
-        ``num_batches``: how many batches each was learned from. ``num_replicas``: how many replicas learn, this one included.
+        ``num_batches``: how many batches each was learned from. ``shares``: those of `vnode.events.MergeDeltas`.
         """
         ...
 
     def follow(self) -> None:
-        """What is learned from here on is a displacement from the state as it is now: after `restore`, at a contributor or standby."""
+        """What is learned from here on lies above the state as it is now: after `restore`, at a contributor or standby."""
         ...
 
     def lead(self) -> None:

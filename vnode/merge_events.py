@@ -150,10 +150,11 @@ class Lead:
 class MergeDeltas:
     """Merge the deltas of these requests, in this order, and capture the anchor after them; answered by MergesDone or ComputeFailed.
 
-    ``lineage`` is that of the state afterwards.
+    ``shares``: how far the state moves towards each, in (0, 1]. ``lineage`` is that of the state afterwards.
     """
 
     requests: tuple[int, ...]
+    shares: tuple[float, ...]
     lineage: IntervalSet
 
 

@@ -23,7 +23,7 @@ from dcnr.specs import Registry
 from dcnr.stages import Stage, StageInput
 from vnode.compute import EvalResult, Mode, StepResult
 from vnode.state import Array, StateInfo, StateSchema, anchor_schema, parse, serialise
-from vnode.torch_merging import Base, Displacement, decode, encode, outer_step
+from vnode.torch_merging import Base, DeltaValues, decode, encode, outer_step
 from vnode.torch_objective import cross_entropy
 from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
 
@@ -136,7 +136,7 @@ class TorchCompute:
     # ---- several replicas of one VNode ------------------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """What is learned from here on is a displacement from the weights as they are now."""
+        """What is learned from here on lies above the weights as they are now."""
         self._ready()
         self._base = Base(self._parameters)
 
@@ -152,17 +152,16 @@ class TorchCompute:
         """What an anchor says about itself. Raises Corrupt."""
         return self._parsed(anchor, self._anchor_schema)[0]
 
-    def displacement(self, codec: str) -> bytes:
-        """Sets apart what was learned since the base; with a lossy codec, what others will decode, and the rest stays."""
+    def delta(self, codec: str) -> bytes:
+        """Weights and running statistics as they are; what was learned up to here is open."""
         module, base = self._ready(), self._based()
-        moved = dict(zip(self._names, map(_array, base.moved(self._parameters)), strict=True))
-        data = encode(Displacement(moved, {name: _array(buffer) for name, buffer in module.named_buffers()}), codec)
-        decoded = decode(data, codec, self._schema).weights
-        base.set_apart([self._tensor(decoded[name]) for name in self._names])
+        weights = dict(zip(self._names, map(_array, self._parameters), strict=True))
+        data = encode(DeltaValues(weights, {name: _array(buffer) for name, buffer in module.named_buffers()}), codec)
+        base.set_apart(self._parameters)
         return data
 
-    def check_displacement(self, data: bytes, codec: str) -> Displacement:
-        """A displacement of this stage, decoded. Raises Corrupt and InvalidInput."""
+    def check_delta(self, data: bytes, codec: str) -> DeltaValues:
+        """A delta of this stage, decoded. Raises Corrupt and InvalidInput."""
         return decode(data, codec, self._schema)
 
     def rebase(self, anchor: bytes, *, keep_open: bool, keep_after: bool) -> StateInfo:
@@ -170,10 +169,8 @@ class TorchCompute:
         module, base = self._ready(), self._based()
         info, arrays = self._parsed(anchor, self._anchor_schema)
         with torch.no_grad():
-            after = base.moved(self._parameters)
-            weights = base.rebase(
-                [self._tensor(arrays[f"w/{name}"]) for name in self._names], after, keep_open=keep_open, keep_after=keep_after
-            )
+            values = [self._tensor(arrays[f"w/{name}"]) for name in self._names]
+            weights = base.rebase(self._parameters, values, keep_open=keep_open, keep_after=keep_after)
             for parameter, value in zip(self._parameters, weights, strict=True):
                 parameter.copy_(value)
             if not keep_after:
@@ -181,14 +178,14 @@ class TorchCompute:
                     buffer.copy_(self._tensor(arrays[f"b/{name}"]))
         return info
 
-    def merge(self, displacements: Sequence[Displacement], num_batches: Sequence[int], num_replicas: int) -> None:
-        """The outer step for each displacement in turn (`vnode.torch_merging.outer_step`); all of them or none."""
+    def merge(self, deltas: Sequence[DeltaValues], num_batches: Sequence[int], shares: Sequence[float]) -> None:
+        """The outer step for each delta in turn (`vnode.torch_merging.outer_step`); all of them or none."""
         module = self._ready()
         with torch.no_grad():
             weights = {name: value.detach() for name, value in zip(self._names, self._parameters, strict=True)}
             buffers = dict(module.named_buffers())
-            for displacement, count in zip(displacements, num_batches, strict=True):
-                weights, buffers = outer_step(weights, buffers, displacement, count, num_replicas)
+            for delta, count, share in zip(deltas, num_batches, shares, strict=True):
+                weights, buffers = outer_step(weights, buffers, delta, count, share)
             for parameter, name in zip(self._parameters, self._names, strict=True):
                 parameter.copy_(weights[name])
             for name, buffer in module.named_buffers():

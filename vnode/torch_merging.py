@@ -1,8 +1,8 @@
-"""What replicas of one VNode exchange, in torch: displacements of the weights, and the outer step that takes them in.
+"""What replicas of one VNode exchange, in torch: the weights at which a contributor arrived, and the outer step that takes them in.
 
-A contributor's weights are base + what was learned after it; the base is an anchor, plus the open displacement if there is one. A
-displacement travels as its weights, tensor after tensor in the order of their names, each in the codec, then the running statistics as
-they are, raw. Its size follows from the schema and the codec alone.
+A delta travels as weights, tensor after tensor in the order of their names, each in the codec, then the running statistics, raw. Its
+size follows from the schema and the codec alone. It holds where the contributor arrived, not how far it went: so the primary needs to
+keep no anchor that it gave out, and a merge stays between two states that were trained (ALGORITHMS.md, "Replicas of one VNode").
 """
 
 from __future__ import annotations
@@ -22,33 +22,29 @@ CODECS = ("raw", "int8")
 
 
 @dataclass(frozen=True, slots=True)
-class Displacement:
-    """How far the weights moved, by parameter, and the running statistics where they arrived, by buffer."""
+class DeltaValues:
+    """Where a contributor arrived: weights by parameter, running statistics by buffer."""
 
     weights: Mapping[str, Array]
     buffers: Mapping[str, Array]
 
 
-def encode(displacement: Displacement, codec: str) -> bytes:
-    """The one encoding of a displacement. Raises InvalidInput for a codec that is none or values that it cannot hold."""
+def encode(delta: DeltaValues, codec: str) -> bytes:
+    """The one encoding of a delta. Raises InvalidInput for a codec that is none or values that it cannot hold."""
     _check_codec(codec)
-    parts = [
-        encode_values(codec, np.ascontiguousarray(displacement.weights[name]).ravel()) for name in sorted(displacement.weights)
-    ]
-    parts += [
-        encode_values("raw", np.ascontiguousarray(displacement.buffers[name]).ravel()) for name in sorted(displacement.buffers)
-    ]
+    parts = [encode_values(codec, np.ascontiguousarray(delta.weights[name]).ravel()) for name in sorted(delta.weights)]
+    parts += [encode_values("raw", np.ascontiguousarray(delta.buffers[name]).ravel()) for name in sorted(delta.buffers)]
     return b"".join(part.tobytes() for part in parts)
 
 
-def decode(data: bytes, codec: str, schema: StateSchema) -> Displacement:
+def decode(data: bytes, codec: str, schema: StateSchema) -> DeltaValues:
     """What `encode` was given, up to what the codec lost. Raises InvalidInput (codec), Corrupt (size, values that are not finite)."""
     _check_codec(codec)
     slots = {name: schema.tensors[name] for name in (*_names(schema, "w/"), *_names(schema, "b/"))}
     codecs = {name: codec if name.startswith("w/") else "raw" for name in slots}
     sizes = {name: encoded_bytes(codecs[name], slot.dtype, slot.num_values) for name, slot in slots.items()}
     if len(data) != sum(sizes.values()):
-        raise Corrupt(f"a displacement of {len(data)} bytes, not {sum(sizes.values())}", code="bad_displacement")
+        raise Corrupt(f"a delta of {len(data)} bytes, not {sum(sizes.values())}", code="bad_delta")
     arrays: dict[str, Array] = {}
     payload, offset = np.frombuffer(data, np.uint8), 0
     for name, slot in slots.items():
@@ -57,23 +53,21 @@ def decode(data: bytes, codec: str, schema: StateSchema) -> Displacement:
         check_values(name, array)
         arrays[name[2:]] = array
         offset += sizes[name]
-    return Displacement(
+    return DeltaValues(
         {name[2:]: arrays[name[2:]] for name in _names(schema, "w/")}, {name[2:]: arrays[name[2:]] for name in _names(schema, "b/")}
     )
 
 
 def outer_step(
-    weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], displacement: Displacement, num_batches: int, num_replicas: int
+    weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], delta: DeltaValues, num_batches: int, share: float
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weights and running statistics after one merge; nothing is changed in place. Raises InvariantBroken (``not_finite``).
+    """Weights and running statistics after one merge: (1 - share) of their own and ``share`` of the contributor's; in place nothing changes.
 
-    Weights move by the displacement divided by the number of replicas. Running statistics move by the same share towards those of
-    the contributor, so that a variance stays one; counts grow by the number of batches.
+    Integers count batches: they grow by ``num_batches``. Raises InvariantBroken (``not_finite``).
     """
-    share = 1.0 / num_replicas
-    moved = {name: value + share * _like(value, displacement.weights[name]) for name, value in weights.items()}
+    moved = {name: torch.lerp(value, _like(value, delta.weights[name]), share) for name, value in weights.items()}
     settled = {
-        name: value.lerp(_like(value, displacement.buffers[name]), share) if value.is_floating_point() else value + num_batches
+        name: torch.lerp(value, _like(value, delta.buffers[name]), share) if value.is_floating_point() else value + num_batches
         for name, value in buffers.items()
     }
     if not all(bool(torch.isfinite(value).all()) for value in (*moved.values(), *settled.values())):
@@ -82,33 +76,32 @@ def outer_step(
 
 
 class Base:
-    """What a contributor stands on: the weights that its next displacement is measured from, and the open displacement in them."""
+    """What a contributor stands on: an anchor, and the weights' way from it to the open delta; what it learned after is on top of both."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self._base = [value.detach().clone() for value in weights]
         self._open: list[Tensor] | None = None
 
-    def moved(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """How far ``weights`` are from the base."""
-        return [value.detach() - base for value, base in zip(weights, self._base, strict=True)]
+    def set_apart(self, weights: Sequence[Tensor]) -> None:
+        """What was learned up to here is open from here on, in place of an older delta."""
+        self._open = self._moved(weights)
+        self._base = [value.detach().clone() for value in weights]
 
-    def set_apart(self, displacement: Sequence[Tensor]) -> None:
-        """``displacement``, as others will decode it, is open from here on, in place of an older one."""
-        self._open = list(displacement)
-        self._base = [base + part for base, part in zip(self._base, displacement, strict=True)]
-
-    def rebase(self, anchor: Sequence[Tensor], after: Sequence[Tensor], *, keep_open: bool, keep_after: bool) -> list[Tensor]:
-        """The weights on a new anchor; ``after`` is what `moved` gives."""
-        if not keep_open:
-            self._open = None
+    def rebase(self, weights: Sequence[Tensor], anchor: Sequence[Tensor], *, keep_open: bool, keep_after: bool) -> list[Tensor]:
+        """``weights`` on a new anchor."""
+        after = self._moved(weights)
+        self._open = self._open if keep_open else None
         kept = self._open if self._open is not None else [torch.zeros_like(value) for value in anchor]
         self._base = [value + part for value, part in zip(anchor, kept, strict=True)]
         return [base + part if keep_after else base.clone() for base, part in zip(self._base, after, strict=True)]
 
+    def _moved(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        return [value.detach() - base for value, base in zip(weights, self._base, strict=True)]
+
 
 def _check_codec(codec: str) -> None:
     if codec not in CODECS:
-        raise InvalidInput(f"a displacement travels in {' or '.join(CODECS)}, not {codec!r:.40}", code="bad_codec", field="codec")
+        raise InvalidInput(f"a delta travels in {' or '.join(CODECS)}, not {codec!r:.40}", code="bad_codec", field="codec")
 
 
 def _names(schema: StateSchema, prefix: str) -> list[str]:

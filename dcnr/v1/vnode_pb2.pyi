@@ -157,14 +157,14 @@ Global___MergeOpen: _TypeAlias = MergeOpen  # noqa: Y015
 
 @_typing.final
 class MergeRequest(_message.Message):
-    """Contributor to primary: one open, then the displacement."""
+    """Contributor to primary: one open, then the delta's weights."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OPEN_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
-    """the encoded displacement, in parts of at most 1 MiB"""
+    """its encoded weights and running statistics, in parts of at most 1 MiB"""
     @_builtins.property
     def open(self) -> Global___MergeOpen:
         """first"""

@@ -104,7 +104,7 @@ class World:
                 assert busy.lineage == maths.state.lineage
                 self.feed(replica, ev.SnapshotTaken(now_s, busy.lineage, "digest"))
             case ev.MakeDelta():
-                replica.delta = (busy.sequence, busy.batches, maths.displacement())
+                replica.delta = (busy.sequence, busy.batches, maths.delta())
                 self.feed(replica, ev.DeltaMade(now_s, busy.sequence, busy.batches))
             case ev.Rebase():
                 maths.rebase(busy.anchor, keep_open=busy.keep_open, keep_after=busy.keep_after)
