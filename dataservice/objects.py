@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
+from dataservice.pacing import Pace
 from dataservice.transfer import AddressRule, download, upload
 from dcnr import limits
 from dcnr.client import Orchestrators
@@ -21,20 +23,29 @@ from dcnr.v1 import data_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 
 Ref = data_pb2.ObjectRef
+TRANSFERS_AT_ONCE: Final = 6
+"""Threads that carry bytes; a transfer that finds none free waits for one, and keeps no small request waiting."""
 
 
 class ObjectClient:
-    """Reads and writes single objects by reference. ``rule`` says which store address presigned URLs may name."""
+    """Reads and writes single objects by reference. ``rule`` says which store address presigned URLs may name; ``up`` and ``down`` are its rates."""
 
-    def __init__(self, orchestrators: Orchestrators, rule: Callable[[], AddressRule]) -> None:
+    def __init__(
+        self, orchestrators: Orchestrators, rule: Callable[[], AddressRule], *, up: Pace | None = None, down: Pace | None = None
+    ) -> None:
         self._orchestrators, self._rule = orchestrators, rule
+        self._up, self._down = up or Pace.unlimited(), down or Pace.unlimited()
+        self._threads = ThreadPoolExecutor(TRANSFERS_AT_ONCE, thread_name_prefix="transfer")
 
     async def read_file(self, ref: Ref, destination: Path, *, max_bytes: int) -> None:
         """``destination`` holds the object, whole and with the digest of ``ref``. Raises Corrupt, NotFound, Unavailable."""
         grant = await self._grant(data_pb2.GrantItem(object=ref, access=data_pb2.ACCESS_READ))
         if not grant.proxied:
             try:
-                await download(grant.url, destination, max_bytes=max_bytes, sha256=Digest(ref.digest), rule=self._rule())
+                await download(
+                    grant.url, destination, max_bytes=max_bytes, sha256=Digest(ref.digest), rule=self._rule(), pace=self._down,
+                    executor=self._threads,
+                )  # fmt: skip
                 return
             except Unavailable:
                 pass  # the store is not reachable from here: an orchestrator carries the bytes
@@ -58,7 +69,10 @@ class ObjectClient:
             return
         if not grant.proxied:
             try:
-                await upload(grant.url, path, headers=dict(grant.headers), size_bytes=size_bytes, sha256=sha256, rule=self._rule())
+                await upload(
+                    grant.url, path, headers=dict(grant.headers), size_bytes=size_bytes, sha256=sha256, rule=self._rule(), pace=self._up,
+                    executor=self._threads,
+                )  # fmt: skip
                 return
             except Unavailable:
                 pass
@@ -85,16 +99,16 @@ class ObjectClient:
     async def _read_through(self, ref: Ref, max_bytes: int) -> bytes:
         parts: list[bytes] = []
         received = 0
-        messages = self._orchestrators.stream(
-            DataServiceStub, "Read", data_pb2.ReadRequest(object=ref), timeout_s=limits.BULK_TIMEOUT_S
-        )
+        timeout_s = limits.BULK_TIMEOUT_S + self._down.seconds(max_bytes)
+        messages = self._orchestrators.stream(DataServiceStub, "Read", data_pb2.ReadRequest(object=ref), timeout_s=timeout_s)
         async for message in messages:
             received += len(message.chunk)
+            await asyncio.sleep(self._down.wait_s(len(message.chunk)))
             if received > max_bytes or message.size_bytes > max_bytes:
                 raise Corrupt(f"the object has more than {max_bytes} bytes", code="too_large")
             parts.append(message.chunk)
-        data = b"".join(parts)
-        if ref.digest and hashlib.sha256(data).hexdigest() != ref.digest:
+        data, digest = await asyncio.to_thread(_joined, parts)
+        if ref.digest and digest != ref.digest:
             raise Corrupt("an object does not match its digest", code="wrong_digest", digest=ref.digest)
         return data
 
@@ -103,20 +117,26 @@ class ObjectClient:
         for node_id, addresses in self._orchestrators.known():
             try:
                 connection = await self._orchestrators.connection(node_id, addresses)
-                await connection.call(
-                    DataServiceStub(connection.channel).Write, _parts(item, path), timeout_s=limits.BULK_TIMEOUT_S
-                )
+                timeout_s = limits.BULK_TIMEOUT_S + self._up.seconds(int(item.size_bytes))
+                await connection.call(DataServiceStub(connection.channel).Write, _parts(item, path, self._up), timeout_s=timeout_s)
                 return
             except (Unavailable, TimedOut) as error:
                 last = error
         raise last or Unavailable("no orchestrator is known", code="no_orchestrator")
 
 
-async def _parts(item: data_pb2.GrantItem, path: Path) -> AsyncIterator[Any]:
+async def _parts(item: data_pb2.GrantItem, path: Path, pace: Pace) -> AsyncIterator[Any]:
     yield data_pb2.WriteRequest(item=item)
     with await asyncio.to_thread(_opened, path) as file:
-        while chunk := await asyncio.to_thread(file.read, limits.MAX_CHUNK_BYTES):
+        while chunk := await asyncio.to_thread(file.read, pace.block_bytes):
+            await asyncio.sleep(pace.wait_s(len(chunk)))
             yield data_pb2.WriteRequest(chunk=chunk)
+
+
+def _joined(parts: list[bytes]) -> tuple[bytes, str]:
+    """The bytes with their digest."""
+    data = b"".join(parts)
+    return data, hashlib.sha256(data).hexdigest()
 
 
 def _write(destination: Path, data: bytes) -> None:

@@ -1,7 +1,8 @@
 """Bytes over presigned URLs without credentials: what arrives is whole and has the wanted digest, or nothing arrives.
 
 Every exchange is bounded in bytes and time, connects only where an `AddressRule` allows, follows no redirect and makes one attempt. The
-blocking work runs in threads; a caller that is cancelled or out of time closes the connection, and no file appears after that.
+blocking work runs in threads (of ``executor`` where one is given: bulk must not take those that small requests need); a caller that is cancelled or out
+of time closes the connection, and no file appears after that. Time that a ``pace`` asks to wait does not count.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -25,6 +27,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.response import BaseHTTPResponse
 
 from dataservice.addresses import AddressRule
+from dataservice.pacing import Pace
 from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, TimedOut, Unavailable
@@ -32,13 +35,17 @@ from dcnr.ids import Digest
 
 __all__ = ["AddressRule", "download", "fetch_small", "upload"]
 
-BLOCK_BYTES: Final = 256 * limits.KIB
+LONGEST_NAP_S: Final = 0.25
+"""A paced transfer that was given up ends within this time."""
+MAX_SHARING: Final = 8
+"""Transfers that may share a pace: each takes so many times as long as alone."""
 T = TypeVar("T")
 
 
 async def download(
-    url: str, dest: Path, *, max_bytes: int, sha256: Digest | None, rule: AddressRule, timeout_s: float = limits.BULK_TIMEOUT_S
-) -> int:
+    url: str, dest: Path, *, max_bytes: int, sha256: Digest | None, rule: AddressRule, timeout_s: float = limits.BULK_TIMEOUT_S,
+    pace: Pace | None = None, executor: Executor | None = None,
+) -> int:  # fmt: skip
     """Streams the object into ``dest`` and returns its size; ``dest`` appears only when whole and (where ``sha256`` is given) right.
 
     Raises Corrupt (digest, size), NotFound, Refused (address, redirect, expired grant), Unavailable or TimedOut, InvalidInput (disk).
@@ -62,7 +69,7 @@ async def download(
         finally:
             temporary.unlink(missing_ok=True)
 
-    return await _run(url, rule, timeout_s, work)
+    return await _run(url, rule, timeout_s, work, pace, max_bytes, executor)
 
 
 async def fetch_small(
@@ -86,6 +93,8 @@ async def upload(
     sha256: Digest,
     rule: AddressRule,
     timeout_s: float = limits.BULK_TIMEOUT_S,
+    pace: Pace | None = None,
+    executor: Executor | None = None,
 ) -> bool:
     """Sends the file with exactly the granted ``headers``; False if an object was there already. The file is checked before it is sent.
 
@@ -104,7 +113,7 @@ async def upload(
             except _Exists:
                 return False
 
-    return await _run(url, rule, timeout_s, work)
+    return await _run(url, rule, timeout_s, work, pace, size_bytes, executor)
 
 
 class _Exists(Exception):
@@ -114,9 +123,9 @@ class _Exists(Exception):
 class _Exchange:
     """One request on one connection, with a deadline that also holds against a peer who sends a byte at a time."""
 
-    def __init__(self, url: str, rule: AddressRule, timeout_s: float) -> None:
+    def __init__(self, url: str, rule: AddressRule, timeout_s: float, pace: Pace | None) -> None:
         self._target = rule.check(url)
-        self._rule = rule
+        self._rule, self._pace = rule, pace or Pace.unlimited()
         self._deadline = time.monotonic() + timeout_s
         self._connection: HTTPConnection | None = None
         self._lock = threading.Lock()
@@ -161,8 +170,8 @@ class _Exchange:
         if announced and (not announced.isdigit() or int(announced) > max_bytes):
             raise Corrupt(f"the object has {announced:.20} bytes, at most {max_bytes} are allowed", code="object_too_large")
         received = 0
-        while block := response.read1(BLOCK_BYTES):
-            self._check()
+        while block := response.read1(self._pace.block_bytes):
+            self._wait(len(block))
             received += len(block)
             if received > max_bytes:
                 raise Corrupt(f"the object has more than {max_bytes} bytes", code="object_too_large")
@@ -172,8 +181,8 @@ class _Exchange:
 
     def blocks(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
         """The blocks of a file to send."""
-        while block := read(BLOCK_BYTES):
-            self._check()
+        while block := read(self._pace.block_bytes):
+            self._wait(len(block))
             yield block
 
     def _connect(self, address: str) -> HTTPConnection:
@@ -190,6 +199,17 @@ class _Exchange:
         if connection.sock is not None:
             connection.sock.settimeout(limits.STORE_TIMEOUT_S)
         return connection
+
+    def _wait(self, num_bytes: int) -> None:
+        """Keeps the pace; the deadline waits too."""
+        left_s = self._pace.wait_s(num_bytes)
+        self._deadline += left_s
+        self._check()
+        while left_s > 0:
+            nap_s = min(left_s, LONGEST_NAP_S)
+            time.sleep(nap_s)
+            left_s -= nap_s
+            self._check()
 
     def _check(self) -> None:
         if self._aborted or time.monotonic() > self._deadline:
@@ -218,11 +238,16 @@ def _expect_ok(response: BaseHTTPResponse, method: str) -> None:
             raise Unavailable(f"the store answered {status}", code="store_unavailable")
 
 
-async def _run(url: str, rule: AddressRule, timeout_s: float, work: Callable[[_Exchange], T]) -> T:
-    exchange = _Exchange(url, rule, timeout_s)
+async def _run(
+    url: str, rule: AddressRule, timeout_s: float, work: Callable[[_Exchange], T], pace: Pace | None = None, max_bytes: int = 0,
+    executor: Executor | None = None,
+) -> T:  # fmt: skip
+    """``work`` in a thread. The exchange itself ends a slow peer in time; the limit here also holds if the thread hangs, or gets no place."""
+    exchange = _Exchange(url, rule, timeout_s, pace)
+    paced_s = MAX_SHARING * pace.seconds(max_bytes) if pace is not None else 0.0
     try:
-        async with asyncio.timeout(timeout_s):
-            return await asyncio.to_thread(_typed, work, exchange)
+        async with asyncio.timeout(timeout_s + paced_s):
+            return await asyncio.get_running_loop().run_in_executor(executor, _typed, work, exchange)
     except TimeoutError:
         raise TimedOut("the transfer took too long", code="transfer_timeout") from None
     finally:

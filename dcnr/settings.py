@@ -101,6 +101,17 @@ def load_settings(
     return Loaded(_built(cls, values, ()), origins)
 
 
+def setting_rows(loaded: Loaded[Any]) -> list[tuple[str, str, str]]:
+    """(dotted key, value as TOML, origin) of every setting, by key."""
+    rows = []
+    for dotted, origin in sorted(loaded.origins.items()):
+        value = loaded.value
+        for part in dotted.split("."):
+            value = getattr(value, part)
+        rows.append((dotted, _toml(value), origin))
+    return rows
+
+
 def render_settings(loaded: Loaded[Any]) -> list[str]:
     """Lines of TOML that read back to the same values, each followed by its origin as a comment."""
     lines: list[str] = []
@@ -279,8 +290,10 @@ class LimitSettings:
     )
     disk_mb: int = setting(20_000, "disk space of the home directory in MiB", low=0, high=2**30)
     disk_min_free_mb: int = setting(1_000, "free disk space that is left alone, in MiB", low=0, high=2**30)
-    upload_mbit: float = setting(0.0, "upload rate in Mbit/s; not in force yet", low=0, high=1e6)
-    download_mbit: float = setting(0.0, "download rate in Mbit/s; not in force yet", low=0, high=1e6)
+    upload_mbit: float = setting(
+        0.0, "rate of uploads of checkpoints in Mbit/s; 0: no limit; frames between VNodes are not held back yet", low=0, high=1e6
+    )
+    download_mbit: float = setting(0.0, "rate of downloads of shards and states in Mbit/s; 0: no limit", low=0, high=1e6)
     device: str = setting("auto", "where VNodes compute", options=("auto", "cpu", "cuda", "mps"))
 
 

@@ -27,6 +27,7 @@ MAX_OWN_RECORDS: Final = 256
 MAX_WALKS: Final = 32
 MAX_EXPORTED_CONTACTS: Final = 200
 BOOTSTRAP_TRIES: Final = 3
+WITNESSES: Final = 3
 REFRESH_S: Final = 60.0
 REJOIN_S: Final = 10.0
 TICK_S: Final = 5.0
@@ -218,6 +219,17 @@ class DirectoryNode(ABC):
         now = self._clock.monotonic()
         living = [c for c in self._endpoint.router.contacts() if not self._endpoint.dead.skip(c.address, now)]
         return [(c.host, c.port, NodeId(c.id.hex())) for c in living[:MAX_EXPORTED_CONTACTS]]
+
+    def doubt(self, node_id: str) -> None:
+        """Somebody found that node dead: it is asked for a sign of life now, and leaves the table if it gives none."""
+        if self._endpoint is None:
+            return
+        wanted = bytes.fromhex(check_node_id(node_id))
+        contacts = list(self._endpoint.router.contacts())
+        doubted = [item for item in contacts if item.id == wanted]
+        others = [item for item in contacts if item.id != wanted][-WITNESSES:]
+        for contact in [*doubted, *others] if doubted else []:  # silence counts only while somebody else answers
+            self._endpoint.request(contact, "ping", self._own_id)
 
     def stats(self) -> DhtStats:
         """Counters since start and present sizes."""

@@ -3,8 +3,8 @@
 Adverts, times and requests go in; events and messages come out. Orchestrators that the network document lists are always kept. Of PNodes at most
 ``max_pnodes`` are kept: when there is one too many, the most crowded public subnet gives up a member (private and loopback addresses count as one subnet
 each node), and among those the node with the highest hash under a salt of ours: a random sample of the network that cannot be steered by how often or
-how early somebody speaks (after Brahms, Bortnikov et al. 2009). Nodes that left or expired are remembered for one advert's lifetime, so that an old
-advert, still going round, does not bring them back.
+how early somebody speaks (after Brahms, Bortnikov et al. 2009). Nodes that left, died or expired are remembered for one advert's lifetime, so that an old
+advert, still going round, does not bring them back. That somebody calls a PNode dead is a reason to probe it, never to believe it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ MAX_PNODES: Final = 256
 MAX_KNOWN_PER_EXCHANGE: Final = 1024
 MAX_GONE: Final = 4096
 MAX_FAREWELLS: Final = 64
+MAX_SUSPECTS: Final = 64
+MAX_SUSPECTS_PER_EXCHANGE: Final = 16
 RUMOUR_EXCHANGES: Final = 6
 """A piece of news is pushed in so many exchanges; who missed it pulls it later."""
 FIRST_BACK_OFF_S: Final = 2.0
@@ -37,10 +39,11 @@ LEAVING_LIFETIME_S: Final = 10.0
 
 
 class GoneReason(StrEnum):
-    """Why a node is not in the view any more. Only the first two say something about the node."""
+    """Why a node is not in the view any more. ``crowded_out`` says nothing about the node."""
 
     EXPIRED = "expired"
     LEFT = "left"
+    DEAD = "dead"
     CROWDED_OUT = "crowded_out"
 
 
@@ -97,6 +100,7 @@ class View:
         self._gone: OrderedDict[str, tuple[tuple[int, int], float]] = OrderedDict()
         self._rumours: OrderedDict[str, int] = OrderedDict()
         self._farewells: OrderedDict[str, tuple[VerifiedAdvert, int]] = OrderedDict()
+        self._suspects: OrderedDict[str, tuple[tuple[int, int], int]] = OrderedDict()
         self._trouble: dict[str, _Trouble] = {}
         self.own: VerifiedAdvert | None = None
         self.own_seen: tuple[int, int] = (0, 0)
@@ -118,9 +122,13 @@ class View:
         return [self._adverts[node_id] for node_id in sorted(self._adverts)]
 
     def known(self) -> list[membership_pb2.KnownNode]:
-        """What we have, in short, for an exchange."""
-        adverts = self.members()[: MAX_KNOWN_PER_EXCHANGE - 1] + ([self.own] if self.own else [])
-        return [membership_pb2.KnownNode(node_id=a.node_id, incarnation=a.order[0], sequence=a.order[1]) for a in adverts]
+        """What we have, in short, for an exchange; also of nodes that are gone, so that nobody sends their adverts again."""
+        orders = {node_id: order for node_id, (order, _) in list(self._gone.items())[-MAX_SUSPECTS:]}
+        members = self.members()[: MAX_KNOWN_PER_EXCHANGE - MAX_SUSPECTS - 1]
+        orders.update((a.node_id, a.order) for a in members + ([self.own] if self.own else []))
+        return [
+            membership_pb2.KnownNode(node_id=node_id, incarnation=order[0], sequence=order[1]) for node_id, order in orders.items()
+        ]
 
     # Taking in
 
@@ -166,6 +174,7 @@ class View:
         if _is_farewell(advert):
             return self._farewell(advert, previous, now_wall)
         self._gone.pop(node_id, None)
+        self._suspects.pop(node_id, None)
         self._trouble.pop(node_id, None)
         self._adverts[node_id] = advert
         evicted = self._evict(now_wall)
@@ -184,6 +193,19 @@ class View:
         while self._gone and next(iter(self._gone.values()))[1] <= now_wall:
             self._gone.popitem(last=False)
         return events
+
+    def bury(self, node_id: str, order: tuple[int, int], now_wall: float) -> list[GossipEvent]:
+        """Drops a PNode that a probe found dead in the life of that advert; any newer advert brings it back. Others hear of the suspicion.
+
+        Orchestrators stay until their adverts expire: who forgets where they were does not find them when they are back.
+        """
+        advert = self._adverts.get(node_id)
+        if advert is None or advert.is_orchestrator or advert.order > order:
+            return []
+        self._suspects[node_id] = (advert.order, RUMOUR_EXCHANGES)
+        if len(self._suspects) > MAX_SUSPECTS:
+            self._suspects.popitem(last=False)
+        return [self._remove(advert, GoneReason.DEAD, now_wall)]
 
     def reconsider(self, now_wall: float) -> list[GossipEvent]:
         """Drops orchestrators that a newer network document does not list any more."""
@@ -207,6 +229,26 @@ class View:
     def answered(self, node_id: str) -> None:
         """An exchange with the node worked."""
         self._trouble.pop(node_id, None)
+
+    def in_trouble(self) -> list[str]:
+        """Nodes whose last exchange with us failed."""
+        return sorted(self._trouble)
+
+    def suspected(self, named: Sequence[membership_pb2.KnownNode]) -> list[VerifiedAdvert]:
+        """Those of the PNodes that somebody calls dead of which we know nothing newer: to be probed, not to be believed."""
+        found = [(self._adverts.get(item.node_id), (item.incarnation, item.sequence)) for item in named[:MAX_SUSPECTS_PER_EXCHANGE]]
+        return [advert for advert, order in found if advert is not None and not advert.is_orchestrator and advert.order <= order]
+
+    def suspects(self) -> list[membership_pb2.KnownNode]:
+        """PNodes found dead lately, each told in a few exchanges."""
+        chosen = list(self._suspects.items())[-MAX_SUSPECTS_PER_EXCHANGE:]
+        for node_id, (order, left) in chosen:
+            self._suspects[node_id] = (order, left - 1)
+            if left <= 1:
+                del self._suspects[node_id]
+        return [
+            membership_pb2.KnownNode(node_id=node_id, incarnation=order[0], sequence=order[1]) for node_id, (order, _) in chosen
+        ]
 
     def news(self, limit: int = MAX_ADVERTS_PER_EXCHANGE) -> list[identity_pb2.Envelope]:
         """What to push in an exchange: our own advert, then what we learned lately."""

@@ -23,10 +23,13 @@ from dcnr.v1 import identity_pb2, membership_pb2
 from membership.dht import DhtDirectory
 from membership.dht_directory import DirectoryNode
 from membership.discovery import discover
-from membership.gossip import LEAVING_LIFETIME_S, Gone, GossipEvent, Joined, Updated, View
+from membership.doubts import Doubts
+from membership.gossip import LEAVING_LIFETIME_S, MAX_SUSPECTS_PER_EXCHANGE, Gone, GoneReason, GossipEvent, Joined, Updated, View
 from membership.network_time import NetworkTime
 from membership.own_advert import OwnAdvert
 from membership.partners import Partners
+from membership.prober import Prober
+from membership.probing import Findings
 from membership.publishing import Publisher
 from membership.record_verify import verify_dht_record
 from membership.seeking import Heard, Seeker
@@ -91,6 +94,8 @@ class Membership:
         )
         self._own = OwnAdvert(key, policy.network_id, kind, int(clock.wall() * 1000) if incarnation is None else incarnation)
         self._partners = Partners(dialer, self._time)
+        self._prober = Prober(dialer, self._partners, rng, members=self._view.members, in_trouble=self._view.in_trouble)
+        self._doubts = Doubts(self._prober, self._time, self._bury)
         self._seeker = Seeker(
             self._view,
             own_id=key.node_id,
@@ -109,7 +114,9 @@ class Membership:
         )
         self._directory_runs = False
         self._publisher = Publisher(key, policy.network_id, directory=self._directory, time=self._time)
-        gossip = Gossip(self._view, lambda: self._policy, self._take, self._seeker.hear_of, self._seeker.entries_for_others)
+        gossip = Gossip(
+            self._view, lambda: self._policy, self._take, self._seeker.hear_of, self._seeker.entries_for_others, self._suspect
+        )
         self.servicer = MembershipServicer(gossip, dialer=dialer, clock=clock, time=self._time, rng=rng)
         self._subscribers: list[Subscriber] = []
         self._wake = asyncio.Event()
@@ -145,6 +152,7 @@ class Membership:
             except TimeoutError:
                 pass
             self._seeker.save_cache()
+        await self._doubts.close()
         await self._partners.close()
         if self._directory_runs:
             self._directory_runs = False
@@ -206,6 +214,17 @@ class Membership:
             return None
         self._tell(self._view.believe(advert, self._time.wall()))
         return advert
+
+    async def probe(self, node_id: str) -> Findings | None:
+        """What this node and a few others find when they try to reach it now, within `probing.PROBE_BUDGET_S`; None for a node not known here."""
+        advert = self.find(node_id)
+        return await self._prober.probe(advert) if advert is not None else None
+
+    def suspect(self, node_id: str) -> None:
+        """Says that a PNode seems dead (its control stream broke, say): it is probed, and gone from all views soon if nobody reaches it."""
+        advert = self.find(node_id)
+        if advert is not None and not advert.is_orchestrator:
+            self._doubts.about([advert])
 
     async def publish_location(self, model: str, replica: str, delegation: identity_pb2.Envelope) -> int:
         """Says in the directory that this node hosts a replica, until `withdraw_location`; how many nodes keep it. Raises InvalidInput, NotRunning."""
@@ -297,7 +316,9 @@ class Membership:
         if not partners:
             return
         entries = [str(entry) for entry in self._seeker.entries_for_others()]
-        request = membership_pb2.ExchangeRequest(adverts=self._view.news(), known=self._view.known(), bootstrap=entries)
+        request = membership_pb2.ExchangeRequest(
+            adverts=self._view.news(), known=self._view.known(), bootstrap=entries, suspects=self._view.suspects()
+        )
         async with asyncio.TaskGroup() as group:
             for partner in partners:
                 group.create_task(self._exchange(partner, request))
@@ -307,12 +328,14 @@ class Membership:
             response = await self._partners.exchange(partner, request)
         except DcnrError as error:
             self._view.failed(partner.node_id, self._time.monotonic())
+            self.suspect(partner.node_id)
             _log.debug("exchange_failed", partner=partner.node_id, code=error.code)
             return
         self._view.answered(partner.node_id)
         self._take(response.adverts)
         self._seeker.heard_from_others()
         self._seeker.hear_of(response.bootstrap)
+        self._suspect(response.suspects)
 
     # Small parts
 
@@ -330,8 +353,20 @@ class Membership:
         if self._runner is not None and self._view.own_seen > self._own.order:
             self._issue()
 
+    def _suspect(self, named: Sequence[membership_pb2.KnownNode]) -> None:
+        """Somebody calls nodes dead: they are probed. Where it is ourselves, a newer advert says otherwise."""
+        self._doubts.about(self._view.suspected(named))
+        own = (item for item in named[:MAX_SUSPECTS_PER_EXCHANGE] if item.node_id == self.node_id)
+        if self._runner is not None and any((item.incarnation, item.sequence) == self._own.order for item in own):
+            self._issue()
+
+    def _bury(self, advert: VerifiedAdvert) -> None:
+        self._tell(self._view.bury(advert.node_id, advert.order, self._time.wall()))
+
     def _tell(self, events: Iterable[GossipEvent]) -> None:
         for event in events:
+            if self._directory_runs and isinstance(event, Gone) and event.reason is not GoneReason.CROWDED_OUT:
+                self._directory.doubt(event.advert.node_id)
             for subscriber in list(self._subscribers):
                 subscriber(event)
 

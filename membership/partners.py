@@ -15,6 +15,7 @@ from trust.records import VerifiedAdvert
 MAX_PARTNERS: Final = 16
 EXCHANGE_TIMEOUT_S: Final = 4.0
 """Connecting included."""
+PROBE_TIMEOUT_S: Final = 3.0
 
 
 class Partners:
@@ -23,6 +24,7 @@ class Partners:
     def __init__(self, dialer: Dialer, time: NetworkTime) -> None:
         self._dialer, self._time = dialer, time
         self._connections: OrderedDict[str, Connection] = OrderedDict()
+        self._opening: dict[str, asyncio.Lock] = {}
         self.observed_address = ""
         """Our address as the last partner saw it."""
 
@@ -43,12 +45,27 @@ class Partners:
         self.observed_address = connection.observed_address
         return response
 
+    async def probe(self, helper: VerifiedAdvert, request: membership_pb2.ProbeRequest) -> membership_pb2.ProbeResponse:
+        """What a partner finds out about a third node. Raises the partner's error, or Unavailable."""
+        connection = await self._connection(helper)
+        return await connection.call(membership_pb2_grpc.MembershipServiceStub(connection.channel).Probe, request, PROBE_TIMEOUT_S)
+
     async def close(self) -> None:
         """Closes all connections."""
         for node_id in list(self._connections):
             await self._drop(node_id)
 
     async def _connection(self, partner: VerifiedAdvert) -> Connection:
+        """The one connection to a partner, however many ask for it at once."""
+        lock = self._opening.setdefault(partner.node_id, asyncio.Lock())
+        try:
+            async with lock:
+                return await self._opened(partner)
+        finally:
+            if not lock.locked():
+                self._opening.pop(partner.node_id, None)
+
+    async def _opened(self, partner: VerifiedAdvert) -> Connection:
         connection = self._connections.get(partner.node_id)
         addresses = list(partner.advert.control_addresses)
         if connection is not None and not connection.closed and connection.address in addresses:

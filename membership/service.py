@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ class Gossip:
     take: Callable[[Iterable[identity_pb2.Envelope]], None]
     hear_of: Callable[[Iterable[str]], None]
     entries: Callable[[], list[Entry]]
+    suspect: Callable[[Sequence[membership_pb2.KnownNode]], None]
 
 
 class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
@@ -80,8 +81,10 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         lacking = self._gossip.view.news_for(request.known, self._rng, self._time.wall())
         self._gossip.take(request.adverts)
         self._gossip.hear_of(request.bootstrap)
+        self._gossip.suspect(request.suspects)
         return membership_pb2.ExchangeResponse(
             adverts=lacking,
+            suspects=self._gossip.view.suspects(),
             bootstrap=[str(entry) for entry in self._gossip.entries()[:MAX_BOOTSTRAP_ENTRIES]],
             time_unix_ms=int(self._clock.wall() * 1000),
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dcnr import limits
-from dcnr.errors import DcnrError, InvalidInput, Refused, RemoteFault, TimedOut
+from dcnr.errors import DcnrError, InvalidInput, Refused, RemoteFault, Stale, TimedOut
 from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView
@@ -110,9 +110,11 @@ class AttachService:
             reader.cancel()
             if self._readers.get(peer_id) is reader:
                 del self._readers[peer_id]
+            left = shared.inventory.is_leaving(peer_id)
+            reason = "it left politely" if left else reason
             shared.inventory.detached(peer_id, shared.clock.monotonic(), reason)
             shared.nodes_changed.fire()
-            shared.history.say("node_detached", peer_id, reason)
+            shared.history.say("node_left" if left else "node_detached", peer_id, reason)
 
     def interval_s(self) -> float:
         """The beat interval that is told: two seconds, more when very many are attached."""
@@ -134,6 +136,9 @@ class AttachService:
         verified = open_advert(hello.advert, network_id=self._shared.policy.network_id, now_wall=self._shared.clock.wall())
         if verified.node_id != peer_id or verified.is_orchestrator:
             raise Refused("only a PNode itself opens its control stream", code="not_a_pnode")
+        record = self._shared.inventory.nodes().get(peer_id)
+        if record is not None and verified.order[0] < record.incarnation:
+            raise Stale("a later life of this PNode is known", code="stale_incarnation")
         return verified.advert
 
     async def _welcome(self, stream: _Stream, advert: membership_pb2.Advert) -> orchestrator_pb2.Welcome:

@@ -31,8 +31,8 @@ REFUSED_FOR_S: Final = 120.0
 """For this long the node is not asked again to host that VNode."""
 PAUSE_S: Final = 1.5
 """A look at the inventory this much after the last one says that this process stood still; looks come several times a second."""
-HAND_OVER_S: Final = 8.0
-"""A node that leaves politely keeps what it hosts for at most this long, until its last checkpoints are durable."""
+HAND_OVER_S: Final = 15.0
+"""A node that leaves politely keeps what it hosts for at most this long, until its last checkpoints are durable and its frames are taken."""
 MAX_NODES: Final = 4096
 _UNTOLD_BYTES: Final = 1 << 62
 MAX_ACCUSERS: Final = 16
@@ -156,6 +156,17 @@ class Inventory:
             record.answers = record.answers or reachable
             record.probe_failed_at = None if reachable else now
             self._stirred.add(node_id)
+
+    def vanished(self, node_id: str) -> None:
+        """Gossip knows the node no longer: one that was never attached here, or has been offline since, is forgotten with it."""
+        record = self._nodes.get(node_id)
+        if record is not None and record.streams == 0 and record.beat_at is None and not record.expected_until:
+            del self._nodes[node_id]
+
+    def is_leaving(self, node_id: str) -> bool:
+        """Whether the node said in its last beat that it hands over."""
+        record = self._nodes.get(node_id)
+        return record is not None and record.beat.draining
 
     def tick(self, now: float) -> list[Transition]:
         """Judges every node whose state may have changed and returns what did."""
@@ -292,13 +303,14 @@ def _is_told(record: NodeRecord) -> bool:
 
 
 def _handing_over(record: NodeRecord, now: float) -> bool:
-    """Whether a leaving node still brings its last checkpoints into the store."""
+    """Whether a leaving node still brings its last checkpoints into the store, or frames to its successors."""
     if record.judgement.state != orchestrator_pb2.NODE_STATE_DRAINING or record.draining_since is None:
         return False
     if now - record.draining_since >= HAND_OVER_S or record.worker_dead_since is not None:
         return False
-    working = (orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrator_pb2.ASSIGNMENT_STATE_RELEASING)
-    return any(item.state in working and _brings(item) for item in record.beat.replicas)
+    giving = (orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrator_pb2.ASSIGNMENT_STATE_RELEASING)
+    released = orchestrator_pb2.ASSIGNMENT_STATE_RELEASED
+    return any(item.state in giving or (item.state == released and _brings(item)) for item in record.beat.replicas)
 
 
 def _brings(report: orchestrator_pb2.ReplicaReport) -> bool:

@@ -27,7 +27,8 @@ from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.settings import OrchestratorSettings
-from dcnr.v1 import data_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2_grpc
+from dcnr.v1 import data_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2, orchestrator_pb2_grpc
+from membership.gossip import GoneReason
 from membership.node import Gone, GossipEvent, Membership
 from orchestrator.attach import AttachService, tell_transitions
 from orchestrator.datarpc import DataServicer
@@ -171,7 +172,7 @@ async def _serve(
         membership.subscribe(lambda event: _gossiped(shared, event))
         membership.update_self(software=SOFTWARE)
         await membership.start(join_address(host, port), settings.listen_host, settings.dht_port)
-        tasks = [group.create_task(work) for work in (models.discover(), _judge(shared, attach), shared.history.run())]
+        tasks = [group.create_task(work) for work in (models.discover(), _judge(shared, attach, membership), shared.history.run())]
         shared.history.say("orchestrator_started", shared.key.node_id, f"it listens on {join_address(host, port)}")
         on_ready(host, port)
         await stop.wait()
@@ -198,7 +199,12 @@ def _register(server: RpcServer, services: OrchestratorServicer, data: DataServi
 
 
 def _gossiped(shared: Shared, event: GossipEvent) -> None:
-    if not isinstance(event, Gone) and not event.advert.is_orchestrator:
+    if event.advert.is_orchestrator:
+        return
+    if isinstance(event, Gone):
+        if event.reason is not GoneReason.CROWDED_OUT:
+            shared.inventory.vanished(event.advert.node_id)
+    else:
         shared.inventory.advertised(event.advert.advert, shared.clock.monotonic())
 
 
@@ -216,10 +222,14 @@ async def _reach(dialer: Dialer, node_id: str, addresses: list[str]) -> bool:
     return True
 
 
-async def _judge(shared: Shared, attach: AttachService) -> None:
+async def _judge(shared: Shared, attach: AttachService, membership: Membership) -> None:
+    """Judges all nodes several times a second; those that are lost here are looked for, so that they leave everybody's view if they are dead."""
     while True:
         if tell_transitions(shared, shared.clock.monotonic()):
             shared.nodes_changed.fire()
+            for node_id, record in list(shared.inventory.nodes().items()):
+                if record.judgement.state == orchestrator_pb2.NODE_STATE_OFFLINE:
+                    membership.suspect(node_id)
         for node_id in shared.inventory.take_overdue():
             attach.probe(node_id)
         await asyncio.sleep(JUDGE_S)

@@ -1,6 +1,7 @@
 """Control streams: this PNode opens them, to several orchestrators at once, each on a connection of its own that no bulk ever shares.
 
-A stream that brings no answer to a beat for three told intervals counts as broken and is opened again, with growing pauses and jitter.
+A stream that brings no answer to a beat for three told intervals counts as broken and is opened again, with growing pauses and jitter. Beats wait for
+nothing: what orchestrators say is handled by a task of its own, one message after the other, so work that follows from it never delays a beat.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import structlog
 
 from dcnr import limits
 from dcnr.client import Known
-from dcnr.errors import DcnrError, TimedOut
+from dcnr.errors import DcnrError, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Connection, Dialer
@@ -28,6 +29,8 @@ ATTACHED = 3
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
 REVIEW_S = 0.5
+MAX_WAITING = 256
+"""Messages not handled yet; a stream that brings more is opened again later, and everything is told anew."""
 TRYING_S = 10.0
 """An orchestrator that has not welcomed us for so long no longer takes the place of another one."""
 _log = structlog.get_logger("pnode")
@@ -41,6 +44,7 @@ class _Stream:
     attached: bool = False
     since_s: float = 0.0
     reason: str = "connecting"
+    stale: bool = False
 
 
 class ControlStreams:
@@ -55,13 +59,32 @@ class ControlStreams:
         self._hello, self._beat, self._on_message, self._holder = hello, beat, on_message, holder
         self._clock, self._rng = clock, rng
         self._streams: dict[NodeId, _Stream] = {}
+        self._inbox: asyncio.Queue[tuple[NodeId, orchestrator_pb2.OrchestratorMessage]] = asyncio.Queue(MAX_WAITING)
 
     async def run(self) -> None:
         """Runs until cancelled; then every stream is closed."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._handle())
             while True:
                 self._review(group)
                 await asyncio.sleep(REVIEW_S)
+
+    async def _handle(self) -> None:
+        """Handles what all orchestrators say, in the order of its coming; not cut off by the end of a stream."""
+        while True:
+            node_id, message = await self._inbox.get()
+            try:
+                await self._on_message(node_id, message)
+            except Exception as error:  # noqa: BLE001  RPC boundary: what one orchestrator says never ends the daemon
+                if (stream := self._streams.get(node_id)) is not None:
+                    stream.reason = f"a message could not be handled: {type(error).__name__}"
+                _log.error("control_message_failed", orchestrator=node_id, exc_info=error)
+
+    def renew(self) -> None:
+        """Opens every stream anew: after a sleep of this machine the old ones may be dead, and nobody has noticed."""
+        for stream in self._streams.values():
+            stream.stale = True
+            stream.nudge.set()
 
     def nudge(self) -> None:
         """There is news: beat at once on every stream."""
@@ -108,7 +131,7 @@ class ControlStreams:
             except DcnrError as error:
                 stream.reason = error.message
             except Exception as error:  # noqa: BLE001  RPC boundary: what one orchestrator says never ends the daemon
-                stream.reason = f"a message could not be handled: {type(error).__name__}"
+                stream.reason = f"the stream failed: {type(error).__name__}"
                 _log.error("control_stream_failed", orchestrator=node_id, exc_info=error)
             if stream.attached:
                 stream.since_s = self._clock.monotonic()
@@ -119,7 +142,7 @@ class ControlStreams:
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
 
     async def _attach(self, node_id: NodeId, addresses: Sequence[str], stream: _Stream) -> None:
-        connection = await self._dialer.connect(node_id, addresses)
+        connection = await self._dialer.connect(node_id, addresses, own_connection=True)
         try:
             await self._talk(node_id, connection, stream)
         except grpc.aio.AioRpcError as error:
@@ -132,7 +155,7 @@ class ControlStreams:
     async def _talk(self, node_id: NodeId, connection: Connection, stream: _Stream) -> None:
         stub: Any = OrchestratorServiceStub(connection.channel)
         call = stub.Attach(metadata=await connection.fresh_metadata())
-        stream.address = connection.address
+        stream.address, stream.stale = connection.address, False
         interval_s = limits.HEARTBEAT_S
         sequence = 0
         await asyncio.wait_for(call.write(orchestrator_pb2.PNodeMessage(hello=self._hello())), limits.CALL_TIMEOUT_S)
@@ -143,6 +166,8 @@ class ControlStreams:
                 now = self._clock.monotonic()
                 if now - heard > limits.SILENT_BEATS * interval_s:
                     raise TimedOut(f"no answer for {now - heard:.1f} s", code="orchestrator_silent")
+                if stream.stale:
+                    raise Unavailable("opened anew after a sleep", code="stream_renewed")
                 if stream.attached and (now >= due or stream.nudge.is_set()):
                     stream.nudge.clear()
                     sequence += 1
@@ -167,7 +192,11 @@ class ControlStreams:
                         interval_s = _bounded(answer.welcome.beat_interval_s)
                     case "beat_ack":
                         interval_s = _bounded(answer.beat_ack.beat_interval_s)
-                await self._on_message(node_id, answer)
+                        continue
+                try:
+                    self._inbox.put_nowait((node_id, answer))
+                except asyncio.QueueFull:
+                    raise Unavailable("what it says is not handled in time", code="slow_reader") from None
         finally:
             reading.cancel()
             call.cancel()

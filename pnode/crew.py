@@ -83,7 +83,7 @@ class Crew:
         replica = check_replica_id(order.assignment.replica)
         self._pace.limit(order.cpu_share * max(1, order.threads))
         member = self._members.get(replica)
-        if member is not None and member.state in (PROVISIONING, ACTIVE):
+        if member is not None and (member.state in (PROVISIONING, ACTIVE) or (member.state == RELEASING and not order.state_path)):
             if not order.state_path:
                 order.state_path, order.state_digest = member.order.state_path, member.order.state_digest
                 order.state_commit = member.order.state_commit
@@ -104,17 +104,23 @@ class Crew:
             self._spawn(self._release(member, hand_over=hand_over))
 
     async def drain(self, within_s: float) -> None:
-        """Hands everything over; returns when it is, or when the time is up."""
+        """Hands everything over; returns when it is, or when the time is up. A replica learns on until those before it on this machine have given
+        it what they made, so that nothing has to be computed again elsewhere.
+        """
+        leaving = {name: member for name, member in self._members.items() if member.state in (PROVISIONING, ACTIVE)}
+        deadline_s = self._clock.monotonic() + within_s
         async with asyncio.TaskGroup() as group:
-            for member in self._members.values():
-                if member.state in (PROVISIONING, ACTIVE):
-                    group.create_task(self._release(member, hand_over=True, within_s=within_s))
+            for member in leaving.values():
+                member.state = RELEASING
+                before = [leaving.get(ReplicaId(item.replica)) for item in member.order.assignment.predecessors]
+                group.create_task(self._leave(member, [item.host for item in before if item is not None and item.host], deadline_s))
+            self._outlets.news()
 
     def named(self, replica: str, lineage: IntervalSet, digest: str) -> None:
         """A manifest names a checkpoint of that replica's VNode."""
-        host = self._hosted(replica)
-        if host is not None:
-            host.named(lineage, digest)
+        member = self._members.get(ReplicaId(replica))
+        if member is not None and member.host is not None and member.state in (ACTIVE, RELEASING):
+            member.host.named(lineage, digest)
 
     def snapshot(self, replica: str, reason: str) -> None:
         """A snapshot is wanted anew."""
@@ -223,14 +229,25 @@ class Crew:
         except DcnrError as error:
             self._outlets.told("bad_plan", member.order.assignment.replica, error.message)
 
+    async def _leave(self, member: Member, before: Sequence[ReplicaHost], deadline_s: float) -> None:
+        """Lets a replica go once it has learned all that those in ``before`` have made."""
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s - self._clock.monotonic()) / 2):
+                if member.host is not None:
+                    await member.host.handing.caught_up(member.host.view, [host.view for host in before])
+        except TimeoutError:
+            pass  # what is still lacking is computed again by the replica that follows
+        await self._release(member, hand_over=True, within_s=max(0.0, deadline_s - self._clock.monotonic()))
+
     async def _release(self, member: Member, *, hand_over: bool, within_s: float | None = None) -> None:
+        """``within_s``: this machine leaves; the replica stays so long at most, until others have taken over what it has."""
         member.state = RELEASING
         self._outlets.news()
         handed = True
         if member.host is not None:
             try:
                 async with asyncio.timeout(within_s):
-                    handed = await member.host.release(hand_over=hand_over)
+                    handed = await member.host.release(hand_over=hand_over, until_taken=within_s is not None)
             except TimeoutError:
                 handed = await member.host.release(hand_over=False) and False
         member.state = RELEASED if handed else RELEASE_FAILED

@@ -15,6 +15,7 @@ import structlog
 
 from dataservice.addresses import AddressRule
 from dataservice.objects import ObjectClient
+from dataservice.pacing import Pace
 from dcnr import limits
 from dcnr.client import Orchestrators
 from dcnr.errors import DcnrError
@@ -30,18 +31,22 @@ from pnode.budget import Budget
 from pnode.cache import ObjectCache, Shards
 from pnode.control import ControlStreams
 from pnode.duties import Duties, HostingOptions
+from pnode.halts import Halts
 from pnode.headcheck import HeadCheck
 from pnode.home import Home
-from pnode.lent import advertised_host, capability_of, limits_of, spool_bytes_of, threads_of
-from pnode.local import LocalDoor
+from pnode.lent import advertised_host, limits_of, spool_bytes_of, threads_of
+from pnode.local import LocalDoor, Owner
 from pnode.neighbours import Neighbours
+from pnode.pausing import Pausing
 from pnode.probe import Machine
 from pnode.provision import Provisioner
-from pnode.report import SOFTWARE, Journal, WorkerFacts, state_of, why
+from pnode.report import SOFTWARE, Journal, WorkerFacts
 from pnode.snapshots import Shelf
 from pnode.standing import Standing
 from pnode.supervisor import Supervisor, Worker, WorkerOptions
+from pnode.telling import Condition, Telling
 from pnode.uploads import Uploads
+from pnode.waking import Gaps
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 from vnode.registry import default_registry
@@ -49,6 +54,11 @@ from vnode.registry import default_registry
 NEWS_S = 0.05
 """News within this time goes out in one beat."""
 REFRESH_S = 1.0
+MEASURE_DISK_S = 10.0
+DRAINED_GRACE_S = 0.5
+"""The worker says that it has handed over, or that its time is up, a moment later."""
+LAST_UPLOADS_S = 5.0
+"""Of the time to leave, what is kept for uploads after the worker is done."""
 _log = structlog.get_logger("pnode")
 
 
@@ -58,15 +68,15 @@ class Daemon:
     def __init__(
         self, settings: PNodeSettings, home: Home, *, key: NodeKey, policy: NetworkPolicy, machine: Machine, clock: Clock, rng: Random,
         environment: Mapping[str, str], bootstrap: Sequence[str], on_ready: Callable[[Daemon], None] = lambda daemon: None,
+        settings_shown: Sequence[local_pb2.Setting] = (),
     ) -> None:  # fmt: skip
         self._settings, self._home, self._key, self._policy = settings, home, key, policy
         self._machine, self._clock, self._rng, self._environment = machine, clock, rng, environment
-        self._bootstrap, self._on_ready = bootstrap, on_ready
-        self._started = clock.monotonic()
-        self._stop, self._draining = asyncio.Event(), False
+        self._bootstrap, self._on_ready, self._settings_shown = bootstrap, on_ready, settings_shown
+        self._now = Condition(clock.monotonic())
+        self._stop, self._news, self._drained = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._hand_over = True
-        self._facts = WorkerFacts()
-        self._news = asyncio.Event()
+        self._gaps, self._pausing = Gaps(), Pausing(home.paused, clock)
         self.journal = Journal(clock, key.node_id, self._log_event)
         self._allowed = limits_of(settings, machine)
         self._host = advertised_host(settings, bootstrap, single_host=policy.single_host)
@@ -76,23 +86,28 @@ class Daemon:
 
     async def run(self) -> None:
         """Starts everything, serves until `request_stop`, hands over, and leaves no process behind."""
-        for remark in self._shelf.load():
+        for remark in await asyncio.to_thread(self._shelf.load):
             self.journal.say("snapshot_damaged", self._key.node_id, remark)
         self._server.add(self._register_membership)
         control_port = await self._server.start(self._settings.listen_host, self._settings.control_port)
-        self._control_address = f"{self._host}:{control_port}"
+        self._now.control_address = f"{self._host}:{control_port}"
         try:
             async with asyncio.TaskGroup() as group:
                 self._wire(group)
                 self._duties.load()
                 await self._membership.start(
-                    self._control_address, dht_host=self._settings.listen_host, dht_port=self._settings.dht_port
+                    self._now.control_address, dht_host=self._settings.listen_host, dht_port=self._settings.dht_port
                 )
                 await self._door.open(self._home.socket)
-                tasks = [
-                    group.create_task(work)
-                    for work in (self._supervisor.run(), self._streams.run(), self._uploads.run(), self._tell(), self._watch())
-                ]
+                works = (
+                    self._supervisor.run(),
+                    self._streams.run(),
+                    self._uploads.run(),
+                    self._tell(),
+                    self._watch(),
+                    self._halts.run(),
+                )
+                tasks = [group.create_task(work) for work in works]
                 self._on_ready(self)
                 await self._stop.wait()
                 await self._leave()
@@ -106,29 +121,47 @@ class Daemon:
 
     def request_stop(self, *, hand_over: bool) -> float:
         """Begins to stop; seconds within which it is done. A second call skips what is left of handing over."""
-        if self._draining or not hand_over:
+        if self._now.draining or not hand_over:
             self._hand_over = False
             self._drained.set()
-        self._draining = True
+        self._now.draining = True
         self._stop.set()
         return limits.DRAIN_TIMEOUT_S
 
+    def hang_up(self) -> None:
+        """The terminal is gone: as the first `request_stop`. Shell and system both say so, and nobody there has lost patience."""
+        if not self._now.draining:
+            self.request_stop(hand_over=True)
+
     async def _leave(self) -> None:
-        """Says that it leaves, takes last snapshots, brings them into the store; bounded by the drain time."""
-        self._membership.update_self(capability=self._capability())
-        self._streams.nudge()
-        if self._hand_over and self._facts.alive and self._duties.hosted:
-            await self._send(local_pb2.ToWorker(drain=local_pb2.WorkerDrain(within_s=limits.DRAIN_TIMEOUT_S / 2)))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limits.DRAIN_TIMEOUT_S / 2):
-                    await self._drained.wait()
-            if self._hand_over:
-                await self._uploads.flush(limits.DRAIN_TIMEOUT_S / 2, lambda: self._hand_over)
+        """Says that it leaves, hands everything over, brings what is left into the store; bounded by the drain time."""
+        if self._hand_over:
+            await self._hand_all_over(limits.DRAIN_TIMEOUT_S - LAST_UPLOADS_S)
+        if self._hand_over:
+            await self._uploads.flush(LAST_UPLOADS_S, lambda: self._hand_over)
         await self._supervisor.stop(within_s=2.0)
+
+    async def _hand_all_over(self, within_s: float) -> None:
+        """Tells everybody that this machine takes no work; replicas end when others have what they have, or when the time is up."""
+        self._membership.update_self(capability=self._telling.capability())
+        self._streams.nudge()
+        if not self._now.worker.alive or not self._duties.hosted:
+            return
+        self._drained.clear()
+        await self._send(local_pb2.ToWorker(drain=local_pb2.WorkerDrain(within_s=within_s)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s + DRAINED_GRACE_S):
+                await self._drained.wait()
+
+    def _tell_capability(self, kind: str, reason: str) -> None:
+        self.journal.say(kind, self._key.node_id, reason)
+        self._membership.update_self(capability=self._telling.capability())
+        self._streams.nudge()
 
     async def _close(self) -> None:
         await self._door.close()
         await self._membership.stop()
+        await self._bulk.close()
         await self._orchestrators.close()
         await self._server.stop(0.5)
         self._home.socket.unlink(missing_ok=True)
@@ -141,7 +174,10 @@ class Daemon:
         self._server = RpcServer(self._key, self._policy.network_id, clock=self._clock, rng=random_bytes)
         self._dialer = Dialer(self._key, self._policy.network_id, clock=self._clock, rng=random_bytes)
         self._orchestrators = Orchestrators(self._dialer, self._known_orchestrators)
-        self._objects = ObjectClient(self._orchestrators, self._rule)
+        bulk = Dialer(self._key, self._policy.network_id, clock=self._clock, rng=random_bytes, own_connections=True)
+        self._bulk = Orchestrators(bulk, self._known_orchestrators)
+        up, down = (Pace(mbit, self._clock.monotonic) for mbit in (settings.limits.upload_mbit, settings.limits.download_mbit))
+        self._objects = ObjectClient(self._bulk, self._rule, up=up, down=down)
         self._cache = ObjectCache(self._objects, home.cache, max(1, self._allowed.disk_bytes // 2))
         self._shelf = Shelf(home.snapshots)
         self._budget = Budget(self._allowed)
@@ -150,7 +186,7 @@ class Daemon:
             key=self._key, policy=self._policy, kind=membership_pb2.NODE_KIND_PNODE, dialer=self._dialer, clock=self._clock, rng=self._rng,
             cache_path=home.contacts, bootstrap=self._bootstrap, incarnation=home.next_incarnation(self._clock.wall()),
         )  # fmt: skip
-        self._membership.update_self(capability=self._capability(), software=SOFTWARE)
+        self._membership.update_self(software=SOFTWARE)
         self._standing = Standing(
             key=self._key,
             network_id=self._policy.network_id,
@@ -160,7 +196,8 @@ class Daemon:
             clock=self._clock,
         )
         self._streams = ControlStreams(
-            self._dialer, self._known_orchestrators, hello=self._hello, beat=self._beat, on_message=self._from_orchestrator,
+            self._dialer, self._known_orchestrators, hello=lambda: self._telling.hello(), beat=lambda sequence: self._telling.beat(sequence),
+            on_message=self._from_orchestrator,
             holder=lambda: self._duties.holder(), clock=self._clock, rng=self._rng,
         )  # fmt: skip
         self._supervisor = Supervisor(
@@ -171,9 +208,11 @@ class Daemon:
             next_incarnation=lambda: home.next_incarnation(self._clock.wall()),
             on_up=self._worker_up, on_message=self._from_worker, on_down=self._worker_down,
         )  # fmt: skip
-        self._door = LocalDoor(status=self.status, why=self.why, stop=lambda hand_over: self.request_stop(hand_over=hand_over))
-        self._drained = asyncio.Event()
-        self._control_address = ""
+        self._halts = Halts(self._pausing, self._supervisor, self._now, hand_over=self._hand_all_over, tell=self._tell_capability)
+        self._door = LocalDoor(
+            status=self.status, why=self.why, stop=lambda hand_over: self.request_stop(hand_over=hand_over),
+            owner=Owner(self._halts.pause, self._halts.resume, self._settings_shown),
+        )  # fmt: skip
 
     def _wire(self, group: asyncio.TaskGroup) -> None:
         """The parts that own tasks of the run's group."""
@@ -197,6 +236,12 @@ class Daemon:
             send=self._send, clock=self._clock, say=self.journal.say, group=group,
         )  # fmt: skip
         self._shards = Shards(self._cache, send=self._send, journal=self.journal, group=group)
+        self._telling = Telling(
+            self._key.node_id, self._policy, self._machine, self._clock, self._now, self._known_orchestrators, self._membership,
+            self._budget, self._duties, self._neighbours,
+            self._streams, self._uploads, self._pausing, self.journal,
+        )  # fmt: skip
+        self._membership.update_self(capability=self._telling.capability())
 
     def _register_membership(self, server: object) -> None:
         from dcnr.v1.membership_pb2_grpc import add_MembershipServiceServicer_to_server
@@ -225,45 +270,27 @@ class Daemon:
                 for checkpoint in message.durable.checkpoints:
                     await self._durable(checkpoint.replica, checkpoint.lineage, checkpoint.digest)
             case "welcome":
-                self._reachable = "direct" if message.welcome.reachable else "not"
+                self._now.reachable = "direct" if message.welcome.reachable else "not"
                 self.journal.say("attached", node_id, f"as {self._state_name(message.welcome.state)}")
-
-    def _hello(self) -> orchestrator_pb2.Hello:
-        _, _, desired = self._duties.term()
-        return orchestrator_pb2.Hello(
-            advert=self._membership.own_advert, heads=self._duties.heads_seen(), protocol=common_pb2.ProtocolRange(min=1, max=1),
-            desired_sequence=desired.sequence if desired is not None else 0,
-        )  # fmt: skip
-
-    def _beat(self, sequence: int) -> orchestrator_pb2.Beat:
-        _, _, desired = self._duties.term()
-        return orchestrator_pb2.Beat(
-            sequence=sequence, desired_sequence=desired.sequence if desired is not None else 0,
-            plan_digest=desired.plan_digest if desired is not None else "", replicas=self._reports(), evidence=self._neighbours.evidence(),
-            capability=self._capability(), free_memory_bytes=max(0, self._budget.free_memory_bytes), draining=self._draining,
-            worker_alive=self._facts.alive, worker_reason=self._facts.reason, incarnation=self._facts.incarnation,
-            events=self.journal.since(0)[-16:], advert=self._membership.own_advert,
-        )  # fmt: skip
 
     # -- worker ----------------------------------------------------------------------------------------------------------------
 
     async def _worker_up(self, worker: Worker) -> None:
-        self._shelf.sweep(self._home.work)
-        self._facts = WorkerFacts(pid=worker.pid, incarnation=worker.incarnation, device=worker.hello.device, reason="")
+        await asyncio.to_thread(self._shelf.sweep, self._home.work)
+        self._now.worker = WorkerFacts(pid=worker.pid, incarnation=worker.incarnation, device=worker.hello.device, reason="")
         await self._standing.begin(worker)
-        self._membership.update_self(capability=self._capability())
+        self._membership.update_self(capability=self._telling.capability())
         self._neighbours.worker_up()
         self.journal.say("worker_started", self._key.node_id, f"incarnation {worker.incarnation} on {worker.hello.device or 'cpu'}")
         await self._duties.worker_up()
         await self._neighbours.refresh()
 
     async def _worker_down(self, reason: str) -> None:
-        self._facts = WorkerFacts(reason=reason or "the worker ended")
+        self._now.worker = WorkerFacts(reason=reason or "the worker ended")
         self._standing.end()
-        self._duties.worker_down(self._facts.reason)
-        self.journal.say("worker_ended", self._key.node_id, self._facts.reason)
-        if self._draining:
-            self._drained.set()
+        self._duties.worker_down(self._now.worker.reason)
+        self.journal.say("worker_ended", self._key.node_id, self._now.worker.reason)
+        self._drained.set()
         self._changed()
 
     async def _from_worker(self, worker: Worker, message: local_pb2.FromWorker) -> None:
@@ -271,7 +298,7 @@ class Daemon:
             case "report":
                 self._worker_reported(message.report)
             case "snapshot":
-                self._uploads.added(message.snapshot)
+                await self._uploads.added(message.snapshot)
             case "lost":
                 self._neighbours.lost(message.lost)
                 self._changed()
@@ -283,13 +310,13 @@ class Daemon:
                 self._drained.set()
 
     def _worker_reported(self, report: local_pb2.WorkerReport) -> None:
-        before = {name: (item.state, item.durable.ByteSize()) for name, item in self._facts.replicas.items()}
-        self._facts.replicas = {item.replica: item for item in report.replicas}
-        self._facts.rss_bytes = int(report.rss_bytes)
+        before = {name: (item.state, item.durable.ByteSize()) for name, item in self._now.worker.replicas.items()}
+        self._now.worker.replicas = {item.replica: item for item in report.replicas}
+        self._now.worker.rss_bytes = int(report.rss_bytes)
         self._neighbours.reached({item.pnode_id for item in report.evidence})
         for item in report.replicas:
             self._duties.worker_reported(item)
-        after = {name: (item.state, item.durable.ByteSize()) for name, item in self._facts.replicas.items()}
+        after = {name: (item.state, item.durable.ByteSize()) for name, item in self._now.worker.replicas.items()}
         num_batches = [int(item.num_learned) for item in report.replicas]
         if before != after or (num_batches != self._last_learned and any(item.exits for item in report.replicas)):
             self._changed()
@@ -335,57 +362,33 @@ class Daemon:
             self._streams.nudge()
 
     async def _watch(self) -> None:
-        """Keeps neighbours and locations fresh, renews the delegation at half its life."""
+        """Keeps neighbours and locations fresh, renews the delegation at half its life, notices that this machine slept."""
+        measured_s = float("-inf")
         while True:
             await asyncio.sleep(REFRESH_S)
+            now_s = self._clock.monotonic()
+            self._woke_up(self._gaps.look(now_s, self._clock.wall()))
+            if now_s - measured_s >= MEASURE_DISK_S:
+                measured_s, self._now.disk_bytes = now_s, await asyncio.to_thread(self._home.disk_bytes)
             await self._neighbours.refresh()
             await self._standing.keep(self._duties.hosted)
 
-    def _reports(self) -> list[orchestrator_pb2.ReplicaReport]:
-        reports = []
-        for item in self._duties.hosted:
-            known = self._facts.replicas.get(item.assignment.replica)
-            report = orchestrator_pb2.ReplicaReport()
-            if known is not None:
-                report.CopyFrom(known)
-            if known is None or item.task is not None or item.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED:
-                report.replica, report.vnode = item.assignment.replica, item.assignment.vnode
-                report.state, report.reason, report.incarnation = item.state, item.reason, self._facts.incarnation
-            reports.append(report)
-        return reports
+    def _woke_up(self, stood_s: float) -> None:
+        """Others may have taken this machine for gone: it says that it is here, on new streams, and hears what it is still to do."""
+        if stood_s:
+            self.journal.say("woke_up", self._key.node_id, f"this machine stood still for {stood_s:.0f} s")
+            self._membership.update_self()
+            self._streams.renew()
 
     def why(self) -> list[local_pb2.WhyLine]:
         """Reasons for the present state."""
-        return why(
-            draining=self._draining, attached=len(self._streams.attached), known_orchestrators=len(self._known_orchestrators()),
-            membership_trouble=self._membership.trouble, worker=self._facts, hosted=self._reports(), upload_trouble=self._uploads.trouble,
-            capability=self._capability(),
-        )  # fmt: skip
+        return self._telling.why()
 
     def status(self) -> local_pb2.StatusResponse:
         """One screen that tells all."""
-        lines = self.why()
-        _, term, _ = self._duties.term()
-        worker = self._supervisor.worker
-        import os
+        return self._telling.status()
 
-        return local_pb2.StatusResponse(
-            node_id=self._key.node_id, network_id=self._policy.network_id, network_name=self._policy.document.name, software=SOFTWARE,
-            uptime_s=self._clock.monotonic() - self._started, state=state_of(lines), reason=lines[0].reason, next_action=lines[0].change,
-            orchestrators=self._streams.contacts(), num_known=len(self._membership.members()), reachable=self._reachable,
-            capability=self._capability(), replicas=self._reports(), memory_bytes=self._facts.rss_bytes, disk_bytes=self._home.disk_bytes(),
-            epoch=term.epoch if term else 0, holder=term.holder if term else "", control_address=self._control_address,
-            dht_address=self._membership.dht_address, incarnation=self._facts.incarnation, locality=self._policy.document.locality,
-            pid=os.getpid(), worker_pid=worker.pid if worker else 0, dht_lookups=self._membership.dht_lookups,
-            events=self.journal.since(0, 64),
-        )  # fmt: skip
-
-    _reachable = "unknown"
-
-    # -- facts -----------------------------------------------------------------------------------------------------------------
-
-    def _capability(self) -> membership_pb2.Capability:
-        return capability_of(self._allowed, self._budget, self._machine, device=self._facts.device, accepts_work=not self._draining)
+    # -- small parts -----------------------------------------------------------------------------------------------------------------
 
     def _checkpoint_s(self) -> float:
         return 0.0 if self._settings.checkpoint_s == limits.CHECKPOINT_S else self._settings.checkpoint_s

@@ -8,59 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Unavailable
-from dcnr.ids import NodeId, check_name
+from dcnr.ids import NodeId
 from dcnr.ports import Clock
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
-from pnode.authority import Accepted, Authority, Ignored, Source, Term, Unconfirmed, Verdict
+from pnode.authority import Accepted, Ignored, Source, Term, Unconfirmed, Verdict
 from pnode.budget import Budget, Reservation
 from pnode.headcheck import HeadCheck
 from pnode.home import Home, read_message, write_atomically
+from pnode.models import Hosted, Model, Models, order_of
 from pnode.provision import Job, Provisioner
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy
 
 RETRY_FIRST_S = 0.5
 RETRY_LONGEST_S = 15.0
-MAX_MODELS = 2
-"""The model that is served and its successor."""
-MAX_ENVELOPES = 16
-"""Desired states of one model, as signed, that may still be accepted."""
 
 Say = Callable[[str, str, str], None]
 """Records an event: kind, subject, reason."""
-
-
-@dataclass(slots=True)
-class Hosted:
-    """One replica as the daemon sees it."""
-
-    assignment: model_pb2.DesiredAssignment
-    model: str
-    state: orchestrator_pb2.AssignmentState.ValueType = orchestrator_pb2.ASSIGNMENT_STATE_REQUESTED
-    reason: str = ""
-    task: asyncio.Task[None] | None = None
-
-
-@dataclass(slots=True)
-class _Model:
-    authority: Authority
-    desired: model_pb2.DesiredState | None = None
-    confirming: asyncio.Task[None] | None = None
-    hosted: dict[str, Hosted] = field(default_factory=dict)
-    envelopes: dict[tuple[str, int, int], identity_pb2.Envelope] = field(default_factory=dict)
-    """The newest desired states as they were signed: what is accepted later is persisted in its own words."""
-
-    def keep(self, desired: model_pb2.DesiredState, envelope: identity_pb2.Envelope) -> None:
-        """Keeps an envelope for when its desired state is accepted."""
-        self.envelopes[_order(desired)] = envelope
-        while len(self.envelopes) > MAX_ENVELOPES:
-            del self.envelopes[next(iter(self.envelopes))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +57,7 @@ class Duties:
         self._node_id, self._policy, self._home = node_id, policy, home
         self._provisioner, self._budget, self._heads, self._options = provisioner, budget, heads, options
         self._send, self._hosted_changed, self._say, self._clock, self._group = send, hosted_changed, say, clock, group
-        self._models: dict[str, _Model] = {}
+        self._models = Models(node_id, policy, self._forgotten)
         self._stopping = False
 
     # -- what others tell ------------------------------------------------------------------------------------------------------
@@ -99,7 +69,7 @@ class Duties:
                 envelope = read_message(path, identity_pb2.Envelope, max_bytes=limits.MAX_ENVELOPE_BYTES)
                 assert envelope is not None
                 desired, signer = self._open_desired(envelope)
-                entry = self._entry(desired.model)
+                entry = self._models.entry(desired.model, with_work=bool(desired.assignments))
             except (Corrupt, Refused, InvalidInput) as error:
                 self._say("desired_state_damaged", path.stem, error.message)
                 continue
@@ -112,7 +82,7 @@ class Duties:
         try:
             desired, signer = self._open_desired(envelope)
             self._check_listed(signer)
-            entry = self._entry(desired.model)
+            entry = self._models.entry(desired.model, with_work=bool(desired.assignments))
         except (Corrupt, Refused, InvalidInput) as error:
             self._say("desired_state_refused", "", error.message)
             return
@@ -125,7 +95,7 @@ class Duties:
             payload, signer = open_single(envelope, identity_pb2.DOMAIN_HEAD, max_bytes=limits.MAX_HEAD_BYTES)
             head = parse(model_pb2.Head, payload, limits.MAX_HEAD_BYTES)
             self._check_listed(signer.node_id)
-            entry = self._entry(head.model)
+            entry = self._models.entry(head.model, with_work=False)
         except (Corrupt, Refused, InvalidInput) as error:
             self._say("head_refused", "", error.message)
             return
@@ -151,14 +121,14 @@ class Duties:
 
     async def worker_up(self) -> None:
         """A new worker runs: everything is provisioned anew."""
-        for entry in self._models.values():
+        for entry in self._models:
             for replica in list(entry.hosted):
                 self._forget(entry, replica)
         await self.reconcile()
 
     def worker_down(self, reason: str) -> None:
         """The worker is gone, and with it every replica."""
-        for entry in self._models.values():
+        for entry in self._models:
             for hosted in entry.hosted.values():
                 if hosted.task is not None:
                     hosted.task.cancel()
@@ -166,7 +136,7 @@ class Duties:
 
     def worker_reported(self, report: orchestrator_pb2.ReplicaReport) -> None:
         """The worker's word on a replica."""
-        for entry in self._models.values():
+        for entry in self._models:
             hosted = entry.hosted.get(report.replica)
             if hosted is not None and hosted.task is None:
                 hosted.state, hosted.reason = report.state, report.reason
@@ -175,7 +145,7 @@ class Duties:
 
     async def reconcile(self) -> None:
         """Makes the worker host what is desired: idempotent, called after every change."""
-        for entry in self._models.values():
+        for entry in self._models:
             if entry.desired is None or self._stopping:
                 continue
             wanted = {assignment.replica: assignment for assignment in entry.desired.assignments}
@@ -197,7 +167,7 @@ class Duties:
     def stop(self) -> None:
         """No further replica is provisioned."""
         self._stopping = True
-        for entry in self._models.values():
+        for entry in self._models:
             tasks = [hosted.task for hosted in entry.hosted.values()]
             for task in [*tasks, entry.confirming]:
                 if task is not None:
@@ -208,9 +178,7 @@ class Duties:
     @property
     def hosted(self) -> list[Hosted]:
         """All replicas, sorted by id."""
-        return sorted(
-            (item for entry in self._models.values() for item in entry.hosted.values()), key=lambda item: item.assignment.replica
-        )
+        return sorted((item for entry in self._models for item in entry.hosted.values()), key=lambda item: item.assignment.replica)
 
     def neighbours(self) -> list[tuple[str, model_pb2.Neighbour]]:
         """Predecessors of all hosted replicas, each with its model: the machines that this worker dials."""
@@ -226,7 +194,7 @@ class Duties:
     def heads_seen(self) -> list[identity_pb2.Envelope]:
         """The newest confirmed head of each model, as it was signed."""
         heads: list[identity_pb2.Envelope] = []
-        for model in sorted(self._models):
+        for model, _ in self._models.items():
             try:
                 heads += filter(None, [read_message(self._home.head_path(model), identity_pb2.Envelope)])
             except Corrupt as error:  # a damaged file must not keep this PNode from attaching
@@ -254,26 +222,10 @@ class Duties:
         if not self._policy().is_orchestrator(signer):
             raise Refused(f"{signer} is not listed in the network document", code="unlisted_orchestrator")
 
-    def _entry(self, model: str) -> _Model:
-        if model not in self._models:
-            check_name(model)
-            if len(self._models) >= MAX_MODELS:
-                unproven = next((name for name, entry in self._models.items() if entry.authority.term is None), None)
-                if unproven is None:
-                    raise Refused(f"this PNode serves {MAX_MODELS} models already", code="too_many_models")
-                dropped = self._models.pop(unproven)
-                if dropped.confirming is not None:
-                    dropped.confirming.cancel()
-            orchestrators = frozenset(NodeId(item) for item in self._policy().orchestrator_ids)
-            self._models[model] = _Model(
-                Authority(network_id=self._policy().network_id, pnode_id=self._node_id, model=model, orchestrators=orchestrators)
-            )
-        return self._models[model]
-
-    async def _judged(self, entry: _Model, verdict: Verdict) -> None:
+    async def _judged(self, entry: Model, verdict: Verdict) -> None:
         match verdict:
             case Accepted(desired):
-                envelope = entry.envelopes.get(_order(desired))
+                envelope = entry.envelopes.get(order_of(desired))
                 reached("desired.accepted")
                 if envelope is None or not self._home_write(self._home.desired_path(desired.model), envelope):
                     return
@@ -288,11 +240,11 @@ class Duties:
             case Ignored(code, reason) if code not in ("stale", "not_yet", "unconfirmed"):
                 self._say("not_obeyed", code, reason)
 
-    def _confirm(self, entry: _Model, model: str, claimant: NodeId) -> None:
+    def _confirm(self, entry: Model, model: str, claimant: NodeId) -> None:
         if (entry.confirming is None or entry.confirming.done()) and not self._stopping:
             entry.confirming = self._group.create_task(self._confirming(entry, model, claimant))
 
-    async def _confirming(self, entry: _Model, model: str, claimant: NodeId) -> None:
+    async def _confirming(self, entry: Model, model: str, claimant: NodeId) -> None:
         """Reads the head a few times; a claim that the head does not support by then is left alone until it is repeated."""
         pause_s = 0.2
         for _ in range(6):
@@ -316,7 +268,7 @@ class Duties:
         for claim in entry.authority.unconfirmed:
             self._say("claim_not_supported", claim.holder, f"claims epoch {claim.epoch}, the head names epoch {epoch}: not obeyed")
 
-    async def _provision(self, entry: _Model, hosted: Hosted) -> None:
+    async def _provision(self, entry: Model, hosted: Hosted) -> None:
         replica, pause_s = hosted.assignment.replica, RETRY_FIRST_S
         while True:
             try:
@@ -337,7 +289,7 @@ class Duties:
             await asyncio.sleep(pause_s)
             pause_s = min(RETRY_LONGEST_S, pause_s * 2)
 
-    async def _host(self, entry: _Model, hosted: Hosted) -> None:
+    async def _host(self, entry: Model, hosted: Hosted) -> None:
         desired, assignment = entry.desired, hosted.assignment
         assert desired is not None
         job = await self._provisioner.job(desired)
@@ -357,7 +309,7 @@ class Duties:
         hosted.reason = f"restored {len(state.lineage)} batches from {state.origin}"
         self._say("replica_hosted", assignment.replica, hosted.reason)
 
-    async def _update(self, entry: _Model, hosted: Hosted) -> None:
+    async def _update(self, entry: Model, hosted: Hosted) -> None:
         desired = entry.desired
         assert desired is not None
         try:
@@ -381,7 +333,21 @@ class Duties:
             cpu_share=self._options.cpu_share,
         )  # fmt: skip
 
-    def _forget(self, entry: _Model, replica: str) -> None:
+    def _forgotten(self, name: str, model: Model) -> None:
+        """Another model takes the place: what this one had here ends, and so does what a restart would take up."""
+        if model.confirming is not None:
+            model.confirming.cancel()
+        for replica in list(model.hosted):
+            self._group.create_task(self._release(replica))
+            self._forget(model, replica)
+        for path in (self._home.desired_path(name), self._home.head_path(name)):
+            path.unlink(missing_ok=True)
+        self._say("model_forgotten", name, "another model takes its place, and it has no work here")
+
+    async def _release(self, replica: str) -> None:
+        await self._send(local_pb2.ToWorker(release=local_pb2.ReleaseReplica(replica=replica, hand_over=False)))
+
+    def _forget(self, entry: Model, replica: str) -> None:
         hosted = entry.hosted.pop(replica)
         if hosted.task is not None:
             hosted.task.cancel()
@@ -394,7 +360,3 @@ class Duties:
             self._say("disk_trouble", path.name, error.message)
             return False
         return True
-
-
-def _order(desired: model_pb2.DesiredState) -> tuple[str, int, int]:
-    return desired.holder, int(desired.epoch), int(desired.sequence)

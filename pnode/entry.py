@@ -6,13 +6,14 @@ import asyncio
 import random
 import secrets
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dcnr.errors import InvalidInput
 from dcnr.rpc.dialer import Dialer
 from dcnr.settings import PNodeSettings
 from dcnr.system import SystemClock
+from dcnr.v1 import local_pb2
 from membership.node import discover
 from pnode.daemon import Daemon
 from pnode.home import Home
@@ -24,9 +25,10 @@ from trust.network_file import load_policy, save_policy
 
 
 async def run_pnode(
-    settings: PNodeSettings, home_path: Path, environment: Mapping[str, str], *, on_ready: Callable[[Daemon], None] = lambda daemon: None
+    settings: PNodeSettings, home_path: Path, environment: Mapping[str, str], *, on_ready: Callable[[Daemon], None] = lambda daemon: None,
+    settings_shown: Sequence[local_pb2.Setting] = (),
 ) -> int:  # fmt: skip
-    """Runs one PNode until SIGTERM or SIGINT (a second one skips handing over) and returns its exit code."""
+    """Runs one PNode until SIGTERM, SIGINT or the end of its terminal (a second one skips handing over) and returns its exit code."""
     clock = SystemClock()
     home = Home(home_path)
     home.open()
@@ -34,7 +36,7 @@ async def run_pnode(
         key = NodeKey.load_or_create(home.key)
         machine = await asyncio.to_thread(probe_machine, home_path)
         stopped = asyncio.Event()
-        _on_signal(stopped.set)
+        _on_signal(stopped.set, stopped.set)
         policy = _known_policy(settings, home, clock) or await _found_policy(settings, home, key, clock, stopped)
         if policy is None:
             return 0
@@ -42,19 +44,22 @@ async def run_pnode(
         bootstrap = [*settings.bootstrap, *policy.document.bootstrap]
         daemon = Daemon(
             settings, home, key=key, policy=policy, machine=machine, clock=clock, rng=random.Random(secrets.randbits(64)),
-            environment=environment, bootstrap=bootstrap, on_ready=on_ready,
+            environment=environment, bootstrap=bootstrap, on_ready=on_ready, settings_shown=settings_shown,
         )  # fmt: skip
-        _on_signal(lambda: daemon.request_stop(hand_over=True))
+        _on_signal(lambda: daemon.request_stop(hand_over=True), daemon.hang_up)
         await daemon.run()
     finally:
         home.close()
     return 0
 
 
-def _on_signal(stop: Callable[[], object]) -> None:
-    """From now on SIGTERM and SIGINT do this."""
+def _on_signal(stop: Callable[[], object], hang_up: Callable[[], object]) -> None:
+    """What SIGTERM and SIGINT do from now on, and what the end of the terminal does: nothing to who was started with ``nohup``."""
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
 
 
 def _known_policy(settings: PNodeSettings, home: Home, clock: SystemClock) -> NetworkPolicy | None:

@@ -31,6 +31,7 @@ class Home:
         self.network = root / "network.pb"
         self.contacts = root / "nodes.json"
         self.socket = root / "run.sock"
+        self.paused = root / "paused.json"
         self.snapshots = root / "snapshots"
         self.cache = root / "cache"
         self.work = root / "work"

@@ -24,6 +24,7 @@ from dcnr.v1 import local_pb2
 from pnode.chain import CommitChain, Link
 from pnode.exchange import Way
 from pnode.frames import Expected
+from pnode.handing import HandingOver
 from pnode.hosted import Averages, Fixed, Neighbours, captured, write_whole
 from pnode.hub import LinkHub
 from pnode.inputs import EVALUATION_WAIT_S, Inputs
@@ -42,8 +43,6 @@ QUIET_TICK_S: Final = STATEMENT_GAP_S
 """Without other events time passes in these steps: a statement that waits for its gap must not wait for a whole tick."""
 MAX_UNPLANNED: Final = 8
 """Links of replicas that the newest plan here does not name: this plan may be the older one, but not by many."""
-HAND_OVER_S: Final = 15.0
-"""How long a release waits for the last snapshot."""
 DISK_RETRY_S: Final = 5.0
 _MODES: Final = {
     ev.Mode.FORWARD_ONLY: maths.Mode.FORWARD_ONLY, ev.Mode.EVAL: maths.Mode.EVAL, ev.Mode.INFER: maths.Mode.INFER,
@@ -72,7 +71,7 @@ class ReplicaHost:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended, self._leaving = asyncio.Event(), asyncio.Event()
-        self._captured = asyncio.Event()
+        self.handing = HandingOver(info.lineage)
         self._commits = info.step
         self._num_learned = len(info.lineage)
         self._was_complete, self._rate_bytes_s = False, 0.0
@@ -217,19 +216,17 @@ class ReplicaHost:
             self._links.clear()
             self._outbox.close()
 
-    async def release(self, *, hand_over: bool) -> bool:
-        """Ends this replica, after a last snapshot if asked. True if that snapshot was made (or none was due)."""
+    async def release(self, *, hand_over: bool, until_taken: bool = False) -> bool:
+        """Ends this replica. With ``hand_over`` it learns nothing more and goes when its state is captured; with ``until_taken`` also that state must be
+        durable, and its successors must have all that it made. True if nothing of this is missing.
+        """
         handed = True
         self._leaving.set()
-        if hand_over and not self.failed and not self._ended.is_set():
-            self._captured.clear()
-            self.snapshot_again("handing over")
-            try:
-                async with asyncio.timeout(HAND_OVER_S):
-                    await self._captured.wait()
-            except TimeoutError:
-                handed = False
+        if hand_over and not self._ended.is_set():
+            self.post(ev.Leave(self._clock.monotonic()))
+            handed = await self.handing.over(self._core.view, until_taken=until_taken)
         self._ended.set()
+        self.handing.end()
         return handed and not self.failed
 
     def fail(self, reason: str) -> None:
@@ -237,6 +234,7 @@ class ReplicaHost:
         if not self.failed:
             self.failed = reason or "failed"
             self._ended.set()
+            self.handing.end()
             self._news()
 
     # ---- carrying out -------------------------------------------------------------------------------------------------------
@@ -262,6 +260,7 @@ class ReplicaHost:
         finally:
             self._draining = False
             self._handled_s = self._clock.monotonic()
+            self.handing.moved()
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
@@ -397,4 +396,5 @@ class ReplicaHost:
             return
         self._disk_trouble = ""
         self._snapshot(self._chain.ready(link, path=str(path), size_bytes=len(data), lineage=lineage, epoch=self.epoch))
-        self._captured.set()
+        self.handing.stored = lineage
+        self.handing.moved()

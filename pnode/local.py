@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
 from dcnr import limits
-from dcnr.errors import InvalidInput
+from dcnr.errors import DcnrError, InvalidInput, Unavailable
+from dcnr.rpc.errors import status_of, trailing_metadata_of
 from dcnr.v1 import local_pb2, local_pb2_grpc
 
 MAX_SOCKET_PATH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What only a daemon that has found its network can do for its owner."""
+
+    pause: Callable[[float], float]
+    resume: Callable[[], None]
+    settings: Sequence[local_pb2.Setting]
 
 
 class LocalDoor(local_pb2_grpc.LocalServiceServicer):
@@ -20,8 +31,9 @@ class LocalDoor(local_pb2_grpc.LocalServiceServicer):
 
     def __init__(
         self, *, status: Callable[[], local_pb2.StatusResponse], why: Callable[[], list[local_pb2.WhyLine]], stop: Callable[[bool], float],
+        owner: Owner | None = None,
     ) -> None:  # fmt: skip
-        self._status, self._why, self._stop = status, why, stop
+        self._status, self._why, self._stop, self._owner = status, why, stop, owner
         self._server: grpc.aio.Server | None = None
 
     async def open(self, socket: Path) -> None:
@@ -59,3 +71,35 @@ class LocalDoor(local_pb2_grpc.LocalServiceServicer):
     async def Why(self, request: local_pb2.WhyRequest, context: Any) -> local_pb2.WhyResponse:
         """Reasons."""
         return local_pb2.WhyResponse(lines=self._why())
+
+    async def Pause(self, request: local_pb2.PauseRequest, context: Any) -> local_pb2.PauseResponse:
+        """Begins a pause."""
+        try:
+            return local_pb2.PauseResponse(within_s=self._joined().pause(request.for_s))
+        except DcnrError as error:
+            await _refuse(context, error)
+
+    async def Resume(self, request: local_pb2.ResumeRequest, context: Any) -> local_pb2.ResumeResponse:
+        """Ends a pause."""
+        try:
+            self._joined().resume()
+        except DcnrError as error:
+            await _refuse(context, error)
+        return local_pb2.ResumeResponse()
+
+    async def Settings(self, request: local_pb2.SettingsRequest, context: Any) -> local_pb2.SettingsResponse:
+        """What this run took."""
+        try:
+            return local_pb2.SettingsResponse(settings=self._joined().settings)
+        except DcnrError as error:
+            await _refuse(context, error)
+
+    def _joined(self) -> Owner:
+        if self._owner is None:
+            raise Unavailable("the daemon has not found its network yet", code="not_joined", remedy="see `pnode why`")
+        return self._owner
+
+
+async def _refuse(context: Any, error: DcnrError) -> NoReturn:
+    await context.abort(status_of(error), error.message, trailing_metadata_of(error))
+    raise error  # abort has raised already

@@ -87,7 +87,7 @@ class Provisioner:
         Raises Unavailable if none can be read now.
         """
         remarks: list[str] = []
-        candidates = list(self._shelf.candidates(job.request.model, job.request.job_id, vnode))
+        candidates = await self._shelf.candidates(job.request.model, job.request.job_id, vnode)
         for checkpoint in await self._checkpoints(job, vnode, manifest_digest, remarks):
             lineage = IntervalSet.from_pairs((int(i.first), int(i.end)) for i in checkpoint.lineage.intervals)
             if checkpoint.job_id != job.request.job_id:

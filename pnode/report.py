@@ -60,7 +60,7 @@ class WorkerFacts:
 
 
 def why(
-    *, draining: bool, attached: int, known_orchestrators: int, membership_trouble: str, worker: WorkerFacts,
+    *, draining: bool, paused: str, attached: int, known_orchestrators: int, membership_trouble: str, worker: WorkerFacts,
     hosted: list[orchestrator_pb2.ReplicaReport], upload_trouble: str, capability: membership_pb2.Capability,
 ) -> list[local_pb2.WhyLine]:  # fmt: skip
     """Reasons for the present state, most important first; codes are stable."""
@@ -71,7 +71,9 @@ def why(
 
     if draining:
         line("draining", "this PNode hands its work over and stops", "start it again with `pnode start`")
-    if not worker.alive:
+    if paused:
+        line("paused", paused, "`pnode resume`")
+    elif not worker.alive:
         line("no_worker", worker.reason, "it is started by itself; log/worker.log in the home directory has its last words")
     if not known_orchestrators:
         line("nobody_found", membership_trouble or "no orchestrator is known yet", "check --bootstrap and the network")
@@ -100,7 +102,8 @@ def why(
 def state_of(lines: list[local_pb2.WhyLine]) -> str:
     """One word for the status screen."""
     words = {
-        "draining": "draining", "no_worker": "starting", "nobody_found": "joining", "not_attached": "alone", "assignment_failed": "refusing",
+        "draining": "draining", "paused": "paused", "no_worker": "starting", "nobody_found": "joining", "not_attached": "alone",
+        "assignment_failed": "refusing",
         "held_back": "working", "upload_waits": "working", "no_assignment": "idle", "working": "working",
     }  # fmt: skip
     return words[lines[0].code]

@@ -6,7 +6,9 @@ store is away.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,7 +62,7 @@ class Shelf:
         self._held: list[Held] = []
 
     def load(self) -> list[str]:
-        """Takes up what an earlier life left behind; remarks on what was unusable (and is removed)."""
+        """Takes up what an earlier life left behind; remarks on what was unusable (and is removed). Reads every state: for a thread."""
         remarks: list[str] = []
         for note in sorted(self._directory.glob(f"*{_SUFFIX}")):
             try:
@@ -87,13 +89,13 @@ class Shelf:
                 if Path(directory) != work:
                     Path(directory).rmdir()
 
-    def add(self, ready: local_pb2.SnapshotReady) -> None:
+    async def add(self, ready: local_pb2.SnapshotReady) -> None:
         """Keeps a new snapshot; the note is on disk before this returns. Raises Unavailable where the disk takes no note: then it is kept in
         memory only. Raises InvalidInput for a digest that is none.
         """
         note = self._directory / f"{check_digest(ready.checkpoint.digest)}{_SUFFIX}"
         self._held.append(Held(ready, note))
-        write_atomically(note, ready.SerializeToString())
+        await asyncio.to_thread(write_atomically, note, ready.SerializeToString())
         reached("note.kept")
 
     def pending(self) -> Iterator[Held]:
@@ -124,12 +126,14 @@ class Shelf:
         if not any(other.ready.path == held.ready.path for other in self._held):
             Path(held.ready.path).unlink(missing_ok=True)
 
-    def candidates(self, model: str, job_id: str, vnode: str) -> list[StartingState]:
+    async def candidates(self, model: str, job_id: str, vnode: str) -> list[StartingState]:
         """States of that VNode on this machine whose bytes still have their digest."""
         found: list[StartingState] = []
-        for held in self._held:
+        for held in list(self._held):
             ready, checkpoint = held.ready, held.ready.checkpoint
-            if (ready.model, ready.job_id, checkpoint.vnode) != (model, job_id, vnode) or not _intact(ready):
+            if (ready.model, ready.job_id, checkpoint.vnode) != (model, job_id, vnode) or not await asyncio.to_thread(
+                _intact, ready
+            ):
                 continue
             lineage = IntervalSet.from_pairs((int(i.first), int(i.end)) for i in checkpoint.lineage.intervals)
             found.append(StartingState(Path(ready.path), checkpoint.digest, commit_digest(ready), lineage, "local"))
@@ -146,6 +150,7 @@ def _intact(ready: local_pb2.SnapshotReady) -> bool:
     try:
         if path.stat().st_size != ready.checkpoint.size_bytes or ready.checkpoint.size_bytes > limits.MAX_OBJECT_BYTES:
             return False
-        return digest_of(path.read_bytes()) == ready.checkpoint.digest
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == ready.checkpoint.digest
     except OSError:
         return False

@@ -10,7 +10,7 @@ from dcnr.errors import DcnrError
 from dcnr.ports import Clock
 from dcnr.v1 import identity_pb2, local_pb2
 from membership.node import Membership
-from pnode.duties import Hosted
+from pnode.models import Hosted
 from pnode.supervisor import Worker
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
@@ -33,34 +33,46 @@ class Standing:
         self._send, self._clock = send, clock
         self._worker: Worker | None = None
         self._delegation: identity_pb2.Envelope | None = None
-        self._signed_at = self._published_at = 0.0
-        self._published: frozenset[str] = frozenset()
+        self._signed_at = 0.0
+        self._published: dict[str, float] = {}
+        """By replica, when the directory last took its location."""
+        self._locations: dict[str, str] = {}
+        """Replicas with their models, of which something was published."""
 
     async def begin(self, worker: Worker) -> None:
         """A new worker has said hello: it gets its delegation, and everybody hears of it."""
-        self._worker, self._published = worker, frozenset()
+        self._worker, self._published = worker, {}
         self._sign(worker)
         await self._send(local_pb2.ToWorker(delegation=self._delegation))
         self._membership.update_self(delegation=self._delegation)
 
     def end(self) -> None:
-        """The worker is gone."""
+        """The worker is gone, and its replicas live nowhere."""
         self._worker = None
+        for replica, model in self._locations.items():
+            self._membership.withdraw_location(model, replica)
+        self._locations.clear()
 
     async def keep(self, hosted: Sequence[Hosted]) -> None:
-        """Renews the delegation at half its life; publishes locations when they are new or due. The directory being away is no trouble."""
+        """Renews the delegation at half its life; publishes locations until somebody keeps them, and again when they are due; withdraws those of replicas
+        that are not here any more. The directory being away is no trouble.
+        """
         worker, now = self._worker, self._clock.monotonic()
         if worker is None or self._delegation is None:
             return
         if now - self._signed_at > limits.DELEGATION_LIFETIME_S / 2:
             await self.begin(worker)
-        replicas = frozenset(item.assignment.replica for item in hosted)
-        if replicas <= self._published and now - self._published_at < limits.DHT_REPUBLISH_S:
-            return
-        self._published, self._published_at = replicas, now
-        for item in hosted:
+        here = {item.assignment.replica: item.model for item in hosted}
+        for replica in [replica for replica in self._locations if replica not in here]:
+            self._membership.withdraw_location(self._locations.pop(replica), replica)
+            self._published.pop(replica, None)
+        for replica, model in sorted(here.items()):
+            if now - self._published.get(replica, float("-inf")) < limits.DHT_REPUBLISH_S:
+                continue
+            self._locations[replica] = model
             with contextlib.suppress(DcnrError):
-                await self._membership.publish_location(item.model, item.assignment.replica, self._delegation)
+                if await self._membership.publish_location(model, replica, self._delegation):
+                    self._published[replica] = now
 
     def _sign(self, worker: Worker) -> None:
         addresses = [f"{self._host}:{worker.hello.data_port}"]

@@ -66,7 +66,8 @@ class Supervisor:
     ) -> None:  # fmt: skip
         self._options, self._next_incarnation = options, next_incarnation
         self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
-        self._stopping = asyncio.Event()
+        self._stopping, self._go = asyncio.Event(), asyncio.Event()
+        self._go.set()
         self._process: asyncio.subprocess.Process | None = None
         self.worker: Worker | None = None
         self.reason = "the worker has not started yet"
@@ -76,12 +77,18 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
+            await self._go.wait()
+            if self._stopping.is_set():
+                return
             started = loop.time()
             self.reason = await self._one_life()
             self.worker = None
             await self._on_down(self.reason)
             if self._stopping.is_set():
                 return
+            if self.is_held:
+                pause_s = FIRST_PAUSE_S
+                continue
             pause_s = FIRST_PAUSE_S if loop.time() - started > STEADY_S else min(LONGEST_PAUSE_S, pause_s * 2)
             try:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
@@ -91,6 +98,28 @@ class Supervisor:
     async def stop(self, *, within_s: float) -> None:
         """Ends the worker: it is asked by the closed descriptor, then by SIGTERM, then killed. At most ``within_s`` + 2 seconds."""
         self._stopping.set()
+        self._go.set()
+        await self._end(within_s)
+
+    async def hold(self, *, within_s: float) -> None:
+        """Ends the worker as `stop` does, and starts no other one until `go_on`."""
+        self.hold_back()
+        await self._end(within_s)
+
+    def hold_back(self) -> None:
+        """No further worker is started until `go_on`."""
+        self._go.clear()
+
+    def go_on(self) -> None:
+        """Workers may run again."""
+        self._go.set()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no worker may run."""
+        return not self._go.is_set()
+
+    async def _end(self, within_s: float) -> None:
         process = self._process
         if self.worker is not None:
             await self.worker.pipe.close()

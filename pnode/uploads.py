@@ -43,10 +43,10 @@ class Uploads:
         self._refusals = Refusals()
         self.trouble = ""
 
-    def added(self, ready: local_pb2.SnapshotReady) -> None:
+    async def added(self, ready: local_pb2.SnapshotReady) -> None:
         """A new snapshot lies on disk."""
         try:
-            self._shelf.add(ready)
+            await self._shelf.add(ready)
         except Unavailable as error:  # it is brought into the store all the same; only a restart would not find it
             self._say("disk_trouble", ready.replica, error.message)
         self._wake.set()

@@ -57,6 +57,10 @@ class SimPath:
         below = [path for path in sorted(self.disk) if path.rsplit("/", 1)[0] == self.path]
         return [SimPath(self.disk, path) for path in below if fnmatch.fnmatch(path.rsplit("/", 1)[-1], pattern)]
 
+    def unlink(self, *, missing_ok: bool = False) -> None:
+        """Removes the file."""
+        self.disk.pop(self.path, None)
+
     def read_bytes(self) -> bytes:
         """The whole file."""
         return self.disk[self.path]

@@ -132,7 +132,7 @@ class WorkerModel:
             if item.checkpoint.replica != replica or (int(item.checkpoint.step) > count or not item.commit_stored)
         ]
 
-    def candidates(self, _model: str, job_id: str, vnode: str) -> list[StartingState]:
+    async def candidates(self, _model: str, job_id: str, vnode: str) -> list[StartingState]:
         """States of that VNode on this disk, for the provisioner."""
         found: list[StartingState] = []
         for path in sorted(self._pnode.disk):

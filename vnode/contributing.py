@@ -78,7 +78,7 @@ class Contributing:
         if not holding.after or holding.open or self._lacks_anchor() or now_s < self._not_before_s:
             return None
         is_due = len(holding.after) >= self._config.merge_every or now_s - self._delta_s >= self._config.checkpoint_s
-        return MakeDelta(self._sequence + 1, holding.after) if is_due or not holding.missing else None
+        return MakeDelta(self._sequence + 1, holding.after) if is_due or holding.is_leaving or not holding.missing else None
 
     def _rebase(self, event: AnchorArrived) -> Rebase:
         """An answered delta is in the anchor or nowhere; anything else stays where the anchor does not hold it already."""

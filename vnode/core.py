@@ -97,10 +97,12 @@ class ReplicaCore:
                 self._contributing.named(self._named)
             case ev.CheckpointLost():
                 self._snapshots.lost(event.reason)
+            case ev.Leave():
+                self._holding.is_leaving = self._snapshots.is_leaving = True
             case ev.MergeAsked():
                 out += (
                     self._merging.asked(event)
-                    if self._holding.leads
+                    if self._holding.leads and not self._holding.is_leaving
                     else [ev.DeferMerge(event.request, "not_primary", "this replica does not lead")]
                 )
             case ev.AnchorArrived():
@@ -264,6 +266,8 @@ class ReplicaCore:
 
     def _paused_why(self) -> str:
         """Why nothing may be learned at all."""
+        if self._holding.is_leaving:
+            return "it hands over"
         silent_s = self._now_s - self._head_seen_s
         if silent_s > self._config.horizon_s:
             return f"no news of the head for {silent_s:.0f} s, more than the horizon"
@@ -356,6 +360,8 @@ class ReplicaCore:
             evaluations=self._rounds.evaluations(),
             failing=self._retries.failing(),
             computing=words(self._busy),
+            learns_no_more=holding.is_leaving and not isinstance(self._busy, Learn),
+            owed=self._outlet.lacking() & holding.lineage,
             last_loss=self._last_loss,
             stopped_why=self._stopped,
             role=self._role,

@@ -251,6 +251,13 @@ class CheckpointLost:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """This replica hands over: it learns nothing more, captures what it has learned, and goes on giving its successors what it has made."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class HeadSeen:
     """News of the head: the horizon starts anew."""
 
@@ -260,7 +267,7 @@ class HeadSeen:
 Event = (
     Tick | PlanChanged | EdgeUp | EdgeDown | FrameArrived | InputFailed | LinkUp | LinkDown
     | NeedHeard | WindowHeard | AckHeard | DurableHeard | FrameSent | FrameMissing
-    | Learned | Forwarded | ComputeFailed | SnapshotTaken | CheckpointNamed | CheckpointLost | HeadSeen | MergeEvent
+    | Learned | Forwarded | ComputeFailed | SnapshotTaken | CheckpointNamed | CheckpointLost | Leave | HeadSeen | MergeEvent
 )  # fmt: skip
 
 

@@ -30,6 +30,8 @@ class Holding:
         self.anchor = lineage
         """Lineage of the anchor; a primary's own lineage."""
         self.open = self.after = _NONE
+        self.is_leaving = False
+        """Nothing more is learned; what it owns is still to be learned, by who follows."""
         self._count()
 
     def _count(self) -> None:

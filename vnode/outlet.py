@@ -14,6 +14,7 @@ from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from vnode.events import (
+    TRAIN_LANE,
     AckHeard,
     DurableHeard,
     FrameMissing,
@@ -217,6 +218,15 @@ class Outlet:
                 lacking = (ask.wanted | ask.forward_only) - self._on_way(link, ask, lane)
                 result[lane] = result.get(lane, _NONE) | lacking
         return result
+
+    def lacking(self) -> IntervalSet:
+        """Train batches that receivers of the plan lack by their own newest word, those on their way to them among them."""
+        lacking = _NONE
+        for link in self._planned_links():
+            ask = link.asks.get(TRAIN_LANE)
+            if ask is not None:
+                lacking |= ask.wanted | ask.forward_only
+        return lacking
 
     def askers(self, lane: Lane, batch: int) -> tuple[ReplicaId, ...]:
         """Who asks for a batch."""

@@ -72,6 +72,10 @@ class ReplicaView:
     """Train batches that failed here and are tried again after a while."""
     computing: str
     """What is under way, in words; empty when idle."""
+    learns_no_more: bool
+    """It hands over, and the last step is done."""
+    owed: IntervalSet
+    """Learned here, and still lacking in a successor: what would have to be computed again if this replica went now."""
     last_loss: float | None
     stopped_why: str
     role: Role

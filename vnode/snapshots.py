@@ -14,6 +14,8 @@ class Snapshots:
         self._lineage, self._taken_s = lineage, now_s
         self._forced = "new primary" if config.is_new_primary else ""
         self._num_failures, self._not_before_s = 0, now_s
+        self.is_leaving = False
+        """Whatever was learned since the last one is captured at once."""
 
     def reason(self, lineage: IntervalSet, now_s: float) -> str:
         """Why a snapshot of ``lineage`` is due; empty if none is."""
@@ -24,6 +26,8 @@ class Snapshots:
         news = len(lineage - self._lineage)
         if not news:
             return ""
+        if self.is_leaving:
+            return "handing over"
         if lineage.is_exactly(0, self._config.num_batches):
             return "everything is learned"
         if news >= self._config.checkpoint_steps:

@@ -17,7 +17,7 @@ SECOND_SIGNAL_S: Final = 2.0
 
 
 class Outliving:
-    """A stream for whose reader's end nobody need end: what can no longer be shown goes nowhere."""
+    """A stream for whose reader's end, or terminal's, nobody need end: what can no longer be shown goes nowhere."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -29,7 +29,7 @@ class Outliving:
         """As of any stream; never raises for a reader that is gone."""
         try:
             self._stream.write(text)
-        except BrokenPipeError:
+        except OSError:  # a closed pipe, a terminal that is gone
             self._forget()
         return len(text)
 
@@ -37,7 +37,7 @@ class Outliving:
         """As of any stream; never raises for a reader that is gone."""
         try:
             self._stream.flush()
-        except BrokenPipeError:
+        except OSError:  # a closed pipe, a terminal that is gone
             self._forget()
 
     def _forget(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,7 @@ POLL_S: Final = 0.1
 
 
 def ask(home: Path, method: str, request: Any, *, start: str) -> Any:
-    """The daemon's answer to one call of LocalService. ``start``: the command that would start it."""
+    """The daemon's answer to one call of LocalService. ``start``: the command that would start it, without ``--home``."""
     return asyncio.run(_ask(home, method, request, start))
 
 
@@ -75,4 +76,5 @@ async def _listens(socket: Path) -> bool:
 
 
 def _not_running(home: Path, start: str) -> NotRunning:
-    return NotRunning(f"nothing runs on {home}", remedy=start)
+    """``start`` is completed so that it starts on that very home."""
+    return NotRunning(f"nothing runs on {home}", remedy=f"{start} --home {shlex.quote(str(home))}")

@@ -216,7 +216,7 @@ def _status(home: Path) -> orchestrator_pb2.GetStatusResponse:
         return asyncio.run(ask())
     except Unavailable as error:
         if error.code == "unreachable":
-            raise NotRunning(f"no orchestrator answers at {running['address']}", remedy=_START) from error
+            raise NotRunning(f"no orchestrator answers at {running['address']}", remedy=_start(home)) from error
         raise
 
 
@@ -229,8 +229,15 @@ def _running(home: Path) -> dict[str, str]:
     except (OSError, ValueError):
         running = None
     if not isinstance(running, dict) or not {"pid", "node_id", "address", "network_id"} <= set(running):
-        raise NotRunning(f"no orchestrator runs on {home}", remedy=_START)
+        raise NotRunning(f"no orchestrator runs on {home}", remedy=_start(home))
     return {key: str(value) for key, value in running.items()}
+
+
+def _start(home: Path) -> str:
+    """The command that starts an orchestrator on that home."""
+    import shlex
+
+    return f"{_START} --home {shlex.quote(str(home))}"
 
 
 def _write_running(home: Path, running: dict[str, object]) -> None:

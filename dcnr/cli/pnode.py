@@ -9,9 +9,11 @@ import typer
 
 from dcnr.cli import errors, output
 from dcnr.cli.homes import HomeOption, JsonOption, VersionOption, home_of, settings_of, show_settings
-from dcnr.settings import PNodeSettings
+from dcnr.errors import InvalidInput, NotRunning, Unavailable
+from dcnr.settings import PNodeSettings, setting_rows
 
 if TYPE_CHECKING:
+    from dcnr.v1 import local_pb2
     from pnode.daemon import Daemon
 
 _START = "pnode start --bootstrap HOST:PORT"
@@ -63,15 +65,18 @@ def start(
         "limits_device": device, "control_port": control_port, "data_port": data_port, "dht_port": dht_port, "listen_host": listen_host,
         "advertise_host": advertise_host, "checkpoint_s": checkpoint_s, "log_level": log_level, "log_json": log_json,
     }  # fmt: skip
-    settings = settings_of(PNodeSettings, directory, flags).value
+    loaded = settings_of(PNodeSettings, directory, flags)
+    settings = loaded.value
     import asyncio
     import os
 
     from dcnr.cli import foreground
     from dcnr.cli.screens import pnode_screen
+    from dcnr.v1 import local_pb2
     from pnode.entry import run_pnode
     from pnode.home import Home
 
+    shown = [local_pb2.Setting(key=key, value=value, origin=origin) for key, value, origin in setting_rows(loaded)]
     believed = not settings.network_id and not settings.network and not Home(directory).network.exists()
 
     def ready(daemon: Daemon) -> None:
@@ -82,7 +87,7 @@ def start(
     foreground.start_logging(level=settings.log_level, as_json=settings.log_json)
     if until_stdin_closes:
         foreground.end_with_stdin()
-    code = asyncio.run(run_pnode(settings, directory, dict(os.environ), on_ready=ready))
+    code = asyncio.run(run_pnode(settings, directory, dict(os.environ), on_ready=ready, settings_shown=shown))
     raise typer.Exit(code)
 
 
@@ -117,6 +122,51 @@ def stop(
 
 
 @app.command()
+def finish(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Hand everything over, then stop: nothing that was learned here is learned again elsewhere."""
+    stop(home=home, now=False, as_json=as_json)
+
+
+@app.command()
+def pause(
+    for_: Annotated[str | None, typer.Option("--for", help="How long: 45m, 2h, 1d.", show_default=False)] = None,
+    until: Annotated[str | None, typer.Option(help="Until when, by the clock here: 07:00.", show_default=False)] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute nothing for a while; without a time, until it is resumed. Work is handed over, memory is free within seconds.
+
+    Example: pnode pause --for 2h
+    """
+    from datetime import datetime
+
+    from dcnr.cli.local_door import ask
+    from dcnr.cli.times import seconds_for, seconds_until
+    from dcnr.v1 import local_pb2
+
+    if for_ is not None and until is not None:
+        raise InvalidInput("--for and --until say two different things", code="bad_pause", remedy="give one of them")
+    seconds = seconds_for(for_) if for_ is not None else seconds_until(until, datetime.now()) if until is not None else 0.0
+    answer = ask(home_of(PNodeSettings, home), "Pause", local_pb2.PauseRequest(for_s=seconds), start=_START)
+    lasts = f"for {output.duration(seconds)}" if seconds else "until `pnode resume`"
+    output.emit(
+        {"paused": True, "for_s": seconds},
+        lambda: f"paused {lasts}, in at most {output.duration(answer.within_s)}",
+        as_json=as_json,
+    )
+
+
+@app.command()
+def resume(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """End a pause: take work again."""
+    from dcnr.cli.local_door import ask
+    from dcnr.v1 import local_pb2
+
+    ask(home_of(PNodeSettings, home), "Resume", local_pb2.ResumeRequest(), start=_START)
+    output.emit({"paused": False}, lambda: "resumed", as_json=as_json)
+
+
+@app.command()
 def why(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Why this node is as it is, and what would change that."""
     from dcnr.cli.local_door import ask
@@ -138,8 +188,33 @@ def config_show(
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The settings that a start without flags takes here: file < environment. Flags of a running daemon are not seen."""
-    show_settings(PNodeSettings, home_of(PNodeSettings, home), origin=origin, as_json=as_json)
+    """The settings of the daemon that runs here, its flags included; else those that a start without flags takes: file < environment."""
+    directory = home_of(PNodeSettings, home)
+    running = _running_settings(directory)
+    if running is None:
+        show_settings(PNodeSettings, directory, origin=origin, as_json=as_json)
+        return
+    import tomllib
+
+    values = {item.key: {"value": tomllib.loads(f"value = {item.value}")["value"], "origin": item.origin} for item in running}
+    lines = [f"{item.key} = {item.value}" + (f"  # {item.origin}" if origin else "") for item in running]
+    head = [f"# home: {directory}", "# of the daemon that runs"]
+    output.emit({"home": str(directory), "running": True, "settings": values}, lambda: "\n".join([*head, *lines]), as_json=as_json)
+
+
+def _running_settings(directory: Path) -> list[local_pb2.Setting] | None:
+    """What the daemon on that home took; None where none runs."""
+    from dcnr.cli.local_door import SOCKET
+
+    if not (directory / SOCKET).exists():  # most of the time: says so without gRPC
+        return None
+    from dcnr.cli.local_door import ask
+    from dcnr.v1 import local_pb2
+
+    try:
+        return list(ask(directory, "Settings", local_pb2.SettingsRequest(), start=_START).settings)
+    except (NotRunning, Unavailable):
+        return None
 
 
 def main() -> None:

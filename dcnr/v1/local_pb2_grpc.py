@@ -50,6 +50,21 @@ class LocalServiceStub:
                 request_serializer=dcnr_dot_v1_dot_local__pb2.WhyRequest.SerializeToString,
                 response_deserializer=dcnr_dot_v1_dot_local__pb2.WhyResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/dcnr.v1.LocalService/Pause',
+                request_serializer=dcnr_dot_v1_dot_local__pb2.PauseRequest.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_local__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/dcnr.v1.LocalService/Resume',
+                request_serializer=dcnr_dot_v1_dot_local__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_local__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.Settings = channel.unary_unary(
+                '/dcnr.v1.LocalService/Settings',
+                request_serializer=dcnr_dot_v1_dot_local__pb2.SettingsRequest.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_local__pb2.SettingsResponse.FromString,
+                _registered_method=True)
 
 
 class LocalServiceServicer:
@@ -77,6 +92,27 @@ class LocalServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Hands work over and computes nothing until it is resumed or the time is up; also after a restart.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Ends a pause.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Settings(self, request, context):
+        """The settings that this run took, flags included.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LocalServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +130,21 @@ def add_LocalServiceServicer_to_server(servicer, server):
                     servicer.Why,
                     request_deserializer=dcnr_dot_v1_dot_local__pb2.WhyRequest.FromString,
                     response_serializer=dcnr_dot_v1_dot_local__pb2.WhyResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=dcnr_dot_v1_dot_local__pb2.PauseRequest.FromString,
+                    response_serializer=dcnr_dot_v1_dot_local__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=dcnr_dot_v1_dot_local__pb2.ResumeRequest.FromString,
+                    response_serializer=dcnr_dot_v1_dot_local__pb2.ResumeResponse.SerializeToString,
+            ),
+            'Settings': grpc.unary_unary_rpc_method_handler(
+                    servicer.Settings,
+                    request_deserializer=dcnr_dot_v1_dot_local__pb2.SettingsRequest.FromString,
+                    response_serializer=dcnr_dot_v1_dot_local__pb2.SettingsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +229,87 @@ class LocalService:
             '/dcnr.v1.LocalService/Why',
             dcnr_dot_v1_dot_local__pb2.WhyRequest.SerializeToString,
             dcnr_dot_v1_dot_local__pb2.WhyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dcnr.v1.LocalService/Pause',
+            dcnr_dot_v1_dot_local__pb2.PauseRequest.SerializeToString,
+            dcnr_dot_v1_dot_local__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dcnr.v1.LocalService/Resume',
+            dcnr_dot_v1_dot_local__pb2.ResumeRequest.SerializeToString,
+            dcnr_dot_v1_dot_local__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Settings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dcnr.v1.LocalService/Settings',
+            dcnr_dot_v1_dot_local__pb2.SettingsRequest.SerializeToString,
+            dcnr_dot_v1_dot_local__pb2.SettingsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,12 @@ class LocalServiceStub:
     """Ends the daemon politely."""
     Why: _grpc.UnaryUnaryMultiCallable[_local_pb2.WhyRequest, _local_pb2.WhyResponse]
     """Why it is as it is."""
+    Pause: _grpc.UnaryUnaryMultiCallable[_local_pb2.PauseRequest, _local_pb2.PauseResponse]
+    """Hands work over and computes nothing until it is resumed or the time is up; also after a restart."""
+    Resume: _grpc.UnaryUnaryMultiCallable[_local_pb2.ResumeRequest, _local_pb2.ResumeResponse]
+    """Ends a pause."""
+    Settings: _grpc.UnaryUnaryMultiCallable[_local_pb2.SettingsRequest, _local_pb2.SettingsResponse]
+    """The settings that this run took, flags included."""
 
 @_typing.type_check_only
 class LocalServiceAsyncStub(LocalServiceStub):
@@ -51,6 +57,12 @@ class LocalServiceAsyncStub(LocalServiceStub):
     """Ends the daemon politely."""
     Why: _aio.UnaryUnaryMultiCallable[_local_pb2.WhyRequest, _local_pb2.WhyResponse]  # type: ignore[assignment]
     """Why it is as it is."""
+    Pause: _aio.UnaryUnaryMultiCallable[_local_pb2.PauseRequest, _local_pb2.PauseResponse]  # type: ignore[assignment]
+    """Hands work over and computes nothing until it is resumed or the time is up; also after a restart."""
+    Resume: _aio.UnaryUnaryMultiCallable[_local_pb2.ResumeRequest, _local_pb2.ResumeResponse]  # type: ignore[assignment]
+    """Ends a pause."""
+    Settings: _aio.UnaryUnaryMultiCallable[_local_pb2.SettingsRequest, _local_pb2.SettingsResponse]  # type: ignore[assignment]
+    """The settings that this run took, flags included."""
 
 class LocalServiceServicer(metaclass=_abc_1.ABCMeta):
     """The owner's view of the daemon, over a Unix socket in the home directory."""
@@ -78,5 +90,29 @@ class LocalServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_local_pb2.WhyResponse, _abc.Awaitable[_local_pb2.WhyResponse]]:
         """Why it is as it is."""
+
+    @_abc_1.abstractmethod
+    def Pause(
+        self,
+        request: _local_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_local_pb2.PauseResponse, _abc.Awaitable[_local_pb2.PauseResponse]]:
+        """Hands work over and computes nothing until it is resumed or the time is up; also after a restart."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _local_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_local_pb2.ResumeResponse, _abc.Awaitable[_local_pb2.ResumeResponse]]:
+        """Ends a pause."""
+
+    @_abc_1.abstractmethod
+    def Settings(
+        self,
+        request: _local_pb2.SettingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_local_pb2.SettingsResponse, _abc.Awaitable[_local_pb2.SettingsResponse]]:
+        """The settings that this run took, flags included."""
 
 def add_LocalServiceServicer_to_server(servicer: LocalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -350,6 +350,7 @@ class ExchangeRequest(_message.Message):
     ADVERTS_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
     BOOTSTRAP_FIELD_NUMBER: _builtins.int
+    SUSPECTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def adverts(self) -> _containers.RepeatedCompositeFieldContainer[_identity_pb2.Envelope]:
         """news for the callee; at most 64"""
@@ -362,16 +363,21 @@ class ExchangeRequest(_message.Message):
     def bootstrap(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """reachable entries id@host:port; at most 64"""
 
+    @_builtins.property
+    def suspects(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownNode]:
+        """PNodes that the caller found dead lately, in the life it knew; at most 16. Never believed: a reason to probe them oneself"""
+
     def __init__(
         self,
         *,
         adverts: _abc.Iterable[_identity_pb2.Envelope] | None = ...,
         known: _abc.Iterable[Global___KnownNode] | None = ...,
         bootstrap: _abc.Iterable[_builtins.str] | None = ...,
+        suspects: _abc.Iterable[Global___KnownNode] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adverts", b"adverts", "bootstrap", b"bootstrap", "known", b"known"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adverts", b"adverts", "bootstrap", b"bootstrap", "known", b"known", "suspects", b"suspects"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -386,6 +392,7 @@ class ExchangeResponse(_message.Message):
     ADVERTS_FIELD_NUMBER: _builtins.int
     BOOTSTRAP_FIELD_NUMBER: _builtins.int
     TIME_UNIX_MS_FIELD_NUMBER: _builtins.int
+    SUSPECTS_FIELD_NUMBER: _builtins.int
     time_unix_ms: _builtins.int
     """wall clock, for network time"""
     @_builtins.property
@@ -396,16 +403,21 @@ class ExchangeResponse(_message.Message):
     def bootstrap(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """at most 64"""
 
+    @_builtins.property
+    def suspects(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownNode]:
+        """as in the request; at most 16"""
+
     def __init__(
         self,
         *,
         adverts: _abc.Iterable[_identity_pb2.Envelope] | None = ...,
         bootstrap: _abc.Iterable[_builtins.str] | None = ...,
         time_unix_ms: _builtins.int = ...,
+        suspects: _abc.Iterable[Global___KnownNode] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adverts", b"adverts", "bootstrap", b"bootstrap", "time_unix_ms", b"time_unix_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adverts", b"adverts", "bootstrap", b"bootstrap", "suspects", b"suspects", "time_unix_ms", b"time_unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,19 +7,20 @@ import random
 import secrets
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dcnr.errors import DcnrError, NotFound, Refused, RemoteFault, Unavailable
-from dcnr.rpc.dialer import Dialer
+from dcnr.rpc.dialer import Connection, Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from membership.gossip import Gone, GoneReason, GossipEvent, View
 from membership.node import Joined, Membership, MembershipSettings, Updated, discover
+from membership.probing import Verdict
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy, create_document, draft_successor, sign_document, verify_chain
@@ -39,6 +40,17 @@ class SkewedClock(SystemClock):
         return time.time() + self.ahead_s
 
 
+class CutDialer(Dialer):
+    """A dialer from which there is no way to some nodes."""
+
+    cut_off: set[str]
+
+    async def connect(self, peer_id: str, addresses: Sequence[str], *, own_connection: bool | None = None) -> Connection:
+        if peer_id in self.cut_off:
+            raise Unavailable("no way there", code="unreachable")
+        return await super().connect(peer_id, addresses, own_connection=own_connection)
+
+
 class Node:
     """One node: server, dialer, membership."""
 
@@ -46,7 +58,8 @@ class Node:
         self.key = key or NodeKey.generate()
         clock = options.pop("clock", None) or SystemClock()
         kind = membership_pb2.NODE_KIND_ORCHESTRATOR if policy.is_orchestrator(self.key.node_id) else membership_pb2.NODE_KIND_PNODE
-        self.dialer = Dialer(self.key, policy.network_id, clock=clock, rng=secrets.token_bytes)
+        self.dialer = CutDialer(self.key, policy.network_id, clock=clock, rng=secrets.token_bytes)
+        self.dialer.cut_off = set()
         self.server = RpcServer(self.key, policy.network_id, clock=clock, rng=secrets.token_bytes)
         self.membership = Membership(
             key=self.key,
@@ -71,6 +84,21 @@ class Node:
     async def stop(self) -> None:
         await self.membership.stop()
         await self.server.stop(0)
+
+    async def die(self) -> None:
+        """As by a power cut: it says nothing to anybody."""
+        runner = self.membership._runner
+        assert runner is not None
+        runner.cancel()
+        await asyncio.wait([runner])
+        await self.membership._doubts.close()
+        await self.membership._partners.close()
+        await self.server.stop(0)
+        await self.membership._directory.stop()
+
+    def tables(self) -> set[str]:
+        """Whom its part of the directory knows."""
+        return {node_id for _, _, node_id in self.membership._directory.export_contacts()}
 
     def knows(self, *others: Node) -> bool:
         return all(self.membership.find(o.key.node_id) is not None for o in others if o is not self)
@@ -253,9 +281,11 @@ def test_discovery_from_an_address_alone() -> None:
 
 
 def test_forged_tampered_and_expired_adverts_do_not_enter() -> None:
+    quiet = MembershipSettings(exchange_s=60.0)  # nobody finds out meanwhile that nothing listens at that address
+
     async def scene(town: Town) -> None:
-        first = await town.orchestrator()
-        honest, liar = NodeKey.generate(), await town.add()
+        first = await town.orchestrator(settings=quiet)
+        honest, liar = NodeKey.generate(), await town.add(settings=quiet)
         now = time.time()
 
         def advert(key: NodeKey, **changes: Any) -> identity_pb2.Envelope:
@@ -352,18 +382,87 @@ def test_a_life_with_a_lower_incarnation_overtakes_its_own_past() -> None:
         node = await town.add(key, incarnation=1000)
         await until(lambda: first.knows(node), "no contact")
         town.nodes.remove(node)
-        await node.membership._partners.close()
-        runner = node.membership._runner
-        assert runner is not None
-        runner.cancel()  # killed: it says nothing
-        await asyncio.wait([runner])
-        await node.server.stop(0)
-        await node.membership._directory.stop()
+        await node.die()
         again = await town.add(key, incarnation=7)
         await until(
             lambda: (a := first.membership.find(key.node_id)) is not None and list(a.advert.control_addresses) == [again.address],
             "the old life's advert stayed",
         )
+
+    in_town(scene)
+
+
+def test_a_dead_node_leaves_every_view_and_table_within_seconds() -> None:
+    """Its adverts would live for minutes; nobody waits for that. A later life is welcome, an older advert is not."""
+
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator()
+        for _ in range(4):
+            await town.add()
+        victim = await town.add(incarnation=1000)
+        name = victim.key.node_id
+        await until(lambda: all(node.knows(*town.nodes) for node in town.nodes), "not everybody knows everybody")
+        await until(lambda: any(name in node.tables() for node in town.nodes), "no table has it")
+        old = victim.membership.own_advert
+        town.nodes.remove(victim)
+        await victim.die()
+        began = time.monotonic()
+        await until(lambda: not any(node.membership.find(name) for node in town.nodes), "somebody still takes it for a member")
+        await until(lambda: not any(name in node.tables() for node in town.nodes), "some table still has it")
+        assert time.monotonic() - began < 15
+        reasons = {event.reason for node in town.nodes for event in node.events if isinstance(event, Gone)}
+        assert reasons == {GoneReason.DEAD}
+        connection = await town.nodes[1].dialer.connect(first.key.node_id, [first.address])
+        stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+        await connection.call(stub.Exchange, membership_pb2.ExchangeRequest(adverts=[old]))
+        assert first.membership.find(name) is None
+        await connection.close()
+        again = await town.add(victim.key, incarnation=1001)
+        await until(lambda: all(node.knows(again) for node in town.nodes), "its next life is not welcome")
+
+    in_town(scene)
+
+
+def test_a_claim_kills_nobody_and_who_hears_of_its_own_death_says_otherwise() -> None:
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator()
+        liar, living = await town.add(), await town.add()
+        name = living.key.node_id
+        await until(lambda: all(node.knows(*town.nodes) for node in town.nodes), "not everybody knows everybody")
+        advert = first.membership.find(name)
+        assert advert is not None
+        claim = membership_pb2.KnownNode(node_id=name, incarnation=advert.order[0], sequence=2**62)
+        for target in (first, living):
+            connection = await liar.dialer.connect(target.key.node_id, [target.address])
+            stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+            own = living.membership._own.order
+            claim.sequence = own[1] if target is living else 2**62
+            await connection.call(stub.Exchange, membership_pb2.ExchangeRequest(suspects=[claim]))
+            await connection.close()
+        found = await first.membership.probe(name)
+        assert found is not None
+        assert found.verdict is Verdict.REACHED
+        await until(
+            lambda: (seen := first.membership.find(name)) is not None and seen.order > advert.order, "it did not say that it lives"
+        )
+        assert not [event for node in town.nodes for event in node.events if isinstance(event, Gone)]
+
+    in_town(scene)
+
+
+def test_a_node_that_only_others_reach_is_reached() -> None:
+    """An orchestrator that cannot reach a PNode hears from others that it lives."""
+
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator()
+        living = await town.add()
+        await town.add()
+        await until(lambda: all(node.knows(*town.nodes) for node in town.nodes), "not everybody knows everybody")
+        first.dialer.cut_off.add(living.key.node_id)
+        found = await first.membership.probe(living.key.node_id)
+        assert found is not None
+        assert (found.direct, found.verdict) == (False, Verdict.REACHED)
+        assert "does not" in found.reason
 
     in_town(scene)
 

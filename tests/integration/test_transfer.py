@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dataservice import keys
+from dataservice.pacing import BURST_S, BYTES_PER_MBIT, Pace
 from dataservice.s3 import S3Store, StoreAddress
 from dataservice.transfer import AddressRule, download, fetch_small, upload
 from dcnr.errors import Corrupt, NotFound, Refused, TimedOut, Unavailable
@@ -131,3 +132,29 @@ def test_misbehaving_servers_leave_nothing_behind(odd: str, tmp_path: Path, path
         )
     assert time.monotonic() - began < 5
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rate_is_kept_and_a_paced_transfer_outlives_its_limit_of_time(
+    store: S3Store, rule: AddressRule, fresh_model: Callable[[], str], tmp_path: Path
+) -> None:
+    """Half a megabyte at four megabits takes a second, though half a second was allowed: waiting for the own limit does not count."""
+
+    async def work() -> None:
+        data = DATA[: 512 * 1024]
+        digest = digest_of(data)
+        key = keys.state(fresh_model(), "conv1", digest)
+        source, dest = tmp_path / "source", tmp_path / "dest"
+        source.write_bytes(data)
+        signed = store.presign_put(key, len(data), digest, 60)
+        began = time.monotonic()
+        up, down = Pace(4.0, time.monotonic), Pace(4.0, time.monotonic)
+        assert await upload(
+            signed.url, source, headers=dict(signed.headers), size_bytes=len(data), sha256=digest, rule=rule, timeout_s=0.5, pace=up
+        )
+        between = time.monotonic()
+        await download(store.presign_get(key, 60), dest, max_bytes=MAX, sha256=digest, rule=rule, timeout_s=0.5, pace=down)
+        least_s = len(data) / (4 * BYTES_PER_MBIT) - BURST_S
+        assert between - began >= least_s
+        assert time.monotonic() - between >= least_s
+
+    asyncio.run(work())

@@ -11,7 +11,7 @@ from worker_rig import DaemonEnd, Job, make_job, worker
 
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
-from dcnr.v1 import identity_pb2, local_pb2, model_pb2
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from trust.envelope import digest_of_envelope, open_single
 from vnode.torch_compute import TorchCompute  # noqa: F401  imports torch once, before timing begins
 
@@ -128,8 +128,17 @@ def test_drain_hands_over_a_snapshot_and_updates_do_not_disturb(tmp_path: Path) 
             await end.until(lambda: end.reports.get("s2.1") is not None and end.reports["s2.1"].num_learned > 5)
             await end.host(job, "s2", places, state_path="", plan_number=2, epoch=2)
             await end.pipe.send(local_pb2.ToWorker(drain=local_pb2.WorkerDrain(within_s=10)))
+            await end.until(lambda: {ready.replica for ready in end.snapshots} == {"s1.1", "s2.1"})
+            assert not end.drained  # not before others have what it has
+            first, second = sorted(end.snapshots, key=lambda ready: ready.replica)
+            assert second.checkpoint.lineage == first.checkpoint.lineage  # who reads has learned all that the one before it made
+            for ready in end.snapshots:
+                durable = local_pb2.WorkerDurable(
+                    replica=ready.replica, lineage=ready.checkpoint.lineage, digest=ready.checkpoint.digest
+                )
+                await end.pipe.send(local_pb2.ToWorker(durable=durable))
             await end.until(lambda: end.drained)
-            assert {ready.replica for ready in end.snapshots} == {"s1.1", "s2.1"}
+            assert {item.state for item in end.reports.values()} == {orchestrator_pb2.ASSIGNMENT_STATE_RELEASED}
             for ready in end.snapshots:
                 commit = check_snapshot(ready, end, job)
                 assert len(commit.batches) == ready.checkpoint.step > 0

@@ -56,6 +56,7 @@ HEARD: st.SearchStrategy[ev.Event] = st.one_of(
     st.builds(ev.FrameMissing, AT, LANES, BATCHES),
     st.builds(ev.CheckpointNamed, AT, SETS),
     st.builds(ev.CheckpointLost, AT, st.just("condemned")),
+    st.builds(ev.Leave, AT),
     st.builds(
         ev.PlanChanged, AT, st.just({0: (Share(ReplicaId("before.0"), 1.0),)}),
         st.sets(st.sampled_from([ReplicaId("next.0"), ReplicaId("other.0")])).map(frozenset), st.integers(0, 9),

@@ -104,7 +104,7 @@ def test_what_an_orchestrator_says_never_ends_the_daemons_streams(monkeypatch: p
     calls = 0
 
     class Dialer:
-        async def connect(self, node_id: str, addresses: object) -> None:
+        async def connect(self, node_id: str, addresses: object, *, own_connection: bool) -> None:
             nonlocal calls
             calls += 1
             raise ValueError("nobody thought of this")
@@ -135,7 +135,7 @@ def test_orchestrators_that_never_answer_do_not_keep_the_others_out(monkeypatch:
     asked: set[str] = set()
 
     class Dialer:
-        async def connect(self, node_id: str, addresses: object) -> None:
+        async def connect(self, node_id: str, addresses: object, *, own_connection: bool) -> None:
             asked.add(node_id)
             await asyncio.Event().wait()
 
@@ -242,7 +242,7 @@ def test_a_disk_that_takes_nothing_neither_ends_uploads_nor_loses_the_snapshot(t
     async def story() -> None:
         said: list[tuple[str, str, str]] = []
         mine = uploads(Shelf(tmp_path / "missing"), tmp_path / "missing too", said)
-        mine.added(ready(tmp_path, digest_of(b"s")))
+        await mine.added(ready(tmp_path, digest_of(b"s")))
         running = asyncio.create_task(mine.run())
         await until(lambda: any(kind == "upload_waits" for kind, _, _ in said) or running.done())
         assert not running.done(), running
@@ -256,7 +256,7 @@ def test_a_disk_that_takes_nothing_neither_ends_uploads_nor_loses_the_snapshot(t
 @pytest.mark.parametrize("name", ["../outside", "", "a/b", "A" * 64])
 def test_a_snapshots_digest_never_becomes_a_path(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput):
-        Shelf(tmp_path).add(ready(tmp_path, name))
+        asyncio.run(Shelf(tmp_path).add(ready(tmp_path, name)))
 
 
 def test_a_cache_on_a_bad_disk_fails_with_a_typed_error(tmp_path: Path) -> None:

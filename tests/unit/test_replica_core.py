@@ -155,6 +155,25 @@ def test_a_completed_lineage_and_a_lost_checkpoint_are_captured_at_once() -> Non
     assert of(ev.TakeSnapshot, core.handle(ev.CheckpointLost(1000.0, "condemned")))
 
 
+def test_who_leaves_learns_nothing_more_captures_its_state_and_names_what_it_owes() -> None:
+    core = started(frozenset({NEXT}))
+    core.handle(ev.LinkUp(0.0, 1, Peer(NEXT, 1)))
+    learn(core, 0)
+    give(core, 1)
+    assert not of(ev.TakeSnapshot, core.handle(ev.Leave(1.0)))  # a step is under way
+    assert not core.view().learns_no_more
+    assert [item.lineage for item in of(ev.TakeSnapshot, core.handle(ev.Learned(1.0, 1, 1.0, 0.1)))] == [span(0, 2)]
+    core.handle(ev.SnapshotTaken(1.0, span(0, 2), "digest"))
+    assert not of(ev.Learn, give(core, 2))
+    assert core.view().learns_no_more
+    assert [item.batch for item in of(ev.SendFrame, ask(core, span(0, 10), 4))] == [0, 1]
+    assert core.view().owed == span(0, 2)
+    ask(core, span(1, 10), 4, sequence=2)
+    assert core.view().owed == span(1, 2)
+    ask(core, span(2, 10), 4, sequence=3)
+    assert not core.view().owed
+
+
 def test_tests_wait_until_the_final_state_is_durable() -> None:
     core = started(lineage=span(0, 10))
     assert not of(ev.ReadInput, core.handle(ev.Tick(1.0)))

@@ -1,0 +1,121 @@
+"""What the daemon says of itself: greetings and beats to orchestrators, status and reasons to its owner. Reads the parts, changes nothing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from dcnr.client import Known
+from dcnr.ids import NodeId
+from dcnr.ports import Clock
+from dcnr.v1 import common_pb2, local_pb2, membership_pb2, orchestrator_pb2
+from membership.node import Membership
+from pnode.budget import Budget
+from pnode.control import ControlStreams
+from pnode.duties import Duties
+from pnode.lent import capability_of
+from pnode.neighbours import Neighbours
+from pnode.pausing import Pausing
+from pnode.probe import Machine
+from pnode.report import SOFTWARE, Journal, WorkerFacts, state_of, why
+from pnode.uploads import Uploads
+from trust.network import NetworkPolicy
+
+
+@dataclass(slots=True)
+class Condition:
+    """How the daemon is now; the daemon writes it, everybody reads it."""
+
+    started_s: float
+    worker: WorkerFacts = field(default_factory=WorkerFacts)
+    draining: bool = False
+    """It hands over and ends."""
+    halting: bool = False
+    """It hands over and pauses."""
+    reachable: str = "unknown"
+    control_address: str = ""
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """See the module."""
+
+    node_id: NodeId
+    policy: NetworkPolicy
+    machine: Machine
+    clock: Clock
+    now: Condition
+    orchestrators: Known
+    membership: Membership
+    budget: Budget
+    duties: Duties
+    neighbours: Neighbours
+    streams: ControlStreams
+    uploads: Uploads
+    pausing: Pausing
+    journal: Journal
+
+    def hello(self) -> orchestrator_pb2.Hello:
+        """The first message of a control stream."""
+        _, _, desired = self.duties.term()
+        return orchestrator_pb2.Hello(
+            advert=self.membership.own_advert, heads=self.duties.heads_seen(), protocol=common_pb2.ProtocolRange(min=1, max=1),
+            desired_sequence=desired.sequence if desired is not None else 0,
+        )  # fmt: skip
+
+    def beat(self, sequence: int) -> orchestrator_pb2.Beat:
+        """A heartbeat."""
+        _, _, desired = self.duties.term()
+        worker = self.now.worker
+        return orchestrator_pb2.Beat(
+            sequence=sequence, desired_sequence=desired.sequence if desired is not None else 0,
+            plan_digest=desired.plan_digest if desired is not None else "", replicas=self.reports(), evidence=self.neighbours.evidence(),
+            capability=self.capability(), free_memory_bytes=max(0, self.budget.free_memory_bytes),
+            draining=self.now.draining or self.now.halting, worker_alive=worker.alive,
+            worker_reason=self.pausing.reason if self.pausing.is_paused else worker.reason, incarnation=worker.incarnation,
+            events=self.journal.since(0)[-16:], advert=self.membership.own_advert,
+        )  # fmt: skip
+
+    def capability(self) -> membership_pb2.Capability:
+        """What is lent now."""
+        accepts_work = not (self.now.draining or self.pausing.is_paused)
+        return capability_of(
+            self.budget.allowed, self.budget, self.machine, device=self.now.worker.device, accepts_work=accepts_work
+        )
+
+    def reports(self) -> list[orchestrator_pb2.ReplicaReport]:
+        """One of each replica that is hosted, or should be."""
+        reports = []
+        for item in self.duties.hosted:
+            known = self.now.worker.replicas.get(item.assignment.replica)
+            report = orchestrator_pb2.ReplicaReport()
+            if known is not None:
+                report.CopyFrom(known)
+            if known is None or item.task is not None or item.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED:
+                report.replica, report.vnode = item.assignment.replica, item.assignment.vnode
+                report.state, report.reason, report.incarnation = item.state, item.reason, self.now.worker.incarnation
+            reports.append(report)
+        return reports
+
+    def why(self) -> list[local_pb2.WhyLine]:
+        """Reasons for the present state."""
+        return why(
+            draining=self.now.draining, paused=self.pausing.reason if self.pausing.is_paused else "", attached=len(self.streams.attached),
+            known_orchestrators=len(self.orchestrators()), membership_trouble=self.membership.trouble, worker=self.now.worker,
+            hosted=self.reports(), upload_trouble=self.uploads.trouble, capability=self.capability(),
+        )  # fmt: skip
+
+    def status(self) -> local_pb2.StatusResponse:
+        """One screen that tells all."""
+        lines, worker, now = self.why(), self.now.worker, self.now
+        _, term, _ = self.duties.term()
+        return local_pb2.StatusResponse(
+            node_id=self.node_id, network_id=self.policy.network_id, network_name=self.policy.document.name, software=SOFTWARE,
+            uptime_s=self.clock.monotonic() - now.started_s, state=state_of(lines), reason=lines[0].reason, next_action=lines[0].change,
+            orchestrators=self.streams.contacts(), num_known=len(self.membership.members()), reachable=now.reachable,
+            capability=self.capability(), replicas=self.reports(), memory_bytes=worker.rss_bytes, disk_bytes=now.disk_bytes,
+            epoch=term.epoch if term else 0, holder=term.holder if term else "", control_address=now.control_address,
+            dht_address=self.membership.dht_address, incarnation=worker.incarnation, locality=self.policy.document.locality,
+            pid=os.getpid(), worker_pid=worker.pid, dht_lookups=self.membership.dht_lookups, events=self.journal.since(0, 64),
+        )  # fmt: skip

@@ -1,0 +1,176 @@
+"""Goal: whoever leaves politely costs nobody a batch; pauses, sleeps and closed terminals do what their owner expects; who comes back is welcome."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from network_rig import BATCH_SIZE, SAMPLES, Rig, running_network
+
+from dcnr.cli.local_door import ask
+from dcnr.errors import DcnrError
+from dcnr.testing import LocalPNode, Process
+from dcnr.v1 import local_pb2, orchestrator_pb2
+
+PER_PASS = SAMPLES // BATCH_SIZE
+PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20")) for number in range(1, 5))
+"""Each has room for two VNodes, and leaves the machine room for all the others."""
+OFFLINE, ACTIVE = orchestrator_pb2.NODE_STATE_OFFLINE, orchestrator_pb2.NODE_STATE_ACTIVE
+IN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with running_network(PNODES, num_orchestrators=2) as running:
+        yield running
+
+
+def node(rig: Rig, process: Process) -> orchestrator_pb2.NodeView:
+    """As an orchestrator sees it."""
+    with rig.client() as client:
+        return next(item for item in client.nodes() if item.node_id == process.node_id)
+
+
+def is_active(rig: Rig, process: Process) -> bool:
+    with contextlib.suppress(DcnrError, StopIteration):
+        return node(rig, process).state == ACTIVE
+    return False
+
+
+def last_learned(rig: Rig, process: Process) -> dict[str, int]:
+    """By VNode, the most that this PNode reported until it ended."""
+    learned: dict[str, int] = {}
+    deadline = time.monotonic() + 60
+    while process.alive:
+        assert time.monotonic() < deadline, f"{process.name} does not end\n{process.tail()}"
+        status = rig.status(process)
+        for report in status.replicas if status is not None else ():
+            learned[report.vnode] = max(learned.get(report.vnode, 0), int(report.num_learned))
+        time.sleep(0.02)
+    return learned
+
+
+def moved_to(rig: Rig, vnode: str, away_from: Process) -> tuple[Process, orchestrator_pb2.ReplicaReport]:
+    """Where a VNode is hosted now."""
+    rig.until(lambda: vnode in rig.hosts() and rig.hosts()[vnode][0] is not away_from, f"{vnode} is hosted elsewhere", 60)
+    return rig.hosts()[vnode]
+
+
+def restored(rig: Rig, process: Process, replica: str) -> int:
+    """With how many batches a replica began."""
+    [line] = [line for line in rig.events(process) if line.startswith(f"replica_hosted {replica} ")]
+    return int(line.split("restored ")[1].split()[0])
+
+
+def test_no_batch_is_run_again_when_a_pnode_finishes(rig: Rig) -> None:
+    """Goal: what it learned is in its successor's first state, and its successors have every frame, so nothing is learned or computed twice."""
+    passes = 20
+    job_id = rig.submit("finish", passes=passes)
+    hosts = rig.learning(job_id, 40, 90)
+    leaving = hosts["b"][0]
+    there = sorted(vnode for vnode, (process, _) in hosts.items() if process is leaving)
+    incarnation = rig.told(leaving).incarnation
+    forwarded = {vnode: int(report.num_forwarded) for vnode, (_, report) in rig.hosts().items()}
+    ask(leaving.home, "Stop", local_pb2.StopRequest(hand_over=True), start="pnode start")
+    learned = last_learned(rig, leaving)
+    assert leaving.popen is not None
+    assert leaving.popen.returncode == 0
+    assert sorted(learned) == there
+    for vnode in there:
+        process, report = moved_to(rig, vnode, leaving)
+        assert restored(rig, process, report.replica) >= learned[vnode], f"batches of {vnode} are learned again"
+    rig.until(lambda: node(rig, leaving).state == OFFLINE, "it is known to be away", 30)
+    assert "politely" in node(rig, leaving).reason
+    rig.network.restart(leaving)
+    rig.until(lambda: is_active(rig, leaving), "it is back", 90)
+    assert rig.told(leaving).incarnation > incarnation
+    rig.ended(job_id, 180)
+    for vnode, (process, report) in rig.hosts().items():
+        before = 0 if vnode in there else forwarded[vnode]
+        assert report.num_forwarded == before, f"{vnode} on {process.name} computed batches again"
+    for item in rig.audit():
+        assert item.exact, (item.vnode, item.reason)
+        assert item.num_batches == passes * PER_PASS
+
+
+def test_a_pause_frees_the_machine_within_seconds_and_lasts_over_a_restart(rig: Rig) -> None:
+    job_id = rig.submit("pause", passes=20)
+    hosts = rig.learning(job_id, 20, 90)
+    paused = hosts["b"][0]
+    worker = psutil.Process(rig.told(paused).worker_pid)
+    ask(paused.home, "Pause", local_pb2.PauseRequest(), start="pnode start")
+    assert rig.until(lambda: not worker.is_running(), "its worker has ended", 30, pause_s=0.02) < 5.0
+    told = rig.told(paused)
+    assert (told.state, told.worker_pid, told.capability.accepts_work) == ("paused", 0, False)
+    [why, *_] = ask(paused.home, "Why", local_pb2.WhyRequest(), start="pnode start").lines
+    assert why.code == "paused"
+    moved_to(rig, "b", paused)
+    rig.until(lambda: node(rig, paused).state != ACTIVE and "paused" in node(rig, paused).reason, "its state has the reason", 30)
+    rig.network.kill(paused)
+    rig.network.restart(paused)
+    rig.until(lambda: rig.status(paused) is not None, "it is back", 60)
+    assert rig.told(paused).state == "paused"
+    ask(paused.home, "Resume", local_pb2.ResumeRequest(), start="pnode start")
+    rig.until(lambda: bool(rig.told(paused).worker_pid) and is_active(rig, paused), "it works again", 60)
+    rig.ended(job_id, 180)
+    assert all(item.exact for item in rig.audit())
+
+
+def test_a_machine_that_slept_notices_it_and_drops_what_was_given_to_others(rig: Rig) -> None:
+    passes = 20
+    job_id = rig.submit("sleep", passes=passes)
+    hosts = rig.learning(job_id, 20, 90)
+    asleep, before = hosts["b"]
+    pids = (asleep.pid, rig.told(asleep).worker_pid)
+    rig.silent.add(asleep.name)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        process, _ = moved_to(rig, "b", asleep)
+        assert process is not asleep
+        rig.until(lambda: node(rig, asleep).state == OFFLINE, "it is known to be silent", 30)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        rig.silent.discard(asleep.name)
+    rig.until(lambda: any(line.startswith("woke_up") for line in rig.events(asleep)), "it notices that it slept", 30)
+    rig.until(lambda: is_active(rig, asleep), "it offers itself again", 30)
+    rig.until(lambda: all(item.replica != before.replica for item in rig.told(asleep).replicas), "it has given its replica up", 40)
+    rig.ended(job_id, 180)
+    assert all(item.exact and item.num_batches == passes * PER_PASS for item in rig.audit())
+
+
+def test_a_closed_terminal_is_a_polite_end(rig: Rig) -> None:
+    """Goal: a daemon whose terminal is closed hands over and ends, though nobody reads what it says any more."""
+    process = rig.network.pnodes[-1]
+    rig.network.kill(process)
+    ours, theirs = os.openpty()
+    command = [argument for argument in process.command[1:] if argument != "--until-stdin-closes"]
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_TERMINAL, *command], stdin=theirs, stdout=theirs, stderr=theirs, env=dict(process.environment),
+        start_new_session=True,
+    ) as daemon:  # fmt: skip
+        try:
+            os.close(theirs)
+            rig.until(lambda: is_active(rig, process) and _pid(process.home) == daemon.pid, "it is attached", 90)
+            os.close(ours)  # the kernel sends SIGHUP; writing fails from now on
+            assert daemon.wait(30) == 0
+        finally:
+            daemon.kill()
+    rig.until(lambda: node(rig, process).state == OFFLINE, "it is known to be away", 30)
+    assert "politely" in node(rig, process).reason
+
+
+def _pid(home: Path) -> int:
+    try:
+        return int(ask(home, "Status", local_pb2.StatusRequest(), start="").pid)
+    except DcnrError:
+        return 0
