@@ -89,6 +89,7 @@ def test_no_batch_is_run_again_when_a_pnode_finishes(rig: Rig) -> None:
         assert restored(rig, process, report.replica) >= learned[vnode], f"batches of {vnode} are learned again"
     rig.until(lambda: node(rig, leaving).state == OFFLINE, "it is known to be away", 30)
     assert "politely" in node(rig, leaving).reason
+    rig.network.kill(leaving)  # it is gone: this closes what we held of it
     rig.network.restart(leaving)
     rig.until(lambda: is_active(rig, leaving), "it is back", 90)
     assert rig.told(leaving).incarnation > incarnation
