@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -57,6 +58,7 @@ class Source:
     _ways: dict[int, Way] = field(default_factory=dict)
     _wanted: IntervalSet = field(default_factory=IntervalSet.empty)
     _window_end: int = 0
+    _kept: deque[int] = field(default_factory=deque)
     _sent: dict[int, float] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _tensors: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class Source:
                 self._wanted = event.wanted
             case ev.WindowHeard():
                 self._window_end = event.end
+                self._send_due()
             case ev.FrameSent():
                 self.hops.append(time.perf_counter() - self._sent.pop(event.batch))
             case _:
@@ -87,13 +90,13 @@ class Source:
         pass
 
     async def run(self) -> None:
-        """Sends what is wanted within the window, once, until cancelled."""
+        """Sends what is wanted within the window, once, until cancelled; like a real replica it makes the batch behind the window meanwhile."""
         done = IntervalSet.empty()
         while True:
             self._news.clear()
             due = self._wanted - done
             batch = min((low for low, _ in due.pairs()), default=None)
-            if batch is None or batch >= self._window_end or not self._ways:
+            if batch is None or batch > self._window_end or not self._ways:
                 await self._news.wait()
                 continue
             done = done | IntervalSet.of((batch, batch + 1))
@@ -102,10 +105,16 @@ class Source:
                 rng = np.random.Generator(np.random.Philox(key=7))
                 self._tensors[size] = rng.standard_normal((size // (4 * WIDTH), WIDTH), dtype=np.float32)
             await self.outbox.keep(TRAIN_LANE, batch, self._tensors[size], 0)
-            self._sent[batch] = time.perf_counter()
-            next(reversed(self._ways.values())).send(TRAIN_LANE, batch, Mode.TRAIN)
+            self._kept.append(batch)
+            self._send_due()
             old = batch - KEPT_BYTES // size
             self.outbox.drop(TRAIN_LANE, IntervalSet.of((old, old + 1)) if old >= 0 else IntervalSet.empty())
+
+    def _send_due(self) -> None:
+        while self._kept and self._kept[0] < self._window_end and self._ways:
+            batch = self._kept.popleft()
+            self._sent[batch] = time.perf_counter()
+            next(reversed(self._ways.values())).send(TRAIN_LANE, batch, Mode.TRAIN)
 
 
 @dataclass

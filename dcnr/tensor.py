@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +25,8 @@ Array = NDArray[Any]
 Payload = bytes | bytearray | memoryview
 
 _HEX64: Final = re.compile(r"[0-9a-f]{64}")
+_MAGNITUDE_VALUES: Final = 1 << 16
+"""Values looked at together: they stay in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,30 @@ class TensorHeader:
 
 @dataclass(frozen=True, slots=True)
 class EncodedTensor:
-    """A header and the read-only bytes it describes, which share no memory with the array they came from."""
+    """A header and the read-only bytes it describes."""
 
     header: TensorHeader
     payload: memoryview
+    is_view: bool = False
+    """The payload is the memory of the array that it was made from."""
 
 
 def encode(array: Array, codec: str) -> EncodedTensor:
-    """The wire form of ``array``. Raises InvalidInput for a dtype, size or value that may not travel, or not in this codec."""
+    """The wire form of ``array``, in memory of its own. Raises InvalidInput for a dtype, size or value that may not travel, or not in this codec."""
+    header, flat = _prepared(array, codec)
+    return _digested(header, codecs.encode_values(codec, flat))
+
+
+def encode_final(array: Array, codec: str) -> EncodedTensor:
+    """As `encode`, for an array that nobody will ever write to again: raw bytes are a view of it, not a copy, where its layout is theirs."""
+    if codec != "raw":
+        return encode(array, codec)
+    header, flat = _prepared(array, codec)
+    return _digested(header, flat.view(np.uint8), is_view=np.may_share_memory(flat, array))
+
+
+def _prepared(array: Array, codec: str) -> tuple[TensorHeader, Array]:
+    """The header without its digest, and the values flat, contiguous and little-endian."""
     dtype = _dtype_name(array)
     size = codecs.encoded_bytes(codec, dtype, array.size) if codec in codecs.CODECS else 0
     header = TensorHeader(dtype, tuple(int(n) for n in array.shape), codec, size, "0" * 64)
@@ -65,9 +83,12 @@ def encode(array: Array, codec: str) -> EncodedTensor:
         check_header(header)
     except RemoteFault as fault:
         raise InvalidInput(fault.message, code="bad_tensor", remedy=fault.remedy) from fault
-    flat = np.ascontiguousarray(array, codecs.NUMPY_DTYPES[dtype]).reshape(-1)
-    payload = codecs.encode_values(codec, flat).data.toreadonly()
-    return EncodedTensor(TensorHeader(dtype, header.shape, codec, size, digest_of(payload)), payload)
+    return header, np.ascontiguousarray(array, codecs.NUMPY_DTYPES[dtype]).reshape(-1)
+
+
+def _digested(header: TensorHeader, encoded: NDArray[np.uint8], *, is_view: bool = False) -> EncodedTensor:
+    payload = encoded.data.toreadonly()
+    return EncodedTensor(replace(header, digest=digest_of(payload)), payload, is_view)
 
 
 def decode(header: TensorHeader, payload: Payload) -> Array:
@@ -114,22 +135,38 @@ def check_header(
 
 def check_finite(array: Array, *, max_norm: float = math.inf) -> None:
     """L0: no NaN, no infinity, Euclidean norm at most ``max_norm``; arrays of whole numbers pass. Raises RemoteFault."""
-    if array.dtype.kind != "f":
-        return
-    squares = 0.0
-    flat = array.reshape(-1)
-    with np.errstate(all="ignore"):
-        for start in range(0, flat.size, 1 << 16):
-            part = flat[start : start + (1 << 16)]
-            square = float(np.dot(part, part)) if part.dtype == np.float32 else math.inf
-            if not math.isfinite(square):
-                if not np.isfinite(part).all():
-                    raise RemoteFault("a tensor holds NaN or infinity", code="not_finite")
-                wide = part.astype(np.float64)
-                square = float(np.dot(wide, wide))
-            squares += square
-    if math.sqrt(squares) > max_norm:
-        raise RemoteFault(f"a tensor's norm {math.sqrt(squares):.6g} is over {max_norm:.6g}", code="norm_bound")
+    if array.dtype.kind == "f":
+        magnitude = _Magnitude()
+        magnitude.add(array.reshape(-1))
+        magnitude.check(max_norm)
+
+
+class _Magnitude:
+    """The sum of squares of values that come in pieces, and whether all of them are finite."""
+
+    def __init__(self) -> None:
+        self._squares = 0.0
+        self._finite = True
+
+    def add(self, flat: Array) -> None:
+        """Counts these values in."""
+        with np.errstate(all="ignore"):
+            for start in range(0, flat.size, _MAGNITUDE_VALUES):
+                part = flat[start : start + _MAGNITUDE_VALUES]
+                square = float(np.dot(part, part)) if part.dtype == np.float32 else math.inf
+                if not math.isfinite(square):
+                    self._finite = self._finite and bool(np.isfinite(part).all())
+                    wide = part.astype(np.float64)
+                    square = float(np.dot(wide, wide))
+                self._squares += square
+
+    def check(self, max_norm: float) -> None:
+        """Raises RemoteFault."""
+        if not self._finite:
+            raise RemoteFault("a tensor holds NaN or infinity", code="not_finite")
+        norm = math.sqrt(self._squares)
+        if norm > max_norm:
+            raise RemoteFault(f"a tensor's norm {norm:.6g} is over {max_norm:.6g}", code="norm_bound")
 
 
 def chunks(encoded: EncodedTensor, *, chunk_bytes: int = limits.MAX_CHUNK_BYTES) -> Iterator[memoryview]:
@@ -143,13 +180,19 @@ def chunks(encoded: EncodedTensor, *, chunk_bytes: int = limits.MAX_CHUNK_BYTES)
 class TensorAssembler:
     """Puts one tensor together from chunks in order: memory is taken once, after the header check, and never grows.
 
-    Any error ends the transfer: throw the assembler away. Hashing goes along with the chunks, so `finish` is quick.
+    Any error ends the transfer: throw the assembler away. Hashing and looking at raw values go along with the chunks, while they are in
+    the processor's cache, so what remains at the end is quick.
     """
 
     def __init__(self, header: TensorHeader, *, max_bytes: int = limits.MAX_TENSOR_BYTES) -> None:
         check_header(header, max_bytes=max_bytes)
         self.header = header
         self._buffer = np.empty(header.encoded_bytes, np.uint8)
+        dtype = codecs.NUMPY_DTYPES[header.dtype]
+        self._values = self._buffer.view(dtype) if header.codec == "raw" and dtype.kind != "b" else None
+        """The memory of a tensor that needs no decoding and has no bit pattern that is none of its values."""
+        self._magnitude = _Magnitude()
+        self._num_seen = 0
         self._hash = hashlib.sha256()
         self._filled_bytes = 0
         self._finished = False
@@ -171,6 +214,10 @@ class TensorAssembler:
         self._buffer[self._filled_bytes : self._filled_bytes + size] = np.frombuffer(chunk, np.uint8)
         self._hash.update(chunk)
         self._filled_bytes += size
+        if self._values is not None and self._values.dtype.kind == "f":
+            complete = self._filled_bytes // self._values.itemsize
+            self._magnitude.add(self._values[self._num_seen : complete])
+            self._num_seen = complete
 
     def finish(self) -> EncodedTensor:
         """The complete tensor, still encoded (as spools and evidence keep it). Raises Corrupt if short or not as its digest says."""
@@ -184,11 +231,18 @@ class TensorAssembler:
     def array(self) -> Array:
         """The decoded tensor as a new, writable array. Raises as `finish`, and Corrupt where the bytes break the codec's format."""
         self.finish()
-        if (
-            self.header.codec == "raw" and self.header.dtype != "bool"
-        ):  # the assembler's memory becomes the array's: nothing to copy or to check
-            return self._buffer.view(codecs.NUMPY_DTYPES[self.header.dtype]).reshape(self.header.shape)
+        if self._values is not None:  # the assembler's memory becomes the array's: nothing to copy or to check
+            return self._values.reshape(self.header.shape)
         return _decode_checked(self.header, self._buffer)
+
+    def finite_array(self, *, max_norm: float = math.inf) -> Array:
+        """`array` that has passed L0 (`check_finite`). Raises as both."""
+        array = self.array()
+        if self._values is not None:
+            self._magnitude.check(max_norm)
+        else:
+            check_finite(array, max_norm=max_norm)
+        return array
 
 
 def _decode_checked(header: TensorHeader, payload: NDArray[np.uint8]) -> Array:

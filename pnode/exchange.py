@@ -10,6 +10,7 @@ from dcnr.v1 import vnode_pb2
 from pnode import frames
 from pnode.frames import Expected
 from pnode.outbox import Outbox
+from pnode.wire import Heard, read_message
 from vnode.events import Event, Lane, Mode, Peer, SendAck, SendDurable, SendNeed, SendWindow
 
 BEAT_S: Final = 1.0
@@ -21,13 +22,13 @@ Said = SendNeed | SendWindow | SendAck | SendDurable
 
 
 class Stream(Protocol):
-    """One open bidirectional stream of LinkMessages."""
+    """One open bidirectional stream of LinkMessages, as bytes (`pnode.wire`)."""
 
-    async def read(self) -> vnode_pb2.LinkMessage | None:
+    async def read(self) -> bytes | None:
         """The next message, None at the end. Raises Unavailable."""
         ...
 
-    async def write(self, message: vnode_pb2.LinkMessage) -> None:
+    async def write(self, message: bytes) -> None:
         """Waits while the other side takes nothing. Raises Unavailable."""
         ...
 
@@ -106,19 +107,25 @@ class Control:
         return None
 
 
-async def read_alive(stream: Stream) -> vnode_pb2.LinkMessage | None:
-    """The next message. Raises TimedOut when the other side is silent for `SILENCE_S`."""
+async def read_alive(stream: Stream) -> Heard | None:
+    """The next message. Raises TimedOut when the other side is silent for `SILENCE_S`, Corrupt for bytes that are no message."""
     try:
         async with asyncio.timeout(SILENCE_S):
-            return await stream.read()
+            data = await stream.read()
     except TimeoutError as error:
         raise TimedOut(f"no sign of life for {SILENCE_S:g} s", code="silent") from error
+    return None if data is None else read_message(data)
 
 
 async def write_control(stream: Stream, control: Control) -> None:
     """Writes all that waits."""
     while (message := control.take()) is not None:
-        await stream.write(message)
+        await stream.write(message.SerializeToString())
+
+
+async def write_beat(stream: Stream) -> None:
+    """A sign of life."""
+    await stream.write(b"")
 
 
 async def wait_for_news(news: asyncio.Event) -> bool:

@@ -102,33 +102,21 @@ def statement(source: Peer, target: ReplicaId, number: FrameNumber, header: Tens
     return "\0".join(str(field) for field in fields).encode()
 
 
-def first_message(edge: int, number: FrameNumber, frame: Frame, signature: bytes, chunk: memoryview) -> vnode_pb2.LinkMessage:
-    """The first message of a frame, with its first chunk."""
+def header_message(number: FrameNumber, frame: Frame, signature: bytes) -> vnode_pb2.FrameHeader:
+    """The beginning of a frame, without its first chunk."""
     header = frame.encoded.header
-    message = vnode_pb2.LinkMessage(edge=edge)
-    message.frame.CopyFrom(
-        vnode_pb2.FrameHeader(
-            lane=lane_message(number.lane),
-            batch=number.batch,
-            mode=_MODES[number.mode],
-            dtype=header.dtype,
-            shape=header.shape,
-            codec=header.codec,
-            encoded_bytes=header.encoded_bytes,
-            digest=bytes.fromhex(header.digest),
-            signature=signature,
-            step=frame.step,
-        )
+    return vnode_pb2.FrameHeader(
+        lane=lane_message(number.lane),
+        batch=number.batch,
+        mode=_MODES[number.mode],
+        dtype=header.dtype,
+        shape=header.shape,
+        codec=header.codec,
+        encoded_bytes=header.encoded_bytes,
+        digest=bytes.fromhex(header.digest),
+        signature=signature,
+        step=frame.step,
     )
-    message.frame.chunk = bytes(chunk)
-    return message
-
-
-def chunk_message(edge: int, chunk: memoryview) -> vnode_pb2.LinkMessage:
-    """A further message of a frame. Filled in place: a submessage given to a constructor is copied with 80 times the cost of its bytes."""
-    message = vnode_pb2.LinkMessage(edge=edge)
-    message.chunk.chunk = bytes(chunk)
-    return message
 
 
 def header_of(message: vnode_pb2.FrameHeader, expected: Expected) -> tuple[FrameNumber, TensorHeader]:
@@ -137,12 +125,8 @@ def header_of(message: vnode_pb2.FrameHeader, expected: Expected) -> tuple[Frame
     lane = lane_of(message.lane)
     if mode is None or (mode is Mode.EVAL) is lane.is_train:
         raise RemoteFault(f"a frame of mode {message.mode} in lane {lane.split}", code="bad_mode")
-    if (
-        len(message.digest) != 32
-        or not 0 < len(message.signature) <= MAX_SIGNATURE_BYTES
-        or len(message.chunk) > limits.MAX_CHUNK_BYTES
-    ):
-        raise RemoteFault("digest, signature or chunk of a wrong size", code="bad_frame")
+    if len(message.digest) != 32 or not 0 < len(message.signature) <= MAX_SIGNATURE_BYTES:
+        raise RemoteFault("digest or signature of a wrong size", code="bad_frame")
     if len(message.shape) > limits.MAX_TENSOR_RANK:
         raise RemoteFault(f"a tensor of rank {len(message.shape)}", code="bad_frame")
     header = TensorHeader(message.dtype, tuple(message.shape), message.codec, message.encoded_bytes, message.digest.hex())

@@ -15,13 +15,14 @@ import grpc
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId, ReplicaId
 from dcnr.ports import Clock, Random
-from dcnr.v1 import vnode_pb2, vnode_pb2_grpc
+from dcnr.v1 import vnode_pb2_grpc
 from pnode.exchange import Replica, Said, Stream
 from pnode.receiving import Edge, ReceivingExchange
 from pnode.sending import SendingExchange
 from trust.delegation import VerifiedDelegation
 from trust.identity import NodeKey
 
+SERVICE: Final = "dcnr.v1.VNodeService"
 RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 5.0
 STEADY_S: Final = 10.0
@@ -157,8 +158,7 @@ class PeerLink:
         try:
             connection = await self._dial(self.worker.worker_id, self.worker.addresses)
             try:
-                stub = vnode_pb2_grpc.VNodeServiceStub(connection.channel)
-                call: Any = stub.Link(metadata=connection.metadata)
+                call: Any = connection.channel.stream_stream(f"/{SERVICE}/Link")(metadata=connection.metadata)
                 for edge in self._edges.values():
                     exchange.open(edge)
                 self._exchange = exchange
@@ -213,6 +213,13 @@ class LinkService(vnode_pb2_grpc.VNodeServiceServicer):
         self._clock, self._key, self._find, self._peer, self._told = clock, key, find, peer, told
         self._num_links = 0
 
+    def add_to(self, server: Any) -> None:
+        """Serves the contract's methods; messages of a Link come and go as bytes."""
+        link = {"Link": grpc.stream_stream_rpc_method_handler(self.Link)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, link),))  # the first one found is used
+        vnode_pb2_grpc.add_VNodeServiceServicer_to_server(self, server)
+        server.add_registered_method_handlers(SERVICE, link)  # the last one registered is used, before all others
+
     async def Link(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # a stream handler may write itself
         """One stream until its end; a peer that breaks the protocol loses the stream."""
         pnode_id = self._peer(context)
@@ -235,7 +242,7 @@ class CallStream:
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    async def read(self) -> vnode_pb2.LinkMessage | None:
+    async def read(self) -> bytes | None:
         """The next message, None at the end. Raises Unavailable."""
         try:
             message = await self._call.read()
@@ -243,10 +250,10 @@ class CallStream:
             raise Unavailable("the link broke", code="link_broken") from error
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
             return None
-        result: vnode_pb2.LinkMessage = message
+        result: bytes = message
         return result
 
-    async def write(self, message: vnode_pb2.LinkMessage) -> None:
+    async def write(self, message: bytes) -> None:
         """Waits while the other side takes nothing. Raises Unavailable."""
         try:
             await self._call.write(message)

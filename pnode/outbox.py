@@ -1,7 +1,8 @@
 """Outputs of one replica on their way: live tensors for the newest, encoded frames in the spool for all that somebody may still ask for.
 
-The compute thread only hands a tensor over; encoding, digest and disk belong to the executor. Memory: the newest `HOT_BYTES` of live tensors with
-their encodings (at least one frame, at most `HOT_FRAMES`), and at most `MAX_BACKLOG` frames that are being encoded, which `keep` waits for.
+The compute thread only hands a tensor over; encoding, digest and disk belong to the executor. A raw encoding is the tensor's own memory. What is
+held: the newest `HOT_BYTES` of live tensors with their encodings (at least one frame, at most `HOT_FRAMES`), and at most `MAX_BACKLOG` frames
+that are being encoded, which `keep` waits for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput
 from dcnr.intervals import IntervalSet
-from dcnr.tensor import Array, decode, encode
+from dcnr.tensor import Array, decode, encode_final
 from pnode.spool import Frame, Spool
 from vnode.events import Lane, TensorHandle
 
@@ -103,9 +104,9 @@ class Outbox:
         if array.dtype != np.float32:
             codec = "raw"
         try:
-            encoded = encode(array, codec)
+            encoded = encode_final(array, codec)
         except InvalidInput:
-            encoded = encode(array, "raw")
+            encoded = encode_final(array, "raw")
         frame = Frame(encoded, step)
         try:
             self._spool.put(lane, batch, frame)
@@ -125,7 +126,15 @@ class Outbox:
                 self._spool.drop(key[0], IntervalSet.of((key[1], key[1] + 1)))
         elif failed:
             self._forget(key)
+        else:
+            self._count(hot, done.result())
         self._shrink()
+
+    def _count(self, hot: _Hot, frame: Frame) -> None:
+        """Exactly, now that it is known whether the encoding has memory of its own."""
+        num_bytes = int(hot.tensor.nbytes) + (0 if frame.encoded.is_view else len(frame.encoded.payload))
+        self._held_bytes += num_bytes - hot.num_bytes
+        hot.num_bytes = num_bytes
 
     def _shrink(self) -> None:
         while len(self._hot) > 1 and (self._held_bytes > self._hot_bytes or len(self._hot) > HOT_FRAMES):

@@ -15,11 +15,12 @@ from dcnr import limits
 from dcnr.errors import RemoteFault
 from dcnr.ids import ReplicaId
 from dcnr.ports import Clock
-from dcnr.tensor import Array, TensorAssembler, TensorHeader, check_finite
+from dcnr.tensor import Array, TensorAssembler, TensorHeader
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode import frames
-from pnode.exchange import Control, Replica, Said, Stream, first_cause, read_alive, wait_for_news, write_control
+from pnode.exchange import Control, Replica, Said, Stream, first_cause, read_alive, wait_for_news, write_beat, write_control
 from pnode.frames import FrameNumber
+from pnode.wire import Heard
 from trust.envelope import open_envelope
 from vnode.events import EdgeDown, EdgeUp, FrameArrived, Peer
 
@@ -69,13 +70,13 @@ class _Intake:
         self.number, self.header = number, header
         self.signature, self.step = message.signature, message.step
         self._assembler = TensorAssembler(header)
-        self._chunks: list[bytes] = []
+        self._chunks: list[memoryview] = []
         self.missing_bytes = header.encoded_bytes
         self._waiting_bytes = 0
         self.digesting: asyncio.Future[None] | None = None
         """The part that is being hashed; parts are hashed one after the other."""
 
-    def add(self, chunk: bytes) -> bool:
+    def add(self, chunk: memoryview) -> bool:
         """Takes a chunk; True when enough wait for `digest`. Raises RemoteFault for a wrong size."""
         if not 0 < len(chunk) <= min(limits.MAX_CHUNK_BYTES, self.missing_bytes):
             raise RemoteFault(f"a chunk of {len(chunk)} bytes where {self.missing_bytes} are missing", code="bad_chunk_size")
@@ -84,12 +85,12 @@ class _Intake:
         self._waiting_bytes += len(chunk)
         return self._waiting_bytes >= _HASH_STEP_BYTES
 
-    def take_waiting(self) -> list[bytes]:
+    def take_waiting(self) -> list[memoryview]:
         """The chunks that have come since the last call."""
         waiting, self._chunks, self._waiting_bytes = self._chunks, [], 0
         return waiting
 
-    def digest(self, waiting: list[bytes]) -> None:
+    def digest(self, waiting: list[memoryview]) -> None:
         """Moves chunks into the tensor (executor). Raises RemoteFault."""
         for chunk in waiting:
             self._assembler.add(chunk)
@@ -102,15 +103,14 @@ class _Intake:
     def finish(self, edge: Edge) -> Array:
         """The checked tensor (executor). Raises RemoteFault or Corrupt for a wrong digest, signature or value."""
         self.digest(self.take_waiting())
+        self._assembler.finish()
         source, target = Peer(edge.source, edge.source_incarnation), edge.replica.peer.replica
         said = frames.statement(source, target, self.number, self.header, self.step)
         signature = identity_pb2.Signature(public_key=edge.source_key, signature=self.signature)
         open_envelope(
             identity_pb2.Envelope(domain=identity_pb2.DOMAIN_FRAME, payload=said, signatures=[signature]), identity_pb2.DOMAIN_FRAME
         )
-        array = self._assembler.array()
-        check_finite(array)
-        return array
+        return self._assembler.finite_array()
 
 
 class ReceivingExchange:
@@ -143,8 +143,8 @@ class ReceivingExchange:
         try:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._write(stream))
-                while (message := await read_alive(stream)) is not None:
-                    await self._heard(message, group)
+                while (heard := await read_alive(stream)) is not None:
+                    await self._heard(heard, group)
                 writer.cancel()
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from errors
@@ -161,10 +161,11 @@ class ReceivingExchange:
     async def _write(self, stream: Stream) -> None:
         while True:
             if not await wait_for_news(self._control.news):
-                await stream.write(vnode_pb2.LinkMessage())
+                await write_beat(stream)
             await write_control(stream, self._control)
 
-    async def _heard(self, message: vnode_pb2.LinkMessage, group: asyncio.TaskGroup) -> None:
+    async def _heard(self, heard: Heard, group: asyncio.TaskGroup) -> None:
+        message, chunk = heard
         edge = self._edges.get(message.edge)
         if edge is None:
             return  # of an edge that we closed, or a sign of life
@@ -180,11 +181,11 @@ class ReceivingExchange:
                     raise RemoteFault("a frame before the last one ended", code="bad_frame")
                 number, header = frames.header_of(message.frame, edge.replica.expected(edge.index))
                 edge.intake = _Intake(number, header, message.frame)
-                await self._add(edge, edge.intake, message.frame.chunk, group)
+                await self._add(edge, edge.intake, chunk, group)
             case "chunk":
                 if edge.intake is None:
                     raise RemoteFault("a chunk without a frame", code="bad_frame")
-                await self._add(edge, edge.intake, message.chunk.chunk, group)
+                await self._add(edge, edge.intake, chunk, group)
             case "offer" | None:
                 pass
             case kind:
@@ -196,7 +197,7 @@ class ReceivingExchange:
         edge.up = True
         edge.replica.post(EdgeUp(self._clock.monotonic(), edge.index, Peer(edge.source, incarnation)))
 
-    async def _add(self, edge: Edge, intake: _Intake, chunk: bytes, group: asyncio.TaskGroup) -> None:
+    async def _add(self, edge: Edge, intake: _Intake, chunk: memoryview, group: asyncio.TaskGroup) -> None:
         enough = intake.add(chunk)
         if intake.missing_bytes == 0:
             edge.intake = None

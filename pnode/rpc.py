@@ -13,12 +13,11 @@ from dcnr.ports import Clock
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer, peer_of
-from dcnr.v1 import identity_pb2, vnode_pb2_grpc
-from pnode.links import Dial, LinkService
+from dcnr.v1 import identity_pb2
+from pnode.links import SERVICE, Dial, LinkService
 from trust.identity import NodeKey
 
 GRACE_S: Final = 0.2
-_SERVICE: Final = "dcnr.v1.VNodeService"
 
 
 class HeldPort:
@@ -47,8 +46,7 @@ class HeldPort:
 def data_server(key: NodeKey, network_id: str, clock: Clock, service: Callable[[Callable[[Any], str]], LinkService]) -> RpcServer:
     """A server with the data plane's only service, not started yet."""
     server = RpcServer(key, network_id, clock=clock, rng=secrets.token_bytes)
-    servicer = service(pnode_of)
-    server.add(lambda grpc_server: vnode_pb2_grpc.add_VNodeServiceServicer_to_server(servicer, grpc_server), _SERVICE)
+    server.add(service(pnode_of).add_to, SERVICE)
     return server
 
 

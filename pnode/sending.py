@@ -18,9 +18,10 @@ from dcnr.ports import Clock
 from dcnr.tensor import chunks
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode import frames
-from pnode.exchange import Control, Replica, Stream, first_cause, read_alive, wait_for_news, write_control
+from pnode.exchange import Control, Replica, Stream, first_cause, read_alive, wait_for_news, write_beat, write_control
 from pnode.frames import FrameNumber
 from pnode.spool import Frame
+from pnode.wire import chunk_bytes, frame_bytes
 from trust.envelope import seal
 from trust.identity import NodeKey
 from vnode.events import AckHeard, DurableHeard, Event, FrameMissing, FrameSent, Lane, Mode, NeedHeard, Peer, WindowHeard
@@ -74,8 +75,8 @@ class SendingExchange:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 writer = group.create_task(self._write(stream, group))
-                while (message := await read_alive(stream)) is not None:
-                    self._heard(message)
+                while (heard := await read_alive(stream)) is not None:
+                    self._heard(heard.message)
                 writer.cancel()
                 for job in self._jobs.values():
                     if job.loaded is not None:
@@ -122,7 +123,7 @@ class SendingExchange:
                 self._load_ahead(group)
                 await self._write_frame(stream, job, await loaded)
             elif not await wait_for_news(self._control.news):
-                await stream.write(vnode_pb2.LinkMessage())
+                await write_beat(stream)
 
     async def _write_frame(self, stream: Stream, job: _Job, frame: Frame | None) -> None:
         link, number = job.link, job.number
@@ -135,12 +136,12 @@ class SendingExchange:
         signature = seal(identity_pb2.DOMAIN_FRAME, said, self.key).signatures[0].signature
         pieces = list(chunks(frame.encoded)) or [memoryview(b"")]
         begun = self.clock.monotonic()
-        await stream.write(frames.first_message(link.edge, number, frame, signature, pieces[0]))
+        await stream.write(frame_bytes(link.edge, frames.header_message(number, frame, signature), pieces[0]))
         for piece in pieces[1:]:
             await write_control(stream, self._control)
             if not link.open:
                 return
-            await stream.write(frames.chunk_message(link.edge, piece))
+            await stream.write(chunk_bytes(link.edge, piece))
         now = self.clock.monotonic()
         link.replica.carried(len(frame.encoded.payload), now - begun)
         if link.open:

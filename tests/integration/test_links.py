@@ -22,7 +22,7 @@ from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.specs import TensorSpec
 from dcnr.tensor import EncodedTensor
-from dcnr.v1 import vnode_pb2, vnode_pb2_grpc
+from dcnr.v1 import vnode_pb2
 from pnode import sending
 from pnode.exchange import Way
 from pnode.frames import Expected, check_reason
@@ -138,7 +138,7 @@ async def rig(
     hub_of_source.add(source)
     server = RpcServer(worker, NETWORK, clock=CLOCK, rng=secrets.token_bytes)
     service = LinkService(CLOCK, signing or worker, find, pnode_of, lambda *said: told.append(said))
-    server.add(lambda grpc_server: vnode_pb2_grpc.add_VNodeServiceServicer_to_server(service, grpc_server))
+    server.add(service.add_to)
     port = await server.start("127.0.0.1", 0)
     now = CLOCK.wall()
     theirs = make_delegation(node, NETWORK, worker.public_der, 3, [f"127.0.0.1:{port}"], now)
@@ -317,14 +317,14 @@ def test_a_receiver_that_stops_reading_costs_a_bounded_number_of_frames(tmp_path
         """Takes a few messages, then nothing; its reader never ends."""
 
         def __init__(self) -> None:
-            self.incoming: asyncio.Queue[vnode_pb2.LinkMessage | None] = asyncio.Queue()
+            self.incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
             self.written = 0
             self.free = asyncio.Event()
 
-        async def read(self) -> vnode_pb2.LinkMessage | None:
+        async def read(self) -> bytes | None:
             return await self.incoming.get()
 
-        async def write(self, message: vnode_pb2.LinkMessage) -> None:
+        async def write(self, message: bytes) -> None:
             self.written += 1
             if self.written > 3:
                 await self.free.wait()
@@ -344,7 +344,7 @@ def test_a_receiver_that_stops_reading_costs_a_bounded_number_of_frames(tmp_path
         opening = vnode_pb2.OpenEdge(
             network_id=NETWORK, model="m", job_id="j", source_replica="a.1", target_replica="b.1", target_incarnation=1
         )
-        stream.incoming.put_nowait(vnode_pb2.LinkMessage(edge=1, open=opening))
+        stream.incoming.put_nowait(vnode_pb2.LinkMessage(edge=1, open=opening).SerializeToString())
         exchange = SendingExchange(CLOCK, NodeKey.generate(), lambda name: source, "p")
         running = asyncio.ensure_future(exchange.run(stream))
         await source.until(ev.LinkUp)

@@ -17,7 +17,17 @@ from dcnr import limits
 from dcnr.codecs import BLOCK_VALUES, CODECS, NUMPY_DTYPES
 from dcnr.errors import Corrupt, InvalidInput, RemoteFault
 from dcnr.ids import digest_of
-from dcnr.tensor import EncodedTensor, TensorAssembler, TensorHeader, check_finite, check_header, chunks, decode, encode
+from dcnr.tensor import (
+    EncodedTensor,
+    TensorAssembler,
+    TensorHeader,
+    check_finite,
+    check_header,
+    chunks,
+    decode,
+    encode,
+    encode_final,
+)
 
 LOSSY = ("fp16", "bf16", "int8")
 SHAPES = st.lists(st.integers(0, 9), max_size=4).map(tuple)
@@ -190,6 +200,57 @@ def test_layouts_and_ownership() -> None:
     back[:] = 9
     assert (decode(kept.header, kept.payload) == 1).all()
     assert kept.payload.readonly
+
+
+def test_a_final_array_is_not_copied_and_says_the_same() -> None:
+    array = normal(4, 300).reshape(3, 100)
+    for codec in CODECS:
+        final, copied = encode_final(array, codec), encode(array, codec)
+        assert (final.header, final.payload) == (copied.header, copied.payload)
+        assert final.payload.readonly
+        assert not copied.is_view
+        assert final.is_view == (codec == "raw") == np.may_share_memory(np.frombuffer(final.payload, np.uint8), array)
+    for other in (array.T, array[:, ::2], array.astype(">f4")):
+        final = encode_final(other, "raw")
+        assert not final.is_view
+        assert (decode(final.header, final.payload) == other).all()
+    assert encode_final(np.zeros((0, 3), F32), "raw").payload == b""
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from(["raw", "fp16"]), st.integers(0, 70_000), st.sampled_from([np.nan, np.inf, -np.inf]), st.integers(1, 300_000)
+)
+def test_values_that_are_not_finite_are_found_wherever_chunks_end(
+    codec: str, position: int, value: float, chunk_bytes: int
+) -> None:
+    array = normal(1, 70_001)
+    for bad in (False, True):
+        if bad:
+            array[position] = value
+        encoded = encode(array, codec)
+        assembler = TensorAssembler(encoded.header)
+        for chunk in chunks(encoded, chunk_bytes=chunk_bytes):
+            assembler.add(chunk)
+        if bad:
+            with pytest.raises(RemoteFault, match="NaN or inf"):
+                assembler.finite_array()
+        else:
+            assert bits(assembler.finite_array()) == bits(decode(encoded.header, encoded.payload))
+            norm = float(np.linalg.norm(array.astype(np.float64)))
+            with pytest.raises(RemoteFault, match="norm"):
+                assembler.finite_array(max_norm=norm * 0.99)
+            assembler.finite_array(max_norm=norm * 1.01)
+
+
+def test_a_wrong_digest_comes_before_a_wrong_value() -> None:
+    encoded = encode(normal(2, 8), "raw")
+    bad = bytearray(encoded.payload)
+    bad[0:4] = np.array([np.nan], F32).tobytes()
+    assembler = TensorAssembler(encoded.header)
+    assembler.add(bad)
+    with pytest.raises(Corrupt):
+        assembler.finite_array()
 
 
 @pytest.mark.parametrize("codec", CODECS)
