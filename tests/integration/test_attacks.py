@@ -41,7 +41,7 @@ from vnode.registry import default_registry
 
 CLOCK = SystemClock()
 MODEL = "toy"
-WAIT_S = 15.0
+WAIT_S = 60.0
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -153,7 +153,7 @@ def test_a_flood_of_events_is_written_down_at_its_rate_only() -> None:
     async def story(found: Rig) -> None:
         stranger = NodeKey.generate()
         call = await found.attach(stranger, await found.dial(stranger))
-        before = found.shared.history.sequence
+        before, began_s = found.shared.history.sequence, CLOCK.monotonic()
         facts = {f"fact{number}": "x" * 10_000 for number in range(4)}
         for number in range(40):
             events = [common_pb2.Event(sequence=number * 16 + one + 1, kind="k", facts=facts) for one in range(16)]
@@ -161,7 +161,7 @@ def test_a_flood_of_events_is_written_down_at_its_rate_only() -> None:
             await call.read()
         await until(lambda: found.record(stranger).beat.sequence == 39, "all beats are heard")
         written = found.shared.history.sequence - before
-        assert written <= EVENT_RATE.burst + EVENT_RATE.per_s * WAIT_S
+        assert written <= EVENT_RATE.burst + EVENT_RATE.per_s * (CLOCK.monotonic() - began_s)
         newest = found.shared.history.since(0, 256)
         assert sum(event.ByteSize() for event in newest) < limits.MAX_MESSAGE_BYTES // 2, "watchers' answers must fit a message"
 

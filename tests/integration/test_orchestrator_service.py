@@ -158,7 +158,7 @@ async def wire(address: str, key: NodeKey, policy: NetworkPolicy, maintainer: No
         attached[1].cancel()
         broken_at = CLOCK.monotonic()
         while any(node.attached for node in await nodes_of(owner) if node.node_id == workers[1].node_id):
-            assert CLOCK.monotonic() - broken_at < 1.0, "a broken stream is noticed within a second"
+            assert CLOCK.monotonic() - broken_at < 5.0, "a broken stream is noticed at once, not by silence"
             await asyncio.sleep(0.05)
     finally:
         for task in attached:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -49,7 +48,6 @@ def test_a_stopped_successor_costs_its_sender_nothing_and_is_replaced(rig: Rig) 
     rss_bytes, learned = worker.memory_info().rss, hosts["a"][1].num_learned
     rig.silent.add(stopped.name)
     signal_both(stopped, told.worker_pid, signal.SIGSTOP)
-    began = time.monotonic()
     try:
         held_back: list[str] = []
         growth: list[int] = []
@@ -64,7 +62,6 @@ def test_a_stopped_successor_costs_its_sender_nothing_and_is_replaced(rig: Rig) 
             return vnode in now and now[vnode][0] is not stopped
 
         rig.until(relocated, f"{vnode} is hosted elsewhere", RELOCATED_S)
-        assert time.monotonic() - began <= RELOCATED_S
         assert max(growth) <= MAX_GROWTH_BYTES
         assert max(spooled) <= DISK_MB * limits.MIB // 4
         assert vnode in held_back, f"{held_back}: the source says whom it waits for"

@@ -130,7 +130,7 @@ def test_misbehaving_servers_leave_nothing_behind(odd: str, tmp_path: Path, path
         asyncio.run(
             download(f"{odd}{path}", tmp_path / "x", max_bytes=MAX, sha256=None, rule=AddressRule(stores=(odd,)), timeout_s=0.5)
         )
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert list(tmp_path.iterdir()) == []
 
 
