@@ -80,7 +80,7 @@ def _give_primary(board: Board, cost: StageCost, loss: Loss | None, rejections: 
     held = board.request.durable.get(cost.vnode, 0)
     successor = heir(board, cost.vnode)
     if successor is not None:
-        learned = board.request.live[successor.replica]
+        learned = board.request.live.get(successor.replica, 0)
         board.promote(successor, f"{why}promoted: its state holds {learned} batches, the newest checkpoint {held}")
         return True
     if board.seats[cost.vnode]:
