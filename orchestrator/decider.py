@@ -247,12 +247,12 @@ class Decider:
         """Plan and desired states into the store, then the head."""
         known = self._loop.core.known
         assert known is not None
+        plan.sequence = int(known.head.sequence) + SEQUENCE_AHEAD
         stored = sealed(identity_pb2.DOMAIN_PLAN, plan, self._key)
-        sequence = int(known.head.sequence) + SEQUENCE_AHEAD
         before = {item.pnode_id for item in view.plan.assignments} if view.plan is not None else set()
         hosting = {node_id for node_id, record in self._inventory.nodes().items() if record.beat.replicas and record.streams}
         costs = view.job.costs if view.job is not None else ()
-        desired = desired_states(plan, stored.digest, sequence, costs, request_digest, before | hosting)
+        desired = desired_states(plan, stored.digest, int(plan.sequence), costs, request_digest, before | hosting)
         # One after the other: a store that keeps objects in directories may lose an object whose name has become a directory first.
         await self._put_all([(keys.plan(view.model, stored.digest), stored.data)])
         reached("plan.stored")
@@ -262,7 +262,7 @@ class Decider:
         ]
         await self._put_all(objects)
         reached("desired.stored")
-        await self._loop.decide(NamePlan(view.head.active.job_id, view.head.plan_digest, stored.digest, sequence))
+        await self._loop.decide(NamePlan(view.head.active.job_id, view.head.plan_digest, stored.digest, int(plan.sequence)))
         reached("plan.named")
         self._emptied.clear()
         self._history.say(

@@ -132,6 +132,7 @@ class StoreCheckers:
             plan.parent_digest == old.plan_digest, "composed_anew", f"plan {plan.number} was made for another predecessor"
         )
         world.require((plan.epoch, plan.holder) == (new.epoch, new.holder), "takeover", f"plan {plan.number} is of another term")
+        world.require(plan.sequence == new.sequence, "plan_sequence", f"plan {plan.number} was made for sequence {plan.sequence}")
         world.require(new.plan_sequence == new.sequence, "plan_sequence", f"plan {plan.number} has another sequence than its head")
         desired: dict[str, model_pb2.DesiredState] = {}
         for pnode_id in sorted({item.pnode_id for item in plan.assignments}):

@@ -890,6 +890,7 @@ class Plan(_message.Message):
     LEAD_REASON_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     NEXT_REPLICA_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -914,6 +915,8 @@ class Plan(_message.Message):
     """why a new plan"""
     next_replica: _builtins.int
     """next free replica number"""
+    sequence: _builtins.int
+    """of the head write that names it, as in its desired states"""
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]:
         """every replica"""
@@ -944,10 +947,11 @@ class Plan(_message.Message):
         lead_reason: _builtins.str = ...,
         reason: _builtins.str = ...,
         next_replica: _builtins.int = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "lead_reason", b"lead_reason", "model", b"model", "network_id", b"network_id", "next_replica", b"next_replica", "number", b"number", "parent_digest", b"parent_digest", "reason", b"reason", "rejections", b"rejections", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "lead_reason", b"lead_reason", "model", b"model", "network_id", b"network_id", "next_replica", b"next_replica", "number", b"number", "parent_digest", b"parent_digest", "reason", b"reason", "rejections", b"rejections", "sequence", b"sequence", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
