@@ -259,6 +259,11 @@ class Membership:
         """Other PNodes, by id."""
         return [a for a in self._view.members() if not a.is_orchestrator]
 
+    @property
+    def clock(self) -> Clock:
+        """This machine's clock, its wall clock corrected to network time."""
+        return self._time
+
     def network_time(self) -> float:
         """Seconds since 1970 as the network believes."""
         return self._time.wall()

@@ -150,6 +150,9 @@ async def _serve(
         key=shared.key, policy=shared.policy, kind=membership_pb2.NODE_KIND_ORCHESTRATOR, dialer=dialer, clock=shared.clock, rng=rng,
         bootstrap=settings.bootstrap, cache_path=home / "nodes.json",
     )  # fmt: skip
+    shared.clock = (
+        membership.clock
+    )  # adverts, delegations and expiries are judged by network time: a wrong wall clock is no reason to refuse
     if not shared.policy.is_orchestrator(shared.key.node_id):
         _log.warning("not_listed", reason="the network document does not list this orchestrator: PNodes will not obey it")
     async with asyncio.TaskGroup() as group:
