@@ -28,6 +28,8 @@ from trust.network import NetworkPolicy
 
 RETRY_FIRST_S = 0.5
 RETRY_LONGEST_S = 15.0
+DISK_RETRY_S = 2.0
+"""What the disk did not take is written again after this time."""
 
 Say = Callable[[str, str, str], None]
 """Records an event: kind, subject, reason."""
@@ -107,7 +109,9 @@ class Duties:
             known = entry.authority.head
             if known is None or head.sequence > known.sequence:
                 entry.authority.head = head
-            await self._send(local_pb2.ToWorker(head_seen=local_pb2.HeadSeen(epoch=term.epoch)))
+            if (news := (term.epoch, int(head.sequence))) > entry.news:
+                entry.news = news
+                await self._send(local_pb2.ToWorker(head_seen=local_pb2.HeadSeen(epoch=term.epoch)))
         elif term is None or int(head.epoch) > term.epoch:
             self._confirm(entry, head.model, signer.node_id)
         if term != before and term is not None:
@@ -169,7 +173,7 @@ class Duties:
         self._stopping = True
         for entry in self._models:
             tasks = [hosted.task for hosted in entry.hosted.values()]
-            for task in [*tasks, entry.confirming]:
+            for task in [*tasks, entry.confirming, entry.writing]:
                 if task is not None:
                     task.cancel()
 
@@ -227,7 +231,12 @@ class Duties:
             case Accepted(desired):
                 envelope = entry.envelopes.get(order_of(desired))
                 reached("desired.accepted")
-                if envelope is None or not self._home_write(self._home.desired_path(desired.model), envelope):
+                if envelope is None:
+                    return
+                if not self._home_write(self._home.desired_path(desired.model), envelope):
+                    entry.unwritten = desired
+                    if entry.writing is None or entry.writing.done():
+                        entry.writing = self._group.create_task(self._write_again(entry))
                     return
                 reached("desired.persisted")
                 entry.authority.applied(desired)
@@ -239,6 +248,13 @@ class Duties:
                 self._confirm(entry, model, claimed.holder)
             case Ignored(code, reason) if code not in ("stale", "not_yet", "unconfirmed"):
                 self._say("not_obeyed", code, reason)
+
+    async def _write_again(self, entry: Model) -> None:
+        """No orchestrator repeats a desired state on a stream that lives: what the disk did not take is judged and written again from here."""
+        while entry.unwritten is not None and not self._stopping:
+            await asyncio.sleep(DISK_RETRY_S)
+            desired, entry.unwritten = entry.unwritten, None
+            await self._judged(entry, entry.authority.offered(desired, NodeId(desired.holder)))
 
     def _confirm(self, entry: Model, model: str, claimant: NodeId) -> None:
         if (entry.confirming is None or entry.confirming.done()) and not self._stopping:
@@ -340,6 +356,7 @@ class Duties:
         for replica in list(model.hosted):
             self._group.create_task(self._release(replica))
             self._forget(model, replica)
+        model.unwritten = None
         for path in (self._home.desired_path(name), self._home.head_path(name)):
             path.unlink(missing_ok=True)
         self._say("model_forgotten", name, "another model takes its place, and it has no work here")

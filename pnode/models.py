@@ -37,6 +37,11 @@ class Model:
     authority: Authority
     desired: model_pb2.DesiredState | None = None
     confirming: asyncio.Task[None] | None = None
+    unwritten: model_pb2.DesiredState | None = None
+    """Accepted, but the disk did not take it yet."""
+    writing: asyncio.Task[None] | None = None
+    news: tuple[int, int] = (0, 0)
+    """Epoch and sequence of the newest head that counted as news: the same one told again, by whomever, renews no horizon."""
     hosted: dict[str, Hosted] = field(default_factory=dict)
     envelopes: dict[tuple[str, int, int], identity_pb2.Envelope] = field(default_factory=dict)
     """The newest desired states as they were signed: what is accepted later is persisted in its own words."""

@@ -82,8 +82,8 @@ def desired(key: NodeKey, sequence: int, epoch: int = 1, model: str = "m") -> id
     return seal(identity_pb2.DOMAIN_DESIRED_STATE, state, key)
 
 
-def head(key: NodeKey, epoch: int = 1, model: str = "m") -> identity_pb2.Envelope:
-    content = model_pb2.Head(network_id=policy().network_id, model=model, epoch=epoch, holder=key.node_id, sequence=1)
+def head(key: NodeKey, epoch: int = 1, model: str = "m", sequence: int = 1) -> identity_pb2.Envelope:
+    content = model_pb2.Head(network_id=policy().network_id, model=model, epoch=epoch, holder=key.node_id, sequence=sequence)
     return seal(identity_pb2.DOMAIN_HEAD, content, key)
 
 
@@ -183,6 +183,48 @@ def test_what_is_persisted_is_the_desired_state_that_was_accepted(tmp_path: Path
             stored = identity_pb2.Envelope.FromString((tmp_path / "home" / f"desired-{model}.pb").read_bytes())
             kept = model_pb2.DesiredState.FromString(stored.payload)
             assert (kept.model, kept.sequence) == (model, sequence)
+
+    asyncio.run(story())
+
+
+def test_what_the_disk_did_not_take_is_obeyed_as_soon_as_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pnode.duties.DISK_RETRY_S", 0.01)
+
+    async def story() -> None:
+        said: list[tuple[str, str, str]] = []
+        async with asyncio.TaskGroup() as group:
+            mine = duties(tmp_path, said, group)
+            await mine.head_received(head(FIRST), Source.OWN_GET)
+            (in_the_way := tmp_path / "home" / "desired-m.pb").mkdir()
+            await mine.desired_received(desired(FIRST, 5))
+            await until(lambda: sum(kind == "disk_trouble" for kind, _, _ in said) >= 3)
+            assert mine.term()[2] is None, "nothing is obeyed that is not on disk"
+            in_the_way.rmdir()
+            await until(lambda: mine.term()[2] is not None)
+            mine.stop()
+        stored = identity_pb2.Envelope.FromString(in_the_way.read_bytes())
+        assert model_pb2.DesiredState.FromString(stored.payload).sequence == 5
+
+    asyncio.run(story())
+
+
+def test_an_old_head_that_is_told_again_is_no_news(tmp_path: Path) -> None:
+    async def story() -> None:
+        news: list[local_pb2.ToWorker] = []
+
+        async def sent(message: local_pb2.ToWorker) -> bool:
+            news.append(message)
+            return True
+
+        async with asyncio.TaskGroup() as group:
+            mine = duties(tmp_path, [], group)
+            mine._send = sent
+            await mine.head_received(head(FIRST), Source.OWN_GET)
+            for _ in range(3):
+                await mine.head_received(head(FIRST), Source.ORCHESTRATOR)
+            assert len(news) == 1, "repeating one's own words renews no horizon"
+            await mine.head_received(head(FIRST, sequence=2), Source.ORCHESTRATOR)
+            assert len(news) == 2
 
     asyncio.run(story())
 
