@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dataservice import keys
@@ -20,6 +20,7 @@ from dcnr.ports import Clock, ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.changes import Activate, Change, Decide, MoveJob, NameManifest, NamePlan
 from orchestrator.checkpoints import Judged, named
+from orchestrator.contribution import Contributions
 from orchestrator.desired import desired_states
 from orchestrator.documents import open_end, put_once, sealed
 from orchestrator.exits import ExitBook
@@ -87,6 +88,7 @@ class Decider:
         self._pending: dict[tuple[str, str], Judged] = {}
         self._emptied: set[tuple[str, str]] = set()
         self._seen_ends: set[str] = set()
+        self._contributions = Contributions()
         self._nodes_changed_at = clock.monotonic()
         self.wake = Signal()
         self.trouble = ""
@@ -134,6 +136,9 @@ class Decider:
             self._tell(change, view)
             self.wake.fire()
         elif view.head.active.job_id:
+            for item in self._contributions.look(view, reports_of(self._inventory, now), now):
+                self._history.say("node_not_useful", item.node_id, item.reason, replica=item.replica)
+                self._nodes_changed.fire()
             await self._plan(view, term, now)
             await self._manifest(view, term, now)
             await self._empty_strays(view)
@@ -220,6 +225,7 @@ class Decider:
             view, job, self._inventory, now, network_id=self._policy.network_id, holder=self._key.node_id,
             since_last_plan_s=now - term.planned_at,
         )  # fmt: skip
+        request = replace(request, nodes=self._contributions.judged(request.nodes, now))
         plan = await asyncio.to_thread(make_plan, request, self._plan_policy)
         if same_placement(previous, plan) and previous is not None and previous.epoch == head.epoch:
             return

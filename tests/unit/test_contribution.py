@@ -1,0 +1,86 @@
+"""Goal: a PNode is judged by what manifests come to name, never by its word; whoever waits for others or is the only one there is not sent away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.contribution import PATIENCE_S, Contributions
+from orchestrator.jobs import intervals_message
+from orchestrator.offers import NodeOffer
+from orchestrator.view import JobFacts, ModelView
+
+ACTIVE = orchestrator_pb2.NODE_STATE_ACTIVE
+QUARANTINED = orchestrator_pb2.NODE_STATE_QUARANTINED
+BATCHES = 100
+
+
+def view(durable: int, state: model_pb2.JobState.ValueType = model_pb2.JOB_STATE_RUNNING) -> ModelView:
+    head = model_pb2.Head(active=model_pb2.ActiveJob(job_id="j", state=state))
+    plan = model_pb2.Plan(job_id="j")
+    plan.assignments.add(replica="v.1", vnode="v", pnode_id="a", role=model_pb2.ROLE_PRIMARY)
+    manifest = model_pb2.Manifest()
+    lineage = intervals_message(IntervalSet.span(0, durable))
+    manifest.entries.add(vnode="v", working=[model_pb2.Checkpoint(vnode="v", job_id="j", lineage=lineage)])
+    request = model_pb2.JobRequest(job_id="j", num_batches=BATCHES, checkpoint_s=1.0)
+    job = JobFacts(request, "0" * 64, model_pb2.ModelGraph(), b"", (), ())  # type: ignore[arg-type]
+    return ModelView("m", head, b"", plan=plan, manifest=manifest, job=job)
+
+
+def report(learned: int, source: str = "") -> orchestrator_pb2.ReplicaReport:
+    made = orchestrator_pb2.ReplicaReport(
+        replica="v.1", state=orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, lineage=intervals_message(IntervalSet.span(0, learned))
+    )
+    if source:
+        made.needs.add(from_replica=source)
+    return made
+
+
+def offer(name: str) -> NodeOffer:
+    return NodeOffer(name, ACTIVE, "beats", 1.0, 1 << 30, 1 << 30, True)
+
+
+def found_after(seconds: float, said: orchestrator_pb2.ReplicaReport, shown: ModelView) -> tuple[list[str], Contributions]:
+    contributions, found = Contributions(), []
+    for second in range(int(seconds) + 1):
+        found += [item.node_id for item in contributions.look(shown, lambda item: said, float(second))]
+    return found, contributions
+
+
+def test_who_claims_and_brings_nothing_is_found_out_and_others_take_its_place() -> None:
+    found, contributions = found_after(PATIENCE_S + 1, report(BATCHES), view(0))
+    assert found == ["a"]
+    judged = {item.node_id: item for item in contributions.judged([offer("a"), offer("b")], PATIENCE_S + 2)}
+    assert (judged["a"].state, judged["b"].state) == (QUARANTINED, ACTIVE)
+    assert "no checkpoint" in judged["a"].reason
+    assert contributions.judged([offer("a"), offer("b")], 10_000.0) == (offer("a"), offer("b")), "not for ever"
+
+
+def test_where_nobody_else_is_there_nobody_is_sent_away() -> None:
+    _, contributions = found_after(PATIENCE_S + 1, report(BATCHES), view(0))
+    away = replace(offer("b"), state=orchestrator_pb2.NODE_STATE_OFFLINE)
+    assert contributions.judged([offer("a"), away], PATIENCE_S + 2) == (offer("a"), away)
+
+
+def test_who_does_nothing_and_waits_for_nobody_is_found_out() -> None:
+    assert found_after(PATIENCE_S + 1, report(0), view(0))[0] == ["a"]
+
+
+def test_who_waits_for_others_or_has_brought_everything_is_left_alone() -> None:
+    assert found_after(3 * PATIENCE_S, report(20, source="u.1"), view(20))[0] == []
+    assert found_after(3 * PATIENCE_S, report(BATCHES), view(BATCHES))[0] == []
+
+
+def test_each_new_checkpoint_begins_the_wait_anew() -> None:
+    contributions, found = Contributions(), []
+    for second in range(int(3 * PATIENCE_S)):
+        shown = view(1 + second // int(PATIENCE_S / 2))
+        found += contributions.look(shown, lambda item: report(BATCHES), float(second))
+    assert found == []
+
+
+def test_time_in_which_this_orchestrator_did_not_look_does_not_count() -> None:
+    contributions = Contributions()
+    assert contributions.look(view(0), lambda item: report(BATCHES), 0.0) == []
+    assert contributions.look(view(0), lambda item: report(BATCHES), 10 * PATIENCE_S) == []
