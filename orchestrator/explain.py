@@ -98,6 +98,10 @@ def _batch(runtime: ModelRuntime, plan: model_pb2.Plan, vnode: str, batch: int) 
             by_vnode.setdefault(item.vnode, []).append(item)
     view = runtime.view
     assert view is not None
+    active = view.head.active.job_id
+    if active and plan.job_id != active:
+        why = f"job {active} has no plan yet: plan {plan.number} is of {plan.job_id or 'no job'}"
+        return [line(f"{vnode or runtime.model} batch {batch}", "unplaced", why)]
     durable, unit = view.durable(plan.job_id), int(view.job.request.unit_batches) if view.job is not None else 1
     report = reports_of(runtime.shared.inventory, runtime.shared.clock.monotonic())
     lines: list[orchestrator_pb2.Explanation] = []
@@ -105,4 +109,8 @@ def _batch(runtime: ModelRuntime, plan: model_pb2.Plan, vnode: str, batch: int) 
         lines += batch_lines(
             items, {item.replica: report(item) for item in items}, durable.get(name, IntervalSet.empty()), unit, batch
         )
+    for name in plan.waiting:
+        if vnode in ("", name) and name not in by_vnode:
+            why = next((one.reason for one in plan.rejections if one.vnode == name), "no node can take it now")
+            lines.append(line(f"{name} batch {batch}", "unplaced", f"{name} has no replica that could learn it: {why}"))
     return lines
