@@ -24,6 +24,8 @@ MAX_WAITING: Final = 64
 REVIEW_S: Final = 1.0
 HEAD_NEWS_S: Final = 2.0
 """A renewal alone is told at most this often."""
+IDLE_HEAD_NEWS_S: Final = 15.0
+"""To a PNode that was never given anything to host, and so has no horizon to keep, a renewal alone is told at most this often."""
 GRANT_RENEWED_S: Final = 600.0
 REACH_S: Final = 1.0
 """How long the first message waits to find out whether the PNode can be reached."""
@@ -207,6 +209,8 @@ class AttachService:
 
     def _note_exits(self, stream: _Stream, beat: orchestrator_pb2.Beat) -> None:
         """Results count only from the PNode that the plan names for the replica."""
+        if not any(report.exits for report in beat.replicas):
+            return  # nearly every beat: not worth a walk over the plan
         for runtime in self._models.values():
             view = runtime.view
             if view is None or view.plan is None:
@@ -301,8 +305,8 @@ class AttachService:
         if head is None:
             return []
         key = (head.epoch, head.holder, head.plan_digest, head.manifest_digest, head.active.job_id, head.active.state)
-        told = stream.heads.get(name)
-        if told is not None and told[0][:-1] == key and (told[0][-1] == head.sequence or now - told[1] < HEAD_NEWS_S):
+        told, pause_s = stream.heads.get(name), HEAD_NEWS_S if name in stream.desired else IDLE_HEAD_NEWS_S
+        if told is not None and told[0][:-1] == key and (told[0][-1] == head.sequence or now - told[1] < pause_s):
             return []
         stream.heads[name] = ((*key, head.sequence), now)
         url, expires_unix_ms = self._grant(name, now)
