@@ -8,14 +8,18 @@ torn upload is never visible).
 from __future__ import annotations
 
 import asyncio
+import bisect
 import enum
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from dcnr.errors import Corrupt, NotFound, Stale, TimedOut, Unavailable
 from dcnr.ports import Clock, ObjectInfo, Random, StoredObject
+
+AFTER_ALL: Final = "\U0010ffff"
+"""Greater than every character of a key."""
 
 
 class Operation(enum.Enum):
@@ -121,6 +125,8 @@ class MemoryStore:
         self.faults: Faults = faults or NoFaults()
         self._delay = delay or _yield_once
         self._objects: dict[str, _Version] = {}
+        self._order: list[str] = []
+        """The keys in order, so that listing a prefix costs what it returns."""
         self._previous: dict[str, _Version | None] = {}
 
     def peek(self, key: str) -> bytes | None:
@@ -130,7 +136,7 @@ class MemoryStore:
 
     def keys(self) -> list[str]:
         """All keys in order, without faults or delay: for checkers."""
-        return sorted(self._objects)
+        return list(self._order)
 
     def rewind(self, key: str, data: bytes | None) -> None:
         """Puts other bytes (or nothing) under ``key``, as a restored backup does."""
@@ -183,9 +189,9 @@ class MemoryStore:
         """Objects in key order."""
         fault = await self._start(Operation.LIST, prefix)
         rows: list[ObjectInfo] = []
-        for key in sorted(self._objects.keys() | (self._previous.keys() if fault is Fault.STALE_READ else set())):
+        for key in self._below(prefix, fault):
             version = self._version(key, fault)
-            if version is not None and key.startswith(prefix) and len(rows) < max_keys:
+            if version is not None and len(rows) < max_keys:
                 rows.append(ObjectInfo(key, len(version.data), version.etag, version.last_modified))
         await self._delay()
         if fault in (Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.TORN):
@@ -209,6 +215,14 @@ class MemoryStore:
             raise not_found(key)
         return version
 
+    def _below(self, prefix: str, fault: Fault) -> Sequence[str]:
+        """Keys that begin so, in order; a stale listing may also show what was deleted."""
+        first = bisect.bisect_left(self._order, prefix)
+        found = self._order[first : bisect.bisect_left(self._order, prefix + AFTER_ALL, first)]
+        if fault is Fault.STALE_READ:
+            found = sorted({*found, *(key for key in self._previous if key.startswith(prefix))})
+        return found
+
     def _version(self, key: str, fault: Fault) -> _Version | None:
         if fault is Fault.STALE_READ and key in self._previous:
             return self._previous[key]
@@ -217,8 +231,11 @@ class MemoryStore:
     def _write(self, key: str, data: bytes | None) -> None:
         self._previous[key] = self._objects.get(key)
         if data is None:
-            self._objects.pop(key, None)
+            if self._objects.pop(key, None) is not None:
+                del self._order[bisect.bisect_left(self._order, key)]
         else:
+            if key not in self._objects:
+                bisect.insort(self._order, key)
             self._objects[key] = _Version(data, etag_of(data), self._clock.wall())
 
 
