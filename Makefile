@@ -13,7 +13,7 @@ help:
 	@echo "make demo [MODEL=mnist|text]  a whole network on this machine, from data to a trained model"
 	@echo "make test                     all checks and tests"
 	@echo "make check                    format, lint, types, layers, contract"
-	@echo "make sim [SEEDS=200]          more seeds of the simulation"
+	@echo "make sim [SEEDS=200]          more seeds of the simulation, of each of its worlds"
 	@echo "make chaos                    kill, cut off and pause real processes (docs/chaos.md)"
 	@echo "make bench                    benchmarks (results in benchmarks/results)"
 
@@ -39,6 +39,7 @@ test: check
 sim: $(VENV)/.installed
 	@$(BIN)/python -m simulation --world data --seeds 0:$(SEEDS)
 	@$(BIN)/python -m simulation --world control --seeds 0:$(SEEDS)
+	@$(BIN)/python -m simulation --world orchestrators --seeds 0:$(SEEDS)
 
 chaos: $(VENV)/.installed
 	@$(BIN)/python -m chaos

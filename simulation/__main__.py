@@ -1,72 +1,67 @@
-"""Runs one seed, or many, and prints what happened: ``python -m simulation --seed 7``, ``--seeds 0:200``."""
+"""Runs one seed, or many: ``python -m simulation --seed 7``, ``--world control --seeds 0:200``, ``--world control --nodes 2000 --hours 1 --seeds 0:1``."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
-from dcnr.errors import InvariantBroken
-from simulation.control_world import ControlWorld
-from simulation.world import Simulation, Violation
+from simulation.runner import WORLDS, Choice, Outcome, run_seed, run_seeds
 
 
 def main() -> int:
     """Exit code 1 if any seed failed."""
+    arguments = _arguments()
+    choice = Choice(arguments.world, arguments.nodes, arguments.hours if arguments.nodes else 0.0)
+    first, end = map(int, arguments.seeds.split(":")) if arguments.seed is None else (arguments.seed, arguments.seed + 1)
+    seeds = range(first, end)
+    started_s, failed, counts = time.perf_counter(), [], Counter[str]()
+    with contextlib.ExitStack() as stack:
+        if arguments.transcript:
+            file = stack.enter_context(Path(arguments.transcript).open("w", encoding="utf-8"))
+            outcomes: Iterator[Outcome] = iter([run_seed(choice, seeds[0], file)])
+        else:
+            outcomes = run_seeds(choice, seeds, arguments.processes)
+        for outcome in outcomes:
+            counts.update(outcome.counts)
+            failed += [outcome.seed] if outcome.failure else []
+            sys.stdout.write("\n".join(outcome.told()) + "\n")
+            sys.stdout.flush()
+    took_s = time.perf_counter() - started_s
+    result = {
+        "command": f"python -m simulation {choice.options} --seeds {seeds.start}:{seeds.stop}",
+        "seeds": len(seeds),
+        "failed": failed,
+        "took_s": round(took_s, 1),
+        "processes": arguments.processes,
+        "seeds_per_minute": round(60.0 * len(seeds) / took_s, 1),
+        "counts": {name: round(value, 1) for name, value in sorted(counts.items())},
+    }
+    sys.stdout.write(
+        f"{len(seeds)} seeds, {len(failed)} failed {failed or ''}: {took_s:.0f} s, {result['seeds_per_minute']} seeds a minute\n"
+    )
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if failed else 0
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
-    parser.add_argument("--seed", type=int, help="one seed, with its story")
+    parser.add_argument("--world", choices=WORLDS, default="data", help="which world; the data plane without this")
+    parser.add_argument("--seed", type=int, help="one seed")
     parser.add_argument("--seeds", default="0:20", help="a range, first:end")
-    parser.add_argument("--world", choices=("data", "control"), default="data", help="which world; the data plane without this")
-    arguments = parser.parse_args()
-    first, end = (arguments.seed, arguments.seed + 1) if arguments.seed is not None else map(int, arguments.seeds.split(":"))
-    if arguments.world == "control":
-        return _control(range(first, end), tells=arguments.seed is not None)
-    failed = 0
-    for seed in range(first, end):
-        started_s = time.perf_counter()
-        world = Simulation(seed)
-        try:
-            world.run()
-            outcome = "ok"
-        except (Violation, InvariantBroken) as error:
-            failed += 1
-            outcome = f"FAILED {error}"
-        took_s = time.perf_counter() - started_s
-        line = (
-            f"seed {seed} {world.topology.name} window {world.knobs.window_batches} lead {world.lead_batches} "
-            f"lost states {world.num_lost_states}: {world.kernel.now_s:.0f} s virtual, {world.kernel.num_actions} actions, "
-            f"{world.checkers.num_learned} learned, {world.checkers.num_forwarded} computed again, "
-            f"{world.checkers.num_merged} deltas merged, {world.checkers.num_successions} successions, {took_s:.2f} s: {outcome}"
-        )
-        sys.stdout.write(line + "\n")
-        if arguments.seed is not None:
-            sys.stdout.write("\n".join(world.story()) + "\n")
-    return 1 if failed else 0
-
-
-def _control(seeds: range, *, tells: bool) -> int:
-    """The same for the control plane."""
-    failed = 0
-    for seed in seeds:
-        started_s = time.perf_counter()
-        world = ControlWorld(seed)
-        try:
-            world.run()
-            outcome = "ok"
-        except (Violation, InvariantBroken) as error:
-            failed += 1
-            outcome = f"FAILED {error}"
-        counts, knobs = world.checkers, world.knobs
-        sys.stdout.write(
-            f"seed {seed} {knobs.num_orchestrators} orchestrators{', one lies' if knobs.liar else ''}, {knobs.num_pnodes} PNodes: "
-            f"{world.kernel.now_s:.0f} s virtual, {world.kernel.num_actions} actions, {counts.num_head_writes} head writes, "
-            f"{counts.num_takeovers} terms, {counts.num_manifests} manifests, {counts.plans.num_moves} moves, "
-            f"{counts.plans.num_promotions} promotions, {counts.num_deleted} deleted, "
-            f"{counts.num_tampered} tampered, {time.perf_counter() - started_s:.2f} s: {outcome}\n"
-        )
-        if tells:
-            sys.stdout.write("\n".join(world.story()) + "\n")
-    return 1 if failed else 0
+    parser.add_argument("--nodes", type=int, default=0, help="PNodes of a large control world; its standard size without this")
+    parser.add_argument("--hours", type=float, default=1.0, help="how long faults go on in a large control world")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="seeds that run at once")
+    parser.add_argument("--transcript", help="writes everything that happens in the first seed into this file")
+    parser.add_argument("--json", help="writes the summary into this file")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ message before and after, and the whole at the end.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +12,7 @@ from dcnr.ids import digest_of
 from dcnr.v1 import model_pb2
 from orchestrator.documents import open_desired, open_end, open_plan
 from simulation.control_identity import MODEL
-from simulation.control_store_checkers import StoreCheckers
+from simulation.control_volunteer_checkers import VolunteerCheckers
 
 if TYPE_CHECKING:
     from simulation.control_pnode import PNodeShell
@@ -24,35 +23,33 @@ TAKEN_OVER_S: Final = 25.0
 """After the heal somebody holds the head within this time: 1.2 TTL of one ETag, two polls, a slow store."""
 PLACED_S: Final = 60.0
 """After the heal a job that is active since has every VNode at work within this time."""
+LOOKED_AT: Final = 100
+"""PNodes that are looked at at once."""
 
 
-class ControlCheckers(StoreCheckers):
+class ControlCheckers(VolunteerCheckers):
     """See the module."""
 
     def __init__(self, world: ControlWorld) -> None:
         super().__init__(world)
-        self._events: deque[str] = deque(maxlen=400)
         self._sequences: dict[str, int] = {}
         self._known_terms: dict[tuple[str, int], int] = {}
         self._at_work: list[tuple[PNodeShell, WorkerModel, Replica, int]] = []
         self._waiting_since: dict[str, float] = {}
-        self.num_tampered = 0
+        self._looked = 0
+        self.num_tampered = self.num_obeyed = 0
         self.num_refused: dict[str, int] = {}
 
     # ---- what others tell ------------------------------------------------------------------------------------------------
 
     def said(self, reporter: str, kind: str, subject: str, reason: str, facts: Mapping[str, Any]) -> None:
         """An event of an orchestrator or a PNode: every decision in it has a reason."""
-        self._events.append(f"{self._world.kernel.now_s:7.2f} {reporter[:8]} {kind} {subject[:20]} {reason[:110]}")
+        self._world.kernel.note("says", reporter[:8], kind, subject[:24], reason[:160])
         if kind in ("replica_placed", "replica_relocated", "plan_made", "checkpoint_refused", "job_ended"):
             self._world.require(bool(reason), "explain", f"{kind} of {subject} without a reason")
         if kind == "replica_relocated":
             self._world.require(bool(facts.get("from_pnode")), "explain", f"{subject} moved from nowhere")
         self._world.require(kind != "end_differs", "one_outcome", f"{subject}: {reason}")
-
-    def newest(self, count: int) -> list[str]:
-        """The last events."""
-        return list(self._events)[-count:]
 
     def refused(self, pnode: PNodeShell, checkpoint: model_pb2.Checkpoint, reason: str) -> None:
         """A checkpoint was refused."""
@@ -63,13 +60,6 @@ class ControlCheckers(StoreCheckers):
         """A machine died; what it had persisted is gone with its disk."""
         if not kept_disk:
             self._sequences.pop(pnode.node_id, None)
-
-    def hosting(self, pnode: PNodeShell, replica: str) -> None:
-        """A worker begins with a replica: only what the persisted desired state names."""
-        data = pnode.disk.get(f"home/desired-{MODEL}.pb")
-        held = open_desired(data, self._world.community.policy, MODEL).assignments if data is not None else ()
-        named = any(item.replica == replica for item in held)
-        self._world.require(named, "persist_first", f"{pnode.host} hosts {replica}, which its persisted state does not name")
 
     # ---- PNodes ----------------------------------------------------------------------------------------------------------
 
@@ -93,6 +83,7 @@ class ControlCheckers(StoreCheckers):
         last = self._sequences.get(pnode.node_id, 0)
         world.require(int(desired.sequence) > last, "obeys_older", f"{who}: sequence {desired.sequence} after {last}")
         self._sequences[pnode.node_id] = int(desired.sequence)
+        self.num_obeyed += 1
 
     def before_message(self, pnode: PNodeShell, data: bytes) -> tuple[object, ...] | None:
         """What a tampered message must not change."""
@@ -141,14 +132,26 @@ class ControlCheckers(StoreCheckers):
         for shell in world.orchestrators:
             if shell.is_alive:
                 shell.shared.inventory.check()
-        for pnode in world.pnodes:
+        for pnode in self._some(world.pnodes):
             if pnode.process.alive and hasattr(pnode, "duties"):
                 self._term(pnode)
+                self.limits(pnode)
+        for shell in world.honest():
+            if shell.is_holder:
+                self.explains(shell)
+        self.useful()
         if world.is_unsafe:
             return
         if now > world.healed_s + TAKEN_OVER_S:
             world.require(len(holders) == 1, "takeover_bound", "nobody decides\n" + "\n".join(world.story()))
         self._placed(now)
+
+    def _some(self, pnodes: list[PNodeShell]) -> list[PNodeShell]:
+        """All where they are few, else each in its turn."""
+        if len(pnodes) <= LOOKED_AT:
+            return pnodes
+        self._looked = (self._looked + LOOKED_AT) % len(pnodes)
+        return (pnodes + pnodes)[self._looked : self._looked + LOOKED_AT]
 
     def _placed(self, now: float) -> None:
         """Which VNodes of the active job are not at work, and for how long."""
@@ -207,9 +210,7 @@ class ControlCheckers(StoreCheckers):
             )
             world.require(decided.get(name, end) == end, "one_outcome", f"{name}: head and end differ")
             ran = self._decided[name].state == model_pb2.JOB_STATE_COMPLETED
-            world.require(
-                ran or name not in world.must_complete, "completes", f"{name} ended as\n{end}\n" + "\n".join(self.newest(60))
-            )
+            world.require(ran or name not in world.must_complete, "completes", f"{name} ended as\n{end}")
         self._whole(self._read_manifest(head.manifest_digest))
         by_choice = world.knobs.num_pnodes * world.knobs.jobs if 0 in world.knobs.replicas else 0
         allowed = 2 * world.faults.num_shocks + world.knobs.num_vnodes + by_choice

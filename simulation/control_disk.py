@@ -1,29 +1,52 @@
-"""A disk in memory with the few paths and calls that a PNode's home needs: what was written is there after a crash, unless the disk is lost."""
+"""A disk in memory with the few paths and calls that a PNode's home needs: what was written is there after a crash, unless the disk is lost. It may be full
+for a while, and now and then the whole machine waits for it.
+"""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from dcnr.errors import Corrupt
+from dcnr.errors import Corrupt, Unavailable
+
+if TYPE_CHECKING:
+    from simulation.control_pnode import PNodeShell
+
+SLOW_S: Final = 4.0
+"""A slow disk lets a machine wait for at most so long."""
 
 M = TypeVar("M", bound=Message)
 
 
-class WatchedDisk(dict[str, bytes]):
-    """Tells of every file as it is written."""
+class Disk(dict[str, bytes]):
+    """One PNode's. The checkers hear of every file as it is written."""
 
-    def __init__(self, on_write: Callable[[str, bytes], None]) -> None:
+    def __init__(self, pnode: PNodeShell) -> None:
         super().__init__()
-        self._on_write = on_write
+        self._pnode = pnode
+        self._rng = pnode.world.kernel.rng(f"disk/{pnode.host}")
+        self._full_until_s = -1.0
+
+    def fill(self, for_s: float) -> None:
+        """No room for anything new for so long."""
+        self._full_until_s = self._pnode.world.kernel.now_s + for_s
+
+    @property
+    def is_full(self) -> bool:
+        """Whether writes fail now."""
+        return self._pnode.world.kernel.now_s < self._full_until_s
 
     def __setitem__(self, path: str, data: bytes) -> None:
-        self._on_write(path, data)
+        world = self._pnode.world
+        if self.is_full and not path.endswith("/incarnation"):
+            raise Unavailable(f"{path} cannot be written: no space is left", code="disk_trouble")
+        world.checkers.persisted(self._pnode, path, data)
         super().__setitem__(path, data)
+        if world.is_unsafe and self._rng.random() < world.knobs.slow_disk_rate:
+            self._pnode.process.pause(self._rng.uniform(0.2, SLOW_S))
 
 
 @dataclass(frozen=True, slots=True)

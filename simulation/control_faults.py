@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from simulation.control_store import STORE_HOST
@@ -19,12 +22,15 @@ class ControlFaults:
         self._world = world
         self._rng = world.kernel.rng("faults")
         self._lost: set[int] = set()
+        self.counts: Counter[str] = Counter()
+        """How often each kind of fault was met."""
         self.num_shocks = 0
         """VNodes that faults so far may have cost their place."""
 
     def plan(self) -> None:
         """Draws all faults inside the fault phase."""
         knobs = self._world.knobs
+        self.num_shocks += knobs.lying_pnodes * knobs.num_vnodes * knobs.jobs
         for count, fault in (
             (knobs.orchestrator_crashes, self._crash_orchestrator),
             (knobs.orchestrator_pauses, self._pause_orchestrator),
@@ -37,11 +43,19 @@ class ControlFaults:
             (knobs.store_partitions, self._partition_store),
             (knobs.stream_breaks, self._world.network.break_one),
             (knobs.store_outages, self._outage),
+            (knobs.full_disks, self._fill_disk),
         ):
             for _ in range(count):
-                self._world.kernel.after(self._rng.uniform(2.0, knobs.faults_s - 1.0), fault)
+                self._world.kernel.after(self._rng.uniform(2.0, knobs.faults_s - 1.0), functools.partial(self._strike, fault))
         if knobs.blackout_s:
-            self._world.kernel.after(self._rng.uniform(12.0, knobs.faults_s - knobs.blackout_s - 1.0), self._blackout)
+            when_s = self._rng.uniform(12.0, knobs.faults_s - knobs.blackout_s - 1.0)
+            self._world.kernel.after(when_s, lambda: self._strike(self._blackout))
+
+    def _strike(self, fault: Callable[[], None]) -> None:
+        name = fault.__name__.removeprefix("_")
+        self.counts[name] += 1
+        self._world.kernel.note("fault", name)
+        fault()
 
     def heal(self) -> None:
         """Everything lives from here on, and nothing new goes wrong."""
@@ -118,6 +132,15 @@ class ControlFaults:
             self.shock(pnode)
             pnode.process.pause(self._for_s(self._rng.uniform(1.0, 20.0)))
 
+    def _fill_disk(self) -> None:
+        """Nothing can be written for a while: neither snapshots nor what it was told to do."""
+        pnode = self._pnode()
+        if pnode is not None:
+            self.shock(pnode)
+            for_s = self._for_s(self._rng.uniform(2.0, 30.0))
+            self._world.kernel.note("disk full", pnode.host, round(for_s, 3))
+            pnode.disk.fill(for_s)
+
     def _kill_worker(self) -> None:
         pnode = self._pnode()
         if pnode is None or not pnode.worker.alive:
@@ -143,7 +166,8 @@ class ControlFaults:
             return
         self.shock(pnode)
         life = pnode.process
-        pnode.draining = pnode.news = True
+        pnode.draining = True
+        pnode.tell()
 
         def gone() -> None:
             if pnode.process is life and life.alive:

@@ -134,8 +134,11 @@ def community(seed: int, num_orchestrators: int, num_vnodes: int, replicas: tupl
     )
 
 
-def job_request(world: Community, job_id: str, *, num_batches: int, expires_unix_ms: int, checkpoint_s: float) -> bytes:
-    """A signed request, as it is stored."""
+def job_request(
+    world: Community, job_id: str, *, num_batches: int, expires_unix_ms: int, checkpoint_s: float, settling_deadline_s: float,
+    signer: NodeKey | None = None,
+) -> bytes:  # fmt: skip
+    """A request as it is stored, signed by the maintainer or by somebody who is none."""
     request = model_pb2.JobRequest(
         network_id=world.policy.network_id,
         job_id=job_id,
@@ -148,12 +151,12 @@ def job_request(world: Community, job_id: str, *, num_batches: int, expires_unix
         unit_batches=4,
         lead_batches=64,
         horizon_s=600.0,
-        settling_deadline_s=90.0,
+        settling_deadline_s=settling_deadline_s,
         expires_unix_ms=expires_unix_ms,
         checkpoint_s=checkpoint_s,
         checkpoint_steps=1000,
     )
-    return seal(identity_pb2.DOMAIN_JOB_REQUEST, request, world.maintainer).SerializeToString(deterministic=True)
+    return seal(identity_pb2.DOMAIN_JOB_REQUEST, request, signer or world.maintainer).SerializeToString(deterministic=True)
 
 
 def job_cancel(world: Community, job_id: str) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -24,20 +25,21 @@ class _LoopBase(asyncio.AbstractEventLoop if not TYPE_CHECKING else Any):  # typ
 
 
 class ProcessLoop(_LoopBase):
-    """See the module. ``on_error`` hears of every exception that nobody awaited."""
+    """See the module. ``on_error`` hears of every exception that nobody awaited; ``rate`` is how fast this machine's monotonic clock runs."""
 
-    def __init__(self, kernel: Kernel, process: Process, on_error: Callable[[BaseException], None]) -> None:
-        self._kernel, self._process, self._on_error = kernel, process, on_error
+    def __init__(self, kernel: Kernel, process: Process, on_error: Callable[[BaseException], None], rate: float = 1.0) -> None:
+        self._kernel, self._process, self._on_error, self._rate = kernel, process, on_error, rate
         self._ready: deque[asyncio.Handle] = deque()
         self._is_scheduled = False
         self._is_ghost = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        """Living tasks in the order of their beginning, so that the end of a process is the same in every run."""
         self.store: ObjectStore | None = None
         """The store as this process reaches it, for parts that fetch by URL."""
 
     def time(self) -> float:
-        """Virtual seconds."""
-        return self._kernel.now_s
+        """Seconds as this machine counts them."""
+        return self._kernel.now_s * self._rate
 
     def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:
         """Runs after what is already waiting."""
@@ -45,7 +47,7 @@ class ProcessLoop(_LoopBase):
         self._ready.append(handle)
         if not self._is_scheduled and not self._is_ghost:
             self._is_scheduled = True
-            self._process.after(0.0, self._drain)
+            self._process.soon(self._drain)
         return handle
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:
@@ -53,10 +55,10 @@ class ProcessLoop(_LoopBase):
         return self.call_soon(callback, *args, context=context)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> asyncio.TimerHandle:
-        """Runs at a virtual time."""
+        """Runs at a time of this loop."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if not self._is_ghost:
-            self._process.after(when - self._kernel.now_s, lambda: self._fire(handle))
+            self._process.after(when / self._rate - self._kernel.now_s, lambda: self._fire(handle))
         return handle
 
     def call_later(
@@ -79,12 +81,15 @@ class ProcessLoop(_LoopBase):
         before = events._get_running_loop()
         events._set_running_loop(self)
         try:
-            while self._ready and (self._process.alive or self._is_ghost):
+            while self._ready and (self._is_ghost or (self._process.alive and not self._process.paused)):
                 handle = self._ready.popleft()
                 if not handle.cancelled():
                     handle._run()
         finally:
             events._set_running_loop(before)
+        if self._ready and self._process.paused and not self._is_ghost:  # it stands still because of what it has just done
+            self._is_scheduled = True
+            self._process.soon(self._drain)
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future of this loop."""
@@ -93,8 +98,8 @@ class ProcessLoop(_LoopBase):
     def create_task(self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None) -> asyncio.Task[Any]:
         """A task of this loop; one that fails unheard ends the simulation."""
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     def spawn(self, coro: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -141,7 +146,12 @@ class ProcessLoop(_LoopBase):
         for _ in range(100):
             for task in list(self._tasks):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                task.cancel()
+                coroutine: Any = task.get_coro()
+                if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                    coroutine.close()  # its first step was dropped with everything that was still to be done
+                    del self._tasks[task]
+                else:
+                    task.cancel()
             steps = 0
             before = events._get_running_loop()
             events._set_running_loop(self)

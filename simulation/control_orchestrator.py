@@ -1,5 +1,4 @@
-"""An orchestrator of the control world: the real runtime (head, view, jobs, decider, judge) and inventory behind a simulated control stream; and one
-that lies.
+"""An orchestrator of the control world: the real runtime (head, view, jobs, decider, judge) and inventory behind a simulated control stream.
 
 What is left out of the real service: sockets, grants' signatures and the SQLite history. A restart keeps the key and nothing else.
 """
@@ -7,18 +6,19 @@ What is left out of the real service: sockets, grants' signatures and the SQLite
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from dataservice import keys
 from dcnr import limits
-from dcnr.errors import DcnrError, InvariantBroken, NotFound
+from dcnr.errors import DcnrError, InvariantBroken
 from dcnr.ids import NodeId
 from dcnr.v1 import common_pb2, data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from orchestrator.attach import AttachService, _Stream, tell_transitions
 from orchestrator.history import History
 from orchestrator.inventory import Inventory
 from orchestrator.runtime import ModelRuntime, Shared
+from orchestrator.view import ModelView
 from simulation.control_identity import BUCKET, MODEL, STORE_ADDRESS
 from simulation.control_loop import ProcessLoop
 from simulation.control_store import StoreClient
@@ -29,13 +29,14 @@ from trust.identity import NodeKey
 from trust.records import open_advert
 
 if TYPE_CHECKING:
+    from simulation.control_pnode import PNodeShell
     from simulation.control_world import ControlWorld
 
 TICK_S: Final = 0.25
 REVIEW_S: Final = 1.0
 HEAD_URL: Final = f"http://{STORE_ADDRESS}/{BUCKET}/{keys.head(MODEL)}?signature=1"
-FAR_EPOCH: Final = 2**63
-LIE_S: Final = 3.0
+PROBE_S: Final = 1.0
+"""How long an own probe of an accused PNode takes at most."""
 
 
 class SimHistory(History):
@@ -48,6 +49,8 @@ class SimHistory(History):
     def say(self, kind: str, subject: str, reason: str, **facts: object) -> common_pb2.Event:
         """Records and hands on."""
         self._world.checkers.said(self._reporter, kind, subject, reason, facts)
+        if kind == "node_state_changed":
+            self._world.checkers.judged(self._world.orchestrator(NodeId(self._reporter)), subject, reason)
         return common_pb2.Event(kind=kind, subject=subject, reason=reason, reporter=self._reporter)
 
     def heard(self, reporter: str, event: common_pb2.Event) -> None:
@@ -59,7 +62,7 @@ class SimHistory(History):
         """Placements are not kept."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ControlEnd:
     """The orchestrator's end of one PNode's stream."""
 
@@ -67,6 +70,10 @@ class ControlEnd:
     loop: ProcessLoop
     stream: Stream | None = None
     told: _Stream | None = None
+    sent_s: dict[int, float] = field(default_factory=dict)
+    """When the PNode sent its beats, for the checkers."""
+    reads: bool = False
+    """A desired state for it is being read."""
 
     def on_message(self, data: bytes) -> None:
         """From the PNode."""
@@ -90,6 +97,7 @@ class OrchestratorShell:
         self.key: NodeKey = world.community.orchestrators[index]
         self.host = f"orchestrator-{index}"
         self.lives = 0
+        self._rng = world.kernel.rng(f"{self.host}/probes")
         self.start()
 
     @property
@@ -112,8 +120,8 @@ class OrchestratorShell:
         world = self.world
         self.lives += 1
         self.process = Process(world.kernel, self.host)
-        self.loop = ProcessLoop(world.kernel, self.process, world.failed)
-        self.clock = world.clock_of(world.skew_s(self.host), 1000.0 * self.lives)
+        self.loop = ProcessLoop(world.kernel, self.process, world.failed, world.clocks.rate(self.host))
+        self.clock = world.clocks.begin(self.host, 1000.0 * self.lives)
         self.store = StoreClient(world, self.process)
         self.shared = Shared(
             key=self.key, policy=world.community.policy, store=self.store, clock=self.clock, registry=world.community.registry,
@@ -123,7 +131,10 @@ class OrchestratorShell:
         self.attach = AttachService(
             self.shared, {MODEL: self.runtime}, head_url=lambda _model: (HEAD_URL, 0), reach=lambda _id, _addresses: None
         )
-        self.ends: list[ControlEnd] = []
+        self.ends: dict[ControlEnd, None] = {}
+        self.unreached_s: dict[str, float] = {}
+        """When a probe of a PNode last failed indeed."""
+        self._placed_by: tuple[str, frozenset[str]] = ("", frozenset())
         self.run()
 
     def run(self) -> None:
@@ -174,15 +185,18 @@ class OrchestratorShell:
         )
         self.shared.inventory.advertised(verified.advert, now)
         self.shared.inventory.attached(verified.node_id, now)
-        self.ends.append(end)
+        self.ends[end] = None
         self.shared.nodes_changed.fire()
-        self.shared.news.fire()
         for envelope in hello.heads:
             self.runtime.shown(envelope)
+        self._tell_one(end)
 
     def _beat(self, end: ControlEnd, told: _Stream, beat: orchestrator_pb2.Beat) -> None:
-        now = self.clock.monotonic()
-        self.shared.inventory.beat(told.pnode_id, now, beat, self._interval_s())
+        now, sent_s = self.clock.monotonic(), end.sent_s.pop(int(beat.sequence), None)
+        if sent_s is not None and self.process.resumed_s < sent_s:
+            self.world.checkers.beat(self, sent_s)
+        for accused in self.shared.inventory.beat(told.pnode_id, now, beat, self._interval_s()):
+            self.loop.call_later(PROBE_S * self._rng.random(), self._probe, accused)
         self.attach._note_exits(told, beat)
         judgement = self.shared.inventory.judgement(told.pnode_id)
         ack = orchestrator_pb2.BeatAck(
@@ -190,10 +204,25 @@ class OrchestratorShell:
         )
         end.send(orchestrator_pb2.OrchestratorMessage(beat_ack=ack))
 
+    def _probe(self, node_id: str) -> None:
+        """Our own look at a PNode that another accuses."""
+        pnode = self.world.pnode(node_id)
+        reachable = pnode is not None and self.can_reach(pnode)
+        if not reachable:
+            self.unreached_s[node_id] = self.world.kernel.now_s
+        self.shared.inventory.probed(node_id, self.clock.monotonic(), reachable=reachable)
+        self.shared.nodes_changed.fire()
+
+    def can_reach(self, pnode: PNodeShell) -> bool:
+        """Whether a call of ours would be answered now."""
+        network = self.world.network
+        ways = ((self.host, pnode.host), (pnode.host, self.host))
+        return pnode.process.alive and not pnode.process.paused and not any(network.is_blocked(*way) for way in ways)
+
     def broken(self, end: ControlEnd, reason: str) -> None:
         """A stream ended."""
         if end in self.ends:
-            self.ends.remove(end)
+            del self.ends[end]
             assert end.told is not None
             self.shared.inventory.detached(end.told.pnode_id, self.clock.monotonic(), reason)
             self.shared.nodes_changed.fire()
@@ -213,26 +242,40 @@ class OrchestratorShell:
         while True:
             seen = await self.shared.news.wait(seen, REVIEW_S)
             for end in list(self.ends):
-                assert end.told is not None
-                for message in await self._news(end.told):
-                    end.send(message)
+                self._tell_one(end)
 
-    async def _news(self, told: _Stream) -> list[orchestrator_pb2.OrchestratorMessage]:
-        found = self.attach._head_news(told, MODEL, self.runtime)
+    def _tell_one(self, end: ControlEnd) -> None:
+        """What can be said at once; what must be read first follows in its own time and holds nobody up."""
+        assert end.told is not None
+        for message in self.attach._head_news(end.told, MODEL, self.runtime):
+            end.send(message)
         view = self.runtime.view
         if view is None or view.plan is None:
-            return found
-        record = self.shared.inventory.nodes().get(told.pnode_id)
-        if any(item.pnode_id == told.pnode_id for item in view.plan.assignments) or (record is not None and record.beat.replicas):
-            try:
-                envelope = await self.runtime.loader.desired(view, told.pnode_id)
-            except DcnrError:
-                return found
-            if envelope is not None and told.desired.get(MODEL) != envelope.payload:
-                told.desired[MODEL] = envelope.payload
-                found.append(orchestrator_pb2.OrchestratorMessage(desired=envelope))
-        found.extend(self.attach._durable_news(told, view))
-        return found
+            return
+        record = self.shared.inventory.nodes().get(end.told.pnode_id)
+        hosts = record is not None and record.beat.replicas
+        if (hosts or end.told.pnode_id in self._placed(view.plan, view.head.plan_digest)) and not end.reads:
+            end.reads = True
+            self.loop.spawn(self._tell_desired(end, end.told, view))
+        for message in self.attach._durable_news(end.told, view):
+            end.send(message)
+
+    async def _tell_desired(self, end: ControlEnd, told: _Stream, view: ModelView) -> None:
+        try:
+            envelope = await self.runtime.loader.desired(view, told.pnode_id)
+        except DcnrError:
+            return
+        finally:
+            end.reads = False
+        if envelope is not None and told.desired.get(MODEL) != envelope.payload:
+            told.desired[MODEL] = envelope.payload
+            end.send(orchestrator_pb2.OrchestratorMessage(desired=envelope))
+
+    def _placed(self, plan: model_pb2.Plan, digest: str) -> frozenset[str]:
+        """PNodes of a plan."""
+        if self._placed_by[0] != digest:
+            self._placed_by = digest, frozenset(item.pnode_id for item in plan.assignments)
+        return self._placed_by[1]
 
     # -- calls -----------------------------------------------------------------------------------------------------------------
 
@@ -251,53 +294,3 @@ class OrchestratorShell:
         statement = model_pb2.HeadStatement(nonce=nonce, head=identity_pb2.Envelope.FromString(head), model=MODEL)
         envelope = seal(identity_pb2.DOMAIN_HEAD_STATEMENT, statement, self.key)
         return orchestrator_pb2.ConfirmHeadResponse(statement=envelope).SerializeToString()
-
-
-class LiarShell(OrchestratorShell):
-    """A listed orchestrator that claims terms it never had, passes on claims of an unlisted key, and vouches for itself. It never writes the head."""
-
-    def run(self) -> None:
-        """Lies, in place of working."""
-        head = model_pb2.Head(
-            network_id=self.world.community.policy.network_id, model=MODEL, epoch=FAR_EPOCH, holder=self.node_id, sequence=FAR_EPOCH
-        )
-        self._rng = self.world.kernel.rng(f"lies/{self.lives}")
-        self._head = seal(identity_pb2.DOMAIN_HEAD, head, self.key)
-        self.loop.spawn(self._lie())
-
-    async def _lie(self) -> None:
-        while True:
-            await asyncio.sleep(LIE_S)
-            real = self.world.head()
-            for end in list(self.ends):
-                if end.told is None:
-                    continue
-                news = orchestrator_pb2.HeadNews(head=self._head, head_url=HEAD_URL)
-                end.send(orchestrator_pb2.OrchestratorMessage(head=news))
-                for epoch in (FAR_EPOCH, int(real.epoch) if real is not None else 1):
-                    desired = self._claim(end.told.pnode_id, epoch)
-                    end.send(
-                        orchestrator_pb2.OrchestratorMessage(desired=seal(identity_pb2.DOMAIN_DESIRED_STATE, desired, self.key))
-                    )
-                    desired.model = self._rng.choice(["other", "another", "c(ain"])
-                    end.send(
-                        orchestrator_pb2.OrchestratorMessage(desired=seal(identity_pb2.DOMAIN_DESIRED_STATE, desired, self.key))
-                    )
-                    stranger = seal(identity_pb2.DOMAIN_DESIRED_STATE, desired, self.world.stranger)
-                    end.send(orchestrator_pb2.OrchestratorMessage(desired=stranger))
-
-    def _claim(self, pnode_id: str, epoch: int) -> model_pb2.DesiredState:
-        """A desired state of a term that it never had: far ahead, or the present epoch in its own name."""
-        return model_pb2.DesiredState(
-            network_id=self.world.community.policy.network_id, model=MODEL, epoch=epoch, holder=self.node_id, sequence=FAR_EPOCH,
-            plan_digest="f" * 64, pnode_id=pnode_id,
-        )  # fmt: skip
-
-    async def record_checkpoint(self, data: bytes) -> bytes:
-        """Says that it is named, which it is not."""
-        raise NotFound("no such model here", code="no_model")
-
-    async def confirm_head(self, data: bytes) -> bytes:
-        """Vouches for its own claim."""
-        request = orchestrator_pb2.ConfirmHeadRequest.FromString(data)
-        return self._statement(request.nonce, self._head.SerializeToString())

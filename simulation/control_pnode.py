@@ -19,7 +19,7 @@ from pnode.duties import Duties, HostingOptions
 from pnode.headcheck import HeadCheck
 from pnode.home import Home
 from pnode.provision import Provisioner
-from simulation.control_disk import SimPath, WatchedDisk
+from simulation.control_disk import Disk, SimPath
 from simulation.control_identity import MODEL, STORE_ADDRESS, key_of
 from simulation.control_loop import ProcessLoop
 from simulation.control_store import StoreClient
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 ATTACHED: Final = 2
 TICK_S: Final = 0.5
+NEWS_S: Final = 0.05
+"""News of one moment go out together."""
 MIB: Final = 1024 * 1024
 
 
@@ -51,6 +53,7 @@ class StreamEnd:
         self.interval_s = limits.HEARTBEAT_S
         self.due_s = 0.0
         self.sequence = 0
+        self.sent_s: dict[int, float] = {}
 
     def on_message(self, data: bytes) -> None:
         """From the orchestrator."""
@@ -107,13 +110,14 @@ class PNodeShell:
         self.worker_key = key_of(world.seed, f"worker-{index}")
         self.host = f"pnode-{index}"
         self.rng = world.kernel.rng(self.host)
-        self.disk: dict[str, bytes] = WatchedDisk(lambda path, data: world.checkers.persisted(self, path, data))
+        self.disk = Disk(self)
         self.shelf: list[Snapshot] = []
         self.gflops = self.rng.choice([1.0, 2.0, 4.0, 8.0])
         self.factor = self.rng.uniform(0.7, 1.4)
         self.lives = 0
         self.incarnation = 0
-        self.process = Process(world.kernel, self.host)
+        listed = [key.node_id for key in world.community.orchestrators]
+        self._listed = listed[index % len(listed) :] + listed[: index % len(listed)]
         self.start()
 
     @property
@@ -123,9 +127,7 @@ class PNodeShell:
 
     def orchestrators(self) -> list[NodeId]:
         """Listed orchestrators in an order of its own."""
-        listed = [key.node_id for key in self.world.community.orchestrators]
-        shift = self.index % len(listed)
-        return listed[shift:] + listed[:shift]
+        return self._listed
 
     # -- lives -----------------------------------------------------------------------------------------------------------------
 
@@ -134,16 +136,20 @@ class PNodeShell:
         world = self.world
         self.lives += 1
         self.process = Process(world.kernel, self.host)
-        self.loop = ProcessLoop(world.kernel, self.process, world.failed)
-        self.clock = world.clock_of(world.skew_s(self.host), 500.0 * self.lives + self.index)
+        self.loop = ProcessLoop(world.kernel, self.process, world.failed, world.clocks.rate(self.host))
+        self.clock = world.clocks.begin(self.host, 500.0 * self.lives + self.index)
         self.store = self.loop.store = StoreClient(world, self.process)
         self.ends: dict[NodeId, StreamEnd] = {}
         self.again_s: dict[NodeId, float] = {}
         self.draining = False
-        self.news = False
+        self._has_news = False
         self.home = Home(SimPath(self.disk, "home"))  # type: ignore[arg-type]
-        self.worker = WorkerModel(self)
+        self.worker = self.make_worker()
         self.loop.spawn(self._run())
+
+    def make_worker(self) -> WorkerModel:
+        """The worker of a new life."""
+        return WorkerModel(self)
 
     def crash(self, *, keep_disk: bool) -> None:
         """The machine dies."""
@@ -173,18 +179,18 @@ class PNodeShell:
             shelf: Any = self.worker
             fetch: Any = self._fetch
             rule = AddressRule(stores=(f"http://{STORE_ADDRESS}",))
-            self.heads = HeadCheck(policy=lambda: community.policy, orchestrators=known, rule=lambda: rule)  # type: ignore[arg-type]
+            self.heads = HeadCheck(policy=lambda: community.policy, orchestrators=known, rule=lambda: rule)
             self.duties = Duties(
                 node_id=self.node_id, policy=lambda: community.policy, home=self.home,
                 provisioner=Provisioner(policy=lambda: community.policy, registry=community.registry, fetch=fetch, shelf=shelf),
                 budget=self.budget, heads=self.heads,
                 options=HostingOptions(threads=1, spool_bytes=limits.SPOOL_BYTES, free_disk_bytes=lambda: 1 << 40),
-                send=self.worker.receive, hosted_changed=self._changed, say=self._say, clock=self.clock, group=group,
+                send=self.worker.receive, hosted_changed=self.tell, say=self._say, clock=self.clock, group=group,
             )  # fmt: skip
             self.duties.load()
             group.create_task(self._read_inbox())
-            group.create_task(self._tick_forever())
             group.create_task(self.worker.bring())
+            self.loop.call_later(self.rng.random(), self._tick)
             await self.worker.start()
 
     def make_delegation(self) -> identity_pb2.Envelope:
@@ -194,8 +200,16 @@ class PNodeShell:
             self.clock.wall(),
         )  # fmt: skip
 
-    def _changed(self) -> None:
-        self.news = True
+    def tell(self) -> None:
+        """There is news: beat at once on every stream."""
+        if not self._has_news and self.process.alive:
+            self._has_news = True
+            self.loop.call_later(NEWS_S, self._beat_news)
+
+    def _beat_news(self) -> None:
+        self._has_news = False
+        for end in list(self.ends.values()):
+            self._maybe_beat(end, news=True)
 
     def _say(self, kind: str, subject: str, reason: str) -> None:
         self.world.checkers.said(self.node_id, kind, subject, reason, {})
@@ -210,7 +224,8 @@ class PNodeShell:
         }.get(ref.kind, lambda: "")()
         path = SimPath(self.disk, f"home/cache/{ref.digest}")
         if path.path in self.disk or not key:
-            self.disk.setdefault(path.path, b"")
+            if path.path not in self.disk:
+                self.disk[path.path] = b""
             return path
         data = (await self.store.get(key, max_bytes=max_bytes)).data
         if digest_of(data) != ref.digest:
@@ -220,14 +235,11 @@ class PNodeShell:
 
     # -- control streams -------------------------------------------------------------------------------------------------------
 
-    async def _tick_forever(self) -> None:
-        await asyncio.sleep(self.rng.random())
-        while True:
-            self._review()
-            for end in list(self.ends.values()):
-                self._maybe_beat(end)
-            self.news = False
-            await asyncio.sleep(TICK_S)
+    def _tick(self) -> None:
+        self._review()
+        for end in list(self.ends.values()):
+            self._maybe_beat(end, news=False)
+        self.loop.call_later(TICK_S, self._tick)
 
     def _review(self) -> None:
         now = self.loop.time()
@@ -257,6 +269,7 @@ class PNodeShell:
             self.again_s[node_id] = self.loop.time() + self.rng.uniform(0.5, 4.0)
             return
         end.stream = other.stream = stream
+        end.sent_s = other.sent_s
         self.ends[node_id] = end
         now = self.clock.wall()
         advert = make_advert(
@@ -277,9 +290,9 @@ class PNodeShell:
             accepts_work=not self.draining,
         )  # fmt: skip
 
-    def _maybe_beat(self, end: StreamEnd) -> None:
+    def _maybe_beat(self, end: StreamEnd, *, news: bool) -> None:
         now = self.loop.time()
-        if not end.attached or end.over or end.stream is None or (now < end.due_s and not self.news):
+        if not end.attached or end.over or end.stream is None or (now < end.due_s and not news):
             return
         end.sequence += 1
         end.due_s = now + end.interval_s * self.rng.uniform(0.8, 1.0)
@@ -289,8 +302,14 @@ class PNodeShell:
             plan_digest=desired.plan_digest if desired is not None else "", replicas=self._reports(),
             capability=self.capability(), free_memory_bytes=max(0, self.budget.free_memory_bytes), draining=self.draining,
             worker_alive=self.worker.alive, worker_reason="" if self.worker.alive else "it died", incarnation=self.incarnation,
+            evidence=self.evidence(),
         )  # fmt: skip
+        end.sent_s[end.sequence] = self.world.kernel.now_s
         end.stream.send(0, orchestrator_pb2.PNodeMessage(beat=beat).SerializeToString())
+
+    def evidence(self) -> list[orchestrator_pb2.LinkEvidence]:
+        """Neighbours that it cannot reach: honest PNodes of this world have none."""
+        return []
 
     def _reports(self) -> list[orchestrator_pb2.ReplicaReport]:
         reports = []
@@ -322,7 +341,7 @@ class PNodeShell:
         match message.WhichOneof("kind"):
             case "welcome" if end is not None:
                 end.attached, end.interval_s = True, message.welcome.beat_interval_s
-                self.news = True
+                self.tell()
             case "beat_ack" if end is not None:
                 end.interval_s = message.beat_ack.beat_interval_s
             case "desired":

@@ -5,6 +5,7 @@ not undone anything.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +30,10 @@ _RATES: Final = {
     Fault.STALE_READ: 0.1,
 }
 """How often each fault is met, times the knob."""
+HELD_UP_S: Final = 3.0
+"""A call that is held up takes at most so much longer."""
+REPEATED_S: Final = 5.0
+"""A call that is repeated is served again within this time."""
 
 
 class KnobFaults:
@@ -56,12 +61,13 @@ class WatchedStore(MemoryStore):
     """Tells the checkers of every write and deletion at the moment it lands."""
 
     def __init__(self, world: ControlWorld, **options: Any) -> None:
-        super().__init__(world.clock_of(0.0), world.kernel.rng("store"), **options)
+        super().__init__(world.true_clock(), world.kernel.rng("store"), **options)
         self._world = world
 
     def _write(self, key: str, data: bytes | None) -> None:
         old = self.peek(key)
         super()._write(key, data)
+        self._world.kernel.note("stored", key, "nothing" if data is None else zlib.crc32(data))
         self._world.checkers.stored(key, old, data)
 
 
@@ -182,7 +188,8 @@ class Calls:
                 callee.post(serve_it)
 
         def serve_it() -> None:
-            loop.spawn(run())
+            if callee.alive:
+                loop.spawn(run())
 
         async def run() -> None:
             failure: DcnrError | None = None
@@ -193,7 +200,8 @@ class Calls:
                 failure = error
             if self._lost() or world.network.is_blocked(callee.host, caller.host):
                 return
-            caller.after(world.network.latency_s(callee.host, caller.host), lambda: finish(data, failure))
+            world.network.note_message("answer", callee.host, caller.host, data)
+            caller.after(world.network.latency_s(callee.host, caller.host) + self._held_up_s(), lambda: finish(data, failure))
 
         def finish(data: bytes, failure: DcnrError | None) -> None:
             if future.done():
@@ -203,7 +211,10 @@ class Calls:
             else:
                 future.set_result(data)
 
-        world.kernel.after(world.network.latency_s(caller.host, callee.host), arrive)
+        way_s = world.network.latency_s(caller.host, callee.host)
+        world.kernel.after(way_s + self._held_up_s(), arrive)
+        if world.is_unsafe and self._rng.random() < world.knobs.call_repeat_rate:
+            world.kernel.after(way_s + self._rng.uniform(0.0, REPEATED_S), arrive)
         try:
             async with asyncio.timeout(timeout_s):
                 return await future
@@ -212,3 +223,9 @@ class Calls:
 
     def _lost(self) -> bool:
         return self._world.is_unsafe and self._rng.random() < self._world.knobs.call_loss_rate
+
+    def _held_up_s(self) -> float:
+        """What makes later calls overtake this one."""
+        if self._world.is_unsafe and self._rng.random() < self._world.knobs.call_delay_rate:
+            return self._rng.uniform(0.0, HELD_UP_S)
+        return 0.0

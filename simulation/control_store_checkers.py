@@ -175,8 +175,12 @@ class StoreCheckers:
         data = self._world.store.store.peek(keys.state(MODEL, vnode, checkpoint.digest))
         there = data is not None and digest_of(data) == checkpoint.digest and len(data) == checkpoint.size_bytes
         self._world.require(there, "manifest_whole", f"{vnode}: the manifest names {checkpoint.digest[:12]}, which is not there")
+        self._named(vnode, checkpoint)
         again = checkpoint.digest in self._condemned
         self._world.require(not again, "condemned", f"{vnode}: {checkpoint.digest[:12]} was condemned and is named again")
+
+    def _named(self, vnode: str, checkpoint: model_pb2.Checkpoint) -> None:
+        """A manifest names a checkpoint: who made it is known elsewhere."""
 
     def _never_back(self, before: model_pb2.Manifest, after: model_pb2.Manifest) -> None:
         old = {entry.vnode: entry.working[0] for entry in before.entries}

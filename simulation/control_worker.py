@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dataservice import keys
-from dcnr.errors import DcnrError, Stale
+from dcnr.errors import DcnrError, Stale, Unavailable
 from dcnr.ids import Digest, NodeId, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import common_pb2, data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
@@ -71,7 +71,7 @@ class WorkerModel:
         self.alive = False
         self.replicas.clear()
         self._pnode.duties.worker_down("killed")
-        self._pnode.news = True
+        self._pnode.tell()
 
     # -- what the daemon says --------------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class WorkerModel:
                 if replica is not None:
                     self._advance(replica)
                     self._exchange(replica)
-                    self._snapshot(replica)
+                    self.snapshot(replica)
             case "head_seen":
                 self._head_seen_s = self._pnode.loop.time()
         return True
@@ -114,7 +114,8 @@ class WorkerModel:
         self.replicas[name] = replica
         if lineage and replica.leads:
             self.checkpoint_at_once(replica)
-        pnode.world.checkers.hosting(pnode, name)
+        self._wake.set()
+        pnode.world.checkers.hosting(pnode, message)
 
     def checkpoint_at_once(self, replica: Replica) -> None:
         """What a new primary restored may be in no manifest yet."""
@@ -177,14 +178,15 @@ class WorkerModel:
         elif now - replica.exchanged_s > ALONE_S:
             replica.anchored = True
 
-    def _snapshot(self, replica: Replica) -> None:
+    def snapshot(self, replica: Replica) -> None:
+        """What was learned since the last one, onto the disk and on its way."""
         if not replica.leads:
             return
         fresh = sorted(replica.lineage - replica.kept)
         replica.snapshot_s = self._pnode.loop.time()
         if not fresh and not replica.anew:
             return
-        replica.anew = False
+        was_asked, replica.anew = replica.anew, False
         pnode = self._pnode
         learned = [list(pair) for pair in replica.lineage.pairs()]
         content = {"vnode": replica.vnode, "job": replica.job_id, "learned": learned, "by": replica.replica}
@@ -202,8 +204,13 @@ class WorkerModel:
             replica=replica.replica, pnode_id=pnode.node_id, incarnation=replica.incarnation, step=len(replica.lineage),
             parent_digest=replica.state_digest, commit_digest=digest_of_envelope(envelope), epoch=replica.epoch, job_id=replica.job_id,
         )  # fmt: skip
+        try:
+            pnode.disk[f"home/snapshots/{replica.job_id}/{replica.vnode}/{checkpoint.digest}-{checkpoint.commit_digest}"] = data
+        except Unavailable:  # the disk is full: the next snapshot holds this one's batches too
+            replica.anew = was_asked
+            return
         replica.state_digest, replica.state_commit, replica.kept = checkpoint.digest, checkpoint.commit_digest, replica.lineage
-        pnode.disk[f"home/snapshots/{replica.job_id}/{replica.vnode}/{checkpoint.digest}-{checkpoint.commit_digest}"] = data
+        pnode.world.checkers.made(self, checkpoint)
         self.pending.append(Snapshot(checkpoint, envelope, data, list(replica.ancestors)))
         replica.ancestors.append(envelope)
         self._wake.set()
@@ -220,9 +227,10 @@ class WorkerModel:
                     self._exchange(replica)
                 finished = replica.leads and len(replica.lineage) == replica.num_batches
                 if (finished and not replica.finished) or now - replica.snapshot_s >= replica.checkpoint_s:
-                    self._snapshot(replica)
+                    self.snapshot(replica)
                 if finished and not replica.finished:
-                    replica.finished = self._pnode.news = True
+                    replica.finished = True
+                    self._pnode.tell()
                 self._tell_daemon(replica)
             for item in list(self.pending):
                 try:
@@ -232,7 +240,7 @@ class WorkerModel:
                     break
             self._wake.clear()
             try:
-                async with asyncio.timeout(BRING_S if self.pending or self.replicas else 2.0):
+                async with asyncio.timeout(BRING_S if self.pending or self.replicas else None):
                     await self._wake.wait()
             except TimeoutError:
                 continue

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,126 +19,33 @@ from dcnr.errors import DcnrError, InvariantBroken, Unavailable
 from dcnr.ids import NodeId, digest_of
 from dcnr.v1 import model_pb2
 from orchestrator.documents import open_head, put_once
-from orchestrator.offers import PlanPolicy
 from simulation import control_disk
 from simulation.control_checkers import ControlCheckers
+from simulation.control_clock import Clocks, SimClock
 from simulation.control_faults import ControlFaults
 from simulation.control_identity import EPOCH_WALL_S, MODEL, community, job_cancel, job_request, key_of
+from simulation.control_knobs import ControlKnobs, control_knobs
+from simulation.control_liars import LiarShell, LyingPNode
 from simulation.control_loop import ProcessLoop
-from simulation.control_orchestrator import LiarShell, OrchestratorShell
+from simulation.control_orchestrator import OrchestratorShell
 from simulation.control_pnode import PNodeShell
 from simulation.control_replica import Replica
 from simulation.control_store import Calls, StoreClient, StoreService
 from simulation.control_wire import Tamperer
 from simulation.kernel import Kernel, Process
-from simulation.network import Network, NetworkKnobs
+from simulation.network import Network
 from simulation.world import Violation
-from trust.identity import verify_signature
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlKnobs:
-    """Everything that a history depends on besides its seed. `control_knobs` draws them."""
-
-    num_orchestrators: int = 3
-    num_pnodes: int = 50
-    num_vnodes: int = 8
-    replicas: tuple[int, ...] = (1,)
-    """Wanted by the graph, VNode after VNode, over and over; 0: the planner's choice."""
-    vnodes_per_node: int = 2
-    num_batches: int = 60
-    learn_rate: float = 3.0
-    checkpoint_s: float = 6.0
-    beat_s: float = 2.0
-    jobs: int = 4
-    """Of which the last two are called off and expire."""
-    short_jobs: int = 0
-    """Queued jobs that are called off at once: they push outcomes out of the head."""
-    faults_s: float = 70.0
-    store_fault_rate: float = 0.05
-    slow_store_rate: float = 0.03
-    store_outages: int = 1
-    call_loss_rate: float = 0.05
-    tamper_rate: float = 0.01
-    orchestrator_crashes: int = 2
-    orchestrator_pauses: int = 2
-    pnode_crashes: int = 3
-    pnode_losses: int = 1
-    """PNodes that die and never come back."""
-    pnode_pauses: int = 2
-    worker_deaths: int = 2
-    leavers: int = 2
-    partitions: int = 3
-    stream_breaks: int = 6
-    store_partitions: int = 2
-    blackout_s: float = 0.0
-    liar: bool = False
-    skew_s: float = 60.0
-    sweep_s: float = 300.0
-    grant_lifetime_s: int = 3600
-    network: NetworkKnobs = field(default_factory=NetworkKnobs)
-    plan_policy: PlanPolicy = field(default_factory=PlanPolicy)
-
-
-def control_knobs(seed: int) -> ControlKnobs:
-    """Knobs for a seed: every fourth world has 50 PNodes, the others fewer, so that many seeds can be run."""
-    rng = Kernel(seed).rng("control-knobs")
-    liar = rng.random() < 0.4
-    sweep_s = rng.choice([300.0, 8.0])
-    return ControlKnobs(
-        num_orchestrators=rng.choice([3, 4, 5]) if not liar else rng.choice([4, 5]),
-        num_pnodes=50 if seed % 4 == 0 else rng.choice([12, 20]),
-        num_vnodes=rng.choice([8, 8, 10]),
-        replicas=rng.choice([(1,), (1,), (2, 1, 3, 1), (2,), (0,), (1, 0)]),
-        vnodes_per_node=rng.choice([1, 2, 6]),
-        short_jobs=rng.choice([0, 0, 20]),
-        store_fault_rate=rng.choice([0.0, 0.1, 0.3]),
-        slow_store_rate=rng.choice([0.0, 0.05]),
-        store_outages=rng.randint(0, 2),
-        call_loss_rate=rng.choice([0.0, 0.1]),
-        tamper_rate=rng.choice([0.0, 0.02]),
-        orchestrator_crashes=rng.randint(0, 4),
-        orchestrator_pauses=rng.randint(0, 4),
-        pnode_crashes=rng.randint(0, 5),
-        pnode_losses=rng.randint(0, 2),
-        pnode_pauses=rng.randint(0, 3),
-        worker_deaths=rng.randint(0, 3),
-        leavers=rng.randint(0, 3),
-        partitions=rng.randint(0, 6),
-        store_partitions=rng.randint(0, 4),
-        blackout_s=rng.choice([0.0, 0.0, 0.0, 25.0]),
-        liar=liar,
-        skew_s=rng.choice([0.0, 100.0]),
-        sweep_s=sweep_s,
-        grant_lifetime_s=3600 if sweep_s > 100.0 else 15,
-        network=NetworkKnobs(latency_s=rng.choice([(0.001, 0.01), (0.01, 0.12)]), repeat_probability=rng.choice([0.0, 0.03])),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SimClock:
-    """A process's clocks: its monotonic one begins anywhere, its wall clock is off."""
-
-    kernel: Kernel
-    skew_s: float
-    offset_s: float
-
-    def monotonic(self) -> float:
-        """Seconds of this process."""
-        return self.kernel.now_s + self.offset_s
-
-    def wall(self) -> float:
-        """What this machine believes."""
-        return EPOCH_WALL_S + self.kernel.now_s + self.skew_s
+from trust.identity import NodeKey, verify_signature
 
 
 class ControlWorld:
-    """A world built from a seed and knobs."""
+    """A world built from a seed and knobs. ``options``: what the command line needs besides the seed to make the same knobs."""
 
-    def __init__(self, seed: int, knobs: ControlKnobs | None = None) -> None:
-        self.seed, self.knobs = seed, knobs or control_knobs(seed)
+    def __init__(self, seed: int, knobs: ControlKnobs | None = None, options: str = "--world control") -> None:
+        self.seed, self.knobs, self.options = seed, knobs or control_knobs(seed), options
         self.kernel = Kernel(seed)
         self.network = Network(self.kernel, self.knobs.network)
+        self.clocks = Clocks(self)
         self.community = community(seed, self.knobs.num_orchestrators, self.knobs.num_vnodes, self.knobs.replicas)
         self.stranger = key_of(seed, "stranger")
         """A valid key that the network document does not list."""
@@ -151,20 +59,18 @@ class ControlWorld:
         self.calls = Calls(self)
         self.store = StoreService(self)
         self.orchestrators: list[OrchestratorShell] = []
+        self._by_id: dict[str, OrchestratorShell] = {}
         self.pnodes: list[PNodeShell] = []
+        self._pnodes_by_id: dict[str, PNodeShell] = {}
         self.maintainer = Process(self.kernel, "maintainer")
         self.maintainer_loop = ProcessLoop(self.kernel, self.maintainer, self.failed)
         self.faults = ControlFaults(self)
 
     # ---- what parts of the world ask each other ---------------------------------------------------------------------------
 
-    def clock_of(self, skew_s: float, offset_s: float = 0.0) -> SimClock:
-        """A clock with its own errors."""
-        return SimClock(self.kernel, skew_s, offset_s)
-
-    def skew_s(self, host: str) -> float:
-        """How wrong a machine's wall clock is."""
-        return self.kernel.rng(f"skew/{host}").uniform(-self.knobs.skew_s, self.knobs.skew_s)
+    def true_clock(self) -> SimClock:
+        """The time as it is."""
+        return SimClock(self.kernel, 0.0)
 
     def step_s(self, pnode: PNodeShell, vnode: str) -> float:
         """What a step takes there, as the worker measures it."""
@@ -176,19 +82,23 @@ class ControlWorld:
 
     def primary_of(self, pnode: PNodeShell, replica: Replica) -> Replica | None:
         """The living primary that a replica exchanges with; None where it does not reach it."""
-        other = next((item for item in self.pnodes if item.node_id == replica.primary.pnode_id), None)
+        other = self.pnode(replica.primary.pnode_id)
         if other is None or not other.process.alive or other.process.paused or not other.worker.alive:
             return None
         if self.network.is_blocked(pnode.host, other.host) or self.network.is_blocked(other.host, pnode.host):
             return None
         found = other.worker.replicas.get(replica.primary.replica)
-        if found is None or not found.leads or found.job_id != replica.job_id or self.kernel.now_s < found.ready_s:
+        if found is None or not found.leads or found.job_id != replica.job_id or other.loop.time() < found.ready_s:
             return None
         return found
 
     def orchestrator(self, node_id: NodeId) -> OrchestratorShell:
         """By id."""
-        return next(shell for shell in self.orchestrators if shell.node_id == node_id)
+        return self._by_id[node_id]
+
+    def pnode(self, node_id: str) -> PNodeShell | None:
+        """By id."""
+        return self._pnodes_by_id.get(node_id)
 
     def honest(self) -> list[OrchestratorShell]:
         """All that do not lie."""
@@ -213,10 +123,14 @@ class ControlWorld:
 
     def fail(self, checker: str, message: str) -> None:
         """Raises Violation with everything needed to see it again."""
-        replay = f"python -m simulation --world control --seed {self.seed}"
-        violation = Violation(checker, f"[{checker}] {message} (at {self.kernel.now_s:.2f} s; replay: {replay})")
+        violation = Violation(checker, f"[{checker}] {message} (at {self.kernel.now_s:.2f} s; replay: {self.replay})")
         self.failed(violation)
         raise violation
+
+    @property
+    def replay(self) -> str:
+        """The command that runs this history again."""
+        return f"python -m simulation {self.options} --seed {self.seed}"
 
     def require(self, holds: bool, checker: str, message: str) -> None:
         """Fails unless ``holds``."""
@@ -251,7 +165,11 @@ class ControlWorld:
         for index in range(self.knobs.num_orchestrators):
             is_liar = self.knobs.liar and index == self.knobs.num_orchestrators - 1
             self.orchestrators.append(LiarShell(self, index) if is_liar else OrchestratorShell(self, index))
-        self.pnodes.extend(PNodeShell(self, index) for index in range(self.knobs.num_pnodes))
+        self._by_id = {shell.node_id: shell for shell in self.orchestrators}
+        for index in range(self.knobs.num_pnodes):
+            pnode = LyingPNode(self, index) if index < self.knobs.lying_pnodes else PNodeShell(self, index)
+            self.pnodes.append(pnode)
+            self._pnodes_by_id[pnode.node_id] = pnode
         self.maintainer_loop.spawn(self._submit())
         self.faults.plan()
         self._look()
@@ -259,8 +177,7 @@ class ControlWorld:
         self.is_unsafe = False
         self.healed_s = self.kernel.now_s
         self.faults.heal()
-        bound_s = 150.0 + 60.0 * self.knobs.jobs
-        if not self._until(self.kernel.now_s + bound_s, self.is_done):
+        if not self._until(self.kernel.now_s + self.knobs.healing_s, self.is_done):
             self.fail("liveness", "not finished\n" + "\n".join(self.story()))
         self._until(self.kernel.now_s + 20.0, lambda: False)
         self.checkers.at_end()
@@ -291,18 +208,26 @@ class ControlWorld:
         for index, name in enumerate(names):
             expires = int((EPOCH_WALL_S + self.kernel.now_s + rng.uniform(15.0, 60.0)) * 1000) if name == names[-1] else 0
             await self._accept(store, name, expires)
-            await asyncio.sleep(rng.uniform(0.5, 6.0))
+            await asyncio.sleep(rng.uniform(*self.knobs.jobs_every_s))
             if index == len(names) - 2:
                 self.maintainer_loop.spawn(self._call_off(store, name, rng.uniform(0.0, 40.0)))
         for index in range(self.knobs.short_jobs):
             await self._accept(store, f"short-{index}", 0)
             await self._call_off(store, f"short-{index}", 0.0)
 
-    async def _accept(self, store: StoreClient, name: str, expires_unix_ms: int) -> None:
-        data = job_request(
+        for index in range(self.knobs.strange_jobs):
+            await self._insist(
+                store, keys.job_request(MODEL, f"strange-{index}"), self._request(f"strange-{index}", 0, self.stranger)
+            )
+
+    def _request(self, name: str, expires_unix_ms: int, signer: NodeKey | None = None) -> bytes:
+        return job_request(
             self.community, name, num_batches=self.knobs.num_batches, expires_unix_ms=expires_unix_ms,
-            checkpoint_s=self.knobs.checkpoint_s,
+            checkpoint_s=self.knobs.checkpoint_s, settling_deadline_s=self.knobs.settling_deadline_s, signer=signer,
         )  # fmt: skip
+
+    async def _accept(self, store: StoreClient, name: str, expires_unix_ms: int) -> None:
+        data = self._request(name, expires_unix_ms)
         await self._insist(store, keys.job_request(MODEL, name), data)
         self.accepted[name] = data
 
@@ -361,7 +286,6 @@ class ControlWorld:
                         f"    {pnode.host} {replica.replica} of {replica.job_id} {replica.lineage} durable {replica.durable}"
                         f" pending {len(pnode.worker.pending)}"
                     )
-        lines.extend(f"  {line}" for line in self.checkers.newest(40))
         return lines
 
 
@@ -389,6 +313,19 @@ def adapters(knobs: ControlKnobs) -> Iterator[None]:
             "orchestrator.decider.SWEEP_S": knobs.sweep_s,
             "orchestrator.decider.GRANT_LIFETIME_S": knobs.grant_lifetime_s,
             "trust.envelope.verify_signature": lru_cache(maxsize=8192)(verify_signature),
+            "pnode.headcheck.secrets": SimpleNamespace(token_bytes=_Nonces()),
         }.items():
             stack.enter_context(mock.patch(name, value))
         yield
+
+
+class _Nonces:
+    """Numbers in place of randomness that nothing in a history should depend on."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, num_bytes: int | None = None) -> bytes:
+        """Never the same twice in one history."""
+        self._count += 1
+        return self._count.to_bytes(num_bytes or 32, "big")

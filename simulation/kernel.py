@@ -4,35 +4,52 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable
+
+from simulation.transcript import Transcript
 
 Action = Callable[[], None]
 
 
 class Kernel:
-    """The clock, the queue of what happens next, and the sources of randomness, one per purpose."""
+    """The clock, the queue of what happens next, the sources of randomness (one per purpose), and the transcript of what happened."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.now_s = 0.0
         self.num_actions = 0
+        self.transcript = Transcript()
         self._queue: list[tuple[float, int, Action]] = []
+        self._soon: deque[Action] = deque()
         self._count = 0
 
     def rng(self, purpose: str) -> random.Random:
         """A fresh source for one purpose; the others do not move it."""
         return random.Random(f"{self.seed}/{purpose}")
 
+    def note(self, kind: str, *facts: object) -> None:
+        """A line of the transcript. Facts are kept as they are: only what never changes may be handed in."""
+        self.transcript.note(self.now_s, kind, facts)
+
     def after(self, delay_s: float, action: Action) -> None:
         """Runs ``action`` that much later."""
         self._count += 1
         heapq.heappush(self._queue, (self.now_s + max(0.0, delay_s), self._count, action))
 
+    def soon(self, action: Action) -> None:
+        """Runs ``action`` at this very time, before anything that is still in the queue."""
+        self._soon.append(action)
+
     def run_until(self, end_s: float, is_done: Callable[[], bool], check_every_s: float = 1.0) -> bool:
         """Runs until ``is_done`` or ``end_s``; says whether it was done."""
         next_check_s = self.now_s
-        while self._queue and self._queue[0][0] <= end_s:
-            self.now_s, _, action = heapq.heappop(self._queue)
+        queue, soon = self._queue, self._soon
+        while soon or (queue and queue[0][0] <= end_s):
+            if soon:
+                action = soon.popleft()
+            else:
+                self.now_s, _, action = heapq.heappop(queue)
             self.num_actions += 1
             action()
             if self.now_s >= next_check_s:
@@ -49,8 +66,12 @@ class Process:
     def __init__(self, kernel: Kernel, host: str) -> None:
         self.kernel, self.host = kernel, host
         self.alive = True
+        self._paused_until_s = 0.0
+        self.resumed_s = -1.0
+        """When it last went on after a pause."""
         self.paused = False
         self._backlog: list[Action] = []
+        kernel.note("starts", host)
 
     def post(self, action: Action) -> None:
         """Runs ``action`` now, when it is resumed, or never."""
@@ -65,19 +86,30 @@ class Process:
         """Posts ``action`` that much later."""
         self.kernel.after(delay_s, lambda: self.post(action))
 
+    def soon(self, action: Action) -> None:
+        """Posts ``action`` at this very time, after what is running now."""
+        self.kernel.soon(lambda: self.post(action))
+
     def pause(self, for_s: float) -> None:
-        """Stops it, as SIGSTOP does, and resumes it later."""
-        if self.alive and not self.paused:
-            self.paused = True
-            self.kernel.after(for_s, self._resume)
+        """Stops it, as SIGSTOP or a disk that hangs does, and resumes it later; of two pauses the one that ends later counts."""
+        if not self.alive:
+            return
+        self.kernel.note("stands still", self.host, round(for_s, 3))
+        self.paused = True
+        self._paused_until_s = max(self._paused_until_s, self.kernel.now_s + for_s)
+        self.kernel.after(for_s, self._resume)
 
     def _resume(self) -> None:
-        self.paused = False
+        if not self.paused or self.kernel.now_s < self._paused_until_s:
+            return
+        self.paused, self.resumed_s = False, self.kernel.now_s
         backlog, self._backlog = self._backlog, []
         for action in backlog:
             self.post(action)
 
     def kill(self) -> None:
         """Ends it."""
+        if self.alive:
+            self.kernel.note("dies", self.host)
         self.alive = False
         self._backlog.clear()

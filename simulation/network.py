@@ -6,6 +6,7 @@ may be repeated later on the same stream where the knob says so: receivers must 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -65,7 +66,12 @@ class Stream:
                 self._lossy[side] = True
                 self.fail(1.0, 6.0)
         elif not self._lossy[side]:
-            self.processes[other].post(lambda: None if self._told[other] else self._receivers[other].on_message(data))
+            self._network.note_message("message", self.processes[side].host, self.processes[other].host, data)
+            self.processes[other].post(lambda: self._deliver(other, data))
+
+    def _deliver(self, side: int, data: bytes) -> None:
+        if not self._told[side]:
+            self._receivers[side].on_message(data)
 
     def fail(self, soonest_s: float, latest_s: float) -> None:
         """Breaks it: each side notices at its own time; a dead process notices nothing."""
@@ -82,6 +88,9 @@ class Stream:
     def _tell(self, side: int) -> None:
         if not self._told[side]:
             self._told[side] = True
+            self._network.kernel.note("stream broken", self.processes[side].host, self.processes[1 - side].host)
+            if self.is_over:
+                self._network.forget(self)
             self._receivers[side].on_broken()
 
     @property
@@ -96,13 +105,18 @@ class Network:
     def __init__(self, kernel: Kernel, knobs: NetworkKnobs) -> None:
         self.kernel, self.knobs = kernel, knobs
         self.rng = kernel.rng("network")
-        self._blocked: set[tuple[str, str]] = set()
-        self._streams: list[Stream] = []
+        self._blocked: dict[tuple[str, str], int] = {}
+        """How many partitions lie over a direction now."""
+        self._latencies: dict[tuple[str, str], float] = {}
+        self._streams: dict[Process, dict[Stream, None]] = {}
 
     def latency_s(self, source: str, target: str) -> float:
         """One way; constant per pair of hosts, so that a stream keeps its order."""
-        low, high = self.knobs.latency_s
-        return self.kernel.rng(f"latency/{min(source, target)}/{max(source, target)}").uniform(low, high)
+        found = self._latencies.get((source, target))
+        if found is None:
+            rng = self.kernel.rng(f"latency/{min(source, target)}/{max(source, target)}")
+            found = self._latencies[source, target] = rng.uniform(*self.knobs.latency_s)
+        return found
 
     def is_blocked(self, source: str, target: str) -> bool:
         """Whether messages of that direction are lost."""
@@ -110,30 +124,48 @@ class Network:
 
     def block(self, source: str, target: str, for_s: float) -> None:
         """A one-way partition for a while."""
-        self._blocked.add((source, target))
-        self.kernel.after(for_s, lambda: self._blocked.discard((source, target)))
+        way = (source, target)
+        self.kernel.note("partition", source, target, round(for_s, 3))
+        self._blocked[way] = self._blocked.get(way, 0) + 1
+        self.kernel.after(for_s, lambda: self._unblock(way))
+
+    def _unblock(self, way: tuple[str, str]) -> None:
+        self._blocked[way] -= 1
+        if not self._blocked[way]:
+            del self._blocked[way]
+
+    def note_message(self, kind: str, source: str, target: str, data: bytes) -> None:
+        """A message in the transcript: from whom, to whom, how long, and a checksum that tells equal from unequal."""
+        self.kernel.note(kind, source, target, len(data), zlib.crc32(data))
 
     def connect(self, processes: tuple[Process, Process], receivers: tuple[Receiver, Receiver]) -> Stream | None:
         """A new stream, or None where the other side cannot be reached."""
         hosts = processes[0].host, processes[1].host
         if not processes[1].alive or self.is_blocked(*hosts) or self.is_blocked(hosts[1], hosts[0]):
             return None
+        self.kernel.note("stream", *hosts)
         stream = Stream(self, processes, receivers)
-        self._streams = [known for known in self._streams if not known.is_over]
-        self._streams.append(stream)
+        for process in processes:
+            self._streams.setdefault(process, {})[stream] = None
         return stream
+
+    def forget(self, stream: Stream) -> None:
+        """Both sides know that it is over."""
+        for process in stream.processes:
+            self._streams.get(process, {}).pop(stream, None)
 
     def streams_of(self, process: Process) -> list[Stream]:
         """Streams with that process at one end."""
-        return [stream for stream in self._streams if process in stream.processes]
+        return list(self._streams.get(process, {}))
 
     def lose(self, process: Process, *, silently: bool) -> None:
         """The process died: its peers notice soon (reset) or late (a silent machine)."""
         for stream in self.streams_of(process):
             stream.fail(*((2.0, 6.0) if silently else (0.02, 0.5)))
+        self._streams.pop(process, None)
 
     def break_one(self) -> None:
         """Some stream fails."""
-        living = [stream for stream in self._streams if not stream.is_over]
+        living = [stream for streams in self._streams.values() for stream in streams if not stream.is_over]
         if living:
             self.rng.choice(living).fail(0.01, 3.0)

@@ -12,26 +12,32 @@ import pytest
 from dataservice import keys
 from dataservice.memory import etag_of
 from dcnr.ids import NodeId
+from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
+from membership.network_time import NetworkTime
 from orchestrator import changes
 from orchestrator import decider as decider_module
+from orchestrator import explain as explain_module
 from orchestrator import inventory as inventory_module
 from orchestrator import placement as placement_module
 from orchestrator import planner as planner_module
 from orchestrator.changes import Decide
 from orchestrator.checkpoints import CheckpointJudge
+from orchestrator.contribution import Contributions
 from orchestrator.decider import Decider
 from orchestrator.documents import put_once, sealed
 from orchestrator.head import HeadCore
 from orchestrator.head_events import HeadEvent, HeadInstruction, HeadTimes, PutAnswered, PutUnknown
-from orchestrator.inventory import Judgement
+from orchestrator.inventory import Inventory, Judgement
 from orchestrator.jobbook import JobBook
 from orchestrator.jobs import next_change
 from pnode.authority import Accepted, Authority, Source, Term, Verdict
+from pnode.budget import Budget, Reservation
 from pnode.duties import Duties
 from pnode.headcheck import HeadCheck
 from simulation.control_worker import Replica, WorkerModel
 from trust.envelope import open_single, parse
+from trust.network import NetworkPolicy
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -347,3 +353,100 @@ def names_of_strangers_are_kept(patch: pytest.MonkeyPatch) -> None:
         return entry(self, model)
 
     patch.setattr(Duties, "_entry", careless)
+
+
+def wall_clocks_are_believed(patch: pytest.MonkeyPatch) -> None:
+    """Time: records are judged by each machine's own wall clock, whatever the others say."""
+    patch.setattr(NetworkTime, "wall", lambda self: self._clock.wall())
+
+
+def acts_without_persisting(patch: pytest.MonkeyPatch) -> None:
+    """Persist, then act: a disk that takes nothing is no reason to wait."""
+    write = Duties._home_write
+
+    def careless(self: Duties, path: Any, envelope: identity_pb2.Envelope) -> bool:
+        write(self, path, envelope)
+        return True
+
+    patch.setattr(Duties, "_home_write", careless)
+
+
+def what_the_disk_refused_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Invariant 9: a PNode whose disk was full for a moment waits for the next plan."""
+
+    async def never(self: Duties, entry: Any) -> None:
+        await asyncio.sleep(0)
+
+    patch.setattr(Duties, "_write_again", never)
+
+
+def evidence_is_a_verdict(patch: pytest.MonkeyPatch) -> None:
+    """Design, Fail: whoever is accused counts as not answering our own probe either."""
+    probed = Inventory.probed
+
+    def believe(self: Inventory, node_id: str, now: float, *, reachable: bool) -> None:
+        probed(self, node_id, now, reachable=False)
+
+    patch.setattr(Inventory, "probed", believe)
+
+
+def anybody_speaks_for_a_replica(patch: pytest.MonkeyPatch) -> None:
+    """Data rule 9: records of any PNode are taken for the plan's primary."""
+    patch.setattr("orchestrator.checkpoints._check_primary", lambda plan, checkpoint: None)
+
+
+def weights_from_nowhere(patch: pytest.MonkeyPatch) -> None:
+    """Invariant 5: a worker begins with weights of its own making, and nobody follows commits back."""
+    host = WorkerModel._host
+
+    def initialise(self: WorkerModel, message: Any) -> None:
+        host(self, message)
+        replica = self.replicas.get(message.assignment.replica)
+        if replica is not None:
+            replica.state_digest, replica.state_commit = "0" * 64, ""
+
+    async def believe(self: CheckpointJudge, view: Any, commit: model_pb2.Commit) -> IntervalSet:
+        known = view.durable(commit.job_id).get(commit.vnode, IntervalSet.empty())
+        return known | IntervalSet.of(*((number, number + 1) for number in commit.batches))
+
+    patch.setattr(WorkerModel, "_host", initialise)
+    patch.setattr(CheckpointJudge, "_lineage", believe)
+
+
+def limits_are_a_wish(patch: pytest.MonkeyPatch) -> None:
+    """Invariant 8: orchestrators place what does not fit, and the machine takes it."""
+
+    def admit(self: Budget, replica: str, wanted: Reservation, *, free_disk_bytes: int) -> None:
+        self._reserved[replica] = wanted
+
+    patch.setattr(Budget, "admit", admit)
+    patch.setattr(planner_module, "_refusal", lambda cost, load, policy: "")
+    patch.setattr(planner_module, "_why_lost", lambda cost, load: "")
+
+
+def bulk_on_the_control_stream(patch: pytest.MonkeyPatch) -> None:
+    """Invariant 10: uploads go where beats go."""
+    put = WorkerModel._put
+
+    async def crowd(self: WorkerModel, key: str, data: bytes) -> None:
+        for end in self._pnode.ends.values():
+            if end.stream is not None:
+                end.stream.send(0, b"", transfer_s=6.0)
+        await put(self, key, data)
+
+    patch.setattr(WorkerModel, "_put", crowd)
+
+
+def strangers_submit(patch: pytest.MonkeyPatch) -> None:
+    """Invariants 6 and 7: a job request counts whoever signed it."""
+    patch.setattr(NetworkPolicy, "open_job_request", lambda self, envelope: parse(model_pb2.JobRequest, envelope.payload))
+
+
+def nobody_says_why(patch: pytest.MonkeyPatch) -> None:
+    """Invariant 11: for a missing batch there is no answer."""
+    patch.setattr(explain_module, "_batch", lambda runtime, plan, vnode, batch: [])
+
+
+def alive_is_enough(patch: pytest.MonkeyPatch) -> None:
+    """Invariant 12: whoever beats keeps what it has."""
+    patch.setattr(Contributions, "look", lambda self, view, report, now: [])

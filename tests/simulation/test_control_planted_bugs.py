@@ -16,6 +16,11 @@ LIAR = {**SMALL, "num_orchestrators": 4, "liar": True, "store_partitions": 6, "o
 TAKERS = {**SMALL, "orchestrator_crashes": 2, "orchestrator_pauses": 6, "store_fault_rate": 0.3}
 SWEEPS = {**SMALL, "sweep_s": 4.0, "grant_lifetime_s": 30}
 CREWS = {**SMALL, "replicas": (2, 1, 3, 1), "pnode_crashes": 6}
+LIES = {**SMALL, "lying_pnodes": 3, "settling_deadline_s": 400.0}
+DISKS = {
+    **SMALL, "full_disks": 40, "orchestrator_crashes": 0, "orchestrator_pauses": 0, "pnode_crashes": 0, "pnode_losses": 0, "partitions": 0,
+    "stream_breaks": 0, "leavers": 0, "worker_deaths": 0, "pnode_pauses": 0, "store_partitions": 0,
+}  # fmt: skip
 STALE = {**SMALL, "store_fault_rate": 0.6, "store_outages": 0}
 
 PLANTED = [
@@ -53,6 +58,17 @@ PLANTED = [
     (planted.restless_planner, SMALL, {"thrash", "completes", "liveness", "relocation_bound"}),
     (planted.nobody_takes_over, TAKERS, {"takeover_bound"}),
     (planted.the_dead_look_alive, {**SMALL, "pnode_losses": 3}, {"relocation_bound"}),
+    (planted.wall_clocks_are_believed, {**SMALL, "wrong_clocks": 0.4}, {"relocation_bound", "completes", "liveness"}),
+    (planted.acts_without_persisting, DISKS, {"persist_first"}),
+    (planted.what_the_disk_refused_is_forgotten, DISKS, {"relocation_bound", "completes", "liveness", "strays"}),
+    (planted.evidence_is_a_verdict, LIES, {"forged_evidence"}),
+    (planted.anybody_speaks_for_a_replica, LIES, {"forged_checkpoint"}),
+    (planted.weights_from_nowhere, SMALL, {"descends"}),
+    (planted.limits_are_a_wish, {**SMALL, "num_pnodes": 4, "num_vnodes": 10, "vnodes_per_node": 1}, {"limits"}),
+    (planted.bulk_on_the_control_stream, SMALL, {"beats_on_time"}),
+    (planted.strangers_submit, {**SMALL, "strange_jobs": 2}, {"strangers_code"}),
+    (planted.nobody_says_why, SMALL, {"explain_missing"}),
+    (planted.alive_is_enough, LIES, {"useless", "completes"}),
 ]
 
 

@@ -1,0 +1,134 @@
+"""Runs seeds, each in a world of its own, several processes at a time, and says of each in a line what happened; of one that fails, how to see it again."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, TextIO
+
+from dcnr.errors import DcnrError
+from simulation.control_knobs import large_knobs, orchestrator_knobs
+from simulation.control_world import ControlWorld
+from simulation.world import Simulation, Violation
+
+WORLDS: Final = ("data", "control", "orchestrators")
+TOLD_LINES: Final = 60
+"""So many lines of the transcript are shown of a history that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which world, and where it differs from its standard size: ``num_pnodes`` and ``hours`` make a large control world."""
+
+    world: str = "data"
+    num_pnodes: int = 0
+    hours: float = 0.0
+
+    @property
+    def options(self) -> str:
+        """The same choice on a command line."""
+        size = f" --nodes {self.num_pnodes} --hours {self.hours:g}" if self.num_pnodes else ""
+        return f"--world {self.world}{size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one seed."""
+
+    seed: int
+    failure: str
+    """Empty where everything held."""
+    line: str
+    counts: dict[str, float] = field(default_factory=dict)
+    newest: tuple[str, ...] = ()
+    replay: str = ""
+    took_s: float = 0.0
+
+    def told(self) -> Iterator[str]:
+        """One line, or for a failure everything that helps to understand it."""
+        if not self.failure:
+            yield f"{self.line}, {self.took_s:.2f} s: ok"
+            return
+        yield f"{self.line}, {self.took_s:.2f} s: FAILED {self.failure}"
+        yield "  the last of what happened:"
+        yield from (f"    {line}" for line in self.newest)
+        yield f"  replay: {self.replay} --transcript seed-{self.seed}.txt"
+
+
+def run_seed(choice: Choice, seed: int, transcript: TextIO | None = None) -> Outcome:
+    """One history from beginning to end."""
+    world = _world(choice, seed)
+    if transcript is not None:
+        world.kernel.transcript.into(transcript)
+    started_s, failure = time.perf_counter(), ""
+    try:
+        world.run()
+    except (Violation, DcnrError, AssertionError) as error:
+        failure = f"{type(error).__name__}: {error}"
+    took_s = time.perf_counter() - started_s
+    newest = tuple(world.kernel.transcript.newest(TOLD_LINES)) if failure else ()
+    line, counts = _control_line(world) if isinstance(world, ControlWorld) else _data_line(world)
+    replay = f"python -m simulation {choice.options} --seed {seed}"
+    return Outcome(seed, failure, line, counts, newest, replay, took_s)
+
+
+def run_seeds(choice: Choice, seeds: Iterable[int], num_processes: int) -> Iterator[Outcome]:
+    """Outcomes in the order of the seeds."""
+    pairs = [(choice, seed) for seed in seeds]
+    if num_processes <= 1 or len(pairs) == 1:
+        yield from (run_seed(*pair) for pair in pairs)
+        return
+    with contextlib.closing(multiprocessing.get_context("spawn").Pool(num_processes, maxtasksperchild=200)) as pool:
+        yield from pool.imap(_run_pair, pairs)
+
+
+def _run_pair(pair: tuple[Choice, int]) -> Outcome:
+    return run_seed(*pair)
+
+
+def _world(choice: Choice, seed: int) -> Simulation | ControlWorld:
+    if choice.world == "data":
+        return Simulation(seed)
+    if choice.world == "orchestrators":
+        return ControlWorld(seed, orchestrator_knobs(seed), choice.options)
+    return ControlWorld(seed, large_knobs(choice.num_pnodes, choice.hours) if choice.num_pnodes else None, choice.options)
+
+
+def _data_line(world: Simulation) -> tuple[str, dict[str, float]]:
+    line = (
+        f"seed {world.seed} {world.topology.name} window {world.knobs.window_batches} lead {world.lead_batches} "
+        f"lost states {world.num_lost_states}: {world.kernel.now_s:.0f} s virtual, {world.kernel.num_actions} actions, "
+        f"{world.checkers.num_learned} learned, {world.checkers.num_forwarded} computed again, "
+        f"{world.checkers.num_merged} deltas merged, {world.checkers.num_successions} successions"
+    )
+    return line, {"virtual_s": world.kernel.now_s, "actions": world.kernel.num_actions}
+
+
+def _control_line(world: ControlWorld) -> tuple[str, dict[str, float]]:
+    checkers, knobs = world.checkers, world.knobs
+    counts: dict[str, float] = {
+        "virtual_s": world.kernel.now_s,
+        "actions": world.kernel.num_actions,
+        "head_writes": checkers.num_head_writes,
+        "terms": checkers.num_takeovers,
+        "manifests": checkers.num_manifests,
+        "moves": checkers.plans.num_moves,
+        "promotions": checkers.plans.num_promotions,
+        "deleted": checkers.num_deleted,
+        "tampered": checkers.num_tampered,
+        "obeyed": checkers.num_obeyed,
+        "jobs": len(world.accepted),
+        "explained": checkers.num_explained,
+        **{f"faults_{name}": count for name, count in sorted(world.faults.counts.items())},
+    }
+    liars = (", one lies" if knobs.liar else "") + (f", {knobs.lying_pnodes} PNodes lie" if knobs.lying_pnodes else "")
+    shown = ("head_writes", "terms", "manifests", "moves", "promotions", "deleted", "tampered")
+    told = ", ".join(f"{counts[name]:.0f} {name.replace('_', ' ')}" for name in shown)
+    line = (
+        f"seed {world.seed} {knobs.num_orchestrators} orchestrators, {knobs.num_pnodes} PNodes{liars}: "
+        f"{world.kernel.now_s:.0f} s virtual, {world.kernel.num_actions} actions, {told}"
+    )
+    return line, counts
