@@ -16,7 +16,8 @@ from simulation.control_volunteer_checkers import VolunteerCheckers
 
 if TYPE_CHECKING:
     from simulation.control_pnode import PNodeShell
-    from simulation.control_worker import Replica, WorkerModel
+    from simulation.control_replica import Replica
+    from simulation.control_worker import WorkerModel
     from simulation.control_world import ControlWorld
 
 TAKEN_OVER_S: Final = 25.0

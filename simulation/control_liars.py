@@ -16,7 +16,8 @@ from orchestrator.jobs import intervals, intervals_message
 from simulation.control_identity import MODEL
 from simulation.control_orchestrator import HEAD_URL, ControlEnd, OrchestratorShell
 from simulation.control_pnode import PNodeShell
-from simulation.control_worker import Replica, WorkerModel
+from simulation.control_replica import Replica
+from simulation.control_worker import WorkerModel
 from trust.envelope import digest_of_envelope, seal
 
 if TYPE_CHECKING:

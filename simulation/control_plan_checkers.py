@@ -69,9 +69,9 @@ class PlanCheckers:
         for assignment in state.assignments:
             siblings = {(item.replica, item.pnode_id, item.role, item.weight) for item in assignment.siblings}
             self._world.require(siblings == crews[assignment.vnode], "siblings", f"{assignment.replica} is told {sorted(siblings)}")
-            for item in (*assignment.predecessors, *assignment.successors):
-                known = (item.replica, item.pnode_id, item.role, item.weight) in crews[item.vnode]
-                self._world.require(known and item.weight > 0.0, "siblings", f"{assignment.replica} is told of {item.replica}")
+            for other in (*assignment.predecessors, *assignment.successors):
+                known = (other.replica, other.pnode_id, other.role, other.weight) in crews[other.vnode]
+                self._world.require(known and other.weight > 0.0, "siblings", f"{assignment.replica} is told of {other.replica}")
 
     def _roles(self, before: model_pb2.Plan, plan: model_pb2.Plan, manifest: model_pb2.Manifest) -> None:
         world, now = self._world, self._world.kernel.now_s
