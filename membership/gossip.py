@@ -117,6 +117,11 @@ class View:
         advert = self.own if node_id == self._own_id else self._adverts.get(node_id)
         return advert if advert is not None and advert.expires_wall > now_wall else None
 
+    def gone(self, node_id: str) -> tuple[int, int] | None:
+        """The order of the last advert of a node that left, died or expired lately; None for one that is here or was never heard of."""
+        known = self._gone.get(node_id)
+        return known[0] if known is not None else None
+
     def members(self) -> list[VerifiedAdvert]:
         """All other nodes, by id."""
         return [self._adverts[node_id] for node_id in sorted(self._adverts)]

@@ -90,11 +90,14 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         )
 
     async def Probe(self, request: membership_pb2.ProbeRequest, context: Any) -> membership_pb2.ProbeResponse:
-        """Tries to reach a third node at the addresses known here, never at ones that the caller names."""
+        """Tries to reach a third node at the addresses known here, never at ones that the caller names. Of one that is gone from here, it says so."""
         self._limit(self._probes, peer_of(context).node_id)
         advert = self._gossip.view.find(request.node_id, self._time.wall())
         if advert is None:
-            raise NotFound("the node is not known here", code="unknown_node")
+            gone = self._gossip.view.gone(request.node_id)
+            if gone is None:
+                raise NotFound("the node is not known here", code="unknown_node")
+            return membership_pb2.ProbeResponse(reachable=False, incarnation=gone[0])
         if self._probing.locked():
             raise Unavailable("too many probes at once", code="overloaded")
         asked_at = self._clock.monotonic()
