@@ -79,8 +79,10 @@ class Shelf:
         return remarks
 
     def sweep(self, work: Path) -> None:
-        """Removes from ``work`` what a dead worker left behind: spools, drafts, states that nobody was told of. For before the next one starts."""
-        kept = {Path(held.ready.path) for held in self._held}
+        """Removes from ``work`` what a dead worker left behind: spools, drafts, states that nobody was told of. For a thread, before the
+        next one starts.
+        """
+        kept = {Path(held.ready.path) for held in list(self._held)}
         for directory, _, names in os.walk(work, topdown=False):
             for path in (Path(directory) / name for name in names):
                 if path not in kept:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from dcnr.ids import digest_of
@@ -37,7 +38,7 @@ def test_what_a_dead_worker_left_goes_and_states_with_a_note_stay(tmp_path: Path
     work, notes = tmp_path / "work", tmp_path / "notes"
     notes.mkdir()
     mine = snapshot(work / "a.1" / "snapshots" / "mine.safetensors", "a.1")
-    Shelf(notes).add(mine)
+    asyncio.run(Shelf(notes).add(mine))
     lost = snapshot(work / "a.1" / "snapshots" / "lost.safetensors", "a.1")
     for left in ("a.1/snapshots/mine.draft", "b.2/spool/00000000.segment", "b.2/spool/00000001.segment"):
         (work / left).parent.mkdir(parents=True, exist_ok=True)
