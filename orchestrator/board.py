@@ -16,6 +16,7 @@ from typing import Final
 from dcnr.v1 import model_pb2
 from orchestrator.costs import StageCost, disk_bytes, predicted_step_s, spool_bytes
 from orchestrator.offers import PLACEABLE, NodeOffer, PlanPolicy, PlanRequest
+from orchestrator.ranks import Ranks
 
 NUMBER_RANGES: Final = 900_000
 RANGE_SIZE: Final = 1_000
@@ -94,6 +95,7 @@ class Board:
     def __init__(self, request: PlanRequest, policy: PlanPolicy) -> None:
         self.request, self.policy = request, policy
         self.loads = _loads(request)
+        self.ranks = Ranks(self.loads.values())
         self.seats: dict[str, list[Seat]] = {cost.vnode: [] for cost in request.stages}
         self.away: dict[str, model_pb2.Assignment] = {}
         """By VNode: a lost primary that is waited for; it takes nothing of its node."""
@@ -115,8 +117,7 @@ class Board:
             replica = f"{cost.vnode}.{self.next_replica}"
             self.next_replica += 1
         seat = Seat(cost, replica, load, role, reason)
-        load.hosted += 1
-        load.free_disk_bytes -= load.disk(cost)
+        self._charge(load, 1, load.disk(cost), 0, 0.0)
         self.seats[cost.vnode].append(seat)
         self._settle(cost.vnode)
         return seat
@@ -124,10 +125,7 @@ class Board:
     def leave(self, seat: Seat) -> None:
         """Takes a replica off again."""
         self.seats[seat.cost.vnode].remove(seat)
-        seat.load.hosted -= 1
-        seat.load.free_disk_bytes += seat.load.disk(seat.cost)
-        seat.load.free_bytes += seat.memory_bytes
-        seat.load.seconds -= seat.seconds
+        self._charge(seat.load, -1, -seat.load.disk(seat.cost), -seat.memory_bytes, -seat.seconds)
         self._settle(seat.cost.vnode)
 
     def promote(self, seat: Seat, reason: str) -> None:
@@ -179,6 +177,15 @@ class Board:
 
     # Inside
 
+    def _charge(self, load: Load, hosted: int, disk: int, memory: int, seconds: float) -> None:
+        """Takes so much more of a node."""
+        self.ranks.taken_out(load)
+        load.hosted += hosted
+        load.free_disk_bytes -= disk
+        load.free_bytes -= memory
+        load.seconds = load.seconds + seconds if load.hosted else 0.0
+        self.ranks.put_back(load)
+
     def _settle(self, vnode: str) -> None:
         """Brings weights, shares and reservations of a VNode's replicas up to date."""
         seats = self.seats[vnode]
@@ -188,8 +195,7 @@ class Board:
             seat.weight = weights.get(seat.replica, 0.0)
             seconds = seat.load.step_s(seat.cost) * seat.weight / total if seat.weight else 0.0
             memory = seat.cost.memory_bytes + (seat.cost.sharing_bytes if len(seats) > 1 else 0)
-            seat.load.seconds += seconds - seat.seconds
-            seat.load.free_bytes -= memory - seat.memory_bytes
+            self._charge(seat.load, 0, 0, memory - seat.memory_bytes, seconds - seat.seconds)
             seat.seconds, seat.memory_bytes = seconds, memory
 
     def _weigh(self, vnode: str) -> dict[str, float]:

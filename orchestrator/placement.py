@@ -5,10 +5,12 @@ Rejections are bounded per VNode, so that those of one VNode never push out anot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import nsmallest
+from itertools import islice
 from typing import Final
 
 from dcnr import limits
@@ -80,24 +82,34 @@ class _Siblings:
 
 
 def best(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejections: Rejections | None) -> Load | None:
-    """The node for one more replica; None where none fits. ``rejections`` None: nobody asks why."""
+    """The node for one more replica; None where none fits. ``rejections`` None: nobody asks why.
+
+    Looks at nodes in the order of `orchestrator.ranks` and stops where none that follows can be better.
+    """
     siblings, needed = _siblings(board.seats[cost.vnode]), _needed(board, cost)
     roomy = cost.memory_bytes + (cost.sharing_bytes if cost.wanted_replicas > 1 else 0)
     others = board.speed(cost.vnode)
-    works = role != model_pb2.ROLE_STANDBY
-    fitting: list[tuple[int, bool, float, int, str]] = []
+    found: list[tuple[int, bool, float, int, str]] = []
     refused: list[tuple[Obstacle, str]] = []
-    for node_id, load in board.loads.items():
-        obstacle = _obstacle(board, cost, load, siblings, needed)
-        if obstacle is not Obstacle.NONE:
-            refused.append((obstacle, node_id))
-            continue
-        step_s = load.step_s(cost) if works else 0.0
-        after_s = (load.seconds + step_s / (1.0 + others * step_s)) * load.doubt
-        fitting.append((siblings.nearness(load), load.free_bytes < roomy, after_s, load.hosted, node_id))
-    ranked = [board.loads[item[-1]] for item in nsmallest(1 + RUNNERS_UP, fitting)]
+    soonest = math.inf  # of those that leave nothing to be desired
+    for is_idle, row in ((True, board.ranks.idle), (False, board.ranks.busy)):
+        for key, node_id in row:
+            load = board.loads[node_id]
+            step_s = load.step_s(cost) if role != model_pb2.ROLE_STANDBY else 0.0
+            more_s = step_s / (1.0 + others * step_s)
+            if more_s >= soonest if is_idle else key > soonest:
+                break
+            obstacle = _obstacle(board, cost, load, siblings, needed)
+            if obstacle is not Obstacle.NONE:
+                refused.append((obstacle, node_id))
+                continue
+            near, tight, after_s = siblings.nearness(load), load.free_bytes < roomy, (load.seconds + more_s) * load.doubt
+            found.append((near, tight, after_s, load.hosted, node_id))
+            if not near and not tight:
+                soonest = min(soonest, after_s)
+    ranked = [board.loads[item[-1]] for item in nsmallest(1 + RUNNERS_UP, found)]
     if rejections is not None:
-        _explain(board, cost, role, rejections, ranked[1:], refused, len(fitting))
+        _explain(board, cost, role, rejections, ranked, refused)
     return ranked[0] if ranked else None
 
 
@@ -157,7 +169,7 @@ def _needed(board: Board, cost: StageCost) -> int:
 
 def _obstacle(board: Board, cost: StageCost, load: Load, siblings: _Siblings, needed: int) -> Obstacle:
     if not load.is_open:
-        return Obstacle.NO_WORK if load.offer.state in PLACEABLE else Obstacle.STATE
+        return _closed(load)
     if load.offer.refused and cost.vnode in load.offer.refused:
         return Obstacle.REFUSED
     if load.offer.node_id in siblings.nodes:
@@ -195,22 +207,31 @@ def _told(board: Board, cost: StageCost, load: Load, obstacle: Obstacle) -> str:
 
 
 def _explain(
-    board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejections: Rejections, runners_up: Sequence[Load],
-    refused: Sequence[tuple[Obstacle, str]], num_fitting: int,
+    board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejections: Rejections, ranked: Sequence[Load],
+    refused: Sequence[tuple[Obstacle, str]],
 ) -> None:  # fmt: skip
+    """Names runners-up, then those that were looked at and refused, then those that take nothing at all; and how many there are beside them."""
     if not board.loads:
         need = f"no PNode is attached; it needs {_mib(cost.memory_bytes)} MiB of memory and {_mib(disk_bytes(cost, 0))} MiB of disk"
         rejections.add(cost.vnode, "", need)
         return
-    for load in runners_up:
+    for load in ranked[1:]:
         seconds = load.seconds + (0.0 if role == model_pb2.ROLE_STANDBY else board.share_s(cost, load))
         late = f", lost {load.offer.num_losses} times lately" if load.offer.num_losses else ""
         rejections.add(cost.vnode, load.offer.node_id, f"fits, but another is better: {seconds:.3g} s per batch with it{late}")
-    left = len(refused) + max(0, num_fitting - 1 - len(runners_up))
-    named = nsmallest(max(0, rejections.room(cost.vnode)), refused)
+    room = max(0, rejections.room(cost.vnode))
+    closed = [
+        (_closed(load), load.offer.node_id) for load in islice((one for one in board.loads.values() if not one.is_open), room)
+    ]
+    named = nsmallest(room, [*refused, *closed])
+    left = len(board.loads) - len(ranked) - len(named)
     for index, (obstacle, node_id) in enumerate(named):
-        more = f"; and {left - len(named)} candidates more" if index == len(named) - 1 and left > len(named) else ""
+        more = f"; and {left} candidates more" if index == len(named) - 1 and left > 0 else ""
         rejections.add(cost.vnode, node_id, _told(board, cost, board.loads[node_id], obstacle) + more)
+
+
+def _closed(load: Load) -> Obstacle:
+    return Obstacle.NO_WORK if load.offer.state in PLACEABLE else Obstacle.STATE
 
 
 def _mib(size_bytes: int) -> int:
