@@ -22,7 +22,7 @@ from vnode.compute import Mode
 from vnode.registry import default_registry
 from vnode.state import anchor_schema, parse, serialise
 from vnode.torch_compute import TorchCompute
-from vnode.torch_merging import Displacement
+from vnode.torch_merging import DeltaValues
 from vnode.torch_stage import initial_state, schema_of
 
 NUM_CLASSES: Final = 10
@@ -33,7 +33,7 @@ SPREAD: Final = 1.3
 NUM_TEST: Final = 8192
 
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
-    "sgd": {"name": "sgd", "lr": 0.05, "momentum": 0.9, "schedule": "one_cycle"},
+    "sgd": {"name": "sgd", "lr": 0.02, "momentum": 0.9, "schedule": "one_cycle"},
     "adamw": {"name": "adamw", "lr": 2e-3, "weight_decay": 0.01, "schedule": "cosine"},
 }
 
@@ -95,33 +95,70 @@ class Points:
         return self._x[self._num_train :], self._y[self._num_train :]
 
 
-Outer = Callable[["StudyCompute", Displacement, int, int], None]
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A delta as an outer step sees it."""
+
+    values: DeltaValues
+    anchor: dict[str, torch.Tensor]
+    """The weights that the contributor had begun with."""
+    share: float
+    """What the delta learned, of all that came since that anchor."""
+    num_replicas: int
 
 
-class StudyCompute(TorchCompute):
-    """A worker's maths with another outer step, where one is given."""
+Outer = Callable[[dict[str, torch.Tensor], Arrival], None]
+"""(weights, arrival): changes the weights in place."""
 
-    outer: Outer | None = None
 
-    def merge(self, displacements: Sequence[Displacement], num_batches: Sequence[int], num_replicas: int) -> None:
-        """Takes displacements in."""
-        if self.outer is None:
-            super().merge(displacements, num_batches, num_replicas)
-            return
-        for displacement, count in zip(displacements, num_batches, strict=True):
-            with torch.no_grad():
-                self.outer(self, displacement, count, num_replicas)
+def averaged(weights: dict[str, torch.Tensor], arrival: Arrival) -> None:
+    """The mean of primary and contributor, weighted by what each learned since the anchor: what the primary has learned is pulled back."""
+    for name, value in weights.items():
+        value += arrival.share * (arrival.anchor[name] + torch.from_numpy(arrival.values.weights[name]) - value)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The parameters themselves."""
-        return dict(zip(self._names, self._parameters, strict=True))
+
+class Nesterov:
+    """A part of each displacement as workers add it, with Nesterov's momentum over merges, as DiLoCo's outer step has it (Douillard et al. 2023)."""
+
+    def __init__(self, lr: float = 0.7, momentum: float = 0.9) -> None:
+        self._lr, self._momentum = lr, momentum
+        self._velocity: dict[str, torch.Tensor] = {}
+
+    def __call__(self, weights: dict[str, torch.Tensor], arrival: Arrival) -> None:
+        for name, value in weights.items():
+            step = torch.from_numpy(arrival.values.weights[name]) / arrival.num_replicas
+            velocity = self._momentum * self._velocity.get(name, torch.zeros_like(value)) + step
+            self._velocity[name] = velocity
+            value += self._lr * (step + self._momentum * velocity)
+
+
+class DelayedNesterov:
+    """Momentum only every ``num_replicas`` merges, from the mean of what came since; plain steps between (Liu et al. 2024, with c = 0)."""
+
+    def __init__(self, lr: float = 0.7, momentum: float = 0.9) -> None:
+        self._lr, self._momentum, self._count = lr, momentum, 0
+        self._velocity: dict[str, torch.Tensor] = {}
+        self._waiting: dict[str, torch.Tensor] = {}
+
+    def __call__(self, weights: dict[str, torch.Tensor], arrival: Arrival) -> None:
+        self._count += 1
+        is_due = self._count % arrival.num_replicas == 0
+        for name, value in weights.items():
+            step = torch.from_numpy(arrival.values.weights[name]) / arrival.num_replicas
+            zero = torch.zeros_like(value)
+            self._waiting[name] = self._waiting.get(name, zero) + step
+            if is_due:
+                self._velocity[name] = self._momentum * self._velocity.get(name, zero) + self._waiting.pop(name)
+                value += self._lr * self._momentum * self._velocity[name]
+            value += self._lr * step
 
 
 @dataclass
 class _Replica:
     """One contributor's or primary's books."""
 
-    compute: StudyCompute
+    compute: TorchCompute
+    anchor: dict[str, torch.Tensor]
     num_known: int = 0
     """Batches in the anchor that it stands on; a primary's lineage."""
     num_open: int = 0
@@ -133,24 +170,33 @@ class _Replica:
 
 
 class Group:
-    """The replicas of one stage; the first is the primary."""
+    """The replicas of one stage; the first is the primary. ``outer`` None: the merge that workers make."""
 
-    def __init__(self, setting: Setting, stage: Stage, merge_every: int, outer: Callable[[], Outer] | None) -> None:
+    def __init__(
+        self, setting: Setting, stage: Stage, merge_every: int, *, codec: str = "raw", outer: Callable[[], Outer] | None = None
+    ) -> None:
         registry = default_registry()
         state = initial_state(stage, registry, seed=setting.seed, model="merging", graph="0" * 64, num_batches=setting.num_batches)
-        self._setting, self._merge_every = setting, merge_every
+        self._setting, self._merge_every, self._codec = setting, merge_every, codec
+        self._outer = outer() if outer is not None else None
+        self._schema = anchor_schema(schema_of(stage, registry))
         self._shares = [Share(ReplicaId(f"{stage.id}.{number}"), 1.0) for number in range(setting.num_replicas)]
         self._replicas: dict[ReplicaId, _Replica] = {}
         self._due: list[tuple[int, Callable[[int], None]]] = []
         for number, share in enumerate(self._shares):
-            compute = StudyCompute(stage, registry, num_batches=setting.num_batches, seed=setting.seed, threads=1)
+            compute = TorchCompute(stage, registry, num_batches=setting.num_batches, seed=setting.seed, threads=1)
             self._info = compute.restore(state)
             if number:
                 compute.follow()
-            self._replicas[share.replica] = _Replica(compute)
+            self._replicas[share.replica] = _Replica(compute, self._weights(compute))
         self.primary = self._replicas[self._shares[0].replica]
-        if outer is not None:
-            self.primary.compute.outer = outer()
+
+    def _weights(self, compute: TorchCompute) -> dict[str, torch.Tensor]:
+        return self._weights_in(compute.anchor(self._info))
+
+    def _weights_in(self, anchor: bytes) -> dict[str, torch.Tensor]:
+        arrays = parse(anchor, self._schema)[1]
+        return {name[2:]: torch.tensor(array) for name, array in arrays.items() if name.startswith("w/")}
 
     def learn(self, batch: int, inputs: Sequence[Any], target: Any) -> Any:
         """The owner learns it; its output."""
@@ -169,27 +215,37 @@ class Group:
 
     def finish(self) -> None:
         """Everything on its way arrives, and what is left is merged."""
-        self._deliver(self._setting.num_batches * 1000)
+        never = self._setting.num_batches * 1000
+        self._deliver(never)
         for replica in self._replicas.values():
             if replica is not self.primary and replica.num_after:
                 self._send(replica, self._setting.num_batches)
-        self._deliver(self._setting.num_batches * 1000)
+        self._deliver(never)
 
     def _send(self, replica: _Replica, batch: int) -> None:
-        data = replica.compute.displacement("raw")
+        data = replica.compute.delta(self._codec)
         replica.num_open, replica.num_after = replica.num_after, 0
         self._due.append((batch + self._setting.delay_batches, lambda now: self._merge(replica, data, now)))
 
     def _merge(self, replica: _Replica, data: bytes, now: int) -> None:
-        primary = self.primary
-        displacement = primary.compute.check_displacement(data, "raw")
-        primary.compute.merge([displacement], [replica.num_open], self._setting.num_replicas)
-        primary.num_known += replica.num_open
+        primary, count = self.primary, replica.num_open
+        values = primary.compute.check_delta(data, self._codec)
+        share = count / (count + primary.num_known - replica.num_known)
+        if self._outer is None:
+            primary.compute.merge([values], [count], [1.0 / self._setting.num_replicas])
+        else:
+            before = self._weights(primary.compute)
+            after = {name: value.clone() for name, value in before.items()}
+            self._outer(after, Arrival(values, replica.anchor, share, self._setting.num_replicas))
+            moved = DeltaValues({name: (value - before[name]).numpy() for name, value in after.items()}, values.buffers)
+            primary.compute.merge([moved], [count], [1.0])
+        primary.num_known += count
         anchor, num_known = primary.compute.anchor(self._info), primary.num_known
         self._due.append((now + self._setting.delay_batches, lambda _: self._rebase(replica, anchor, num_known)))
 
     def _rebase(self, replica: _Replica, anchor: bytes, num_known: int) -> None:
         replica.compute.rebase(anchor, keep_open=False, keep_after=True)
+        replica.anchor = self._weights_in(anchor)
         replica.num_known, replica.num_open = num_known, 0
 
     def _deliver(self, batch: int) -> None:
@@ -206,9 +262,8 @@ class Averaged(Group):
     """All replicas stop every so many steps and go on from the mean of their weights (local SGD, Stich 2019): nothing is on its way."""
 
     def __init__(self, setting: Setting, stage: Stage, merge_every: int) -> None:
-        super().__init__(setting, stage, setting.num_batches, None)
+        super().__init__(setting, stage, setting.num_batches)
         self._every = merge_every * setting.num_replicas
-        self._schema = anchor_schema(schema_of(stage, default_registry()))
         self.primary.compute.follow()
 
     def learn(self, batch: int, inputs: Sequence[Any], target: Any) -> Any:

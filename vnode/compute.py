@@ -95,9 +95,10 @@ class Compute(Protocol):
         ...
 
     def delta(self, codec: str) -> bytes:
-        """The weights and running statistics as they are, encoded (``raw`` or ``int8``): what the primary merges.
+        """How far the weights moved since `rebase` or the last delta, encoded (``raw`` or ``int8``): what the primary merges.
 
-        What was learned since the last delta is *open* from here on: `rebase` keeps or drops it as a whole.
+        What was learned since is *open* from here on: `rebase` keeps or drops it as a whole. What the codec lost stays with what is
+        learned after it.
         """
         ...
 
@@ -113,7 +114,7 @@ class Compute(Protocol):
         ...
 
     def merge(self, deltas: Sequence[Delta], num_batches: Sequence[int], shares: Sequence[float]) -> None:
-        """Takes deltas into the state, in this order: the state moves by its share of the way towards each (ALGORITHMS.md).
+        """Takes deltas into the state, in this order, each with its share (the outer step of ALGORITHMS.md): all of them or none.
 
         ``num_batches``: how many batches each was learned from. ``shares``: those of `vnode.events.MergeDeltas`.
         """

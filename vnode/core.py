@@ -126,7 +126,7 @@ class ReplicaCore:
         self._role = event.role
         self._holding.share(event.siblings)
         self._contributing.plan(event.primary)
-        out += self._merging.plan(frozenset(share.replica for share in event.siblings))
+        out += self._merging.plan(event.siblings)
         self._intake.plan(event.predecessors)
         self._outlet.plan(event.successors)
         self._lead_batches = max(1, min(config.lead_batches, config.spool_batches, event.lead_batches))

@@ -150,7 +150,7 @@ class Lead:
 class MergeDeltas:
     """Merge the deltas of these requests, in this order, and capture the anchor after them; answered by MergesDone or ComputeFailed.
 
-    ``shares``: how far the state moves towards each, in (0, 1]. ``lineage`` is that of the state afterwards.
+    ``shares``: what each of them counts, in (0, 1]. ``lineage`` is that of the state afterwards.
     """
 
     requests: tuple[int, ...]

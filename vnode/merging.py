@@ -7,9 +7,12 @@ remembered by (incarnation, sequence), so that a question asked again gets the s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
+from dcnr.units import Share
 from vnode.merge_events import AnswerMerge, CaptureAnchor, DeferMerge, MergeAsked, MergeDeltas
 from vnode.vocabulary import Verdict
 
@@ -24,19 +27,18 @@ class Merging:
         self._siblings: frozenset[ReplicaId] = frozenset()
         self._waiting: dict[ReplicaId, MergeAsked] = {}
         self._merged: dict[ReplicaId, tuple[int, int]] = {}
-        self._anchored: dict[ReplicaId, tuple[int, int]] = {}
-        """Of each sibling, the incarnation and how many batches the anchor held that it was answered with last."""
         self._under_way: list[MergeAsked] = []
         self._unusable: set[int] = set()
         self._captured: IntervalSet | None = None
         self._one_by_one = False
+        self._share = 1.0
         self.num_merged = self.num_refused = 0
 
-    def plan(self, siblings: frozenset[ReplicaId]) -> list[DeferMerge]:
-        """Whose deltas are taken in; who left the plan is forgotten."""
-        self._siblings = siblings
+    def plan(self, shares: Sequence[Share]) -> list[DeferMerge]:
+        """Whose deltas are taken in, and what each counts: one part of as many as there are replicas that learn. Who left is forgotten."""
+        siblings = self._siblings = frozenset(share.replica for share in shares)
+        self._share = 1.0 / max(1, sum(share.weight > 0 for share in shares))
         self._merged = {replica: last for replica, last in self._merged.items() if replica in siblings}
-        self._anchored = {replica: last for replica, last in self._anchored.items() if replica in siblings}
         gone = [replica for replica in self._waiting if replica not in siblings]
         return [_not_planned(self._waiting.pop(replica).request) for replica in gone]
 
@@ -57,24 +59,13 @@ class Merging:
         if not self._waiting:
             return None
         self._under_way, total = [], lineage
-        shares: list[float] = []
         for event in self._in_order():
             if self._why_not(event, total) is None and not (self._under_way and self._one_by_one):
                 self._under_way.append(event)
-                shares.append(self._share(event, len(total)))
                 total |= event.batches
         if self._under_way:
-            return MergeDeltas(tuple(event.request for event in self._under_way), tuple(shares), total)
+            return MergeDeltas(tuple(event.request for event in self._under_way), (self._share,) * len(self._under_way), total)
         return None if self._captured == lineage else CaptureAnchor(lineage)
-
-    def _share(self, event: MergeAsked, num_batches: int) -> float:
-        """The delta's batches among all that came into the state or the delta since the anchor that this contributor was answered with.
-
-        So replicas that learned from one anchor are averaged by what they learned, and what is late or slow pulls the state back little.
-        """
-        incarnation, num_known = self._anchored.get(event.source.replica, (0, 0))
-        news = num_batches - (num_known if incarnation == event.source.incarnation else 0)
-        return len(event.batches) / (len(event.batches) + max(0, news))
 
     def _in_order(self) -> list[MergeAsked]:
         return sorted(self._waiting.values(), key=lambda event: event.request)
@@ -105,7 +96,6 @@ class Merging:
         if len(found) < len(reasons):
             return []
         self.num_refused += sum(answer.verdict is Verdict.REFUSED for answer in found)
-        self._anchored.update({replica: (event.source.incarnation, len(lineage)) for replica, event in self._waiting.items()})
         self._waiting.clear()
         self._unusable.clear()
         self._one_by_one = False
@@ -135,7 +125,7 @@ class Merging:
 
     def check(self) -> None:
         """Raises InvariantBroken where more is kept than the plan has siblings."""
-        if not {*self._waiting, *self._merged, *self._anchored} <= self._siblings:
+        if not {*self._waiting, *self._merged} <= self._siblings:
             raise InvariantBroken("questions of replicas that are no siblings are kept", code="merging_bound")
 
 

@@ -153,11 +153,12 @@ class TorchCompute:
         return self._parsed(anchor, self._anchor_schema)[0]
 
     def delta(self, codec: str) -> bytes:
-        """Weights and running statistics as they are; what was learned up to here is open."""
+        """What was learned since the base is open from here on; with a lossy codec, what others will decode, and the rest stays."""
         module, base = self._ready(), self._based()
-        weights = dict(zip(self._names, map(_array, self._parameters), strict=True))
-        data = encode(DeltaValues(weights, {name: _array(buffer) for name, buffer in module.named_buffers()}), codec)
-        base.set_apart(self._parameters)
+        moved = dict(zip(self._names, map(_array, base.moved(self._parameters)), strict=True))
+        data = encode(DeltaValues(moved, {name: _array(buffer) for name, buffer in module.named_buffers()}), codec)
+        decoded = decode(data, codec, self._schema).weights
+        base.set_apart([self._tensor(decoded[name]) for name in self._names])
         return data
 
     def check_delta(self, data: bytes, codec: str) -> DeltaValues:

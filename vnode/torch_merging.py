@@ -1,8 +1,7 @@
-"""What replicas of one VNode exchange, in torch: the weights at which a contributor arrived, and the outer step that takes them in.
+"""What replicas of one VNode exchange, in torch: how far a contributor's weights moved, and the outer step that takes that in.
 
-A delta travels as weights, tensor after tensor in the order of their names, each in the codec, then the running statistics, raw. Its
-size follows from the schema and the codec alone. It holds where the contributor arrived, not how far it went: so the primary needs to
-keep no anchor that it gave out, and a merge stays between two states that were trained (ALGORITHMS.md, "Replicas of one VNode").
+A delta travels as the displacement of the weights, tensor after tensor in the order of their names, each in the codec, then the running
+statistics where they arrived, raw. Its size follows from the schema and the codec alone.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ CODECS = ("raw", "int8")
 
 @dataclass(frozen=True, slots=True)
 class DeltaValues:
-    """Where a contributor arrived: weights by parameter, running statistics by buffer."""
+    """How far a contributor's weights moved, by parameter, and where its running statistics arrived, by buffer."""
 
     weights: Mapping[str, Array]
     buffers: Mapping[str, Array]
@@ -61,11 +60,12 @@ def decode(data: bytes, codec: str, schema: StateSchema) -> DeltaValues:
 def outer_step(
     weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], delta: DeltaValues, num_batches: int, share: float
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights and running statistics after one merge: (1 - share) of their own and ``share`` of the contributor's; in place nothing changes.
+    """Weights and running statistics after one merge: w + share * displacement, and r + share * (r' - r). In place nothing changes.
 
-    Integers count batches: they grow by ``num_batches``. Raises InvariantBroken (``not_finite``).
+    Running statistics go part of the way to the contributor's, so that a variance stays one. Integers count batches: they grow by
+    ``num_batches``. Raises InvariantBroken (``not_finite``).
     """
-    moved = {name: torch.lerp(value, _like(value, delta.weights[name]), share) for name, value in weights.items()}
+    moved = {name: value + share * _like(value, delta.weights[name]) for name, value in weights.items()}
     settled = {
         name: torch.lerp(value, _like(value, delta.buffers[name]), share) if value.is_floating_point() else value + num_batches
         for name, value in buffers.items()
@@ -76,27 +76,28 @@ def outer_step(
 
 
 class Base:
-    """What a contributor stands on: an anchor, and the weights' way from it to the open delta; what it learned after is on top of both."""
+    """What a contributor stands on: an anchor with the open delta; what it learned after is on top of both."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self._base = [value.detach().clone() for value in weights]
         self._open: list[Tensor] | None = None
 
-    def set_apart(self, weights: Sequence[Tensor]) -> None:
-        """What was learned up to here is open from here on, in place of an older delta."""
-        self._open = self._moved(weights)
-        self._base = [value.detach().clone() for value in weights]
+    def moved(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """How far ``weights`` are from the base."""
+        return [value.detach() - base for value, base in zip(weights, self._base, strict=True)]
+
+    def set_apart(self, displacement: Sequence[Tensor]) -> None:
+        """``displacement``, as others will decode it, is open from here on, in place of an older one."""
+        self._open = list(displacement)
+        self._base = [base + part for base, part in zip(self._base, displacement, strict=True)]
 
     def rebase(self, weights: Sequence[Tensor], anchor: Sequence[Tensor], *, keep_open: bool, keep_after: bool) -> list[Tensor]:
         """``weights`` on a new anchor."""
-        after = self._moved(weights)
+        after = self.moved(weights)
         self._open = self._open if keep_open else None
         kept = self._open if self._open is not None else [torch.zeros_like(value) for value in anchor]
         self._base = [value + part for value, part in zip(anchor, kept, strict=True)]
         return [base + part if keep_after else base.clone() for base, part in zip(self._base, after, strict=True)]
-
-    def _moved(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        return [value.detach() - base for value, base in zip(weights, self._base, strict=True)]
 
 
 def _check_codec(codec: str) -> None:

@@ -1447,7 +1447,7 @@ Global___Merged: _TypeAlias = Merged  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
-    """A contributor's statement of what it learned on top of an anchor (domain DELTA); the weights at which it arrived travel beside it."""
+    """A contributor's statement of what it learned on top of an anchor (domain DELTA); the displacement of the weights travels beside it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1482,7 +1482,7 @@ class Delta(_message.Message):
     anchor_digest: _builtins.str
     """what it began with: an anchor, or the state it was restored from"""
     codec: _builtins.str
-    """of the weights: raw or int8"""
+    """of the displacement: raw or int8"""
     digest: _builtins.str
     """SHA-256 of its encoded bytes, hex"""
     size_bytes: _builtins.int

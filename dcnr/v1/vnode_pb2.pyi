@@ -157,14 +157,14 @@ Global___MergeOpen: _TypeAlias = MergeOpen  # noqa: Y015
 
 @_typing.final
 class MergeRequest(_message.Message):
-    """Contributor to primary: one open, then the delta's weights."""
+    """Contributor to primary: one open, then the delta's displacement."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OPEN_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
-    """its encoded weights and running statistics, in parts of at most 1 MiB"""
+    """the encoded displacement of the weights and the running statistics, in parts of at most 1 MiB"""
     @_builtins.property
     def open(self) -> Global___MergeOpen:
         """first"""

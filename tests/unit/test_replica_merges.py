@@ -301,24 +301,10 @@ def test_waiting_deltas_are_merged_in_one_go_and_of_two_that_overlap_the_first()
     assert verdicts(core.handle(ev.MergesDone(0.0))) == {1: Verdict.MERGED, 2: Verdict.REFUSED}
 
 
-def test_a_share_is_that_of_the_delta_in_what_came_since_the_contributors_anchor() -> None:
+def test_a_delta_counts_one_part_of_as_many_as_learn() -> None:
     core = primary()
-    asked(core, 1, NONE, None)
-    core.handle(ev.AnchorCaptured(0.0))
-    for batch in list(THEIRS)[:2]:
-        learn(core, batch)
-    (merge,) = of(ev.MergeDeltas, asked(core, 2, MINE.first(6)))
-    assert merge.shares == (6 / (6 + 2),)
-    core.handle(ev.MergesDone(0.0))
-    rest = MINE - MINE.first(6)
-    (merge,) = of(ev.MergeDeltas, asked(core, 3, rest, sequence=2))
-    assert merge.shares == (1.0,)  # nothing came since its last answer
-
-
-def test_of_an_anchor_that_is_not_known_nothing_is_assumed() -> None:
-    core = primary(THEIRS)
     (merge,) = of(ev.MergeDeltas, asked(core, 1, MINE.first(2)))
-    assert merge.shares == (2 / (2 + len(THEIRS)),)
+    assert merge.shares == (1 / 2,)  # the third stands by
 
 
 def test_the_anchor_alone_is_captured_once_for_each_lineage() -> None:
