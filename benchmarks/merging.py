@@ -28,7 +28,7 @@ from benchmarks.merging_replicas import (
 from benchmarks.result import Options, Result, Row, Target
 from dcnr.stages import Stage
 
-NUM_BATCHES: Final = 1200
+NUM_BATCHES: Final = 800
 STEPS: Final = (20, 50, 100)
 """Own steps between two deltas."""
 MOST_LOST: Final = 15.0
