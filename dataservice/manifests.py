@@ -3,12 +3,15 @@
 A manifest is whole: it has an entry for every VNode of its parent, and names only states that the caller found in the store with their size.
 Until audits exist every sane durable checkpoint counts as cleared (``audits = "none"``). What is condemned is never named again, and may be
 deleted once the head names that manifest; nothing younger than a grant's lifetime is condemned, because its upload may just have been allowed.
+
+A manifest is bounded: every VNode has an equal share of `MANIFEST_BYTES`, so that no reader ever refuses what was written and no VNode with a lineage in
+very many pieces takes the room of the others. A checkpoint that does not fit its share is refused; the replica learns on, which joins the pieces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dcnr import limits
@@ -18,8 +21,14 @@ from dcnr.v1 import common_pb2, model_pb2
 
 AUDITS_NONE: Final = "none"
 UNAUDITED: Final = "unaudited"
-MAX_CONDEMNED: Final = 16_384
+MAX_CONDEMNED: Final = 8_192
 """Digests remembered as condemned; beyond it the oldest whose objects are gone from the store are forgotten."""
+DIGEST_BYTES: Final = 66
+"""One digest in a repeated field."""
+ENVELOPE_BYTES: Final = 16 * limits.KIB
+"""Kept free for the signature and for what a manifest says of itself."""
+MANIFEST_BYTES: Final = limits.MAX_MANIFEST_BYTES - ENVELOPE_BYTES - MAX_CONDEMNED * DIGEST_BYTES
+"""For entries, contributions and retracted digests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,10 @@ class Rules:
     grant_lifetime_ms: int
     kept: frozenset[Digest] = frozenset()
     """States that are never condemned though no longer named: checkpoint 0, those of releases, those kept for going back."""
+    lost: frozenset[Digest] = frozenset()
+    """States that the parent names and that the store does not have any more: they are named no longer."""
+    first: Mapping[str, CheckpointRecord] = field(default_factory=dict)
+    """What the job began with, by VNode: named again where nothing else is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +145,8 @@ class Outcome:
 
 def next_manifest(parent: Manifest, parent_digest: str, records: Iterable[CheckpointRecord], rules: Rules) -> Outcome:
     """The manifest after ``parent``; records are taken in order of progress, at most one per VNode, the others are refused as ``older``."""
-    entries = dict(parent.entries)
+    entries = {vnode: without(entry, rules.lost, rules.first.get(vnode)) for vnode, entry in parent.entries.items()}
+    room = share_bytes(parent)
     accepted: list[CheckpointRecord] = []
     refused: list[Refusal] = []
     contributions: list[Contribution] = []
@@ -143,11 +157,16 @@ def next_manifest(parent: Manifest, parent_digest: str, records: Iterable[Checkp
         if reason:
             refused.append(Refusal(record, reason))
             continue
-        entry = parent.entries[record.vnode]
         record = replace(record, recorded_unix_ms=rules.now_unix_ms)
-        if added := record.lineage - lineage_of(entry, rules.job_id):
-            contributions.append(Contribution(record.vnode, record.replica, record.pnode_id, added))
-        entries[record.vnode] = Entry((record, *entry.working)[: limits.KEPT_WORKING_CHECKPOINTS], cleared=record)
+        before = entries[record.vnode]
+        added = record.lineage - lineage_of(before, rules.job_id)
+        new = [Contribution(record.vnode, record.replica, record.pnode_id, added)] if added else []
+        entry = _fitting(record, before, new, room)
+        if entry is None:
+            refused.append(Refusal(record, "too_fragmented"))
+            continue
+        contributions += new
+        entries[record.vnode] = entry
         accepted.append(record)
         taken.add(record.vnode)
     manifest = Manifest(
@@ -165,7 +184,7 @@ def next_manifest(parent: Manifest, parent_digest: str, records: Iterable[Checkp
         audits=parent.audits,
     )
     condemned = condemn(manifest, parent.condemned, rules)
-    if not accepted and condemned == parent.condemned:
+    if not accepted and condemned == parent.condemned and entries == parent.entries:
         return Outcome(None, (), tuple(refused))
     return Outcome(replace(manifest, condemned=condemned), tuple(accepted), tuple(refused))
 
@@ -175,6 +194,9 @@ def why_refused(parent: Manifest, record: CheckpointRecord, rules: Rules, sizes:
     entry = parent.entries.get(record.vnode)
     if entry is None:
         return "unknown_vnode"
+    entry = without(entry, rules.lost, rules.first.get(record.vnode))
+    if len(record.lineage.pairs()) > limits.MAX_INTERVALS:
+        return "too_fragmented"
     if record.digest in parent.condemned:
         return "condemned"
     if record.digest in parent.retracted:
@@ -196,6 +218,35 @@ def why_refused(parent: Manifest, record: CheckpointRecord, rules: Rules, sizes:
         if record.incarnation == newest.incarnation and record.step <= newest.step:
             return "older"
     return ""
+
+
+def without(entry: Entry, lost: frozenset[Digest], first: CheckpointRecord | None) -> Entry:
+    """The entry without states that are lost; where none is left, with the one that the job began with, whether or not that is there."""
+    working = tuple(one for one in entry.working if one.digest not in lost)
+    if len(working) == len(entry.working) and (entry.cleared is None or entry.cleared.digest not in lost):
+        return entry
+    if not working:
+        if first is None:
+            return entry
+        working = (first,)
+    return Entry(working, working[0] if entry.cleared is not None and entry.cleared.digest in lost else entry.cleared)
+
+
+def share_bytes(manifest: Manifest) -> int:
+    """What one VNode's entry and contribution may take of any successor of ``manifest``."""
+    return (MANIFEST_BYTES - DIGEST_BYTES * len(manifest.retracted)) // max(1, len(manifest.entries))
+
+
+def _fitting(record: CheckpointRecord, before: Entry, contributions: Sequence[Contribution], room: int) -> Entry | None:
+    """The entry with ``record`` as its newest and as many older ones as fit, at most the last few; None if not even it fits alone."""
+    for kept in range(limits.KEPT_WORKING_CHECKPOINTS - 1, -1, -1):
+        entry = Entry((record, *before.working[:kept]), cleared=record)
+        alone = model_pb2.Manifest(
+            entries=[_entry_to_proto(record.vnode, entry)], contributions=[_contribution_to_proto(one) for one in contributions]
+        )
+        if alone.ByteSize() <= room:
+            return entry
+    return None
 
 
 def condemn(manifest: Manifest, before: Sequence[Digest], rules: Rules) -> tuple[Digest, ...]:
@@ -241,16 +292,8 @@ def to_proto(manifest: Manifest) -> model_pb2.Manifest:
         condemned=manifest.condemned,
         audits=manifest.audits,
     )
-    for vnode, entry in sorted(manifest.entries.items()):
-        message.entries.add(
-            vnode=vnode,
-            working=[_checkpoint_to_proto(one) for one in entry.working],
-            cleared=_checkpoint_to_proto(entry.cleared) if entry.cleared else None,
-        )
-    for one in manifest.contributions:
-        message.contributions.add(
-            vnode=one.vnode, replica=one.replica, pnode_id=one.pnode_id, batches=_set_to_proto(one.batches), verdict=one.verdict
-        )
+    message.entries.extend(_entry_to_proto(vnode, entry) for vnode, entry in sorted(manifest.entries.items()))
+    message.contributions.extend(_contribution_to_proto(one) for one in manifest.contributions)
     return message
 
 
@@ -298,6 +341,20 @@ def record_from_proto(message: model_pb2.Checkpoint) -> CheckpointRecord:
         epoch=message.epoch,
         job_id=message.job_id,
         recorded_unix_ms=message.recorded_unix_ms,
+    )
+
+
+def _entry_to_proto(vnode: str, entry: Entry) -> model_pb2.ManifestEntry:
+    return model_pb2.ManifestEntry(
+        vnode=vnode,
+        working=[_checkpoint_to_proto(one) for one in entry.working],
+        cleared=_checkpoint_to_proto(entry.cleared) if entry.cleared else None,
+    )
+
+
+def _contribution_to_proto(one: Contribution) -> model_pb2.Contribution:
+    return model_pb2.Contribution(
+        vnode=one.vnode, replica=one.replica, pnode_id=one.pnode_id, batches=_set_to_proto(one.batches), verdict=one.verdict
     )
 
 

@@ -20,6 +20,10 @@ from dcnr.ports import Clock, ObjectInfo, Random, StoredObject
 
 AFTER_ALL: Final = "\U0010ffff"
 """Greater than every character of a key."""
+STORE_REMEDY = "nothing is lost and it is tried again by itself; see whether the store runs: orchestrator status"
+FULL_WORDS = frozenset(
+    ("InsufficientStorage", "QuotaExceeded", "BucketQuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded")
+)
 
 
 class Operation(enum.Enum):
@@ -265,12 +269,25 @@ def conflict(key: str) -> Stale:
 
 def unavailable(key: str, why: str) -> Unavailable:
     """503, or not reached."""
-    return Unavailable(f"the store could not serve {key}: {why}", code="store_unavailable", key=key)
+    return Unavailable(f"the store could not serve {key}: {why}", code="store_unavailable", key=key, remedy=STORE_REMEDY)
+
+
+def is_full(status: int, word: str) -> bool:
+    """Whether an answer says that there is no room: 507, or one of the words that S3 stores have for it."""
+    return status == 507 or word in FULL_WORDS
+
+
+def store_full(key: str, why: str) -> Unavailable:
+    """507, or a quota that is used up: nothing was written."""
+    return Unavailable(
+        f"the store is full ({why}): it did not take {key}", code="store_full", key=key,
+        remedy="free space in the store or raise its quota: what waits is brought again by itself",
+    )  # fmt: skip
 
 
 def timed_out(operation: str, key: str) -> TimedOut:
     """No answer: for a write the outcome is unknown."""
-    return TimedOut(f"the store did not answer {operation} {key} in time", code="store_timeout", key=key)
+    return TimedOut(f"the store did not answer {operation} {key} in time", code="store_timeout", key=key, remedy=STORE_REMEDY)
 
 
 def too_large(key: str, size_bytes: int, max_bytes: int) -> Corrupt:

@@ -23,7 +23,7 @@ import urllib3.exceptions
 from botocore.config import Config
 
 from dataservice import keys
-from dataservice.memory import conflict, not_found, precondition_failed, timed_out, too_large, unavailable
+from dataservice.memory import conflict, is_full, not_found, precondition_failed, store_full, timed_out, too_large, unavailable
 from dcnr import limits
 from dcnr.errors import DcnrError, Refused
 from dcnr.ids import Digest, check_digest
@@ -226,6 +226,8 @@ def _answered(error: Any, key: str) -> DcnrError:
     if word == "NoSuchBucket":
         # Not `NotFound`: an absent bucket must never look like an absent head.
         return unavailable(key, "the bucket does not exist")
+    if is_full(status, word):
+        return store_full(key, f"{status} {word}")
     match status:
         case 404:
             return not_found(key)

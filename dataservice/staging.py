@@ -25,7 +25,6 @@ from dataservice import keys
 from dataservice.addresses import AddressRule
 from dataservice.batches import Indices, permutation
 from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef, check_manifest
-from dataservice.s3 import S3Store
 from dataservice.transfer import download
 from dcnr import limits
 from dcnr.crashpoints import reached
@@ -201,12 +200,11 @@ async def obtain(
     *,
     sha256: Digest | None,
     rule: AddressRule,
-    stores: Mapping[str, S3Store],
     max_bytes: int = MAX_SOURCE_BYTES,
 ) -> Path:
-    """The file that ``uri`` names: a local path as it is, ``https://`` (allowed host, digest required), ``s3://bucket/key`` of a known store.
+    """The file that ``uri`` names: a local path as it is, or ``https://`` (allowed host, digest required).
 
-    Raises Refused (address), InvalidInput (form, missing digest, unknown bucket), Corrupt (digest, size) or what the transfer raises.
+    Raises Refused (address), InvalidInput (form, missing digest), Corrupt (digest, size) or what the transfer raises.
     """
     if uri.startswith(("https://", "http://")):
         if sha256 is None:
@@ -217,25 +215,10 @@ async def obtain(
         dest = directory / f"source-{check_digest(sha256)}"
         await download(uri, dest, max_bytes=max_bytes, sha256=sha256, rule=rule)
         return dest
-    if uri.startswith("s3://"):
-        bucket, _, key = uri.removeprefix("s3://").partition("/")
-        if bucket not in stores or not key:
-            raise InvalidInput(
-                f"no store is configured for {uri!r:.80}",
-                code="bad_source",
-                remedy=f"known buckets: {', '.join(sorted(stores)) or 'none'}",
-            )
-        found = await stores[bucket].get(key, max_bytes=max_bytes)
-        digest = digest_of(found.data)
-        if sha256 and digest != sha256:
-            raise Corrupt(f"{uri} has digest {digest}, not {sha256}", code="wrong_digest", digest=sha256)
-        dest = directory / f"source-{digest}"
-        dest.write_bytes(found.data)
-        return dest
     path = Path(uri.removeprefix("file://"))
     if "://" in uri.removeprefix("file://") or not path.is_file():
         raise InvalidInput(
-            f"{uri!r} is neither a file nor an s3:// or https:// address", code="bad_source", remedy="check the path of the file"
+            f"{uri!r} is neither a file nor an https:// address", code="bad_source", remedy="check the path of the file"
         )  # fmt: skip
     if sha256:
         found_digest = await asyncio.to_thread(_digest_of_file, path)

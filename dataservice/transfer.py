@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import http.client
 import os
+import re
 import secrets
 import socket
 import ssl
@@ -27,6 +28,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.response import BaseHTTPResponse
 
 from dataservice.addresses import AddressRule
+from dataservice.memory import is_full, store_full
 from dataservice.pacing import Pace
 from dcnr import limits
 from dcnr.crashpoints import reached
@@ -35,6 +37,7 @@ from dcnr.ids import Digest
 
 __all__ = ["AddressRule", "download", "fetch_small", "upload"]
 
+ERROR_BYTES: Final = 4 * limits.KIB
 LONGEST_NAP_S: Final = 0.25
 """A paced transfer that was given up ends within this time."""
 MAX_SHARING: Final = 8
@@ -98,7 +101,7 @@ async def upload(
 ) -> bool:
     """Sends the file with exactly the granted ``headers``; False if an object was there already. The file is checked before it is sent.
 
-    Raises Corrupt (the file, or the bytes on their way, differ), Refused (address, grant), Unavailable or TimedOut.
+    Raises Corrupt (the file is another), Refused (address, grant), Unavailable (also ``store_full``) or TimedOut.
     """
 
     def work(exchange: _Exchange) -> bool:
@@ -159,7 +162,7 @@ class _Exchange:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent: the answer says why
                 connection.request(method, self._target.path, body=body, headers=sent, preload_content=False, decode_content=False)
             with contextlib.closing(connection.getresponse()) as response:
-                _expect_ok(response, method)
+                _expect_ok(response, method, self._target.path)
                 yield response
         finally:
             connection.close()
@@ -216,7 +219,10 @@ class _Exchange:
             raise TimedOut("the transfer took too long", code="transfer_timeout")
 
 
-def _expect_ok(response: BaseHTTPResponse, method: str) -> None:
+def _expect_ok(response: BaseHTTPResponse, method: str, path: str) -> None:
+    word = _error_word(response) if response.status in (403, 507) and method == "PUT" else ""
+    if is_full(response.status, word):
+        raise store_full(path.partition("?")[0].lstrip("/"), f"{response.status} {word}".rstrip())
     match response.status:
         case 200 | 201 | 204:
             return
@@ -224,8 +230,8 @@ def _expect_ok(response: BaseHTTPResponse, method: str) -> None:
             raise NotFound("the store has no such object", code="no_such_object")
         case 412 if method == "PUT":
             raise _Exists
-        case 400 if method == "PUT":
-            raise Corrupt("the store received other bytes than were granted", code="wrong_digest")
+        case 400 if method == "PUT":  # the file was found right before it was sent
+            raise Unavailable("the bytes were damaged on their way to the store", code="transfer_broken")
         case 301 | 302 | 303 | 307 | 308:
             raise Refused("the store answered with a redirect, which is not followed", code="redirect_refused")
         case 401 | 403:
@@ -236,6 +242,12 @@ def _expect_ok(response: BaseHTTPResponse, method: str) -> None:
             )
         case status:
             raise Unavailable(f"the store answered {status}", code="store_unavailable")
+
+
+def _error_word(response: BaseHTTPResponse) -> str:
+    """The code in the beginning of an S3 error, or nothing."""
+    found = re.search(rb"<Code>([A-Za-z]{1,64})</Code>", response.read1(ERROR_BYTES))
+    return found.group(1).decode() if found else ""
 
 
 async def _run(

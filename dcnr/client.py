@@ -45,21 +45,24 @@ class Orchestrators:
     ) -> Any:  # fmt: skip
         """The first answer of an orchestrator, ``prefer`` and the last good one asked first.
 
-        Raises the typed error of whoever answered; Unavailable with all reasons when nobody did.
+        Raises the typed error of whoever answered, also where all say that the store is in trouble; Unavailable with all reasons when nobody did.
         """
         reasons: list[str] = []
+        store_trouble: Unavailable | None = None
         for node_id, addresses in self._ordered(prefer):
             try:
                 connection = await self.connection(node_id, addresses)
                 answer = await connection.call(getattr(stub(connection.channel), method), request, timeout_s=timeout_s)
             except Unavailable as error:
                 reasons.append(f"{node_id[:8]}: {error.message}")
-                if not isinstance(error, TimedOut):
+                if error.code.startswith("store_"):
+                    store_trouble = error
+                elif not isinstance(error, TimedOut):
                     await self._drop(node_id)
                 continue
             self._last_good = node_id
             return answer
-        raise self._nobody(reasons)
+        raise store_trouble or self._nobody(reasons)
 
     async def stream(
         self, stub: Callable[[Any], Any], method: str, request: Any, *, timeout_s: float, prefer: NodeId | None = None

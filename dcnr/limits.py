@@ -19,6 +19,8 @@ MAX_ENVELOPE_BYTES: Final = 1 * MIB
 MAX_ADVERT_BYTES: Final = 4 * KIB
 MAX_INTERVALS: Final = 4096
 """Intervals in one interval set from the wire."""
+MAX_COMMIT_BATCHES: Final = 32_768
+"""Batches between two checkpoints, so that a commit fits an envelope."""
 MAX_ADVERTS_PER_EXCHANGE: Final = 64
 MAX_BOOTSTRAP_ENTRIES: Final = 64
 MAX_GRAPH_VNODES: Final = 4096

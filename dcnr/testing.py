@@ -90,13 +90,15 @@ class Process:
 
 
 class LocalNetwork:
-    """Use as a context manager. ``directory`` should be short: Unix sockets lie below it."""
+    """Use as a context manager. ``directory`` should be short: Unix sockets lie below it. ``way_to_store`` turns the store's endpoint into the one that
+    everybody is told, for a proxy in between.
+    """
 
     def __init__(
         self, directory: Path, *, num_orchestrators: int = 3, pnodes: Sequence[LocalPNode] = (LocalPNode("p1"), LocalPNode("p2"), LocalPNode("p3")),
         name: str = "local", say: Callable[[str], None] = lambda text: None, environment: Mapping[str, str] | None = None,
         orchestrator_flags: Sequence[str] = (), host: str = "127.0.0.1", additions: Mapping[str, Mapping[str, str]] | None = None,
-        orchestrator_module: str = ORCHESTRATOR,
+        orchestrator_module: str = ORCHESTRATOR, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
     ) -> None:  # fmt: skip
         """``host``: the address of this machine on which orchestrators and store are reached; ``additions``: by name of a process, what its
         environment has besides.
@@ -104,7 +106,7 @@ class LocalNetwork:
         self.directory = directory.resolve()
         self.name, self._say = name, say
         self._num_orchestrators, self._pnode_specs = num_orchestrators, tuple(pnodes)
-        self._orchestrator_flags, self.host = tuple(orchestrator_flags), host
+        self._orchestrator_flags, self.host, self._way_to_store = tuple(orchestrator_flags), host, way_to_store
         self._environment = clean_environment(os.environ if environment is None else environment)
         self._additions, self._orchestrator_module = dict(additions or {}), orchestrator_module
         self.orchestrators: list[Process] = []
@@ -214,7 +216,8 @@ class LocalNetwork:
         ids = [NodeKey.load_or_create(home / "key.pem").node_id for home in homes]
         maintainer = NodeKey.load_or_create(self.maintainer_key)
         store = self.store.file
-        scheme, _, address = (store.public_endpoint or store.endpoint).partition("://")
+        endpoint = self._way_to_store(store.endpoint)
+        scheme, _, address = self._way_to_store(store.public_endpoint or store.endpoint).partition("://")
         envelope = create_document(
             maintainer, name=self.name, now_wall=SystemClock().wall(), orchestrator_ids=ids, locality=identity_pb2.LOCALITY_SINGLE_HOST,
             store_address=address, store_scheme=scheme, store_bucket=store.bucket,
@@ -226,7 +229,7 @@ class LocalNetwork:
             first = [] if port == self._ports[0] else ["--bootstrap", f"{self.host}:{self._ports[0]}"]
             command = [
                 sys.executable, "-m", self._orchestrator_module, "start", "--home", str(home), "--network", str(self.network_file),
-                "--store-url", store.endpoint, "--store-bucket", store.bucket, "--store-file", str(self.store.path), "--listen-host", self.host,
+                "--store-url", endpoint, "--store-bucket", store.bucket, "--store-file", str(self.store.path), "--listen-host", self.host,
                 "--control-port", str(port), "--dht-port", "0", "--until-stdin-closes", *first, *self._orchestrator_flags,
             ]  # fmt: skip
             self.orchestrators.append(self._process(home.name, command, home, node_id))

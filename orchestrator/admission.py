@@ -22,6 +22,10 @@ from trust.network import NetworkPolicy
 SAME: Final = ("network_id", "job_id", "model", "graph_digest", "dataset_digest", "dataset_name", "num_batches")
 """What a repeated submission must share with the stored one; times, estimates and signatures may differ."""
 FIELDS: Final = ("input", "target")
+KEPT: Final = (
+    "component", "config", "component_input_specs", "objective", "objective_config", "optimizer", "output", "target", "num_classes",
+)  # fmt: skip
+"""What a stage has in common with the one whose state it goes on from; the optimiser's rates, say, may differ."""
 
 
 async def admit(
@@ -110,6 +114,7 @@ async def _check_manifest(facts: JobFacts, store: ObjectStore, loader: ViewLoade
     wanted, found = {cost.vnode for cost in facts.costs}, {entry.vnode for entry in manifest.entries if entry.working}
     if wanted != found:
         raise InvalidInput(f"the initial manifest does not fit the graph: {sorted(wanted ^ found)}", code="wrong_manifest")
+    await _check_weights(facts, manifest, loader)
     for entry in manifest.entries:
         checkpoint = entry.working[0]
         try:
@@ -118,6 +123,21 @@ async def _check_manifest(facts: JobFacts, store: ObjectStore, loader: ViewLoade
             raise NotFound(f"the first state of {entry.vnode} is not in the store", code="no_state") from error
         if info.size_bytes != checkpoint.size_bytes:
             raise InvalidInput(f"the first state of {entry.vnode} has another size than the manifest says", code="wrong_size")
+
+
+async def _check_weights(facts: JobFacts, manifest: model_pb2.Manifest, loader: ViewLoader) -> None:
+    """A job that goes on from another graph's states needs VNodes of the same weights, slots and statistics."""
+    if manifest.graph_digest in ("", facts.request.graph_digest):
+        return
+    _, _, stages = await loader.graph(manifest.graph_digest)
+    before = {stage.id: stage for stage in stages}
+    for stage in facts.stages:
+        changed = [name for name in KEPT if getattr(stage, name) != getattr(before[stage.id], name)]
+        if changed:
+            raise InvalidInput(
+                f"{stage.id} differs in {', '.join(changed)} from the graph that its state was made for", code="wrong_manifest",
+                remedy="leave --from-manifest out, or keep what the states depend on", vnode=stage.id, field=changed[0],
+            )  # fmt: skip
 
 
 async def _dataset(facts: JobFacts, store: ObjectStore) -> DatasetManifest:

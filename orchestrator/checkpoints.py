@@ -1,7 +1,8 @@
 """Judges a recorded checkpoint before any manifest may name it: made by the plan's primary, signed by its worker, whole in the store, and with a
 lineage that follows exactly from its ancestors.
 
-The ancestry is followed through stored commits until a state whose lineage is known: one that the manifest names, or one judged before.
+The ancestry is followed through stored commits until a state whose lineage is known: one that the manifest names, one judged before, or the one
+that the job began with.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ MAX_ANCESTORS: Final = 1024
 """Commits followed back to a known state; a longer chain is refused and the replica snapshots anew."""
 MAX_KNOWN: Final = 16_384
 MAX_COMMIT_BYTES: Final = limits.MAX_ENVELOPE_BYTES
+STATE_MISSING: Final = "state_missing"
+"""Code of the one refusal that an upload cures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class CheckpointJudge:
         try:
             info = await self._store.head(keys.state(model, checkpoint.vnode, checkpoint.digest))
         except NotFound as error:
-            raise Unavailable("the state object is not in the store", code="state_missing") from error
+            raise Unavailable("the state object is not in the store", code=STATE_MISSING) from error
         if info.size_bytes != checkpoint.size_bytes:
             raise Refused(f"the state object has {info.size_bytes} bytes, not {checkpoint.size_bytes}", code="wrong_size")
 
@@ -142,13 +145,14 @@ class CheckpointJudge:
 
     def _lineage_of(self, view: ModelView, job_id: str, vnode: str, digest: str) -> IntervalSet | None:
         known = self._known.get((job_id, vnode, digest))
-        if known is not None or view.manifest is None:
+        if known is not None:
             return known
-        entry = next((item for item in view.manifest.entries if item.vnode == vnode), None)
+        entry = _entry(view.manifest, vnode)
         for checkpoint in (*entry.working, entry.cleared) if entry is not None else ():
-            if checkpoint.digest == digest:
-                return intervals(checkpoint.lineage) if checkpoint.job_id == job_id else IntervalSet.empty()
-        return None
+            if checkpoint.digest == digest and checkpoint.job_id == job_id:
+                return intervals(checkpoint.lineage)
+        first = _entry(view.beginning, vnode)
+        return IntervalSet.empty() if first is not None and first.working and first.working[0].digest == digest else None
 
 
 def open_pnode(commit: model_pb2.Commit) -> str:
@@ -192,6 +196,10 @@ def _batches(commit: model_pb2.Commit) -> IntervalSet:
     if len(batches) != len(commit.batches):
         raise Refused("a batch stands twice in a commit", code="bad_lineage")
     return batches
+
+
+def _entry(manifest: model_pb2.Manifest | None, vnode: str) -> model_pb2.ManifestEntry | None:
+    return next((item for item in manifest.entries if item.vnode == vnode), None) if manifest is not None else None
 
 
 def _not_before(envelope: identity_pb2.Envelope) -> float:

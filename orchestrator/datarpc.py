@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, Protocol
 
 from dataservice import keys
-from dataservice.datasets import parse_manifest
+from dataservice.dataset_manifest import DatasetManifest, parse_manifest
 from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale, Unavailable
@@ -56,6 +56,18 @@ class Presigner(Protocol):
         ...
 
 
+def _info_of(name: str, manifest: DatasetManifest) -> data_pb2.DatasetInfo:
+    return data_pb2.DatasetInfo(
+        name=name,
+        digest=manifest.digest,
+        splits=dict(manifest.splits),
+        fields={field: f"{spec.dtype}{list(spec.shape)}" for field, spec in manifest.fields.items()},
+        size_bytes=manifest.size_bytes(),
+        licence=manifest.licence,
+        source=manifest.source,
+    )
+
+
 class DataServicer(data_pb2_grpc.DataServiceServicer):
     """``presigner`` None: everything is proxied; ``proxy_uploads``: the store would let an upload differ from its grant."""
 
@@ -72,6 +84,8 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
         self._presigner, self._proxy_uploads = presigner, proxy_uploads
         self._proxies = asyncio.Semaphore(PROXIES_AT_ONCE)
         self._passing: Counter[str] = Counter()
+        self._datasets: OrderedDict[str, data_pb2.DatasetInfo] = OrderedDict()
+        """By key of the manifest, whose content never changes."""
 
     async def Grant(self, request: data_pb2.GrantRequest, context: Any) -> data_pb2.GrantResponse:
         """One grant per item, or the refusal of all."""
@@ -160,17 +174,12 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
         if not rows:
             return None
         newest = max(rows, key=lambda row: (row.last_modified, row.key))
-        stored = await self._shared.store.get(newest.key, max_bytes=MAX_DATASET_MANIFEST_BYTES)
-        manifest = await asyncio.to_thread(parse_manifest, stored.data)
-        return data_pb2.DatasetInfo(
-            name=name,
-            digest=manifest.digest,
-            splits=dict(manifest.splits),
-            fields={field: f"{spec.dtype}{list(spec.shape)}" for field, spec in manifest.fields.items()},
-            size_bytes=manifest.size_bytes(),
-            licence=manifest.licence,
-            source=manifest.source,
-        )
+        if newest.key not in self._datasets:
+            stored = await self._shared.store.get(newest.key, max_bytes=MAX_DATASET_MANIFEST_BYTES)
+            self._datasets[newest.key] = _info_of(name, await asyncio.to_thread(parse_manifest, stored.data))
+            while len(self._datasets) > MAX_DATASETS:
+                self._datasets.popitem(last=False)
+        return self._datasets[newest.key]
 
     @contextlib.asynccontextmanager
     async def _proxied(self, caller: Caller) -> AsyncIterator[Callable[[int], None]]:

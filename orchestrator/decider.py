@@ -12,28 +12,26 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dataservice import keys
-from dataservice.manifests import Rules, StoredState, from_proto, next_manifest, record_from_proto, to_proto
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Stale, Unavailable
-from dcnr.ids import Digest
+from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Stale
 from dcnr.ports import Clock, ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.changes import Activate, Change, Decide, MoveJob, NameManifest, NamePlan
-from orchestrator.checkpoints import Judged, named
+from orchestrator.checkpoints import Judged
 from orchestrator.contribution import Contributions
 from orchestrator.desired import desired_states
-from orchestrator.documents import open_end, put_once, sealed
+from orchestrator.documents import open_end, put_all, put_once, sealed
 from orchestrator.exits import ExitBook
 from orchestrator.head_loop import HeadLoop
 from orchestrator.history import History
 from orchestrator.inventory import START_GRACE_S, Inventory
 from orchestrator.jobbook import JobBook
 from orchestrator.jobs import Progress, ends_to_write, next_change
+from orchestrator.naming import Naming
 from orchestrator.offers import PlanPolicy
 from orchestrator.planner import make_plan, same_placement
 from orchestrator.planning import plan_changes, plan_reason, plan_request
 from orchestrator.progress import progress_of, reports_of
-from orchestrator.retention import delete_condemned, kept_states, stored_states
 from orchestrator.signal import Signal
 from orchestrator.view import ModelView, ViewLoader
 from trust.identity import NodeKey
@@ -44,15 +42,12 @@ PLAN_REVIEW_S: Final = 2.0
 """Without news the plan is looked at again this often."""
 JOIN_SETTLE_S: Final = 1.5
 """A new job's first plan waits until no node has joined or left for this long (and at most `START_GRACE_S`)."""
-MANIFEST_S: Final = 0.5
-"""Checkpoints recorded within this time share a manifest."""
 SEQUENCE_AHEAD: Final = 64
 """A plan is named with a sequence this far ahead, so that renewals meanwhile do not spoil its signed desired states."""
 SWEEP_S: Final = 300.0
 """Stored states are listed this often to condemn and delete what nothing names any more."""
 GRANT_LIFETIME_S: Final = 3600
 """Grants for writing live this long; younger uploads are never condemned."""
-WRITES_AT_ONCE: Final = 8
 RELEASED: Final = frozenset((model_pb2.JOB_STATE_FAILED, model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_EXPIRED))
 """After these ends nothing stays placed; a completed model stays where it is until the next job."""
 
@@ -66,8 +61,6 @@ class _Term:
     planned_at: float
     reviewed_at: float = -1e9
     reviewed_version: int = -1
-    manifested_at: float = -1e9
-    swept_at: float = 0.0
     complete_since: float | None = None
     placing_since: float | None = None
 
@@ -83,9 +76,9 @@ class Decider:
         self._key, self._policy, self._store, self._clock, self._loop = key, policy, store, clock, loop
         self._view, self._jobs, self._jobs_read_at = view, jobs, jobs_read_at
         self._inventory, self._nodes_changed, self._exits, self._history = inventory, nodes_changed, exits, history
-        self._plan_policy, self._loader = plan_policy, loader
+        self._plan_policy = plan_policy
         self._term: _Term | None = None
-        self._pending: dict[tuple[str, str], Judged] = {}
+        self.naming = Naming(key=key, store=store, clock=clock, loader=loader, history=history)
         self._emptied: set[tuple[str, str]] = set()
         self._seen_ends: set[str] = set()
         self._contributions = Contributions()
@@ -95,7 +88,7 @@ class Decider:
 
     def recorded(self, judged: Judged) -> None:
         """A checkpoint that the next manifest may name."""
-        self._pending[(judged.checkpoint.vnode, judged.checkpoint.digest)] = judged
+        self.naming.recorded(judged)
         self.wake.fire()
 
     async def run(self) -> None:
@@ -130,6 +123,8 @@ class Decider:
         if self._jobs_read_at() < term.since:
             return
         change = next_change(view.head, self._jobs.records, self._progress(view, term, now), int(self._clock.wall() * 1000))
+        if _completes(change) and await self.naming.lacks_newest(view):
+            change = None  # finished means durable: what is lost comes again first
         if change is not None:
             await self._loop.decide(change)
             reached("job.moved")
@@ -140,7 +135,7 @@ class Decider:
                 self._history.say("node_not_useful", item.node_id, item.reason, replica=item.replica)
                 self._nodes_changed.fire()
             await self._plan(view, term, now)
-            await self._manifest(view, term, now)
+            await self._manifest(view, now)
             await self._empty_strays(view)
         else:
             await self._release(view)
@@ -157,7 +152,8 @@ class Decider:
         return view if same and len(ours.decided) == len(newest.decided) else None
 
     def _begin_term(self, view: ModelView, now: float) -> _Term:
-        self._term = term = _Term(view.head.epoch, now, now, swept_at=now)
+        self._term = term = _Term(view.head.epoch, now, now)
+        self.naming.begin(now)
         self._emptied.clear()
         for item in view.plan.assignments if view.plan is not None else ():
             self._inventory.expect(item.pnode_id, now)
@@ -260,13 +256,13 @@ class Decider:
         costs = view.job.costs if view.job is not None else ()
         desired = desired_states(plan, stored.digest, int(plan.sequence), costs, request_digest, before | hosting)
         # One after the other: a store that keeps objects in directories may lose an object whose name has become a directory first.
-        await self._put_all([(keys.plan(view.model, stored.digest), stored.data)])
+        await put_all(self._store, [(keys.plan(view.model, stored.digest), stored.data)])
         reached("plan.stored")
         objects = [
             (keys.desired(view.model, stored.digest, pnode_id), sealed(identity_pb2.DOMAIN_DESIRED_STATE, item, self._key).data)
             for pnode_id, item in desired.items()
         ]
-        await self._put_all(objects)
+        await put_all(self._store, objects)
         reached("desired.stored")
         await self._loop.decide(NamePlan(view.head.active.job_id, view.head.plan_digest, stored.digest, int(plan.sequence)))
         reached("plan.named")
@@ -330,58 +326,14 @@ class Decider:
 
     # Manifest
 
-    async def _manifest(self, view: ModelView, term: _Term, now: float) -> None:
-        for key, judged in list(self._pending.items()):
-            if named(view, judged.checkpoint) or judged.checkpoint.job_id != view.head.active.job_id:
-                del self._pending[key]
-        if view.manifest is None or view.job is None:
-            return
-        sweep = now - term.swept_at >= SWEEP_S
-        if not sweep and (not self._pending or now - term.manifested_at < MANIFEST_S):
-            return
-        wall_ms = int(self._clock.wall() * 1000)
-        taken = list(self._pending.values())
-        stored = [
-            StoredState(one.vnode, Digest(one.digest), int(one.size_bytes), wall_ms) for one in (item.checkpoint for item in taken)
-        ]
-        kept: frozenset[Digest] = frozenset()
-        if sweep:
-            term.swept_at = now
-            kept = await kept_states(view, self._loader, self._jobs.records)
-            stored = await stored_states(self._store, view.model, [entry.vnode for entry in view.manifest.entries])
-            await delete_condemned(self._store, view.model, view.manifest, stored)
-        term.manifested_at = now
-        placed = view.plan.assignments if view.plan is not None else ()
-        primaries = {item.vnode: item.replica for item in placed if item.role == model_pb2.ROLE_PRIMARY}
-        rules = Rules(
-            job_id=view.head.active.job_id, epoch=int(view.head.epoch), holder=self._key.node_id,
-            graph_digest=view.job.request.graph_digest, primaries=primaries, stored=stored, now_unix_ms=wall_ms,
-            grant_lifetime_ms=GRANT_LIFETIME_S * 1000, kept=kept,
-        )  # fmt: skip
-        records = [record_from_proto(item.checkpoint) for item in taken]
-        outcome = next_manifest(from_proto(view.manifest), view.head.manifest_digest, records, rules)
-        if outcome.manifest is not None:
-            sealed_manifest = sealed(identity_pb2.DOMAIN_MANIFEST, to_proto(outcome.manifest), self._key)
-            await self._put_all([(keys.manifest(view.model, sealed_manifest.digest), sealed_manifest.data)])
+    async def _manifest(self, view: ModelView, now: float) -> None:
+        made = await self.naming.next(view, self._jobs.records, now, sweep_s=SWEEP_S, grant_lifetime_s=GRANT_LIFETIME_S)
+        if made is not None:
             reached("manifest.stored")
-            await self._loop.decide(NameManifest(view.head.active.job_id, view.head.manifest_digest, sealed_manifest.digest))
+            await self._loop.decide(NameManifest(view.head.active.job_id, view.head.manifest_digest, made.digest))
             reached("manifest.named")
-        for item in taken:
-            self._pending.pop((item.checkpoint.vnode, item.checkpoint.digest), None)
+            self.naming.done()
 
-    async def _put_all(self, objects: list[tuple[str, bytes]]) -> None:
-        """Every object is in the store when this returns. Raises Unavailable."""
-        gate = asyncio.Semaphore(WRITES_AT_ONCE)
 
-        async def put(name: str, data: bytes) -> None:
-            async with gate:
-                if await put_once(self._store, name, data) != data:
-                    raise Unavailable(f"{name} holds other bytes", code="object_differs")
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for name, data in objects:
-                    group.create_task(put(name, data))
-        except* DcnrError as errors:
-            first = errors.exceptions[0]
-            raise Unavailable(f"the store did not take all objects: {first}", code="store_unavailable") from None
+def _completes(change: Change | None) -> bool:
+    return isinstance(change, Decide) and model_pb2.Outcome.FromString(change.outcome).state == model_pb2.JOB_STATE_COMPLETED

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from dcnr import limits
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, Unavailable
@@ -12,6 +15,8 @@ from dcnr.v1 import identity_pb2, model_pb2
 from trust.envelope import open_envelope, open_single, parse, parse_envelope, seal
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
+
+WRITES_AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,24 @@ async def put_once(store: ObjectStore, key: str, data: bytes) -> bytes:
             raise Unavailable(
                 f"whether {key} was written is not known: {error.message}; {unread.message}", code="write_unknown"
             ) from None
+
+
+async def put_all(store: ObjectStore, objects: Sequence[tuple[str, bytes]]) -> None:
+    """Every object is in the store when this returns. Raises Unavailable."""
+    gate = asyncio.Semaphore(WRITES_AT_ONCE)
+
+    async def put(name: str, data: bytes) -> None:
+        async with gate:
+            if await put_once(store, name, data) != data:
+                raise Unavailable(f"{name} holds other bytes", code="object_differs")
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name, data in objects:
+                group.create_task(put(name, data))
+    except* DcnrError as errors:
+        first = errors.exceptions[0]
+        raise Unavailable(f"the store did not take all objects: {first}", code="store_unavailable") from None
 
 
 def _belongs(network_id: str, found: str, policy: NetworkPolicy, model: str, what: str) -> None:

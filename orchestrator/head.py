@@ -100,6 +100,7 @@ class HeadCore:
         self._watch: _Watch | None = None
         self._reason = "the head has not been read yet"
         self._last_answer_ok = False
+        self._unwritten = ""
 
     # Questions
 
@@ -110,8 +111,13 @@ class HeadCore:
 
     @property
     def store_ok(self) -> bool:
-        """Whether the last request was answered."""
-        return self._last_answer_ok
+        """Whether the store answers reads, and took the last write."""
+        return self._last_answer_ok and not self._unwritten
+
+    @property
+    def trouble(self) -> str:
+        """Why the store takes no write of the head, or why nothing is decided here; empty for a holder without trouble."""
+        return self._unwritten or self._reason
 
     @property
     def reason(self) -> str:
@@ -160,6 +166,7 @@ class HeadCore:
                     self._reason = f"the store cannot be read: {event.reason}"
             case PutUnknown():
                 self._expect(Put)
+                self._unwritten = event.reason
                 self._must_read, self._next_poll, self._next_put = True, now, now + self._times.retry_s
             case PutAnswered():
                 data = self._expect(Put).data
@@ -226,7 +233,7 @@ class HeadCore:
 
     def _learn(self, known: KnownHead, now: float, out: list[HeadInstruction]) -> None:
         """A head that was not known: own attempts under the old one are settled by it."""
-        previous = self._known
+        previous, self._unwritten = self._known, ""
         self._known, self._absent, self._must_read = known, False, False
         self._next_poll, self._next_put = now + self._times.poll_s, -math.inf
         self._newest_seen = max(self._newest_seen, (known.head.epoch, known.head.sequence))

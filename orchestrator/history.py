@@ -1,12 +1,14 @@
 """The orchestrator's own append-only memory of what happened and why: SQLite in WAL mode, for people and scores. It can be lost: no decision needs it.
 
 Writing never holds up a decision: events go through a bounded queue to one writer thread; when the queue is full the oldest are dropped and counted.
-The newest events are also kept in memory, for watchers.
+The newest events are also kept in memory, for watchers. A damaged file is set aside and begun anew, a disk that takes nothing costs the record only; both
+are told once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import sqlite3
@@ -63,10 +65,13 @@ class History:
         self._pruned = 0
         self._news = asyncio.Event()
         self.num_dropped = 0
+        self._remark: tuple[str, str] | None = None
+        self._refused = ""
 
     async def open(self) -> None:
-        """Opens or creates the file; a damaged one is set aside, since nothing depends on it."""
+        """Opens or creates the file; a damaged one is set aside, since nothing depends on it. Where there can be none, memory has to do."""
         self._sequence = await asyncio.get_running_loop().run_in_executor(self._executor, self._open)
+        self._tell()
 
     def say(self, kind: str, subject: str, reason: str, **facts: object) -> common_pb2.Event:
         """Records an event of this orchestrator."""
@@ -124,6 +129,7 @@ class History:
         self._queue.clear()
         if rows:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._write, rows)
+            self._tell()
 
     async def close(self) -> None:
         """Writes what waits and closes the file."""
@@ -145,16 +151,43 @@ class History:
         self._queue.append(row)
         self._news.set()
 
+    def _tell(self) -> None:
+        """What the writer thread has found out, as an event."""
+        remark, self._remark = self._remark, None
+        if remark is not None:
+            self.say(remark[0], self._reporter, remark[1])
+
     def _open(self) -> int:
-        target = str(self._path) if self._path is not None else ":memory:"
+        if self._path is None:
+            return self._connect(":memory:")
         try:
-            return self._connect(target)
-        except sqlite3.DatabaseError:
-            if self._path is None:
-                raise
-            self._close()
-            self._path.replace(self._path.with_suffix(".damaged"))
-            return self._connect(target)
+            return self._connect(str(self._path))
+        except sqlite3.DatabaseError as error:
+            why = str(error)
+            if _is_damage(error):
+                try:
+                    return self._begin_anew(self._path, error)
+                except (sqlite3.Error, OSError) as second:
+                    why = str(second)
+        self._close()
+        self._remark = (
+            "history_in_memory",
+            f"{self._path.name} cannot be used: {why}; see the disk, then start again: until then events are not kept",
+        )
+        return self._connect(":memory:")
+
+    def _begin_anew(self, path: Path, error: sqlite3.DatabaseError) -> int:
+        """The file and what belongs to it are set aside; a log left behind would be played into the new file."""
+        self._close()
+        aside = path.with_suffix(".damaged")
+        path.replace(aside)
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        self._remark = (
+            "history_damaged",
+            f"{path.name} was damaged ({error}) and is begun anew; what is left of it lies in {aside.name}",
+        )
+        return self._connect(str(path))
 
     def _connect(self, target: str) -> int:
         self._database = sqlite3.connect(target, isolation_level=None, check_same_thread=False)
@@ -165,6 +198,25 @@ class History:
         return int(newest)
 
     def _write(self, rows: Sequence[_Row]) -> None:
+        try:
+            try:
+                self._write_rows(rows)
+            except sqlite3.DatabaseError as error:
+                if self._path is None or not _is_damage(error):
+                    raise
+                self._begin_anew(self._path, error)
+                self._write_rows(rows)
+            self._refused = ""
+        except (sqlite3.Error, OSError) as error:  # a full disk stops the record, not the orchestrator
+            self.num_dropped += len(rows)
+            if str(error) != self._refused:
+                self._refused = str(error)
+                self._remark = (
+                    "history_not_written",
+                    f"{error}: events are not kept until the disk takes them again; free disk space",
+                )
+
+    def _write_rows(self, rows: Sequence[_Row]) -> None:
         database = self._database
         if database is None:
             return
@@ -178,13 +230,18 @@ class History:
             reached("history.written")
             database.execute("COMMIT")
             reached("history.committed")
-        except sqlite3.Error as error:  # a full disk stops the record, not the orchestrator
-            self.num_dropped += len(rows)
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            _log.warning("history_not_written", reason=str(error), rows=len(rows))
+        except sqlite3.Error:
+            with contextlib.suppress(sqlite3.Error):
+                if database.in_transaction:
+                    database.execute("ROLLBACK")
+            raise
 
     def _close(self) -> None:
         if self._database is not None:
             self._database.close()
             self._database = None
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file itself is bad: its subclasses mean a full disk, a lock or a bug of ours."""
+    return type(error) is sqlite3.DatabaseError

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dataservice import keys
 from dataservice.manifests import StoredState
 from dcnr.crashpoints import reached
-from dcnr.errors import DcnrError, InvalidInput
+from dcnr.errors import DcnrError, InvalidInput, NotFound, Unavailable
 from dcnr.ids import Digest, check_digest
 from dcnr.ports import ObjectStore
 from dcnr.v1 import model_pb2
@@ -16,6 +17,7 @@ from orchestrator.jobs import JobRecord
 from orchestrator.view import ModelView, ViewLoader
 
 MAX_LISTED: Final = 20_000
+LOOKS_AT_ONCE: Final = 8
 MAX_DELETED: Final = 256
 """Objects deleted in one go."""
 
@@ -36,7 +38,8 @@ async def stored_states(store: ObjectStore, model: str, vnodes: Iterable[str]) -
 
 async def kept_states(view: ModelView, loader: ViewLoader, jobs: Mapping[str, JobRecord]) -> frozenset[Digest]:
     """States that are never condemned: those that any job of the model began with or ended in. Raises what reading a manifest raises."""
-    digests = {item.manifest_digest for item in view.head.decided if item.state == model_pb2.JOB_STATE_COMPLETED}
+    ends = [*view.head.decided, *(record.end for record in jobs.values() if record.end is not None)]
+    digests = {item.manifest_digest for item in ends if item.state == model_pb2.JOB_STATE_COMPLETED}
     digests |= {
         record.request.initial_manifest_digest for record in jobs.values() if record.request is not None and not record.problem
     }
@@ -48,10 +51,39 @@ async def kept_states(view: ModelView, loader: ViewLoader, jobs: Mapping[str, Jo
     return frozenset(kept)
 
 
-async def delete_condemned(store: ObjectStore, model: str, manifest: model_pb2.Manifest, states: Iterable[StoredState]) -> int:
-    """Deletes states that the manifest under an acknowledged head condemns and does not name; how many."""
+async def missing_states(store: ObjectStore, model: str, states: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Digests out of these (VNode, digest) of which the store plainly says that it does not have them. Raises Unavailable without a plain answer."""
+    gate = asyncio.Semaphore(LOOKS_AT_ONCE)
+    missing: set[str] = set()
+
+    async def look(vnode: str, digest: str) -> None:
+        async with gate:
+            try:
+                await store.head(keys.state(model, vnode, digest))
+            except NotFound:
+                missing.add(digest)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for vnode, digest in states:
+                group.create_task(look(vnode, digest))
+    except* DcnrError as errors:
+        raise Unavailable(f"the store does not say what it has: {errors.exceptions[0]}", code="store_unavailable") from None
+    return frozenset(missing)
+
+
+def unlisted_states(manifest: model_pb2.Manifest, listed: Iterable[StoredState]) -> list[tuple[str, str]]:
+    """(VNode, digest) of working states that a listing lacks."""
+    there = {(state.vnode, str(state.digest)) for state in listed}
+    return sorted({(entry.vnode, item.digest) for entry in manifest.entries for item in entry.working} - there)
+
+
+async def delete_condemned(
+    store: ObjectStore, model: str, manifest: model_pb2.Manifest, states: Iterable[StoredState], kept: frozenset[Digest]
+) -> int:
+    """Deletes states that the manifest under an acknowledged head condemns and does not name, but for ``kept``; how many."""
     named = {item.digest for entry in manifest.entries for item in (*entry.working, entry.cleared)}
-    condemned = set(manifest.condemned) - named
+    condemned = set(manifest.condemned) - named - kept
     count = 0
     for state in states:
         if state.digest in condemned and count < MAX_DELETED:

@@ -12,7 +12,7 @@ from dcnr.errors import DcnrError
 from dcnr.ports import Clock, ObjectStore
 from dcnr.specs import Registry
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
-from orchestrator.checkpoints import CheckpointJudge, condemned, named
+from orchestrator.checkpoints import STATE_MISSING, CheckpointJudge, condemned, named
 from orchestrator.decider import Decider
 from orchestrator.documents import open_head, sealed
 from orchestrator.exits import ExitBook
@@ -34,6 +34,9 @@ JOBS_READ_IDLE_S: Final = 4.0
 LOAD_RETRY_S: Final = 0.3
 SHOWN_S: Final = 8.0
 """A head that a PNode shows may be newer than ours for this long before it counts as evidence."""
+STORE_LOOK_S: Final = 0.5
+STORE_TROUBLE_S: Final = 3.0
+"""A store that answers (or does not) for so long is told to be back (or away); shorter troubles are nobody's business."""
 DRIFT_S: Final = 30.0
 """How long a store that goes back is told only once."""
 
@@ -114,6 +117,7 @@ class ModelRuntime:
             group.create_task(self._load_views())
             group.create_task(self._read_jobs())
             group.create_task(self.decider.run())
+            group.create_task(self._watch_store())
 
     async def record(self, request: data_pb2.RecordCheckpointRequest) -> data_pb2.RecordCheckpointResponse:
         """The answer to RecordCheckpoint. Raises Unavailable where the checkpoint cannot be judged now."""
@@ -132,9 +136,13 @@ class ModelRuntime:
                 manifest_digest=view.head.manifest_digest,
                 durable_lineage=intervals_message(durable) if durable is not None else None,
             )
+        if refusal := self.decider.naming.refusal(checkpoint):
+            return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_REFUSED, reason=refusal)
         try:
             judged = await self.judge.judge(view, checkpoint, request.commit)
         except DcnrError as error:
+            if error.code == STATE_MISSING:
+                return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_MISSING, reason=error.message)
             if error.grpc_status in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
                 raise
             self.shared.history.say("checkpoint_refused", checkpoint.replica, error.message, code=error.code, step=checkpoint.step)
@@ -206,6 +214,22 @@ class ModelRuntime:
                 continue
             self.shared.news.fire()
             self.decider.wake.fire()
+
+    async def _watch_store(self) -> None:
+        """One event when the store has been away for a while, with the remedy, and one when it is back."""
+        told, since = False, self.shared.clock.monotonic()
+        while True:
+            await asyncio.sleep(STORE_LOOK_S)
+            now, is_away = self.shared.clock.monotonic(), not self.loop.core.store_ok
+            if is_away == told:
+                since = now
+            elif now - since >= STORE_TROUBLE_S:
+                told, since = is_away, now
+                if is_away:
+                    reason = f"{self.loop.core.trouble}; nothing is decided until it is back, training goes on"
+                    self.shared.history.say("store_away", self.model, reason, remedy="look at the store's own log, disk and quota")
+                else:
+                    self.shared.history.say("store_back", self.model, "the store answers again: decisions go on")
 
     async def _read_jobs(self) -> None:
         seen = 0

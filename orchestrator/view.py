@@ -64,6 +64,8 @@ class ModelView:
     manifest_bytes: bytes = b""
     job: JobFacts | None = None
     loaded_at: float = 0.0
+    beginning: model_pb2.Manifest | None = None
+    """What the job began with, as far as it could be read."""
     hosted: Mapping[str, tuple[model_pb2.Assignment, ...]] = field(default_factory=dict)
     """The plan's assignments by PNode."""
 
@@ -111,8 +113,9 @@ class ViewLoader:
         job_id = head.active.job_id or (plan.job_id if plan is not None else "")
         job = await self._job_or_none(model, job_id) if job_id else None
         hosted = _by_pnode(plan) if plan is not None else {}
+        beginning = await self._manifest_or_none(model, job.request.initial_manifest_digest) if job is not None else None
         now = self._clock.monotonic()
-        return ModelView(model, head, head_bytes, plan, plan_bytes, manifest, manifest_bytes, job, now, hosted)
+        return ModelView(model, head, head_bytes, plan, plan_bytes, manifest, manifest_bytes, job, now, beginning, hosted)
 
     async def plan(self, model: str, digest: str) -> tuple[model_pb2.Plan, bytes]:
         """A plan by its digest."""
@@ -139,16 +142,25 @@ class ViewLoader:
     async def job_from_bytes(self, data: bytes) -> JobFacts:
         """The facts of a stored or submitted request."""
         request = self._policy.open_job_request(parse_envelope(data))
-        graph_key = keys.graph(request.graph_digest)
-        graph_bytes = await get_exact(self._store, graph_key, request.graph_digest, max_bytes=limits.MAX_GRAPH_BYTES)
-        graph = graph_from_bytes(graph_bytes)
-        stages = await asyncio.to_thread(stages_of_graph, graph, self._registry)
+        graph_bytes, graph, stages = await self.graph(request.graph_digest)
         costs = stage_costs(stages, self._registry, int(graph.train.batch_size))
         return JobFacts(request, digest_of(data), graph, graph_bytes, stages, costs)
+
+    async def graph(self, digest: str) -> tuple[bytes, model_pb2.ModelGraph, tuple[Stage, ...]]:
+        """A stored graph as bytes, as a message and as its stages. Raises NotFound, Corrupt, InvalidInput, Unavailable."""
+        data = await get_exact(self._store, keys.graph(digest), digest, max_bytes=limits.MAX_GRAPH_BYTES)
+        graph = graph_from_bytes(data)
+        return data, graph, await asyncio.to_thread(stages_of_graph, graph, self._registry)
 
     async def desired(self, view: ModelView, pnode_id: str) -> identity_pb2.Envelope | None:
         """The desired state of a PNode under the view's plan; None if the plan has none for it. Raises Unavailable, Corrupt."""
         return await self._desired.of(view, pnode_id)
+
+    async def _manifest_or_none(self, model: str, digest: str) -> model_pb2.Manifest | None:
+        try:
+            return (await self.manifest(model, digest))[0]
+        except (Corrupt, Refused, InvalidInput, NotFound):
+            return None
 
     async def _job_or_none(self, model: str, job_id: str) -> JobFacts | None:
         try:

@@ -86,7 +86,7 @@ class Crew:
         if member is not None and (member.state in (PROVISIONING, ACTIVE) or (member.state == RELEASING and not order.state_path)):
             if not order.state_path:
                 order.state_path, order.state_digest = member.order.state_path, member.order.state_digest
-                order.state_commit = member.order.state_commit
+                order.state_commit, order.from_earlier_job = member.order.state_commit, member.order.from_earlier_job
             member.order = order
             self._replan(member)
             return

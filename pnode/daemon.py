@@ -267,8 +267,7 @@ class Daemon:
                     self.journal.say("head_grant_refused", node_id, error.message)
                 await self._duties.head_received(message.head.head, Source.ORCHESTRATOR)
             case "durable":
-                for checkpoint in message.durable.checkpoints:
-                    await self._durable(checkpoint.replica, checkpoint.lineage, checkpoint.digest)
+                await self._uploads.heard(message.durable)
             case "welcome":
                 self._now.reachable = "direct" if message.welcome.reachable else "not"
                 self.journal.say("attached", node_id, f"as {self._state_name(message.welcome.state)}")

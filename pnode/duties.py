@@ -285,23 +285,23 @@ class Duties:
             self._say("claim_not_supported", claim.holder, f"claims epoch {claim.epoch}, the head names epoch {epoch}: not obeyed")
 
     async def _provision(self, entry: Model, hosted: Hosted) -> None:
-        replica, pause_s = hosted.assignment.replica, RETRY_FIRST_S
+        replica, pause_s, told = hosted.assignment.replica, RETRY_FIRST_S, ""
         while True:
             try:
                 hosted.state = orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING
                 self._hosted_changed()
                 await self._host(entry, hosted)
                 hosted.task = None
-                self._hosted_changed()
-                return
+                return self._hosted_changed()
             except (Refused, InvalidInput) as error:
                 hosted.state, hosted.reason, hosted.task = orchestrator_pb2.ASSIGNMENT_STATE_FAILED, error.message, None
                 self._say("assignment_refused", replica, f"{error.code}: {error.message}")
                 self._hosted_changed()
                 return
             except DcnrError as error:
-                hosted.reason = error.message
-                self._say("provisioning_waits", replica, error.message)
+                if error.code != told:
+                    self._say("provisioning_waits", replica, error.message)
+                told, hosted.reason = error.code, error.message
             await asyncio.sleep(pause_s)
             pause_s = min(RETRY_LONGEST_S, pause_s * 2)
 
@@ -311,15 +311,15 @@ class Duties:
         job = await self._provisioner.job(desired)
         cost = self._provisioner.cost(job, assignment.vnode)
         disk = 3 * cost.state_bytes + self._options.spool_bytes
-        self._budget.admit(
-            assignment.replica, Reservation(cost.memory_bytes, disk), free_disk_bytes=self._options.free_disk_bytes()
-        )
+        free_bytes = self._options.free_disk_bytes()
+        self._budget.admit(assignment.replica, Reservation(cost.memory_bytes, disk), free_disk_bytes=free_bytes)
         head = entry.authority.head
         state, remarks = await self._provisioner.state(job, assignment.vnode, head.manifest_digest if head else "")
         for remark in remarks:
             self._say("checkpoint_unusable", assignment.replica, remark)
         message = self._host_message(desired, hosted.assignment, job)
         message.state_path, message.state_digest, message.state_commit = str(state.path), state.digest, state.commit_digest
+        message.from_earlier_job = state.is_of_earlier_job
         if not await self._send(local_pb2.ToWorker(host=message)):
             raise Unavailable("the worker does not run", code="no_worker")
         hosted.reason = f"restored {len(state.lineage)} batches from {state.origin}"

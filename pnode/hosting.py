@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from dcnr import limits
-from dcnr.errors import Corrupt, InvalidInput
-from dcnr.graph import graph_from_bytes, stages_of_graph
+from dcnr.errors import Corrupt, InvalidInput, NotFound
+from dcnr.graph import graph_digest, graph_from_bytes, stages_of_graph
 from dcnr.ids import ReplicaId, VNodeId, check_replica_id
 from dcnr.ports import Clock
 from dcnr.specs import Registry
@@ -25,8 +25,9 @@ from vnode.compute import Compute
 from vnode.core import ReplicaCore
 from vnode.events import Peer
 from vnode.replica_config import ReplicaConfig
-from vnode.state import StateInfo
+from vnode.state import StateInfo, for_new_job
 from vnode.torch_compute import TorchCompute
+from vnode.torch_stage import schema_of
 
 VALIDATION_ROUNDS: Final = 8
 """Per job, where the graph names no interval."""
@@ -69,7 +70,7 @@ def prepare(
     compute = TorchCompute(
         stage, registry, num_batches=host.num_batches, seed=int(graph.train.seed), device=device, threads=host.threads
     )
-    info = compute.restore(Path(host.state_path))
+    info = compute.restore(_first_state(host, graph, stage, registry) if host.from_earlier_job else Path(host.state_path))
     if info.model != host.model:
         raise Corrupt(f"the state belongs to {info.model}", code="bad_state_model")
     samples = StagedSamples(Path(host.dataset_manifest_path), Path(host.shard_dir), graph)
@@ -88,6 +89,21 @@ def prepare(
         config=replica_config(host, graph, stage, standing.peer, info, samples.eval_batches()),
         frame_bytes=stage.output.bytes_per_sample * int(graph.train.batch_size),
     )
+
+
+def _first_state(host: local_pb2.HostReplica, graph: model_pb2.ModelGraph, stage: Stage, registry: Registry) -> bytes:
+    """What an earlier job left, as this job begins with it. Raises Corrupt, NotFound."""
+    path = Path(host.state_path)
+    try:
+        if path.stat().st_size > limits.MAX_OBJECT_BYTES:
+            raise Corrupt("the state is larger than any state may be", code="bad_state_size")
+        data = path.read_bytes()
+    except OSError as error:
+        raise NotFound(f"the state cannot be read: {error.strerror}", code="no_state") from error
+    return for_new_job(
+        data, schema_of(stage, registry), num_batches=int(host.num_batches), seed=int(graph.train.seed), graph=graph_digest(graph),
+        parent=host.state_digest,
+    )  # fmt: skip
 
 
 def replica_config(
@@ -115,7 +131,7 @@ def replica_config(
         window_batches=window,
         lead_batches=max(1, host.lead_batches),
         checkpoint_s=host.checkpoint_s or limits.CHECKPOINT_S,
-        checkpoint_steps=host.checkpoint_steps or limits.CHECKPOINT_STEPS,
+        checkpoint_steps=min(host.checkpoint_steps or limits.CHECKPOINT_STEPS, limits.MAX_COMMIT_BATCHES),
         eval_batches=eval_batches,
         evaluate_every=int(graph.train.evaluate_every) or max(1, host.num_batches // VALIDATION_ROUNDS),
         horizon_s=host.horizon_s or limits.HORIZON_S,

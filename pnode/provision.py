@@ -6,25 +6,22 @@ from that graph. Documents are cached by digest, so a restart with every orchest
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataservice.dataset_manifest import MAX_MANIFEST_BYTES as MAX_DATASET_MANIFEST_BYTES
 from dcnr import limits
-from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
+from dcnr.errors import Corrupt, NotFound, Refused, Unavailable
 from dcnr.graph import dataset_refs, graph_from_bytes, stages_of_graph
-from dcnr.intervals import IntervalSet
 from dcnr.specs import Registry
 from dcnr.stages import Stage
-from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from dcnr.v1 import data_pb2, model_pb2
 from pnode.snapshots import Shelf, StartingState
-from trust.envelope import open_envelope, parse, parse_envelope
+from pnode.trail import Fetch, Trail
+from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 from vnode.costs import ReplicaCost, replica_cost
-
-Fetch = Callable[[data_pb2.ObjectRef, int], Awaitable[Path]]
-"""A local file with the object of that reference, verified by digest; the second argument bounds its size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,59 +80,38 @@ class Provisioner:
     async def state(self, job: Job, vnode: str, manifest_digest: str) -> tuple[StartingState, list[str]]:
         """The newest state to be had for ``vnode``, with remarks on what was damaged or out of reach.
 
-        Candidates are this machine's own snapshots and the working checkpoints of the manifest, largest lineage first.
-        Raises Unavailable if none can be read now.
+        Candidates are this machine's own snapshots and the working checkpoints of the manifest, largest lineage first; where none of them is usable,
+        those of ever older manifests, and at last the state that the job began with. Raises Unavailable if none can be read now.
         """
         remarks: list[str] = []
-        candidates = await self._shelf.candidates(job.request.model, job.request.job_id, vnode)
-        for checkpoint in await self._checkpoints(job, vnode, manifest_digest, remarks):
-            lineage = IntervalSet.from_pairs((int(i.first), int(i.end)) for i in checkpoint.lineage.intervals)
-            if checkpoint.job_id != job.request.job_id:
-                lineage = IntervalSet.empty()  # of an earlier job: weights go on, numbers start anew
-            known = next((c for c in candidates if c.digest == checkpoint.digest), None)
-            if known is None:
-                candidates.append(StartingState(Path(), checkpoint.digest, checkpoint.commit_digest, lineage, "store"))
-        for candidate in sorted(candidates, key=lambda c: (-len(c.lineage), c.origin != "local")):
-            if candidate.origin == "local":
-                return candidate, remarks
-            ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=job.request.model, owner=vnode, digest=candidate.digest)
-            try:
-                path = await self._fetch(ref, limits.MAX_OBJECT_BYTES)
-            except (Corrupt, NotFound) as error:
-                remarks.append(
-                    f"checkpoint {candidate.digest[:12]} with {len(candidate.lineage)} batches is unusable: {error.message}"
-                )
-                continue
-            return StartingState(path, candidate.digest, candidate.commit_digest, candidate.lineage, "store"), remarks
+        tried: set[str] = set()
+        local = await self._shelf.candidates(job.request.model, job.request.job_id, vnode)
+        trail = Trail(self._fetch, self._policy(), job.request, vnode, remarks)
+        async for named in trail.walk(manifest_digest):
+            known = {candidate.digest for candidate in local} | tried
+            fresh = [*local, *(candidate for candidate in named if candidate.digest not in known)]
+            local, tried = [], known | {candidate.digest for candidate in fresh}
+            found = await self._usable(job, vnode, fresh, remarks)
+            if found is not None:
+                return found, remarks
         raise Unavailable(
             f"no state of {vnode} can be read: {'; '.join(remarks) or 'no checkpoint is known'}", code="no_state",
             remedy="wait for the store or an orchestrator",
         )  # fmt: skip
 
-    async def _checkpoints(self, job: Job, vnode: str, manifest_digest: str, remarks: list[str]) -> list[model_pb2.Checkpoint]:
-        digest = manifest_digest or job.request.initial_manifest_digest
-        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=job.request.model, digest=digest)
-        try:
-            envelope = parse_envelope((await self._fetch(ref, limits.MAX_MANIFEST_BYTES)).read_bytes(), limits.MAX_MANIFEST_BYTES)
-            manifest = self._open_manifest(envelope)
-            if manifest.model != job.request.model:
-                raise Corrupt(f"the manifest belongs to model {manifest.model!r:.80}", code="wrong_model")
-        except DcnrError as error:
-            remarks.append(f"manifest {digest[:12]} cannot be read: {error.message}")
-            return []
-        return [checkpoint for entry in manifest.entries if entry.vnode == vnode for checkpoint in entry.working]
-
-    def _open_manifest(self, envelope: identity_pb2.Envelope) -> model_pb2.Manifest:
-        policy = self._policy()
-        opened = open_envelope(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=limits.MAX_MANIFEST_BYTES)
-        manifest = parse(model_pb2.Manifest, opened.payload, limits.MAX_MANIFEST_BYTES)
-        if manifest.network_id != policy.network_id:
-            raise Corrupt("the manifest belongs to another network", code="wrong_network")
-        if manifest.number == 0:
-            policy.check_threshold(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=limits.MAX_MANIFEST_BYTES)
-        elif not any(policy.is_orchestrator(signer.node_id) and signer.node_id == manifest.holder for signer in opened.signers):
-            raise Corrupt("the manifest is not signed by a listed orchestrator", code="wrong_signer")
-        return manifest
+    async def _usable(self, job: Job, vnode: str, candidates: Sequence[StartingState], remarks: list[str]) -> StartingState | None:
+        """The first candidate whose bytes are whole, with its file."""
+        for candidate in sorted(candidates, key=lambda one: (-len(one.lineage), one.origin != "local")):
+            if candidate.origin == "local":
+                return candidate
+            ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=job.request.model, owner=vnode, digest=candidate.digest)
+            try:
+                return replace(candidate, path=await self._fetch(ref, limits.MAX_OBJECT_BYTES))
+            except (Corrupt, NotFound) as error:
+                remarks.append(
+                    f"checkpoint {candidate.digest[:12]} with {len(candidate.lineage)} batches is unusable: {error.message}"
+                )
+        return None
 
     def _check_policy(self, graph: model_pb2.ModelGraph) -> None:
         allowed = set(self._policy().document.components)

@@ -19,7 +19,7 @@ from dcnr.crashpoints import reached
 from dcnr.errors import DcnrError
 from dcnr.ids import Digest, check_digest, digest_of
 from dcnr.intervals import IntervalSet
-from dcnr.v1 import local_pb2
+from dcnr.v1 import local_pb2, model_pb2
 from pnode.home import read_message, write_atomically
 
 _SUFFIX = ".snapshot"
@@ -27,13 +27,14 @@ _SUFFIX = ".snapshot"
 
 @dataclass(frozen=True, slots=True)
 class StartingState:
-    """A state file to restore from, and where it came from."""
+    """A state file to restore from, and where it came from. ``commit_digest`` is empty for one that is not of this job."""
 
     path: Path
     digest: str
     commit_digest: str
     lineage: IntervalSet
     origin: str
+    is_of_earlier_job: bool = False
 
 
 @dataclass(slots=True)
@@ -45,6 +46,8 @@ class Held:
     commit_stored: bool = False
     uploaded: bool = False
     named: bool = False
+    num_lost: int = 0
+    """How often the holder did not find it in the store."""
     not_hosted: int = 0
     """How often an orchestrator said that the plan does not place its VNode here."""
 
@@ -118,6 +121,27 @@ class Shelf:
         """A manifest names a checkpoint of that replica with ``step`` batches: older snapshots are not needed any more."""
         for held in [h for h in self._held if h.ready.replica == replica and int(h.ready.checkpoint.step) < step]:
             self.discard(held)
+
+    def lost(self, held: Held) -> None:
+        """The store does not have it (any more): it is brought again."""
+        held.commit_stored = held.uploaded = held.named = False
+        held.num_lost += 1
+
+    def unnamed(self, model: str, named: model_pb2.Checkpoint) -> Held | None:
+        """The newest snapshot of that VNode, if it was named once and a manifest now has nothing newer than ``named``: it waits again."""
+        mine = [
+            held
+            for held in self._held
+            if (held.ready.model, held.ready.checkpoint.vnode) == (model, named.vnode) and Path(held.ready.path).exists()
+        ]
+        newest = max(mine, key=lambda held: held.order, default=None)
+        if newest is None or not newest.named or newest.ready.checkpoint.digest == named.digest:
+            return None
+        step = int(named.step) if named.job_id == newest.ready.job_id else 0
+        if int(newest.ready.checkpoint.step) <= step:
+            return None
+        self.lost(newest)
+        return newest
 
     def discard(self, held: Held) -> None:
         """Forgets a snapshot and removes its files."""

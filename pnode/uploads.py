@@ -16,7 +16,7 @@ from dcnr.client import Orchestrators
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.ids import Digest, NodeId
-from dcnr.v1 import common_pb2, data_pb2, local_pb2
+from dcnr.v1 import common_pb2, data_pb2, local_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 from pnode.duties import Say
 from pnode.refusals import Refusals
@@ -24,6 +24,8 @@ from pnode.snapshots import Held, Shelf, commit_digest
 
 RETRY_S = 1.0
 LONGEST_RETRY_S = 10.0
+MOST_LOST = 5
+"""A snapshot that the store lost so often is given up for a new one."""
 ASK_HOLDER_AFTER = 5
 """Refusals for a place that an orchestrator's view of the plan does not show; a view that lags has caught up by then."""
 
@@ -41,7 +43,7 @@ class Uploads:
         self._wake = asyncio.Event()
         self._told: NodeId | None = None
         self._refusals = Refusals()
-        self.trouble = ""
+        self.trouble = self._code = ""
 
     async def added(self, ready: local_pb2.SnapshotReady) -> None:
         """A new snapshot lies on disk."""
@@ -50,6 +52,15 @@ class Uploads:
         except Unavailable as error:  # it is brought into the store all the same; only a restart would not find it
             self._say("disk_trouble", ready.replica, error.message)
         self._wake.set()
+
+    async def heard(self, news: orchestrator_pb2.DurableNews) -> None:
+        """A manifest names these checkpoints as their VNodes' newest: a newer one that it named before is brought again."""
+        for checkpoint in news.checkpoints:
+            held = self._shelf.unnamed(news.model, checkpoint)
+            if held is not None:
+                self._say("upload_lost", held.ready.replica, "the manifest does not name it any more: it is brought again")
+                self._wake.set()
+            await self._durable(checkpoint.replica, checkpoint.lineage, checkpoint.digest)
 
     @property
     def num_pending(self) -> int:
@@ -61,20 +72,9 @@ class Uploads:
         pause_s = RETRY_S
         while True:
             self._wake.clear()
-            waiting = False
-            for held in list(self._shelf.pending()):
-                try:
-                    waiting |= not await self._bring(held)
-                    self.trouble, pause_s = "", RETRY_S
-                except (Corrupt, NotFound) as error:
-                    self._say("snapshot_unusable", held.ready.replica, error.message)
-                    self._shelf.discard(held)
-                    self._ask_anew(held.ready.replica, error.message)
-                except DcnrError as error:
-                    if self.trouble != error.message:
-                        self._say("upload_waits", held.ready.replica, error.message)
-                    self.trouble, waiting = error.message, True
-                    pause_s = min(LONGEST_RETRY_S, pause_s * 2)
+            waiting, trouble = await self._pass()
+            self._tell(trouble)
+            pause_s = min(LONGEST_RETRY_S, pause_s * 2) if trouble is not None else RETRY_S
             now = asyncio.get_running_loop().time()
             for replica, why in self._refusals.due(now):
                 await self._anew(replica, why)
@@ -83,6 +83,31 @@ class Uploads:
                 await asyncio.wait_for(self._wake.wait(), limit_s if limit_s < math.inf else None)
             except TimeoutError:
                 continue
+
+    async def _pass(self) -> tuple[bool, tuple[str, DcnrError] | None]:
+        """Brings everything that is pending as far as it goes: whether something still waits, and the first trouble with its replica."""
+        waiting, trouble = False, None
+        for held in list(self._shelf.pending()):
+            try:
+                waiting |= not await self._bring(held)
+            except (Corrupt, NotFound) as error:
+                self._say("snapshot_unusable", held.ready.replica, error.message)
+                self._shelf.discard(held)
+                self._ask_anew(held.ready.replica, error.message)
+            except DcnrError as error:
+                waiting, trouble = True, trouble or (held.ready.replica, error)
+        return waiting, trouble
+
+    def _tell(self, trouble: tuple[str, DcnrError] | None) -> None:
+        """One event when a trouble of another kind begins; the newest words are in `trouble` while it lasts."""
+        if trouble is None:
+            self.trouble = self._code = ""
+            return
+        replica, error = trouble
+        self.trouble = f"{error.message}; {error.remedy}" if error.remedy else error.message
+        if error.code != self._code:
+            self._say("upload_waits", replica, self.trouble)
+        self._code = error.code
 
     def _ask_anew(self, replica: str, why: str) -> None:
         self._refusals.refused(replica, why, asyncio.get_running_loop().time())
@@ -153,6 +178,13 @@ class Uploads:
                 self._shelf.discard(held)
                 self._ask_anew(ready.replica, answer.reason or "condemned")
                 return True
+            case data_pb2.RECORD_STATUS_MISSING:
+                self._shelf.lost(held)
+                self._say("upload_lost", ready.replica, f"{answer.reason}: it is brought again ({held.num_lost})")
+                if held.num_lost >= MOST_LOST:
+                    self._shelf.discard(held)
+                    self._ask_anew(ready.replica, answer.reason)
+                    return True
             case data_pb2.RECORD_STATUS_NOT_HOLDER if answer.holder:
                 self._told = NodeId(answer.holder)
         return False

@@ -134,11 +134,15 @@ def parse(data: bytes, schema: StateSchema) -> tuple[StateInfo, dict[str, Array]
     return replace(info, lineage=_lineage(arrays.pop(LINEAGE), info.num_batches)), arrays
 
 
-def for_new_job(data: bytes, schema: StateSchema, *, num_batches: int, seed: int, parent: str) -> bytes:
-    """The state with which a later job starts: the same weights and running statistics, empty lineage, optimiser slots zero."""
+def for_new_job(data: bytes, schema: StateSchema, *, num_batches: int, seed: int, graph: str, parent: str) -> bytes:
+    """The state with which a later job starts: the same weights and running statistics, empty lineage, optimiser slots zero.
+
+    ``graph`` is the digest of the later job's graph, ``parent`` that of ``data``. Raises Corrupt as `parse`.
+    """
     info, tensors = parse(data, schema)
     fresh = {name: np.zeros_like(array) if name.startswith("o/") else array for name, array in tensors.items()}
-    info = replace(info, num_batches=num_batches, seed=seed, parent=parent, lineage=IntervalSet.empty(), updates=0, step=0)
+    empty = IntervalSet.empty()
+    info = replace(info, num_batches=num_batches, seed=seed, graph=graph, parent=parent, lineage=empty, updates=0, step=0)
     return serialise(schema, info, fresh)
 
 

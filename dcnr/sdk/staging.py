@@ -56,7 +56,7 @@ async def stage_source(
     """Reads, checks, shuffles and uploads; readers who find the manifest find every shard. Raises InvalidInput, Corrupt, Refused, Unavailable."""
     check_name(source.name)
     digest: Digest | None = check_digest(source.sha256) if source.sha256 else None
-    path = await staging.obtain(source.uri, scratch, sha256=digest, rule=rule, stores={})
+    path = await staging.obtain(source.uri, scratch, sha256=digest, rule=rule)
     splits = await asyncio.to_thread(read_splits, path)
     description, splits = await asyncio.to_thread(described, source, splits)
     total = num_objects(description.fields, splits)

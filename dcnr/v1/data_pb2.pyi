@@ -124,6 +124,8 @@ class _RecordStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RecordSt
     """its digest was condemned: snapshot anew"""
     RECORD_STATUS_NOT_HOLDER: _RecordStatus.ValueType  # 5
     """ask `holder`"""
+    RECORD_STATUS_MISSING: _RecordStatus.ValueType  # 6
+    """its state is not in the store: bring it again"""
 
 class RecordStatus(_RecordStatus, metaclass=_RecordStatusEnumTypeWrapper):
     """Whether it is named."""
@@ -140,6 +142,8 @@ RECORD_STATUS_CONDEMNED: RecordStatus.ValueType  # 4
 """its digest was condemned: snapshot anew"""
 RECORD_STATUS_NOT_HOLDER: RecordStatus.ValueType  # 5
 """ask `holder`"""
+RECORD_STATUS_MISSING: RecordStatus.ValueType  # 6
+"""its state is not in the store: bring it again"""
 Global___RecordStatus: _TypeAlias = RecordStatus  # noqa: Y015
 
 @_typing.final

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from dataservice.embedded import EmbeddedStore
 from dataservice.s3 import StoreAddress
+from dcnr.testing import LocalNetwork
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +23,15 @@ def embedded_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreAd
     address = store.start().address()
     yield address
     store.kill()
+
+
+@pytest.fixture(scope="session")
+def small_network() -> Iterator[LocalNetwork]:
+    """One orchestrator and its store, shared by modules that need somebody to talk to and nobody to train; whoever stops a part of it starts it again."""
+    directory = Path(tempfile.mkdtemp(prefix="dcnr-t-"))
+    with LocalNetwork(directory / "n", num_orchestrators=1, pnodes=()) as running:
+        yield running
+    shutil.rmtree(directory)
 
 
 _numbers = itertools.count()

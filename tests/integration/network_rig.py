@@ -78,6 +78,17 @@ class Rig:
         with self.client() as client:
             return client.job(job_id, MODEL)
 
+    def holder(self, job_id: str) -> str:
+        """Who decides on a job, as an orchestrator sees it; empty while none answers."""
+        with contextlib.suppress(DcnrError):
+            return self.job(job_id).holder
+        return ""
+
+    def durable(self, vnode: str) -> bool:
+        """Whether the living PNode that hosts a VNode knows of a durable checkpoint of it."""
+        found = self.hosts().get(vnode)
+        return found is not None and bool(found[1].durable.intervals)
+
     def ended(self, job_id: str, within_s: float) -> orchestrator_pb2.JobView:
         """The job once it has ended, which must be completed."""
         found: list[orchestrator_pb2.JobView] = []
@@ -142,6 +153,18 @@ class Rig:
                     found[report.vnode] = process, report
         return found
 
+    def hosted(self, within_s: float) -> dict[str, tuple[Process, orchestrator_pb2.ReplicaReport]]:
+        """`hosts`, once every VNode has one."""
+        found: dict[str, tuple[Process, orchestrator_pb2.ReplicaReport]] = {}
+
+        def all_hosted() -> bool:
+            found.clear()
+            found.update(self.hosts())
+            return set(found) == set(self.vnodes)
+
+        self.until(all_hosted, "every VNode is hosted", within_s)
+        return found
+
     def learning(self, job_id: str, num_batches: int, within_s: float) -> dict[str, tuple[Process, orchestrator_pb2.ReplicaReport]]:
         """Waits until every VNode of that job has learned so many batches."""
         seen: dict[str, tuple[Process, orchestrator_pb2.ReplicaReport]] = {}
@@ -189,13 +212,14 @@ class Rig:
 @contextlib.contextmanager
 def running_network(
     pnodes: Sequence[LocalPNode], *, num_orchestrators: int, width: int = 32, vnodes: Sequence[str] = ("a", "b", "c"),
-    batch_size: int = BATCH_SIZE, samples: int = SAMPLES,
+    batch_size: int = BATCH_SIZE, samples: int = SAMPLES, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
 ) -> Iterator[Rig]:  # fmt: skip
     """Store, orchestrators and PNodes, all attached, with the data set staged."""
     with tempfile.TemporaryDirectory(prefix="dcnr-", ignore_cleanup_errors=True) as directory:
         data = Path(directory) / "dots.npz"
         np.savez(data, **dots(width, samples))  # type: ignore[arg-type]  # numpy's stub wants no arrays by keyword
-        with LocalNetwork(Path(directory) / "n", num_orchestrators=num_orchestrators, pnodes=pnodes) as network:
+        where = Path(directory) / "n"
+        with LocalNetwork(where, num_orchestrators=num_orchestrators, pnodes=pnodes, way_to_store=way_to_store) as network:
             rig = Rig(network, data, width=width, vnodes=vnodes, batch_size=batch_size)
             rig.until(lambda: _all_attached(rig), "all PNodes are attached with a worker", 90.0)
             rig.stage()

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from orchestrator_parts import BATCHES, VNODES, Worker, network, stage
 
-from dataservice import keys
+from dataservice import keys, manifests
 from dataservice.memory import MemoryStore
 from dcnr.errors import NotFound, Refused, Stale
 from dcnr.ports import ObjectStore
@@ -117,26 +117,34 @@ class World:
         return holder
 
     async def record_all(self, holder: Orchestrator) -> None:
+        for number in range(len(VNODES)):
+            await self.record(holder, await self.request(holder, number))
+
+    async def request(self, holder: Orchestrator, number: int) -> data_pb2.RecordCheckpointRequest:
+        """The checkpoint of one assignment with every batch of the job; its state is in the store."""
         view = holder.runtime.view
         assert view is not None
         plan = view.plan
         assert plan is not None
-        for item in plan.assignments:
-            worker = next(one for one in self.workers if one.node_id == item.pnode_id)
-            parent = view.working(item.vnode)
-            assert parent is not None
-            checkpoint, commit = await worker.checkpoint(MODEL, JOB, item.replica, parent)
-            request = data_pb2.RecordCheckpointRequest(
-                network_id=self.policy.network_id, model=MODEL, job_id=JOB, checkpoint=checkpoint, commit=commit
-            )
-            answer = await holder.runtime.record(request)
-            assert answer.status == data_pb2.RECORD_STATUS_PENDING, answer.reason
-            status = answer.status
-            deadline = CLOCK.monotonic() + 10
-            while status != data_pb2.RECORD_STATUS_NAMED and CLOCK.monotonic() < deadline:
-                await asyncio.sleep(0.05)
-                status = (await holder.runtime.record(request)).status
-            assert status == data_pb2.RECORD_STATUS_NAMED
+        item = plan.assignments[number]
+        worker = next(one for one in self.workers if one.node_id == item.pnode_id)
+        parent = view.working(item.vnode)
+        assert parent is not None
+        checkpoint, commit = await worker.checkpoint(MODEL, JOB, item.replica, parent)
+        return data_pb2.RecordCheckpointRequest(
+            network_id=self.policy.network_id, model=MODEL, job_id=JOB, checkpoint=checkpoint, commit=commit
+        )
+
+    async def record(self, holder: Orchestrator, request: data_pb2.RecordCheckpointRequest) -> None:
+        """Recorded until a manifest names it."""
+        answer = await holder.runtime.record(request)
+        assert answer.status == data_pb2.RECORD_STATUS_PENDING, answer.reason
+        status = answer.status
+        deadline = CLOCK.monotonic() + 10
+        while status != data_pb2.RECORD_STATUS_NAMED and CLOCK.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+            status = (await holder.runtime.record(request)).status
+        assert status == data_pb2.RECORD_STATUS_NAMED
 
     def end(self, job: str = JOB) -> model_pb2.Outcome | None:
         data = self.store.peek(keys.job_end(MODEL, job))
@@ -280,6 +288,84 @@ def test_records_that_do_not_hold_are_refused() -> None:
             forged.commit_digest = digest_of_envelope(stranger)
             assert await status(forged, stranger) == data_pb2.RECORD_STATUS_REFUSED
             assert await status(checkpoint, commit) == data_pb2.RECORD_STATUS_PENDING
+
+    asyncio.run(story())
+
+
+def test_a_state_that_is_absent_is_asked_for_and_one_of_another_size_is_refused() -> None:
+    """A torn upload: what lies under the digest is not what was announced."""
+
+    async def story() -> None:
+        async with world() as made:
+            await made.submit()
+            holder = await made.running()
+            request = await made.request(holder, 0)
+            key = keys.state(MODEL, request.checkpoint.vnode, request.checkpoint.digest)
+            state = made.store.peek(key)
+            assert state is not None
+            made.store.rewind(key, None)
+            assert (await holder.runtime.record(request)).status == data_pb2.RECORD_STATUS_MISSING
+            made.store.rewind(key, state[:-1])
+            assert (await holder.runtime.record(request)).status == data_pb2.RECORD_STATUS_REFUSED
+            made.store.rewind(key, state)
+            assert (await holder.runtime.record(request)).status == data_pb2.RECORD_STATUS_PENDING
+
+    asyncio.run(story())
+
+
+def test_a_job_whose_last_states_vanish_is_not_completed_before_they_are_back() -> None:
+    """Finished means durable: the manifest lets go of what the store lost, tells it, and names it again when it is brought again."""
+
+    async def story() -> None:
+        async with world() as made:
+            await made.submit()
+            holder = await made.running()
+            for worker in made.workers:
+                worker.learn_all()
+            await until(lambda: holder.state() == model_pb2.JOB_STATE_SETTLING, "every source is done")
+            requests = [await made.request(holder, number) for number in range(2)]
+            await made.record(holder, requests[0])
+            key = keys.state(MODEL, requests[0].checkpoint.vnode, requests[0].checkpoint.digest)
+            state = made.store.peek(key)
+            made.store.rewind(key, None)
+            await made.record(holder, requests[1])
+            told = lambda: [event for event in holder.shared.history.since(0, 1000) if event.kind == "checkpoint_lost"]  # noqa: E731
+            await until(lambda: bool(told()), "the loss is told")
+            assert made.end() is None
+            working = holder.runtime.view.working(requests[0].checkpoint.vnode) if holder.runtime.view else None
+            assert working is not None
+            assert working.step == 0, "what the job began with is named again"
+            assert (await holder.runtime.record(requests[0])).status == data_pb2.RECORD_STATUS_MISSING
+            made.store.rewind(key, state)
+            await made.record(holder, requests[0])
+            await until(lambda: made.end() is not None, "the job has ended")
+            assert made.end().state == model_pb2.JOB_STATE_COMPLETED  # type: ignore[union-attr]
+            assert [event.subject for event in told()] == [requests[0].checkpoint.vnode]
+
+    asyncio.run(story())
+
+
+def test_a_checkpoint_in_too_many_pieces_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica is told, learns on, and its next checkpoint is named."""
+
+    async def story() -> None:
+        async with world() as made:
+            await made.submit()
+            holder = await made.running()
+            request = await made.request(holder, 0)
+            monkeypatch.setattr(manifests, "share_bytes", lambda manifest: 100)
+            assert (await holder.runtime.record(request)).status == data_pb2.RECORD_STATUS_PENDING
+            answer = data_pb2.RecordCheckpointResponse()
+            deadline = CLOCK.monotonic() + 10
+            while answer.status != data_pb2.RECORD_STATUS_REFUSED:
+                assert CLOCK.monotonic() < deadline
+                await asyncio.sleep(0.05)
+                answer = await holder.runtime.record(request)
+            assert "too many pieces" in answer.reason
+            events = [event for event in holder.shared.history.since(0, 1000) if event.kind == "checkpoint_refused"]
+            assert len(events) == 1
+            monkeypatch.undo()
+            await made.record(holder, await made.request(holder, 1))
 
     asyncio.run(story())
 

@@ -18,9 +18,11 @@ PER_PASS = SAMPLES // BATCH_SIZE
 DISK_MB = 256
 PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20", "--disk-mb", str(DISK_MB))) for number in range(1, 5))
 """Each has room for two VNodes and leaves the machine room for all the others."""
-LEAD = 48
+LEAD = 24
+"""So little that its source has reached it long before a silent machine counts as lost."""
 MAX_GROWTH_BYTES = 32 * limits.MIB
-RELOCATED_S = 20.0
+RELOCATED_S = 90.0
+"""What it takes is measured elsewhere, on a quiet machine; here it has to happen."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def test_a_stopped_successor_costs_its_sender_nothing_and_is_replaced(rig: Rig) 
         status = rig.status(stopped)
         return status is not None and all(item.replica != before.replica for item in status.replicas)
 
-    rig.until(fenced, "the stopped PNode has given its replica up", 40)
+    rig.until(fenced, "the stopped PNode has given its replica up", 90)
     rig.ended(job_id, 150)
     assert all(item.exact and item.num_batches == passes * PER_PASS for item in rig.audit())
 
@@ -88,7 +90,7 @@ def test_training_goes_on_without_any_orchestrator(rig: Rig) -> None:
     pairs = zip(rig.vnodes, rig.vnodes[1:], strict=False)
     feeding, reading = next((one, two) for one, two in pairs if hosts[one][0] is not hosts[two][0])
     moved, finder = hosts[feeding][0], hosts[reading][0]
-    rig.until(lambda: rig.hosts()[feeding][1].durable.intervals != [], "a checkpoint is durable", 60)
+    rig.until(lambda: rig.durable(feeding), "a checkpoint is durable", 60)
     before, known = rig.told(moved), rig.told(finder)
     for orchestrator in rig.network.orchestrators:
         rig.network.kill(orchestrator)

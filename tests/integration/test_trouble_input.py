@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,11 +26,12 @@ from trust.identity import NodeKey
 
 
 @pytest.fixture(scope="module")
-def network() -> Iterator[LocalNetwork]:
-    directory = Path(tempfile.mkdtemp(prefix="dcnr-t-"))
-    with LocalNetwork(directory / "n", num_orchestrators=1, pnodes=(LocalPNode("p1", memory_mb=128),)) as running:
-        yield running
-    shutil.rmtree(directory)
+def network(small_network: LocalNetwork) -> Iterator[LocalNetwork]:
+    """With one PNode that can lend almost nothing."""
+    process = small_network.add_pnode(LocalPNode("little", memory_mb=128))
+    yield small_network
+    small_network.kill(process)
+    small_network.pnodes.remove(process)
 
 
 @pytest.fixture(scope="module")

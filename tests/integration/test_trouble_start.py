@@ -32,11 +32,8 @@ OTHER_NETWORK = "ab" * 20
 
 
 @pytest.fixture(scope="module")
-def network() -> Iterator[LocalNetwork]:
-    directory = Path(tempfile.mkdtemp(prefix="dcnr-t-"))
-    with LocalNetwork(directory / "n", num_orchestrators=1, pnodes=()) as running:
-        yield running
-    shutil.rmtree(directory)
+def network(small_network: LocalNetwork) -> LocalNetwork:
+    return small_network
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def test_training_goes_on_while_the_store_hangs_or_is_dead_and_catches_up(
     finally:
         network.store.start()
     completed(client, network, job_id)
-    assert not any("upload_waits" in reasons(pnode) for pnode in network.pnodes)
+    until(lambda: not any("upload_waits" in reasons(pnode) for pnode in network.pnodes))
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_for_an_older_one(client: Client, network: LocalNetwork, staged: str) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -34,11 +31,8 @@ WITHIN_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def network() -> Iterator[LocalNetwork]:
-    directory = Path(tempfile.mkdtemp(prefix="dcnr-t-"))
-    with LocalNetwork(directory / "n", num_orchestrators=1, pnodes=()) as running:
-        yield running
-    shutil.rmtree(directory)
+def network(small_network: LocalNetwork) -> LocalNetwork:
+    return small_network
 
 
 @pytest.fixture(autouse=True)

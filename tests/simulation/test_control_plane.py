@@ -4,6 +4,8 @@ names is there.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from simulation.control_world import ControlKnobs, ControlWorld, with_knobs
@@ -49,3 +51,39 @@ def test_replicas_are_promoted_and_filled_up(seed: int, replicas: tuple[int, ...
         seed, replicas=replicas, num_vnodes=5, num_pnodes=20, vnodes_per_node=4, pnode_crashes=6, num_batches=120
     ).run()
     assert world.checkers.plans.num_contributors > 0
+
+
+def test_ten_minutes_without_the_store_cost_no_batch_and_are_told_once() -> None:
+    """Nothing is decided meanwhile, training goes on, and each orchestrator says once that the store is away and once that it is back."""
+    knobs = ControlKnobs(
+        num_orchestrators=2, num_pnodes=4, num_vnodes=3, num_batches=1500, jobs=3, faults_s=640.0, store_fault_rate=0.0, slow_store_rate=0.0,
+        store_outages=0, call_loss_rate=0.0, tamper_rate=0.0, orchestrator_crashes=0, orchestrator_pauses=0, pnode_crashes=0, pnode_losses=0,
+        pnode_pauses=0, worker_deaths=0, leavers=0, partitions=0, stream_breaks=0, store_partitions=0,
+    )  # fmt: skip
+    world = ControlWorld(5, knobs)
+    learned: list[int] = []
+    sequences: list[int] = []
+
+    def look() -> None:
+        head = world.head()
+        sequences.append(int(head.sequence) if head is not None else 0)
+        learned.append(sum(len(replica.lineage) for pnode in world.pnodes for replica in pnode.worker.replicas.values()))
+
+    world.kernel.after(20.0, lambda: setattr(world, "store_away_until_s", 615.0))
+    for at_s in (30.0, 610.0):
+        world.kernel.after(at_s, look)
+    said: dict[tuple[str, str], int] = {}
+    tell = world.checkers.said
+
+    def heard(reporter: str, kind: str, subject: str, reason: str, facts: Any) -> None:
+        said[reporter, kind] = said.get((reporter, kind), 0) + 1
+        tell(reporter, kind, subject, reason, facts)
+
+    world.checkers.said = heard  # type: ignore[method-assign]
+    world.run()
+    assert sequences[0] == sequences[1] > 0, "nothing is decided without the store"
+    assert learned[1] > learned[0] + 500, "training goes on without it"
+    for shell in world.orchestrators:
+        assert [said.get((shell.node_id, kind), 0) for kind in ("store_away", "store_back")] == [1, 1]
+    assert world.checkers.num_moves == 0
+    assert not [key for key, count in said.items() if count > 60], "nobody says the same thing over and over"

@@ -322,7 +322,7 @@ def test_text_as_byte_windows(tmp_path: Path) -> None:
 def test_obtaining_sources_by_address(tmp_path: Path) -> None:
     async def work() -> None:
         (tmp_path / "x").write_bytes(b"x")
-        assert await obtain(str(tmp_path / "x"), tmp_path, sha256=None, rule=AddressRule(), stores={}) == tmp_path / "x"
+        assert await obtain(str(tmp_path / "x"), tmp_path, sha256=None, rule=AddressRule()) == tmp_path / "x"
         for uri, sha256 in (
             ("https://a.example/x", None),
             ("s3://bucket/x", None),
@@ -330,9 +330,9 @@ def test_obtaining_sources_by_address(tmp_path: Path) -> None:
             (str(tmp_path / "none"), None),
         ):
             with pytest.raises(InvalidInput):
-                await obtain(uri, tmp_path, sha256=sha256, rule=AddressRule(), stores={})
+                await obtain(uri, tmp_path, sha256=sha256, rule=AddressRule())
         with pytest.raises(Refused):
-            await obtain("https://127.0.0.1/x", tmp_path, sha256=digest_of(b"x"), rule=AddressRule(), stores={})
+            await obtain("https://127.0.0.1/x", tmp_path, sha256=digest_of(b"x"), rule=AddressRule())
 
     asyncio.run(work())
 

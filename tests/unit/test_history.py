@@ -44,6 +44,49 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_file_that_is_damaged_while_it_is_used_is_begun_anew_and_told_once(tmp_path: Path) -> None:
+    """Pages are overwritten below the open connection; what waits is written into the new file."""
+
+    async def story() -> None:
+        path = tmp_path / "history.db"
+        history = History(path, "me", SystemClock())
+        await history.open()
+        for number in range(50):
+            history.say("before", "me", "x" * 400, number=number)
+        await history.flush()
+        await history.close()
+        size = path.stat().st_size
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xff" * (size - 4096))
+        again = History(path, "me", SystemClock())
+        await again.open()
+        for number in range(50):
+            again.say("after", "me", "y" * 400, number=number)
+            await again.flush()
+        kinds = [event.kind for event in again.since(0, 1000)]
+        assert kinds.count("history_damaged") == 1
+        await again.close()
+        assert path.with_suffix(".damaged").exists()
+        database = sqlite3.connect(path)
+        assert database.execute("SELECT COUNT(*) FROM events WHERE kind = 'after'").fetchone()[0] > 0
+        database.close()
+
+    asyncio.run(story())
+
+
+def test_a_place_that_cannot_be_used_costs_the_record_only(tmp_path: Path) -> None:
+    async def story() -> None:
+        (tmp_path / "history.db").mkdir()
+        history = History(tmp_path / "history.db", "me", SystemClock())
+        await history.open()
+        assert [event.kind for event in history.since(0, 10)] == ["history_in_memory"]
+        history.say("plan_made", "job", "because")
+        await history.close()
+
+    asyncio.run(story())
+
+
 def test_a_full_queue_drops_the_oldest_and_counts() -> None:
     async def story() -> None:
         history = History(None, "me", SystemClock())

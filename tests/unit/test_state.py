@@ -59,8 +59,10 @@ def test_a_state_comes_back_and_the_library_reads_it() -> None:
 
 
 def test_a_new_job_keeps_weights_only() -> None:
-    info, tensors = parse(for_new_job(GOOD, SCHEMA, num_batches=9, seed=1, parent="ef" * 32), SCHEMA)
-    assert (len(info.lineage), info.num_batches, info.updates, info.parent) == (0, 9, 0, "ef" * 32)
+    data = for_new_job(GOOD, SCHEMA, num_batches=9, seed=1, graph="12" * 32, parent="ef" * 32)
+    info, tensors = parse(data, SCHEMA)
+    assert (len(info.lineage), info.num_batches, info.seed, info.updates, info.step) == (0, 9, 1, 0, 0)
+    assert (info.graph, info.parent) == ("12" * 32, "ef" * 32)
     assert np.array_equal(tensors["w/weight"], TENSORS["w/weight"])
     assert not tensors["o/weight/momentum"].any()
 

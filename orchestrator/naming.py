@@ -1,0 +1,178 @@
+"""Brings judged checkpoints into the next manifest, and takes out of it what the store has lost. One per model; only the holder asks it.
+
+The manifest is written here and named by the head elsewhere; what was taken in is forgotten only when that is done. A checkpoint that the rules refuse is
+remembered with the reason, so that whoever records it again is told instead of waiting for ever.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from dataservice import keys
+from dataservice.manifests import (
+    CheckpointRecord,
+    Outcome,
+    Rules,
+    StoredState,
+    from_proto,
+    next_manifest,
+    record_from_proto,
+    to_proto,
+)
+from dcnr import limits
+from dcnr.errors import InvariantBroken
+from dcnr.ids import Digest
+from dcnr.ports import Clock, ObjectStore
+from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator import retention
+from orchestrator.checkpoints import Judged, named
+from orchestrator.documents import Stored, put_all, sealed
+from orchestrator.history import History
+from orchestrator.jobs import JobRecord
+from orchestrator.view import ModelView, ViewLoader
+from trust.identity import NodeKey
+
+MANIFEST_S: Final = 0.5
+"""Checkpoints recorded within this time share a manifest."""
+LOST_LOOKS: Final = 5
+"""A named state counts as lost when this many looks in a row did not find it: one read may be stale."""
+MAX_REFUSED: Final = 4096
+"""Refusals remembered; the oldest is forgotten, its checkpoint then judged anew."""
+WORDS: Final[Mapping[str, str]] = {
+    "too_fragmented": "its lineage is in too many pieces for its share of a manifest: learn on and snapshot later, when gaps have closed",
+    "missing_object": "its state is not in the store any more",
+    "not_primary": "the plan has another primary by now",
+    "older": "a newer checkpoint of the VNode is named",
+    "older_incarnation": "a checkpoint of a newer incarnation is named",
+}
+
+
+class Naming:
+    """See the module."""
+
+    def __init__(self, *, key: NodeKey, store: ObjectStore, clock: Clock, loader: ViewLoader, history: History) -> None:
+        self._key, self._store, self._clock, self._loader, self._history = key, store, clock, loader, history
+        self._pending: dict[tuple[str, str], Judged] = {}
+        self._taken: list[Judged] = []
+        self._refused: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._missed: dict[tuple[str, str], int] = {}
+        """Named states, by VNode and digest, that the last looks did not find, with how many looks."""
+        self._told: set[Digest] = set()
+        self._manifested_at = self._swept_at = 0.0
+
+    def begin(self, now: float) -> None:
+        """A term begins."""
+        self._manifested_at, self._swept_at = -1e9, now
+
+    def recorded(self, judged: Judged) -> None:
+        """A checkpoint that the next manifest may name."""
+        self._pending[(judged.checkpoint.vnode, judged.checkpoint.digest)] = judged
+
+    def refusal(self, checkpoint: model_pb2.Checkpoint) -> str:
+        """Why a judged checkpoint will not be named; empty if that is open."""
+        return self._refused.get((checkpoint.vnode, checkpoint.digest), "")
+
+    async def lacks_newest(self, view: ModelView) -> bool:
+        """Whether a VNode's newest checkpoint is not found in the store; one that stays away is left out by `next`. Raises Unavailable."""
+        entries = view.manifest.entries if view.manifest is not None else ()
+        newest = [(entry.vnode, entry.working[0].digest) for entry in entries if entry.working]
+        await self._look(view, newest)
+        return any(state in self._missed for state in newest)
+
+    async def next(
+        self, view: ModelView, jobs: Mapping[str, JobRecord], now: float, *, sweep_s: float, grant_lifetime_s: int
+    ) -> Stored | None:
+        """The successor of the manifest under the head, in the store; None while there is nothing new. Raises Unavailable."""
+        active = view.head.active.job_id
+        for key, judged in list(self._pending.items()):
+            if named(view, judged.checkpoint) or judged.checkpoint.job_id != active:
+                del self._pending[key]
+        if view.manifest is None or view.job is None:
+            return None
+        if self._missed:
+            await self._look(view, list(self._missed))
+        lost = frozenset(Digest(digest) for (_, digest), looks in self._missed.items() if looks >= LOST_LOOKS)
+        sweep = now - self._swept_at >= sweep_s
+        if not sweep and not lost and (not self._pending or now - self._manifested_at < MANIFEST_S):
+            return None
+        wall_ms = int(self._clock.wall() * 1000)
+        self._taken = list(self._pending.values())
+        checkpoints = [item.checkpoint for item in self._taken]
+        stored = [StoredState(one.vnode, Digest(one.digest), int(one.size_bytes), wall_ms) for one in checkpoints]
+        kept: frozenset[Digest] = frozenset()
+        if sweep:
+            self._swept_at = now
+            kept = await retention.kept_states(view, self._loader, jobs)
+            stored = await retention.stored_states(self._store, view.model, [entry.vnode for entry in view.manifest.entries])
+            await retention.delete_condemned(self._store, view.model, view.manifest, stored, kept)
+            await self._look(view, retention.unlisted_states(view.manifest, stored))
+        self._manifested_at = now
+        primaries = {
+            item.vnode: item.replica
+            for item in (view.plan.assignments if view.plan is not None else ())
+            if item.role == model_pb2.ROLE_PRIMARY
+        }
+        rules = Rules(
+            job_id=active, epoch=int(view.head.epoch), holder=self._key.node_id, graph_digest=view.job.request.graph_digest,
+            primaries=primaries, stored=stored, now_unix_ms=wall_ms, grant_lifetime_ms=grant_lifetime_s * 1000, kept=kept, lost=lost,
+            first=_first(view),
+        )  # fmt: skip
+        records = [record_from_proto(one) for one in checkpoints]
+        outcome = next_manifest(from_proto(view.manifest), view.head.manifest_digest, records, rules)
+        self._tell(view, outcome, lost)
+        if outcome.manifest is None:
+            self.done()
+            return None
+        made = sealed(identity_pb2.DOMAIN_MANIFEST, to_proto(outcome.manifest), self._key)
+        if len(made.data) > limits.MAX_MANIFEST_BYTES:
+            raise InvariantBroken(f"a manifest of {len(made.data)} bytes, which no reader takes", code="manifest_too_large")
+        await put_all(self._store, [(keys.manifest(view.model, made.digest), made.data)])
+        return made
+
+    def done(self) -> None:
+        """The head names what `next` returned."""
+        for item in self._taken:
+            self._pending.pop((item.checkpoint.vnode, item.checkpoint.digest), None)
+        self._taken = []
+        self._told.clear()
+        self._missed = {state: looks for state, looks in self._missed.items() if looks < LOST_LOOKS}
+
+    async def _look(self, view: ModelView, states: Sequence[tuple[str, str]]) -> None:
+        missing = await retention.missing_states(self._store, view.model, states)
+        for state in states:
+            looks = self._missed.pop(state, 0)
+            if state[1] in missing:
+                self._missed[state] = looks + 1
+
+    def _tell(self, view: ModelView, outcome: Outcome, lost: frozenset[Digest]) -> None:
+        """Refusals and losses, each once."""
+        for refusal in outcome.refused:
+            record = refusal.record
+            reason = WORDS.get(refusal.reason, refusal.reason)
+            new = (record.vnode, record.digest) not in self._refused
+            self._refused[(record.vnode, record.digest)] = f"{refusal.reason}: {reason}"
+            if new and refusal.reason not in ("older", "named"):
+                self._history.say("checkpoint_refused", record.replica, reason, code=refusal.reason, step=record.step)
+        while len(self._refused) > MAX_REFUSED:
+            self._refused.popitem(last=False)
+        if view.manifest is None or outcome.manifest is None:
+            return
+        for entry in view.manifest.entries:
+            newest = entry.working[0] if entry.working else None
+            if newest is None or newest.digest not in lost - self._told:
+                continue
+            self._told.add(Digest(newest.digest))
+            after = outcome.manifest.entries[entry.vnode].working[0]
+            self._history.say(
+                "checkpoint_lost", entry.vnode,
+                f"the store does not have its newest checkpoint any more ({newest.step} batches): one with {len(after.lineage)} batches counts now, "
+                "and its replica brings the state again if it has it; look whether something else deletes objects",
+                digest=newest.digest, replica=newest.replica,
+            )  # fmt: skip
+
+
+def _first(view: ModelView) -> dict[str, CheckpointRecord]:
+    entries = view.beginning.entries if view.beginning is not None else ()
+    return {entry.vnode: record_from_proto(entry.working[0]) for entry in entries if entry.working}

@@ -1,0 +1,96 @@
+"""Where the states of one VNode lie: what each manifest of a job names, from the newest back to the one that the job began with.
+
+The last step is always the manifest that the signed request names: its states are never deleted. A newest manifest that cannot be read ends the trail
+at once, since falling back past it would throw durable work away for what may be a short trouble of the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from dcnr import limits
+from dcnr.errors import Corrupt, DcnrError, NotFound
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from pnode.snapshots import StartingState
+from trust.envelope import open_envelope, parse, parse_envelope
+from trust.network import NetworkPolicy
+
+MAX_MANIFESTS: Final = 64
+"""Manifests read on the way back; then the one that the job began with."""
+Fetch = Callable[[data_pb2.ObjectRef, int], Awaitable[Path]]
+"""A local file with the object of that reference, verified by digest; the second argument bounds its size in bytes."""
+
+
+class Trail:
+    """The trail of ``vnode`` in the job of ``request``; what cannot be read is added to ``remarks``."""
+
+    def __init__(self, fetch: Fetch, policy: NetworkPolicy, request: model_pb2.JobRequest, vnode: str, remarks: list[str]) -> None:
+        self._fetch, self._policy, self._request, self._vnode, self._remarks = fetch, policy, request, vnode, remarks
+
+    async def walk(self, newest: str) -> AsyncIterator[list[StartingState]]:
+        """The states that each manifest names, older and older; ``newest`` empty: the job has no manifest of its own yet.
+
+        Raises Unavailable, Refused where an older manifest cannot be read now.
+        """
+        first = self._request.initial_manifest_digest
+        digest = newest or first
+        for step in range(MAX_MANIFESTS):
+            if digest in ("", first):
+                break
+            try:
+                manifest = await self._manifest(digest)
+            except DcnrError as error:
+                self._remarks.append(f"manifest {digest[:12]} cannot be read: {error.message}")
+                if step == 0:
+                    yield []
+                    return
+                if not isinstance(error, (Corrupt, NotFound)):
+                    raise
+                break
+            named = [one for entry in manifest.entries if entry.vnode == self._vnode for one in entry.working]
+            mine = [one for one in named if one.job_id == self._request.job_id]
+            yield [_of_this_job(one) for one in mine]
+            if len(mine) < len(named):
+                break  # older manifests name no more of this job
+            digest = manifest.parent_digest
+        yield await self._beginning(first)
+
+    async def _beginning(self, digest: str) -> list[StartingState]:
+        """The one state that the maintainers' request names for the VNode."""
+        try:
+            manifest = await self._manifest(digest)
+        except DcnrError as error:
+            self._remarks.append(f"manifest {digest[:12]} cannot be read: {error.message}")
+            return []
+        entry = next((one for one in manifest.entries if one.vnode == self._vnode), None)
+        if entry is None or not entry.working:
+            return []
+        return [StartingState(Path(), entry.working[0].digest, "", IntervalSet.empty(), "store", is_of_earlier_job=True)]
+
+    async def _manifest(self, digest: str) -> model_pb2.Manifest:
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=self._request.model, digest=digest)
+        path = await self._fetch(ref, limits.MAX_MANIFEST_BYTES)
+        manifest = self._opened(parse_envelope(path.read_bytes(), limits.MAX_MANIFEST_BYTES))
+        if manifest.model != self._request.model:
+            raise Corrupt(f"the manifest belongs to model {manifest.model!r:.80}", code="wrong_model")
+        return manifest
+
+    def _opened(self, envelope: identity_pb2.Envelope) -> model_pb2.Manifest:
+        policy = self._policy
+        opened = open_envelope(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=limits.MAX_MANIFEST_BYTES)
+        manifest = parse(model_pb2.Manifest, opened.payload, limits.MAX_MANIFEST_BYTES)
+        if manifest.network_id != policy.network_id:
+            raise Corrupt("the manifest belongs to another network", code="wrong_network")
+        if manifest.number == 0:
+            policy.check_threshold(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=limits.MAX_MANIFEST_BYTES)
+        elif not any(policy.is_orchestrator(signer.node_id) and signer.node_id == manifest.holder for signer in opened.signers):
+            raise Corrupt("the manifest is not signed by a listed orchestrator", code="wrong_signer")
+        return manifest
+
+
+def _of_this_job(checkpoint: model_pb2.Checkpoint) -> StartingState:
+    lineage = IntervalSet.from_pairs((int(i.first), int(i.end)) for i in checkpoint.lineage.intervals)
+    return StartingState(Path(), checkpoint.digest, checkpoint.commit_digest, lineage, "store")

@@ -1,0 +1,165 @@
+"""Goal: the newest state that is still whole is taken, however many newer ones are lost, and durable work is never thrown away for a short trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dcnr.errors import Corrupt, NotFound, Unavailable
+from dcnr.ids import digest_of
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import common_pb2, data_pb2, identity_pb2, model_pb2
+from pnode.provision import Job, Provisioner
+from pnode.snapshots import StartingState
+from pnode.trail import MAX_MANIFESTS
+from trust.envelope import digest_of_envelope, seal
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy, create_document, verify_chain
+
+MAINTAINER, HOLDER = NodeKey.generate(), NodeKey.generate()
+POLICY: NetworkPolicy = verify_chain(
+    [create_document(MAINTAINER, name="test", now_wall=1_700_000_000.0, orchestrator_ids=[HOLDER.node_id])]
+)
+MODEL, JOB, VNODE = "m", "job", "a"
+
+
+def state(step: int, job: str = JOB) -> model_pb2.Checkpoint:
+    lineage = common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=0, end=step)] if step else [])
+    return model_pb2.Checkpoint(
+        vnode=VNODE, digest=digest_of(f"{job}{step}".encode()), lineage=lineage, step=step, job_id=job, commit_digest="c" * 64
+    )
+
+
+class Store:
+    """Manifests and states by digest; ``trouble`` says what a fetch of a digest raises."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.trouble: dict[str, Exception] = {}
+        self.fetched: list[str] = []
+        zero = state(0, job="")
+        self.first = self.manifest(0, "", [zero], MAINTAINER)
+        self.newest = self.first
+
+    def manifest(self, number: int, parent: str, working: list[model_pb2.Checkpoint], key: NodeKey = HOLDER) -> str:
+        message = model_pb2.Manifest(
+            network_id=POLICY.network_id, model=MODEL, number=number, parent_digest=parent, holder=key.node_id if number else "",
+            job_id=JOB if number else "", entries=[model_pb2.ManifestEntry(vnode=VNODE, working=working)],
+        )  # fmt: skip
+        envelope = seal(identity_pb2.DOMAIN_MANIFEST, message, key)
+        digest = digest_of_envelope(envelope)
+        (self.directory / digest).write_bytes(envelope.SerializeToString(deterministic=True))
+        return digest
+
+    def add(self, *steps: int, with_first: bool = False) -> None:
+        """One more manifest that names these, newest first."""
+        working = [state(step) for step in steps] + ([state(0, job="")] if with_first else [])
+        self.newest = self.manifest(len(list(self.directory.iterdir())), self.newest, working)
+
+    async def fetch(self, ref: data_pb2.ObjectRef, max_bytes: int) -> Path:
+        self.fetched.append(ref.digest)
+        if ref.digest in self.trouble:
+            raise self.trouble[ref.digest]
+        return self.directory / ref.digest
+
+    def restore(self, *, local: list[StartingState] | None = None) -> tuple[StartingState, list[str]]:
+        async def candidates(model: str, job_id: str, vnode: str) -> list[StartingState]:
+            return list(local or [])
+
+        shelf: Any = SimpleNamespace(candidates=candidates)
+        registry: Any = None
+        provisioner = Provisioner(policy=lambda: POLICY, registry=registry, fetch=self.fetch, shelf=shelf)
+        request = model_pb2.JobRequest(model=MODEL, job_id=JOB, initial_manifest_digest=self.first)
+        job = Job(request, model_pb2.ModelGraph(), b"", {}, Path())
+        return asyncio.run(provisioner.state(job, VNODE, self.newest))
+
+    def lose(self, *states: model_pb2.Checkpoint, error: Exception | None = None) -> None:
+        for item in states:
+            self.trouble[item.digest] = error or NotFound("gone")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def test_the_newest_named_state_is_taken_and_nothing_older_is_read(store: Store) -> None:
+    store.add(3, with_first=True)
+    store.add(5, 3, with_first=True)
+    found, remarks = store.restore()
+    assert (len(found.lineage), found.is_of_earlier_job, found.commit_digest, remarks) == (5, False, "c" * 64, [])
+    assert store.fetched == [store.newest, state(5).digest]
+
+
+@pytest.mark.parametrize("error", [NotFound("gone"), Corrupt("other bytes")])
+def test_older_manifests_are_walked_back_to_a_state_that_is_whole(store: Store, error: Exception) -> None:
+    for steps in ((3,), (5, 3), (7, 5, 3), (9, 7, 5), (11, 9, 7)):
+        store.add(*steps, with_first=len(steps) < 3)
+    store.lose(*(state(step) for step in (11, 9, 7, 5)), error=error)
+    found, remarks = store.restore()
+    assert len(found.lineage) == 3
+    assert len(remarks) == 4, "each that was passed over is told"
+
+
+def test_where_every_later_state_is_lost_the_job_begins_again_at_its_beginning(store: Store) -> None:
+    for steps in ((3,), (5, 3), (7, 5, 3), (9, 7, 5)):
+        store.add(*steps, with_first=len(steps) < 3)
+    store.lose(*(state(step) for step in (9, 7, 5, 3)))
+    found, _ = store.restore()
+    assert (found.lineage, found.is_of_earlier_job, found.commit_digest) == (IntervalSet.empty(), True, "")
+    assert found.digest == state(0, job="").digest
+
+
+def test_a_long_chain_is_walked_for_a_bounded_way_and_then_from_the_beginning(store: Store) -> None:
+    for step in range(1, MAX_MANIFESTS + 20):
+        store.add(step, step + 1000, step + 2000)
+        store.lose(state(step), state(step + 1000), state(step + 2000))
+    found, _ = store.restore()
+    assert found.is_of_earlier_job
+
+
+def test_a_snapshot_on_this_disk_that_is_further_is_taken_without_the_store(store: Store) -> None:
+    store.add(5, with_first=True)
+    local = StartingState(Path("x"), digest_of(b"mine"), "d" * 64, IntervalSet.span(0, 8), "local")
+    assert store.restore(local=[local])[0] == local
+    store.trouble[store.newest] = Unavailable("the store is away")
+    assert store.restore(local=[local])[0] == local
+
+
+@pytest.mark.parametrize("error", [Unavailable("the store is away"), NotFound("gone"), Corrupt("other bytes")])
+def test_without_its_newest_manifest_a_replica_waits_and_says_why(store: Store, error: Exception) -> None:
+    """Checkpoint 0 is there, but what came after it must not be thrown away because one object cannot be read."""
+    store.add(5, with_first=True)
+    store.trouble[store.newest] = error
+    with pytest.raises(Unavailable) as caught:
+        store.restore()
+    assert caught.value.code == "no_state"
+    assert store.newest[:12] in caught.value.message
+
+
+def test_a_store_that_is_away_on_the_way_back_is_waited_for(store: Store) -> None:
+    for steps in ((3,), (5, 3), (7, 5, 3)):
+        store.add(*steps)
+    store.lose(state(7), state(5), state(3))
+    middle = model_pb2.Manifest.FromString(
+        identity_pb2.Envelope.FromString((store.directory / store.newest).read_bytes()).payload
+    ).parent_digest
+    store.trouble[middle] = Unavailable("the store is away")
+    with pytest.raises(Unavailable):
+        store.restore()
+
+
+def test_of_an_earlier_job_only_the_state_that_it_ended_in_is_taken(store: Store) -> None:
+    """An older state of the earlier job would take back what the maintainers signed for."""
+    ended = [state(40, job="before"), state(30, job="before")]
+    store.first = store.newest = store.manifest(9, "", ended)
+    found, _ = store.restore()
+    assert (found.digest, found.is_of_earlier_job, len(found.lineage)) == (ended[0].digest, True, 0)
+    store.lose(ended[0])
+    with pytest.raises(Unavailable) as caught:
+        store.restore()
+    assert ended[0].digest[:12] in caught.value.message

@@ -1,0 +1,167 @@
+"""Goal: a snapshot is brought into the store until a manifest names it, again if the store loses it, and a trouble is told once, not at every try."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcnr.errors import DcnrError, Unavailable
+from dcnr.ids import Digest, digest_of
+from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
+from pnode import refusals
+from pnode import uploads as module
+from pnode.snapshots import Shelf
+from pnode.uploads import MOST_LOST, Uploads
+
+PENDING, NAMED, MISSING = data_pb2.RECORD_STATUS_PENDING, data_pb2.RECORD_STATUS_NAMED, data_pb2.RECORD_STATUS_MISSING
+
+
+class Network:
+    """Orchestrators and the store behind them: ``trouble`` is raised by every write, ``answers`` are given one after the other, the last for ever."""
+
+    def __init__(self) -> None:
+        self.trouble: list[DcnrError] = []
+        self.answers: list[int] = [NAMED]
+        self.states: list[str] = []
+        self.asked = 0
+
+    async def write_bytes(self, ref: data_pb2.ObjectRef, data: bytes, *, directory: Path) -> Digest:
+        return digest_of(data)
+
+    async def write_file(self, ref: data_pb2.ObjectRef, path: Path, *, size_bytes: int, sha256: Digest) -> None:
+        if self.trouble:
+            self.trouble.append(error := self.trouble.pop(0))
+            raise error
+        self.states.append(sha256)
+
+    async def call(self, stub: Any, method: str, request: data_pb2.RecordCheckpointRequest, **options: Any) -> Any:
+        self.asked += 1
+        status = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return data_pb2.RecordCheckpointResponse(status=status, reason="it is not there")  # type: ignore[arg-type]
+
+
+class Scene:
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.network = directory, Network()
+        self.said: list[tuple[str, str, str]] = []
+        self.anew: list[str] = []
+        network: Any = self.network
+
+        async def durable(replica: str, lineage: object, digest: str) -> None:
+            return None
+
+        async def again(replica: str, why: str) -> None:
+            self.anew.append(replica)
+
+        self.uploads = Uploads(
+            network_id="n", shelf=Shelf(directory), objects=network, orchestrators=network, holder=lambda: None, durable=durable, anew=again,
+            say=lambda *event: self.said.append(event), directory=directory,
+        )  # fmt: skip
+
+    def snapshot(self, step: int) -> local_pb2.SnapshotReady:
+        data = f"state {step}".encode()
+        path = self.directory / f"{step}.state"
+        path.write_bytes(data)
+        checkpoint = model_pb2.Checkpoint(
+            vnode="v", digest=digest_of(data), size_bytes=len(data), step=step, incarnation=1, replica="v.1", job_id="j"
+        )
+        commit = identity_pb2.Envelope(payload=f"commit {step}".encode())
+        return local_pb2.SnapshotReady(replica="v.1", model="m", job_id="j", path=str(path), checkpoint=checkpoint, commit=commit)
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _, _ in self.said]
+
+
+def news(model: str, checkpoint: model_pb2.Checkpoint) -> orchestrator_pb2.DurableNews:
+    return orchestrator_pb2.DurableNews(model=model, checkpoints=[checkpoint])
+
+
+def play(tmp_path: Path, story: Callable[[Scene], Any]) -> None:
+    async def whole() -> None:
+        scene = Scene(tmp_path)
+        running = asyncio.create_task(scene.uploads.run())
+        try:
+            await story(scene)
+            assert not running.done(), running
+        finally:
+            running.cancel()
+
+    asyncio.run(whole())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = asyncio.get_running_loop().time() + 20
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.001)
+    monkeypatch.setattr(module, "LONGEST_RETRY_S", 0.002)
+    monkeypatch.setattr(refusals, "ANEW_FIRST_S", 0.001)
+
+
+def test_what_the_store_lost_before_it_was_named_is_brought_again(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.network.answers = [MISSING, PENDING, NAMED]
+        await scene.uploads.added(ready := scene.snapshot(3))
+        await until(lambda: scene.uploads.num_pending == 0)
+        assert scene.network.states == [ready.checkpoint.digest] * 2
+        assert scene.kinds() == ["upload_lost"]
+
+    play(tmp_path, story)
+
+
+def test_a_store_that_loses_it_every_time_gets_a_new_one(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.network.answers = [MISSING]
+        await scene.uploads.added(scene.snapshot(3))
+        await until(lambda: scene.anew == ["v.1"])
+        assert len(scene.network.states) == MOST_LOST
+        assert scene.uploads.num_pending == 0
+
+    play(tmp_path, story)
+
+
+def test_what_a_manifest_named_and_names_no_more_is_brought_again(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        for step in (3, 7):
+            await scene.uploads.added(ready := scene.snapshot(step))
+            await until(lambda: scene.uploads.num_pending == 0)
+        before = len(scene.network.states)
+        for same in (ready.checkpoint, model_pb2.Checkpoint(vnode="v", digest="e" * 64, step=9, job_id="j")):
+            await scene.uploads.heard(news("m", same))
+            assert scene.uploads.num_pending == 0, "it is named, or a newer one is"
+        await scene.uploads.heard(news("other model", model_pb2.Checkpoint(vnode="v", step=3, job_id="j")))
+        assert scene.uploads.num_pending == 0
+        await scene.uploads.heard(news("m", model_pb2.Checkpoint(vnode="v", digest="f" * 64, step=3, job_id="j")))
+        assert scene.uploads.num_pending == 1
+        await until(lambda: scene.uploads.num_pending == 0)
+        assert scene.network.states[before:] == [ready.checkpoint.digest]
+
+    play(tmp_path, story)
+
+
+def test_a_trouble_is_told_once_with_its_remedy_and_a_new_kind_again(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.network.trouble = [
+            Unavailable(f"full for the {number}. time", code="store_full", remedy="free space") for number in range(5)
+        ]
+        await scene.uploads.added(scene.snapshot(3))
+        await until(lambda: "4." in scene.uploads.trouble)
+        await until(lambda: "2." in scene.uploads.trouble)
+        assert scene.said == [("upload_waits", "v.1", "full for the 0. time; free space")]
+        scene.network.trouble = [Unavailable("away", code="store_unavailable")]
+        await until(lambda: len(scene.said) == 2)
+        scene.network.trouble = []
+        await until(lambda: scene.uploads.num_pending == 0)
+        assert scene.uploads.trouble == ""
+        assert len(scene.said) == 2
+
+    play(tmp_path, story)
