@@ -40,7 +40,9 @@ class Faults:
 
     def crash(self) -> None:
         """A replica dies with state and spool; another incarnation follows when it is noticed."""
-        shell = self._any()
+        primaries = self._world.primaries()
+        is_shared = len(primaries) < len(self._world.members())
+        shell = self._rng.choice(primaries) if is_shared and primaries and self._rng.random() < 0.5 else self._any()
         if shell is not None:
             self._world.num_faults += 1
             self._world.num_lost_states += 1

@@ -221,11 +221,11 @@ def learns_what_others_own(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Holding, "share", share)
 
 
-def floor_of_the_anchor(patch: pytest.MonkeyPatch) -> None:
-    """Rule 3: what a contributor has learned counts only once it is merged."""
+def floor_over_what_others_own(patch: pytest.MonkeyPatch) -> None:
+    """Rule 3: a replica's floor is the lowest batch that its state lacks, whoever owns it."""
 
     def floor(self: Holding) -> int:
-        lowest = (self.owned - self.anchor).lowest()
+        lowest = (self.everything - self.lineage).lowest()
         return len(self.everything) if lowest is None else lowest
 
     patch.setattr(Holding, "floor", property(floor))
@@ -285,17 +285,6 @@ def unanswered_is_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Contributing, "unanswered", settle)
 
 
-def idle_contributors_ask_nothing(patch: pytest.MonkeyPatch) -> None:
-    """Rule 7: a contributor with nothing to learn or bring does not ask what its primary holds, which may have died and come back with less."""
-    ask = Contributing.ask
-
-    def only_with_a_delta(self: Contributing, now_s: float) -> Any:
-        is_idle = not self._holding.open and not self._lacks_anchor()
-        return None if is_idle else ask(self, now_s)
-
-    patch.setattr(Contributing, "ask", only_with_a_delta)
-
-
 def merge_tested_when_queued(patch: pytest.MonkeyPatch) -> None:
     """Rule 8: whether a delta overlaps the lineage is tested when it comes, not when it is merged."""
     passed: dict[int, set[int]] = {}
@@ -347,9 +336,9 @@ def anybody_may_record(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_sibling_follows(patch: pytest.MonkeyPatch) -> None:
-    """Rule 10: a lost primary is followed by whichever sibling comes first, however little it has learned."""
+    """Rule 10: a lost primary is followed by the sibling that has learned least."""
 
     def successor(self: Authority, dead: ReplicaShell) -> ReplicaShell | None:
-        return next(iter(self._siblings(dead)), None)
+        return min(self._siblings(dead), key=lambda shell: len(shell.state.lineage), default=None)
 
     patch.setattr(Authority, "successor", successor)
