@@ -29,8 +29,8 @@ def explain_model(runtime: ModelRuntime, vnode: str, batch: int | None) -> list[
     """The plan's reasons for one VNode or all, what each primary waits for, or the story of one batch."""
     view = runtime.view
     lines: list[orchestrator_pb2.Explanation] = []
-    if runtime.trouble or runtime.decider.trouble:
-        lines.append(line(runtime.model, "store", runtime.trouble or runtime.decider.trouble))
+    if trouble := runtime.trouble or runtime.jobs_trouble or runtime.decider.trouble:
+        lines.append(line(runtime.model, "store", trouble))
     if view is None:
         return [*lines, line(runtime.model, "unknown", runtime.loop.core.reason or "the head has not been read yet")]
     if view.plan is None:

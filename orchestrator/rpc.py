@@ -290,4 +290,4 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 def _trouble(runtime: ModelRuntime) -> str:
     if not runtime.loop.core.store_ok:
         return f"{runtime.model}: {runtime.loop.core.trouble or 'the store does not answer'}; nothing is decided until it is back"
-    return runtime.trouble or runtime.decider.trouble
+    return runtime.trouble or runtime.jobs_trouble or runtime.decider.trouble

@@ -70,7 +70,7 @@ class ModelRuntime:
         self.jobs = JobBook(model, shared.store, shared.policy, self.loader)
         self.judge = CheckpointJudge(shared.store, shared.policy, shared.clock)
         self.refresh_jobs = Signal()
-        self.trouble = ""
+        self.trouble = self.jobs_trouble = ""
         self._jobs_read_at = -1e9
         self._seen: HeadSeen | None = None
         self._seen_signal = Signal()
@@ -238,9 +238,9 @@ class ModelRuntime:
             started = self.shared.clock.monotonic()
             try:
                 await self.jobs.refresh()
-                self._jobs_read_at = started
+                self._jobs_read_at, self.jobs_trouble = started, ""
             except DcnrError as error:
-                self.trouble = f"the jobs cannot be read: {error.message}"
+                self.jobs_trouble = f"the jobs cannot be read: {error.message}"
             seen = await self.refresh_jobs.wait(seen, JOBS_READ_S if self.is_holder else JOBS_READ_IDLE_S)
 
 

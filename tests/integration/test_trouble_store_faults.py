@@ -105,6 +105,8 @@ def test_a_store_that_is_away_costs_no_work_and_is_told_once(rig: Rig, proxy: St
     proxy.heal()
     rig.until(lambda: orchestrators.all("store_back"), "every orchestrator says that it is back", LONG_S)
     finished(rig, job_id, passes)
+    with rig.client() as client:
+        rig.until(lambda: not client.status().store_reason, "no trouble is shown any more", 60.0)
     for name, lines in orchestrators.lines("store_away").items():
         assert len(lines) == 1, (name, lines)
         assert "remedy=" in lines[0]

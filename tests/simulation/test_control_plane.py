@@ -56,7 +56,7 @@ def test_replicas_are_promoted_and_filled_up(seed: int, replicas: tuple[int, ...
 def test_ten_minutes_without_the_store_cost_no_batch_and_are_told_once() -> None:
     """Nothing is decided meanwhile, training goes on, and each orchestrator says once that the store is away and once that it is back."""
     knobs = ControlKnobs(
-        num_orchestrators=2, num_pnodes=4, num_vnodes=3, num_batches=1500, jobs=3, faults_s=640.0, store_fault_rate=0.0, slow_store_rate=0.0,
+        num_orchestrators=2, num_pnodes=4, num_vnodes=3, num_batches=1500, jobs=3, checkpoint_s=30.0, faults_s=640.0, store_fault_rate=0.0, slow_store_rate=0.0,
         store_outages=0, call_loss_rate=0.0, tamper_rate=0.0, orchestrator_crashes=0, orchestrator_pauses=0, pnode_crashes=0, pnode_losses=0,
         pnode_pauses=0, worker_deaths=0, leavers=0, partitions=0, stream_breaks=0, store_partitions=0,
     )  # fmt: skip
@@ -85,5 +85,5 @@ def test_ten_minutes_without_the_store_cost_no_batch_and_are_told_once() -> None
     assert learned[1] > learned[0] + 500, "training goes on without it"
     for shell in world.orchestrators:
         assert [said.get((shell.node_id, kind), 0) for kind in ("store_away", "store_back")] == [1, 1]
-    assert world.checkers.num_moves == 0
+    assert world.checkers.plans.num_moves == 0
     assert not [key for key, count in said.items() if count > 60], "nobody says the same thing over and over"
