@@ -7,13 +7,14 @@ about its PNode; a slow reader loses its stream, never anybody else's time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput, Refused, RemoteFault, Stale, TimedOut
 from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
+from membership.probing import Findings, Verdict
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView
 from trust.rates import Rate, TokenBuckets
@@ -56,7 +57,7 @@ class _Stream:
 
 
 class AttachService:
-    """``models`` are the runtimes by name; ``reach`` dials a PNode at its own addresses and says whether it answered."""
+    """``models`` are the runtimes by name; ``reach`` dials a PNode at its own addresses and says whether it answered; ``probe`` also asks a few others."""
 
     def __init__(
         self,
@@ -65,9 +66,10 @@ class AttachService:
         *,
         head_url: Callable[[str], tuple[str, int]],
         reach: Callable[[str, list[str]], Any],
+        probe: Callable[[str], Awaitable[Findings | None]] | None = None,
     ) -> None:
         self._shared, self._models = shared, models
-        self._head_url, self._reach = head_url, reach
+        self._head_url, self._reach, self._indirectly = head_url, reach, probe
         self._grants: dict[str, tuple[tuple[str, int], float]] = {}
         self._checking = 0
         self._beat_rate, self._event_rate = TokenBuckets(BEAT_RATE), TokenBuckets(EVENT_RATE)
@@ -230,23 +232,31 @@ class AttachService:
             self._shared.inventory.advertised(verified.advert, now)
 
     def probe(self, node_id: str) -> None:
-        """Our own look at a PNode that a neighbour cannot reach, or of which a beat is missing."""
+        """A look, our own and that of a few others, at a PNode that a neighbour cannot reach, or of which a beat is missing."""
         record = self._shared.inventory.nodes().get(node_id)
         if record is None or not record.address or len(self._probes) >= MAX_REACH_CHECKS:
             return
 
         async def look(address: str) -> None:
-            try:
-                async with asyncio.timeout(2 * REACH_S):
-                    reachable = bool(await self._reach(node_id, [address]))
-            except TimeoutError:
-                reachable = False
-            self._shared.inventory.probed(node_id, self._shared.clock.monotonic(), reachable=reachable)
-            self._shared.nodes_changed.fire()
+            reachable = await self._reaches(node_id, address)
+            if reachable is not None:
+                self._shared.inventory.probed(node_id, self._shared.clock.monotonic(), reachable=reachable)
+                self._shared.nodes_changed.fire()
 
         task = asyncio.create_task(look(record.address))
         self._probes.add(task)
         task.add_done_callback(self._probes.discard)
+
+    async def _reaches(self, node_id: str, address: str) -> bool | None:
+        """Whether we or a few others reach it; None where nobody answers us at all: then the trouble may be here, and says nothing of it."""
+        found = await self._indirectly(node_id) if self._indirectly is not None else None
+        if found is not None:
+            return None if found.verdict is Verdict.UNKNOWN else found.verdict is Verdict.REACHED
+        try:
+            async with asyncio.timeout(2 * REACH_S):
+                return bool(await self._reach(node_id, [address]))
+        except TimeoutError:
+            return False
 
     def _shown(self, envelope: identity_pb2.Envelope) -> None:
         for runtime in self._models.values():

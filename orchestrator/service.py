@@ -166,7 +166,11 @@ async def _serve(
             known=lambda node: _known(shared, membership, node),
         )
         attach = AttachService(
-            shared, models.runtimes, head_url=data.head_url, reach=lambda node, where: _reach(dialer, node, where)
+            shared,
+            models.runtimes,
+            head_url=data.head_url,
+            reach=lambda node, where: _reach(dialer, node, where),
+            probe=membership.probe,
         )
         services = OrchestratorServicer(models, attach, membership)
         _register(server, services, data, membership)

@@ -175,9 +175,26 @@ def test_refusals_have_their_codes(shell: Shell, data: Path, tmp_path: Path) -> 
     assert re.search("dcnr model submit --draft", shell.run("dcnr model sign", str(draft)))
 
 
+def test_the_owner_is_obeyed(shell: Shell) -> None:
+    """Goal: a pause is kept and shown with its reason and its way back, and the settings shown are those that the daemon took."""
+    home = ("--home", str(shell.network.pnodes[0].home))
+    settings = json.loads(shell.run("pnode config show --json", *home))
+    assert settings["running"]
+    assert settings["settings"]["limits.memory_mb"] == {"value": 512, "origin": "flag --memory-mb"}
+    assert "limits.memory_mb = 512  # flag --memory-mb" in shell.run("pnode config show --origin", *home)
+    assert json.loads(shell.run("pnode pause --json --for 2h", *home)) == {"paused": True, "for_s": 7200}
+    shell.run("pnode pause --for 2h --until 07:00", *home, code=2)
+    shell.run("pnode pause --for soon", *home, code=2)
+    told = json.loads(shell.run("pnode status --json", *home))
+    assert (told["state"], told["next_action"]) == ("paused", "`pnode resume`")
+    assert "paused: paused by its owner until 20" in shell.run("pnode why", *home)
+    assert json.loads(shell.run("pnode resume --json", *home)) == {"paused": False}
+    assert json.loads(shell.run("pnode status --json", *home))["state"] != "paused"
+
+
 def test_stopping_politely(shell: Shell) -> None:
     lent, deciding = shell.network.pnodes[1], shell.network.orchestrators[0]
-    assert json.loads(shell.run("pnode stop --json", "--home", str(lent.home))) == {"stopped": True}
+    assert json.loads(shell.run("pnode finish --json", "--home", str(lent.home))) == {"stopped": True}
     shell.run("pnode status", "--home", str(lent.home), code=3)
     assert json.loads(shell.run("orchestrator stop --json", "--home", str(deciding.home))) == {"stopped": True}
     shell.run("orchestrator status", "--home", str(deciding.home), code=3)

@@ -69,6 +69,7 @@ def test_not_running_is_3_with_the_next_command(line: str, capsys: pytest.Captur
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "next: " in captured.err
+    assert ("--home" in captured.err) == (not line.startswith("dcnr"))  # it starts on the very home that was asked about
 
 
 def test_a_network_that_nobody_serves_is_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

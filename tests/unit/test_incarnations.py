@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from dcnr.errors import Stale
 from dcnr.ids import ReplicaId
 from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
 from membership.gossip import View
+from membership.probing import Answer, Findings
 from orchestrator.attach import AttachService
 from orchestrator.inventory import Inventory
 from pnode.hub import LinkHub
@@ -72,3 +74,22 @@ def test_a_worker_dials_no_earlier_life() -> None:
     for incarnation in (1, 2, 1):
         hub.neighbour(ReplicaId("a.1"), delegation(incarnation))
     assert renewed == [1, 2]
+
+
+def test_a_probe_that_nobody_answers_is_no_evidence() -> None:
+    """Goal: a PNode that others reach, or of which nobody can say anything, is not the sooner taken for gone."""
+
+    def probed(*answers: bool, num_asked: int) -> bool | None:
+        async def probe(node_id: str) -> Findings:
+            return Findings(KEY.node_id, False, num_asked, tuple(Answer(OTHER.node_id, said) for said in answers))
+
+        async def never(node: str, where: list[str]) -> bool:
+            raise AssertionError("the findings are enough")
+
+        shared: Any = SimpleNamespace()
+        service = AttachService(shared, {}, head_url=lambda model: ("", 0), reach=never, probe=probe)
+        return asyncio.run(service._reaches(KEY.node_id, "127.0.0.1:1"))
+
+    assert probed(True, False, num_asked=2) is True
+    assert probed(False, num_asked=2) is False
+    assert probed(num_asked=2) is None
