@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from benchmarks.machine import ROOT
 from benchmarks.profiles import Stacks, sample, summary, thread_cpu_s, thread_table
 from benchmarks.result import Options, Result, Row, Target, median_of, ratio, rounded
 from dcnr import limits
+from pnode.supervisor import ALLOCATION
 
 WANTED_RATIO: Final = 0.70
 FRAMES: Final = {1 * limits.MIB: 256, 4 * limits.MIB: 64, 64 * limits.MIB: 4}
@@ -167,9 +169,10 @@ def read_line(process: subprocess.Popen[str]) -> Any:
 
 
 @contextmanager
-def _process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _process(role: str, kind: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.handover_ends", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-m", "benchmarks.handover_ends", role, kind, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        cwd=ROOT, env={**os.environ, **(ALLOCATION if kind == "ours" else {})},
     )  # fmt: skip
     try:
         yield process

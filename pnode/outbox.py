@@ -90,7 +90,7 @@ class Outbox:
 
     def drop(self, lane: Lane, batches: IntervalSet) -> None:
         """Nobody needs these any more. The files' part is quick: it only changes the index."""
-        for key in [key for key in self._hot if key[0] == lane and key[1] in batches]:
+        for key in [key for key in self._hot if key[1] in batches and key[0] == lane]:
             self._forget(key)
         self._spool.drop(lane, batches)
 

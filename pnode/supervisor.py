@@ -30,6 +30,10 @@ HELLO_TIMEOUT_S = 60.0
 MAX_LAST_WORDS = 400
 """Bytes of the worker's log that are searched for the reason of its end."""
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SYSTEMROOT", "LD_LIBRARY_PATH", VARIABLE)
+ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(16 * limits.MIB), "MALLOC_TRIM_THRESHOLD_": str(32 * limits.MIB)}
+"""For glibc; others ignore it. The memory of a chunk or frame serves the next one: given back to the kernel each time, its pages cost more than
+the rest of the hand-over. A worker keeps at most so much more than it uses.
+"""
 
 WorkerPipe = LocalPipe[local_pb2.FromWorker]
 
@@ -193,7 +197,9 @@ class Supervisor:
     async def _spawn(self, theirs: socket.socket) -> asyncio.subprocess.Process:
         options = self._options
         inherited = {name: options.environment[name] for name in _INHERITED if name in options.environment}
-        environment = {**inherited, "OMP_NUM_THREADS": str(options.threads), "PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR"}
+        environment = {
+            **inherited, **ALLOCATION, "OMP_NUM_THREADS": str(options.threads), "PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR"
+        }  # fmt: skip
         command = [
             sys.executable, "-m", "pnode.worker", "--fd", str(theirs.fileno()), "--host", options.listen_host,
             "--port", str(options.data_port), "--threads", str(options.threads), "--device", options.device,
