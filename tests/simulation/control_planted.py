@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -15,7 +14,7 @@ from dcnr.ids import NodeId
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from membership.network_time import NetworkTime
-from orchestrator import changes
+from orchestrator import changes, placement
 from orchestrator import decider as decider_module
 from orchestrator import explain as explain_module
 from orchestrator import inventory as inventory_module
@@ -31,6 +30,7 @@ from orchestrator.head_events import HeadEvent, HeadInstruction, HeadTimes, PutA
 from orchestrator.inventory import Inventory, Judgement
 from orchestrator.jobbook import JobBook
 from orchestrator.jobs import next_change
+from orchestrator.placement import Obstacle
 from pnode.authority import Accepted, Authority, Source, Term, Verdict
 from pnode.budget import Budget, Reservation
 from pnode.duties import Duties
@@ -344,15 +344,7 @@ def the_dead_look_alive(patch: pytest.MonkeyPatch) -> None:
 
 def names_of_strangers_are_kept(patch: pytest.MonkeyPatch) -> None:
     """Invariant 7, and what a PNode keeps of unproven claims: whoever names a model gets a place, whatever its name."""
-    entry = Duties._entry
-
-    def careless(self: Any, model: str) -> Any:
-        if model not in self._models:
-            with mock.patch("pnode.duties.check_name", lambda text: text):
-                return entry(self, model)
-        return entry(self, model)
-
-    patch.setattr(Duties, "_entry", careless)
+    patch.setattr("pnode.models.check_name", lambda text: text)
 
 
 def wall_clocks_are_believed(patch: pytest.MonkeyPatch) -> None:
@@ -419,9 +411,14 @@ def limits_are_a_wish(patch: pytest.MonkeyPatch) -> None:
     def admit(self: Budget, replica: str, wanted: Reservation, *, free_disk_bytes: int) -> None:
         self._reserved[replica] = wanted
 
+    def obstacle(*arguments: Any) -> Obstacle:
+        found = before(*arguments)
+        return Obstacle.NONE if found in (Obstacle.MEMORY, Obstacle.DISK) else found
+
+    before = placement._obstacle
     patch.setattr(Budget, "admit", admit)
-    patch.setattr(planner_module, "_refusal", lambda cost, load, policy: "")
-    patch.setattr(planner_module, "_why_lost", lambda cost, load: "")
+    patch.setattr(placement, "_obstacle", obstacle)
+    patch.setattr("orchestrator.succession._why_lost", lambda cost, load, board: "")
 
 
 def bulk_on_the_control_stream(patch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ PLANTED = [
     (planted.claims_are_stored, LIAR, {"unconfirmed"}),
     (planted.lower_epoch_goes_down, {**LIAR, "num_pnodes": 20, "store_fault_rate": 0.7, "store_outages": 0}, {"term_back"}),
     (planted.an_orchestrators_word, LIAR, {"unconfirmed"}),
-    (planted.ones_own_word, LIAR, {"unconfirmed"}),
+    (planted.ones_own_word, LIAR, {"unconfirmed", "obeys"}),
     (planted.local_counter, SMALL, {"plan_whole"}),
     (planted.older_desired_states, SMALL, {"obeys_older"}),
     (planted.outcome_leaves_without_end, {**SMALL, "short_jobs": 20}, {"decided_lost"}),
@@ -72,7 +73,14 @@ PLANTED = [
 ]
 
 
-def first_red(seeds: range, knobs: dict[str, Any]) -> str:
+SEEDS = {
+    "body_composed_once": 3, "takeover_begins_anew": 7, "holder_never_stops": 2, "impatient_taker": 2, "lower_epoch_goes_down": 11,
+    "workers_wait_for_orchestrators": 4,
+}  # fmt: skip
+"""Where a bug is met first, if that is not seed 0: tried before the others. Knobs that are added move it."""
+
+
+def first_red(seeds: Iterable[int], knobs: dict[str, Any]) -> str:
     """The checker that notices first; empty if all seeds pass."""
     for seed in seeds:
         try:
@@ -89,4 +97,5 @@ def test_a_planted_bug_turns_its_checker_red(
     plant: planted.Plant, knobs: dict[str, Any], expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert first_red(range(8), knobs) in expected
+    hint = SEEDS.get(plant.__name__, 0)
+    assert first_red((hint, *range(8)), knobs) in expected
