@@ -64,17 +64,18 @@ class Machines:
         self.count = count
         self._run = f"{_PREFIX}{pid or os.getpid()}"
         self._profile = PROFILES[profile] if profile else None
-        self._third = (pid or os.getpid()) % 250
+        second, third = divmod((pid or os.getpid()) % 12_500, 250)
+        self._subnet = f"10.{200 + second}.{third}"
         self.bridge = f"{self._run}b"
 
     @property
     def host(self) -> str:
         """This computer's own address on the bridge: where store and orchestrators listen."""
-        return f"10.213.{self._third}.254"
+        return f"{self._subnet}.254"
 
     def address(self, index: int) -> str:
         """Of a machine."""
-        return f"10.213.{self._third}.{index + 1}"
+        return f"{self._subnet}.{index + 1}"
 
     def prefix(self, index: int) -> tuple[str, ...]:
         """What to put before a command so that it runs on that machine; the process keeps the id with which it was started."""
