@@ -10,8 +10,8 @@ from typing import Final
 
 from dcnr import limits
 
-STOOD_S: Final = limits.SILENT_BEATS * limits.HEARTBEAT_S
-"""From here on orchestrators take a silent PNode for gone; shorter gaps nobody noticed."""
+STOOD_S: Final = 2 * limits.HEARTBEAT_S
+"""From here on others may take a silent PNode for gone; shorter gaps nobody noticed."""
 
 
 class Gaps:

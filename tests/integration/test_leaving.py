@@ -19,6 +19,7 @@ from dcnr.cli.local_door import ask
 from dcnr.errors import DcnrError
 from dcnr.testing import LocalPNode, Process
 from dcnr.v1 import local_pb2, orchestrator_pb2
+from pnode.waking import STOOD_S
 
 PER_PASS = SAMPLES // BATCH_SIZE
 PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20")) for number in range(1, 5))
@@ -132,12 +133,14 @@ def test_a_machine_that_slept_notices_it_and_drops_what_was_given_to_others(rig:
     asleep, before = hosts["b"]
     pids = (asleep.pid, rig.told(asleep).worker_pid)
     rig.silent.add(asleep.name)
+    fell_asleep_s = time.monotonic()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
         process, _ = moved_to(rig, "b", asleep)
         assert process is not asleep
         rig.until(lambda: node(rig, asleep).state == OFFLINE, "it is known to be silent", 30)
+        rig.until(lambda: time.monotonic() > fell_asleep_s + 2 * STOOD_S, "it sleeps for longer than a hiccup", 30)
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
