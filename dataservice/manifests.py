@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 from dcnr import limits
@@ -143,8 +144,17 @@ class Outcome:
     refused: tuple[Refusal, ...]
 
 
-def next_manifest(parent: Manifest, parent_digest: str, records: Iterable[CheckpointRecord], rules: Rules) -> Outcome:
-    """The manifest after ``parent``; records are taken in order of progress, at most one per VNode, the others are refused as ``older``."""
+def next_manifest(
+    parent: Manifest,
+    parent_digest: str,
+    records: Iterable[CheckpointRecord],
+    rules: Rules,
+    learned: Mapping[Digest, Sequence[Contribution]] = MappingProxyType({}),
+) -> Outcome:
+    """The manifest after ``parent``; records are taken in order of progress, at most one per VNode, the others are refused as ``older``.
+
+    ``learned``: by the digest of a state, who learned what on the way to it, where that was not all by its maker. Credited is what the parent does not hold.
+    """
     entries = {vnode: without(entry, rules.lost, rules.first.get(vnode)) for vnode, entry in parent.entries.items()}
     room = share_bytes(parent)
     accepted: list[CheckpointRecord] = []
@@ -160,7 +170,9 @@ def next_manifest(parent: Manifest, parent_digest: str, records: Iterable[Checkp
         record = replace(record, recorded_unix_ms=rules.now_unix_ms)
         before = entries[record.vnode]
         added = record.lineage - lineage_of(before, rules.job_id)
-        new = [Contribution(record.vnode, record.replica, record.pnode_id, added)] if added else []
+        everything = (Contribution(record.vnode, record.replica, record.pnode_id, record.lineage),)
+        credited = (replace(one, batches=one.batches & added) for one in learned.get(record.digest, everything))
+        new = sorted((one for one in credited if one.batches), key=lambda one: (one.replica, one.pnode_id))
         entry = _fitting(record, before, new, room)
         if entry is None:
             refused.append(Refusal(record, "too_fragmented"))

@@ -153,6 +153,11 @@ class MemoryStore:
             raise too_large(key, len(version.data), max_bytes)
         return StoredObject(version.data, version.etag)
 
+    async def get_range(self, key: str, *, first: int, num_bytes: int) -> bytes:
+        """Part of the object."""
+        version = await self._read(Operation.GET, key)
+        return version.data[first : first + num_bytes]
+
     async def head(self, key: str) -> ObjectInfo:
         """Size, ETag and modification time."""
         version = await self._read(Operation.HEAD, key)

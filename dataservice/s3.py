@@ -86,6 +86,10 @@ class S3Store:
         """The whole object; Corrupt if larger than ``max_bytes``, checked before the body is read."""
         return await self._call("get", key, max_bytes, lambda: self._get(key, max_bytes))
 
+    async def get_range(self, key: str, *, first: int, num_bytes: int) -> bytes:
+        """Part of the object."""
+        return await self._call("get", key, num_bytes, lambda: self._get_range(key, first, num_bytes))
+
     async def head(self, key: str) -> ObjectInfo:
         """Size, ETag and modification time."""
 
@@ -172,6 +176,22 @@ class S3Store:
         if len(data) != size_bytes:
             raise unavailable(key, f"the answer ended after {len(data)} of {size_bytes} bytes")
         return StoredObject(bytes(data), str(answer["ETag"]))
+
+    def _get_range(self, key: str, first: int, num_bytes: int) -> bytes:
+        try:
+            answer = self._client.get_object(Bucket=self.address.bucket, Key=key, Range=f"bytes={first}-{first + num_bytes - 1}")
+        except botocore.exceptions.ClientError as error:
+            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416:  # nothing lies there
+                return b""
+            raise
+        body = answer["Body"]
+        try:
+            data: bytes = body.read(num_bytes + 1)
+        finally:
+            body.close()
+        if len(data) > num_bytes:
+            raise unavailable(key, "the store does not answer with the part that was asked for")
+        return data
 
     def _list(self, prefix: str, max_keys: int) -> Sequence[ObjectInfo]:
         rows: list[ObjectInfo] = []

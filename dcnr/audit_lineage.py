@@ -1,8 +1,9 @@
 """An independent check of what a trained model learned from: every batch exactly once, by signed statements back to what the maintainers signed.
 
 Shares no code with the orchestrator's decisions. For each VNode of a manifest it reads the stored state with the safetensors library, walks the commits by
-their parents, and holds four things against each other: the lineage in the state file, the lineage in the manifest, the batches that the commits name in
-order, and checkpoint 0 in the manifest that the signed request names. Every signature (worker key, its delegation, maintainers) is verified on the way.
+their parents, and holds five things against each other: the lineage in the state file, the lineage in the manifest, the batches that the commits and the
+deltas in them name in order, checkpoint 0 in the manifest that the signed request names, and who is credited in the manifests in between. Every signature
+(worker keys, their delegations, maintainers) is verified on the way.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dcnr.errors import Corrupt, NotFound
 from dcnr.ids import digest_of
 from dcnr.sdk.manifests import open_manifest
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from trust.commits import Place, open_delta
 from trust.delegation import open_delegation
 from trust.envelope import digest_of_envelope, open_single, parse, parse_envelope
 from trust.network import NetworkPolicy
@@ -37,13 +39,35 @@ class VNodeLineage:
     vnode: str
     state_digest: str
     num_batches: int
-    """Batches that the commits name, repetitions included."""
+    """Batches that the commits and the deltas in them name, repetitions included."""
     num_commits: int
     exact: bool
     reason: str
     """Why not; empty where ``exact``."""
-    pnodes: tuple[str, ...]
-    """Who contributed, in order of first contribution."""
+    learned: tuple[tuple[str, str, int], ...]
+    """Who contributed, in order of first contribution: replica, PNode, batches."""
+
+    @property
+    def pnodes(self) -> tuple[str, ...]:
+        """The PNodes that contributed."""
+        return tuple(dict.fromkeys(pnode_id for _, pnode_id, _ in self.learned))
+
+
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    replica: str
+    pnode_id: str
+    batches: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """What the commits from a checkpoint back to checkpoint 0 say, oldest first."""
+
+    pieces: list[_Learned]
+    num_commits: int
+    parent: str
+    """Of the newest state."""
 
 
 async def audit_lineage(client: AsyncClient, model: str, *, manifest: str = "") -> list[VNodeLineage]:
@@ -74,20 +98,31 @@ class LineageAudit:
             raise Corrupt(
                 "the manifest does not have the VNodes of the manifest that the request names", code="incomplete_manifest"
             )
-        return [await self._vnode(entry, request, first[entry.vnode]) for entry in manifest.entries]
+        credited = await self._credited(manifest, request)
+        return [await self._vnode(entry, request, first[entry.vnode], credited) for entry in manifest.entries]
 
-    async def _vnode(self, entry: model_pb2.ManifestEntry, request: model_pb2.JobRequest, first: str) -> VNodeLineage:
+    async def _vnode(
+        self,
+        entry: model_pb2.ManifestEntry,
+        request: model_pb2.JobRequest,
+        first: str,
+        credited: dict[tuple[str, str, str], set[int]],
+    ) -> VNodeLineage:
         if not entry.working:
             return VNodeLineage(entry.vnode, "", 0, 0, False, "the manifest names no checkpoint", ())
         checkpoint = entry.working[0]
         metadata, stored = await self._state(checkpoint)
-        batches, num_commits, pnodes, parent = await self._walk(checkpoint, request, first)
+        walk = await self._walk(checkpoint, request, first)
+        batches = [batch for piece in walk.pieces for batch in piece.batches]
         wanted = [[0, int(request.num_batches)]]
         named = [[int(interval.first), int(interval.end)] for interval in checkpoint.lineage.intervals]
+        by_whom: dict[tuple[str, str], list[int]] = {}
+        for piece in walk.pieces:
+            by_whom.setdefault((piece.replica, piece.pnode_id), []).extend(piece.batches)
         reason = ""
         if metadata.get("vnode") != entry.vnode or metadata.get("graph") != request.graph_digest:
             reason = "the state file is of another VNode or graph"
-        elif metadata.get("parent") != parent:
+        elif metadata.get("parent") != walk.parent:
             reason = "the state file names another parent than its commit"
         elif stored != wanted:
             reason = f"the state file holds the lineage {stored}"
@@ -97,36 +132,70 @@ class LineageAudit:
             reason = f"the commits name {len(batches)} batches"
         elif sorted(batches) != list(range(int(request.num_batches))):
             reason = "the commits name a batch twice"
-        return VNodeLineage(entry.vnode, checkpoint.digest, len(batches), num_commits, not reason, reason, pnodes)
+        else:
+            for (replica, pnode_id), own in by_whom.items():
+                if not credited.get((entry.vnode, replica, pnode_id), set()).issuperset(own):
+                    reason = reason or f"no manifest credits {replica} with what it learned"
+        learned = tuple((replica, pnode_id, len(own)) for (replica, pnode_id), own in by_whom.items() if own)
+        return VNodeLineage(entry.vnode, checkpoint.digest, len(batches), walk.num_commits, not reason, reason, learned)
 
-    async def _walk(
-        self, checkpoint: model_pb2.Checkpoint, request: model_pb2.JobRequest, first: str
-    ) -> tuple[list[int], int, tuple[str, ...], str]:
-        """(batches in the order of learning, commits, PNodes, parent of the newest state). Raises Corrupt where the chain breaks."""
-        pieces: list[list[int]] = []
-        pnodes: list[str] = []
-        state, commit_digest, parent = checkpoint.digest, checkpoint.commit_digest, ""
+    async def _walk(self, checkpoint: model_pb2.Checkpoint, request: model_pb2.JobRequest, first: str) -> _Walk:
+        """Raises Corrupt where the chain breaks. A commit begins where its parent ended: at its state, or at the anchor that contributors took."""
+        newest_first: list[list[_Learned]] = []
+        state, commit_digest, parent, count = checkpoint.digest, checkpoint.commit_digest, "", 0
         while commit_digest:
             commit, pnode_id = await self._commit(checkpoint.vnode, commit_digest, request)
-            if commit.state_digest != state:
+            ends = {commit.state_digest} if not count else {commit.state_digest, commit.anchor_digest} - {""}
+            if state not in ends:
                 raise Corrupt(
                     f"{checkpoint.vnode}: commit {commit_digest[:12]} is about another state than {state[:12]}", code="broken_chain"
                 )
-            if not pieces:
+            if not count:
                 parent = commit.parent_digest
-                if pnode_id != checkpoint.pnode_id:
+                if pnode_id != checkpoint.pnode_id or commit.replica != checkpoint.replica:
                     raise Corrupt(f"{checkpoint.vnode}: the manifest credits another PNode than the commit", code="wrong_signer")
-            pieces.append(list(commit.batches))
-            pnodes.append(pnode_id)
-            state, commit_digest = commit.parent_digest, commit.parent_commit
-            if len(pieces) > MAX_COMMITS:
+            newest_first.append(self._learned(commit, pnode_id, request))
+            state, commit_digest, count = commit.parent_digest, commit.parent_commit, count + 1
+            if count > MAX_COMMITS:
                 raise Corrupt(f"{checkpoint.vnode}: more than {MAX_COMMITS} commits", code="broken_chain")
         if state != first:
             raise Corrupt(
                 f"{checkpoint.vnode}: its ancestry ends in {state[:12]}, not in checkpoint 0 ({first[:12]})", code="broken_chain"
             )
-        batches = [batch for piece in reversed(pieces) for batch in piece]
-        return batches, len(pieces), tuple(dict.fromkeys(reversed(pnodes))), parent
+        return _Walk([piece for pieces in reversed(newest_first) for piece in pieces], count, parent)
+
+    def _learned(self, commit: model_pb2.Commit, pnode_id: str, request: model_pb2.JobRequest) -> list[_Learned]:
+        """What a commit says in the order in which it happened: own batches, and deltas in between."""
+        pieces: list[_Learned] = []
+        at = 0
+        for merged in commit.merges:
+            if not at <= merged.after <= len(commit.batches):
+                raise Corrupt(f"{commit.vnode}: a delta out of order", code="broken_chain")
+            pieces.append(_Learned(commit.replica, pnode_id, list(commit.batches[at : merged.after])))
+            at = merged.after
+            found = open_delta(merged.delta, Place(self._policy.network_id, self._model, request.job_id, commit.vnode))
+            pieces.append(_Learned(found.replica, found.delegation.pnode_id, list(found.delta.batches)))
+        pieces.append(_Learned(commit.replica, pnode_id, list(commit.batches[at:])))
+        return pieces
+
+    async def _credited(self, newest: model_pb2.Manifest, request: model_pb2.JobRequest) -> dict[tuple[str, str, str], set[int]]:
+        """By VNode, replica and PNode: the batches of this job with which any manifest up to ``newest`` credits it."""
+        credited: dict[tuple[str, str, str], set[int]] = {}
+        manifest, count = newest, 0
+        while manifest.job_id == request.job_id:
+            for one in manifest.contributions:
+                numbers = credited.setdefault((one.vnode, one.replica, one.pnode_id), set())
+                for interval in one.batches.intervals:
+                    if not 0 <= interval.first < interval.end <= request.num_batches:
+                        raise Corrupt(
+                            f"manifest {manifest.number} credits batches that the job does not have", code="bad_contribution"
+                        )
+                    numbers.update(range(interval.first, interval.end))
+            count += 1
+            if not manifest.parent_digest or count > MAX_COMMITS:
+                break
+            manifest = await self._manifest(manifest.parent_digest)
+        return credited
 
     async def _commit(self, vnode: str, digest: str, request: model_pb2.JobRequest) -> tuple[model_pb2.Commit, str]:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_COMMIT, model=self._model, owner=vnode, digest=digest)

@@ -53,6 +53,10 @@ class ObjectStore(Protocol):
         """The whole object. Raises Corrupt if it is larger than ``max_bytes`` (checked before the body is read)."""
         ...
 
+    async def get_range(self, key: str, *, first: int, num_bytes: int) -> bytes:
+        """``num_bytes`` (at least 1) from offset ``first`` on, fewer where the object ends before; empty where it ends before ``first``."""
+        ...
+
     async def head(self, key: str) -> ObjectInfo:
         """Size, ETag and modification time."""
         ...

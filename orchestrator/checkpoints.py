@@ -1,5 +1,5 @@
-"""Judges a recorded checkpoint before any manifest may name it: made by the plan's primary, signed by its worker, whole in the store, and with a
-lineage that follows exactly from its ancestors.
+"""Judges a recorded checkpoint before any manifest may name it: made by the plan's primary, signed by its worker, whole in the store, a state that can
+be restored, and with a lineage that follows exactly from its ancestors and the deltas that they took in.
 
 The ancestry is followed through stored commits until a state whose lineage is known: one that the manifest names, one judged before, or the one
 that the job began with.
@@ -12,40 +12,42 @@ from dataclasses import dataclass
 from typing import Final
 
 from dataservice import keys
-from dcnr import limits
-from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Stale, Unavailable
+from dataservice.manifests import Contribution
+from dcnr.errors import Corrupt, NotFound, Refused, Unavailable
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock, ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator.ancestry import Ancestry, contributions_of
 from orchestrator.jobs import intervals
-from orchestrator.view import ModelView
-from trust.delegation import open_delegation
-from trust.envelope import digest_of_envelope, open_single, parse, parse_envelope
+from orchestrator.states import StateCheck
+from orchestrator.view import JobFacts, ModelView
+from trust.commits import MAX_COMMIT_BYTES, Place, VerifiedCommit, follows, open_commit
+from trust.envelope import digest_of_envelope, parse_envelope
 from trust.network import NetworkPolicy
 
-MAX_ANCESTORS: Final = 1024
+MAX_ANCESTORS: Final = 4096
 """Commits followed back to a known state; a longer chain is refused and the replica snapshots anew."""
 MAX_KNOWN: Final = 16_384
-MAX_COMMIT_BYTES: Final = limits.MAX_ENVELOPE_BYTES
 STATE_MISSING: Final = "state_missing"
 """Code of the one refusal that an upload cures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A checkpoint that may be named, with the batches that it adds to its parent's lineage."""
+    """A checkpoint that may be named, and who learned what since the state from which its ancestry was followed."""
 
     checkpoint: model_pb2.Checkpoint
-    batches: IntervalSet
+    contributions: tuple[Contribution, ...]
 
 
 class CheckpointJudge:
     """One per model. Every reason to refuse is a Refused (never, snapshot anew) or Unavailable (ask again)."""
 
     def __init__(self, store: ObjectStore, policy: NetworkPolicy, clock: Clock) -> None:
-        self._store, self._policy, self._clock = store, policy, clock
-        self._known: OrderedDict[tuple[str, str, str], IntervalSet] = OrderedDict()
+        self._store, self._policy, self._clock, self._states = store, policy, clock, StateCheck(store)
+        self._known: OrderedDict[tuple[str, str, str], Ancestry] = OrderedDict()
+        self._looked_at: OrderedDict[str, str] = OrderedDict()
 
     async def judge(self, view: ModelView, checkpoint: model_pb2.Checkpoint, envelope: identity_pb2.Envelope) -> Judged:
         """Raises Refused, Corrupt (both: never) or Unavailable."""
@@ -54,17 +56,20 @@ class CheckpointJudge:
             raise Refused("the checkpoint is not of the active job", code="wrong_job")
         _check_primary(view.plan, checkpoint)
         _check_digest(view, checkpoint)
-        commit = self._open_commit(envelope, view.model, checkpoint.job_id, checkpoint.vnode, now_wall=self._clock.wall())
+        place = Place(self._policy.network_id, view.model, checkpoint.job_id, checkpoint.vnode)
+        found = open_commit(envelope, place, now_wall=self._clock.wall())
+        commit = found.commit
         if (
             digest_of_envelope(envelope) != checkpoint.commit_digest
             or commit.state_digest != checkpoint.digest
             or commit.parent_digest != checkpoint.parent_digest
             or commit.replica != checkpoint.replica
             or commit.incarnation != checkpoint.incarnation
-            or open_pnode(commit) != checkpoint.pnode_id
+            or found.delegation.pnode_id != checkpoint.pnode_id
         ):
             raise Refused("the commit is not about this checkpoint", code="wrong_commit")
-        lineage = await self._lineage(view, commit)
+        ancestry = await self._ancestry(view, place, found)
+        lineage = ancestry.lineage
         claimed = intervals(checkpoint.lineage)
         if claimed != lineage or len(lineage) != checkpoint.step:
             raise Refused(
@@ -74,17 +79,17 @@ class CheckpointJudge:
         if (highest := lineage.highest()) is not None and highest >= job.num_batches:
             raise Refused("the lineage holds batches that the job does not have", code="bad_lineage")
         await self._check_object(view.model, checkpoint)
-        self._remember(checkpoint, lineage)
-        return Judged(checkpoint, lineage - self._at(view, checkpoint))
+        if self._looked_at.get(checkpoint.digest) != checkpoint.commit_digest:  # the same record is repeated until it is named
+            await self._check_state(view, checkpoint, job)
+        self._remember(checkpoint, ancestry)
+        return Judged(checkpoint, ancestry.contributions)
 
-    def _at(self, view: ModelView, checkpoint: model_pb2.Checkpoint) -> IntervalSet:
-        """What the manifest's newest working checkpoint of the VNode holds already."""
-        return view.durable(checkpoint.job_id).get(checkpoint.vnode, IntervalSet.empty())
-
-    def _remember(self, checkpoint: model_pb2.Checkpoint, lineage: IntervalSet) -> None:
-        self._known[(checkpoint.job_id, checkpoint.vnode, checkpoint.digest)] = lineage
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+    def _remember(self, checkpoint: model_pb2.Checkpoint, ancestry: Ancestry) -> None:
+        self._known[(checkpoint.job_id, checkpoint.vnode, checkpoint.digest)] = ancestry
+        self._looked_at[checkpoint.digest] = checkpoint.commit_digest
+        for table in (self._known, self._looked_at):
+            while len(table) > MAX_KNOWN:
+                table.popitem(last=False)
 
     async def _check_object(self, model: str, checkpoint: model_pb2.Checkpoint) -> None:
         try:
@@ -94,70 +99,49 @@ class CheckpointJudge:
         if info.size_bytes != checkpoint.size_bytes:
             raise Refused(f"the state object has {info.size_bytes} bytes, not {checkpoint.size_bytes}", code="wrong_size")
 
-    def _open_commit(
-        self, envelope: identity_pb2.Envelope, model: str, job_id: str, vnode: str, *, now_wall: float | None
-    ) -> model_pb2.Commit:
-        """A commit of that VNode in that job, signed by the worker that its delegation names. ``now_wall`` None: valid when it was made."""
-        payload, signer = open_single(envelope, identity_pb2.DOMAIN_COMMIT, max_bytes=MAX_COMMIT_BYTES)
-        commit = parse(model_pb2.Commit, payload, MAX_COMMIT_BYTES)
-        if (commit.network_id, commit.model, commit.job_id, commit.vnode) != (self._policy.network_id, model, job_id, vnode):
-            raise Refused("a commit of another network, model, job or VNode", code="wrong_commit")
-        when = _not_before(commit.delegation) if now_wall is None else now_wall
-        try:
-            delegation = open_delegation(commit.delegation, network_id=self._policy.network_id, now_wall=when)
-        except Stale as error:
-            raise Refused(error.message, code="delegation_expired") from error
-        if delegation.worker_public_der != signer.public_der:
-            raise Refused("a commit that its delegated worker did not sign", code="wrong_signer")
-        return commit
+    async def _check_state(self, view: ModelView, checkpoint: model_pb2.Checkpoint, job: JobFacts) -> None:
+        good = [*_named(view.manifest, checkpoint.vnode), *_named(view.beginning, checkpoint.vnode)]
+        await self._states.check(view.model, checkpoint, good, job)
 
-    async def _lineage(self, view: ModelView, commit: model_pb2.Commit) -> IntervalSet:
-        """The lineage that follows from the commit and its ancestors."""
-        chain: list[IntervalSet] = []
-        current = commit
+    async def _ancestry(self, view: ModelView, place: Place, newest: VerifiedCommit) -> Ancestry:
+        """What follows from the commit and its ancestors."""
+        chain: list[tuple[Contribution, ...]] = []
+        current = newest
         while True:
-            chain.append(_batches(current))
-            known = self._lineage_of(view, current.job_id, current.vnode, current.parent_digest)
+            chain.append(tuple(contributions_of(current, place)))
+            known = self._known_at(view, place, current.commit.parent_digest)
             if known is not None:
                 break
-            if len(chain) > MAX_ANCESTORS or not current.parent_commit:
+            if len(chain) > MAX_ANCESTORS or not current.commit.parent_commit:
                 raise Refused("its ancestry does not lead to a known state", code="unknown_ancestor")
-            current = await self._parent(view.model, current)
-        lineage = known
-        for batches in reversed(chain):
-            if not lineage.isdisjoint(batches):
-                raise Refused("a batch counts twice in its ancestry", code="bad_lineage")
-            lineage = lineage | batches
-        return lineage
+            current = await self._parent(place, current.commit)
+        for contributions in reversed(chain):
+            known = known.after(contributions)
+        return known
 
-    async def _parent(self, model: str, commit: model_pb2.Commit) -> model_pb2.Commit:
-        key = keys.commit(model, commit.vnode, commit.parent_commit)
+    async def _parent(self, place: Place, commit: model_pb2.Commit) -> VerifiedCommit:
+        key = keys.commit(place.model, place.vnode, commit.parent_commit)
         try:
             data = (await self._store.get(key, max_bytes=MAX_COMMIT_BYTES)).data
         except NotFound as error:
             raise Refused("an ancestor's commit is not in the store", code="unknown_ancestor") from error
         if digest_of(data) != commit.parent_commit:
             raise Corrupt("a stored commit has another digest than its name", code="wrong_digest")
-        parent = self._open_commit(parse_envelope(data, MAX_COMMIT_BYTES), model, commit.job_id, commit.vnode, now_wall=None)
-        if parent.state_digest != commit.parent_digest:
+        parent = open_commit(parse_envelope(data, MAX_COMMIT_BYTES), place)
+        if not follows(commit, parent.commit):
             raise Refused("the parent's commit is about another state", code="wrong_commit")
         return parent
 
-    def _lineage_of(self, view: ModelView, job_id: str, vnode: str, digest: str) -> IntervalSet | None:
-        known = self._known.get((job_id, vnode, digest))
-        if known is not None:
+    def _known_at(self, view: ModelView, place: Place, digest: str) -> Ancestry | None:
+        """What is known of that state: judged before, named by the manifest, which has credited it already, or what the job began with."""
+        known = self._known.get((place.job_id, place.vnode, digest))
+        if known is not None or not digest:
             return known
-        entry = _entry(view.manifest, vnode)
-        for checkpoint in (*entry.working, entry.cleared) if entry is not None else ():
-            if checkpoint.digest == digest and checkpoint.job_id == job_id:
-                return intervals(checkpoint.lineage)
-        first = _entry(view.beginning, vnode)
-        return IntervalSet.empty() if first is not None and first.working and first.working[0].digest == digest else None
-
-
-def open_pnode(commit: model_pb2.Commit) -> str:
-    """The PNode that delegated to the commit's worker (verified by the judge before)."""
-    return identity_pb2.Delegation.FromString(commit.delegation.payload).pnode_id
+        for checkpoint in _named(view.manifest, place.vnode):
+            if checkpoint.digest == digest and checkpoint.job_id == place.job_id:
+                return Ancestry(intervals(checkpoint.lineage))
+        begun = _named(view.beginning, place.vnode)
+        return Ancestry(IntervalSet.empty()) if begun and begun[0].digest == digest else None
 
 
 def named(view: ModelView, checkpoint: model_pb2.Checkpoint) -> bool:
@@ -191,19 +175,7 @@ def _check_digest(view: ModelView, checkpoint: model_pb2.Checkpoint) -> None:
         raise Refused("its digest was condemned", code="condemned")
 
 
-def _batches(commit: model_pb2.Commit) -> IntervalSet:
-    batches = IntervalSet.of(*((number, number + 1) for number in commit.batches))
-    if len(batches) != len(commit.batches):
-        raise Refused("a batch stands twice in a commit", code="bad_lineage")
-    return batches
-
-
-def _entry(manifest: model_pb2.Manifest | None, vnode: str) -> model_pb2.ManifestEntry | None:
-    return next((item for item in manifest.entries if item.vnode == vnode), None) if manifest is not None else None
-
-
-def _not_before(envelope: identity_pb2.Envelope) -> float:
-    try:
-        return parse(identity_pb2.Delegation, envelope.payload).not_before_unix_ms / 1000
-    except DcnrError:
-        return 0.0
+def _named(manifest: model_pb2.Manifest | None, vnode: str) -> list[model_pb2.Checkpoint]:
+    """The checkpoints that a manifest names of a VNode, newest first."""
+    entry = next((item for item in manifest.entries if item.vnode == vnode), None) if manifest is not None else None
+    return [one for one in (*entry.working, entry.cleared) if one.digest] if entry is not None else []

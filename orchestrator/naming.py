@@ -120,7 +120,8 @@ class Naming:
             first=_first(view),
         )  # fmt: skip
         records = [record_from_proto(one) for one in checkpoints]
-        outcome = next_manifest(from_proto(view.manifest), view.head.manifest_digest, records, rules)
+        learned = {Digest(item.checkpoint.digest): item.contributions for item in self._taken}
+        outcome = next_manifest(from_proto(view.manifest), view.head.manifest_digest, records, rules, learned)
         self._tell(view, outcome, lost)
         if outcome.manifest is None:
             self.done()

@@ -23,21 +23,30 @@ class ObjectCache:
 
     def __init__(self, objects: ObjectClient, directory: Path, quota_bytes: int) -> None:
         self._objects = objects
-        self._wanted: dict[Digest, tuple[data_pb2.ObjectRef, int]] = {}
+        self._wanted: dict[Digest, list[Callable[[Path], Awaitable[None]]]] = {}
         self._cache = LocalCache(directory, quota_bytes, self._fetch)
 
     async def file(self, ref: data_pb2.ObjectRef, max_bytes: int) -> Path:
         """The object as a verified local file. Raises Corrupt, NotFound, Unavailable, Refused (larger than the quota)."""
+        return await self._kept(ref, lambda destination: self._objects.read_file(ref, destination, max_bytes=max_bytes))
+
+    async def given(self, ref: data_pb2.ObjectRef, give: Callable[[Path], Awaitable[None]]) -> Path:
+        """The same object, if it is not here yet, by other means than the store. Raises what ``give`` raises, and Corrupt."""
+        return await self._kept(ref, give)
+
+    async def _kept(self, ref: data_pb2.ObjectRef, bring: Callable[[Path], Awaitable[None]]) -> Path:
         digest = check_digest(ref.digest)
-        self._wanted[digest] = (ref, max_bytes)
+        wanted = self._wanted.setdefault(digest, [])
+        wanted.append(bring)
         try:
             return await self._cache.path(digest)
         finally:
-            self._wanted.pop(digest, None)
+            wanted.remove(bring)
+            if not wanted:
+                self._wanted.pop(digest, None)
 
     async def _fetch(self, digest: Digest, destination: Path) -> None:
-        ref, max_bytes = self._wanted[digest]
-        await self._objects.read_file(ref, destination, max_bytes=max_bytes)
+        await self._wanted[digest][-1](destination)
 
 
 class Shards:

@@ -1,16 +1,31 @@
-"""The signed chain of one replica: every state that it hands over names its parent and, in order, each batch learned in between with its loss. Pure."""
+"""The signed chain of one replica: every state or anchor that it hands over names its parent and, in order, each batch learned in between with its
+loss, by itself or in the deltas that it took in. Pure.
+
+A primary closes a commit with every anchor and every state. A contributor closes none: it puts what it learned into deltas, and stands on the primary's
+commits; they become its own ancestors if it is made the primary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from dcnr import limits
+from dcnr.errors import InvariantBroken
+from dcnr.ids import Digest
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.frames import intervals_message
 from trust.envelope import digest_of_envelope, seal
 from trust.identity import NodeKey
 from vnode.events import Peer
+
+MAX_COMMITS: Final = 1024
+MAX_COMMITS_BYTES: Final = 4 * limits.MIB
+"""Commits since the newest checkpoint that a manifest names: they travel with every anchor, and with a promoted contributor's first snapshot."""
+LONG: Final = 0.5
+"""Of these bounds: then a checkpoint is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +42,19 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One commit made: what it took in, so that it can be taken back while nobody has seen it."""
+    """One commit made: of a state, of an anchor, or of both."""
 
-    batches: tuple[int, ...]
-    losses: tuple[float, ...]
-    parent_state: str
-    parent_commit: str
-    state: str
     commit: identity_pb2.Envelope
+    digest: Digest
+    parent_state: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    commit: identity_pb2.Envelope
+    digest: Digest
+    state: str
 
 
 class CommitChain:
@@ -45,21 +65,47 @@ class CommitChain:
     ) -> None:
         self._standing, self._key, self._delegation = standing, key, delegation
         self._state, self._commit = state, commit
-        self._batches: list[int] = []
-        self._losses: list[float] = []
+        self._learned: list[tuple[int, float]] = []
+        self._open: list[tuple[int, float]] = []
+        self._merges: list[model_pb2.Merged] = []
+        self._kept: list[_Kept] = []
+        self._not_handed: dict[Digest, identity_pb2.Envelope] = {}
 
     @property
     def state_digest(self) -> str:
-        """The state from which learning goes on: parent of the next one."""
+        """The state or anchor from which learning goes on: parent of the next one."""
         return self._state
 
-    def learned(self, batch: int, loss: float) -> None:
-        """One more batch."""
-        self._batches.append(batch)
-        self._losses.append(loss)
+    @property
+    def commits(self) -> tuple[identity_pb2.Envelope, ...]:
+        """All commits since the newest checkpoint that a manifest names, oldest first."""
+        return tuple(kept.commit for kept in self._kept)
 
-    def close(self, state: str) -> Link:
-        """The commit of a new state. Raises nothing: what it states has happened."""
+    @property
+    def is_long(self) -> bool:
+        """Whether a checkpoint should let go of the oldest of them soon."""
+        return self._fullness() > LONG
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further anchor may be made before a manifest names a checkpoint."""
+        return self._fullness() > 1.0
+
+    def _fullness(self) -> float:
+        return max(len(self._kept) / MAX_COMMITS, sum(kept.commit.ByteSize() for kept in self._kept) / MAX_COMMITS_BYTES)
+
+    # ---- learning -----------------------------------------------------------------------------------------------------------
+
+    def learned(self, batch: int, loss: float) -> None:
+        """One more batch of our own."""
+        self._learned.append((batch, loss))
+
+    def merged(self, delta: identity_pb2.Envelope) -> None:
+        """One more delta, after the batches learned so far."""
+        self._merges.append(model_pb2.Merged(after=len(self._learned), delta=delta))
+
+    def close(self, *, state: str = "", anchor: str = "") -> Link:
+        """The commit of a new state or anchor. Raises nothing: what it states has happened."""
         standing = self._standing
         commit = model_pb2.Commit(
             network_id=standing.network_id,
@@ -70,26 +116,76 @@ class CommitChain:
             incarnation=standing.peer.incarnation,
             parent_digest=self._state,
             state_digest=state,
-            batches=self._batches,
-            losses=self._losses,
+            anchor_digest=anchor,
+            batches=[batch for batch, _ in self._learned],
+            losses=[loss for _, loss in self._learned],
+            merges=self._merges,
             parent_commit=self._commit,
             delegation=self._delegation(),
         )
         envelope = seal(identity_pb2.DOMAIN_COMMIT, commit, self._key)
-        link = Link(tuple(self._batches), tuple(self._losses), self._state, self._commit, state, envelope)
-        self._state, self._commit = state, digest_of_envelope(envelope)
-        self._batches, self._losses = [], []
+        link = Link(envelope, digest_of_envelope(envelope), self._state, state)
+        self._state, self._commit = state or anchor, link.digest
+        self._learned, self._merges = [], []
+        self._kept.append(_Kept(envelope, link.digest, state))
+        self._not_handed[link.digest] = envelope
         return link
 
-    def take_back(self, link: Link) -> None:
-        """The newest state could not be kept: its batches belong to the next commit."""
-        if self._state == link.state:
-            self._state, self._commit = link.parent_state, link.parent_commit
-            self._batches[:0] = link.batches
-            self._losses[:0] = link.losses
+    def named(self, state: str) -> None:
+        """A manifest names that state: what led to it is in the store."""
+        for at, kept in enumerate(self._kept):
+            if kept.state and kept.state == state:
+                del self._kept[: at + 1]
+                return
+
+    # ---- a contributor ------------------------------------------------------------------------------------------------------
+
+    def delta(self, sequence: int, codec: str, digest: Digest, size_bytes: int) -> identity_pb2.Envelope:
+        """The signed statement of everything learned since the last delta, which is settled; it is open from here on.
+
+        ``digest`` and ``size_bytes``: of the weights in that codec.
+        """
+        standing = self._standing
+        self._open, self._learned = self._learned, []
+        delta = model_pb2.Delta(
+            network_id=standing.network_id,
+            model=standing.model,
+            job_id=standing.job_id,
+            vnode=standing.vnode,
+            replica=standing.peer.replica,
+            incarnation=standing.peer.incarnation,
+            sequence=sequence,
+            anchor_digest=self._state,
+            batches=[batch for batch, _ in self._open],
+            losses=[loss for _, loss in self._open],
+            codec=codec,
+            digest=digest,
+            size_bytes=size_bytes,
+            delegation=self._delegation(),
+        )
+        return seal(identity_pb2.DOMAIN_DELTA, delta, self._key)
+
+    def rebase(self, anchor: str, commits: Sequence[identity_pb2.Envelope], *, keep_open: bool, keep_after: bool) -> None:
+        """Stands on an anchor of the primary from here on, to which ``commits`` lead, oldest first."""
+        self._open = self._open if keep_open else []
+        self._learned = self._learned if keep_after else []
+        self._kept = []
+        for commit in commits:
+            state = model_pb2.Commit.FromString(commit.payload).state_digest
+            self._kept.append(_Kept(commit, digest_of_envelope(commit), state))
+        self._not_handed = {kept.digest: kept.commit for kept in self._kept}
+        self._state, self._commit = anchor, self._kept[-1].digest
+
+    def lead(self, own: IntervalSet) -> None:
+        """This replica is the primary from here on; ``own`` is what it learned and nobody has merged. Raises InvariantBroken if that differs."""
+        self._learned[:0], self._open = self._open, []
+        if IntervalSet.of(*((batch, batch + 1) for batch, _ in self._learned)) != own:
+            raise InvariantBroken("what this replica learned is not what its commit would say", code="wrong_chain")
+
+    # ---- handing over -------------------------------------------------------------------------------------------------------
 
     def ready(self, link: Link, *, path: str, size_bytes: int, lineage: IntervalSet, epoch: int) -> local_pb2.SnapshotReady:
-        """What the daemon has to know about a state on disk."""
+        """What the daemon has to know about a state on disk, with the commits before it that it does not have yet."""
         standing = self._standing
         checkpoint = model_pb2.Checkpoint(
             vnode=standing.vnode,
@@ -101,7 +197,7 @@ class CommitChain:
             incarnation=standing.peer.incarnation,
             step=len(lineage),
             parent_digest=link.parent_state,
-            commit_digest=digest_of_envelope(link.commit),
+            commit_digest=link.digest,
             epoch=epoch,
             job_id=standing.job_id,
         )
@@ -112,4 +208,17 @@ class CommitChain:
             path=path,
             checkpoint=checkpoint,
             commit=link.commit,
+            ancestors=self._hand_over(link.digest),
         )
+
+    def _hand_over(self, until: Digest) -> list[identity_pb2.Envelope]:
+        """The commits before that one which were not handed over yet; none where a later snapshot has taken them along."""
+        if until not in self._not_handed:
+            return []
+        ancestors: list[identity_pb2.Envelope] = []
+        while True:
+            digest = next(iter(self._not_handed))
+            commit = self._not_handed.pop(digest)
+            if digest == until:
+                return ancestors
+            ancestors.append(commit)

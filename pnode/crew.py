@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dcnr.errors import DcnrError
-from dcnr.ids import ReplicaId, check_replica_id
+from dcnr.errors import DcnrError, NotFound
+from dcnr.ids import Digest, ReplicaId, check_replica_id
 from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock
 from dcnr.specs import Registry
@@ -18,10 +18,12 @@ from dcnr.v1 import identity_pb2, local_pb2, orchestrator_pb2
 from pnode import hosting
 from pnode.chain import CommitChain
 from pnode.host import ReplicaHost
-from pnode.hosted import Fixed, codec_in_force
+from pnode.hosted import codec_in_force
 from pnode.hosting import Prepared
 from pnode.hub import LinkHub
 from pnode.inputs import Inputs
+from pnode.merge_calls import MergeCalls
+from pnode.merge_desk import MergeDesk
 from pnode.pace import Pace
 from pnode.reports import Measured, Rate, bare_report, replica_report
 from trust.identity import NodeKey
@@ -71,17 +73,18 @@ class Crew:
 
     def __init__(
         self, acting: Acting, *, key: NodeKey, delegation: Callable[[], identity_pb2.Envelope], hub: LinkHub, registry: Registry,
-        clock: Clock, executor: Executor, pace: Pace, device: str, outlets: Outlets, group: asyncio.TaskGroup,
+        clock: Clock, executor: Executor, pace: Pace, calls: MergeCalls, device: str, outlets: Outlets, group: asyncio.TaskGroup,
     ) -> None:  # fmt: skip
         self._acting, self._key, self._delegation, self._hub, self._registry = acting, key, delegation, hub, registry
         self._clock, self._executor, self._device, self._outlets, self._group = clock, executor, device, outlets, group
-        self._pace = pace
+        self._pace, self._calls = pace, calls
         self._members: dict[ReplicaId, Member] = {}
 
     def host(self, order: local_pb2.HostReplica) -> None:
         """Begins a replica, or takes over the newest plan around one that runs."""
         replica = check_replica_id(order.assignment.replica)
         self._pace.limit(order.cpu_share * max(1, order.threads))
+        self._calls.uplink.limit(order.bulk_bytes_s)
         member = self._members.get(replica)
         if member is not None and (member.state in (PROVISIONING, ACTIVE) or (member.state == RELEASING and not order.state_path)):
             if not order.state_path:
@@ -139,6 +142,23 @@ class Crew:
         for member in self._members.values():
             if member.host is not None:
                 member.host.inputs.shard_ready(digest, error)
+
+    def desk(self, replica: str) -> MergeDesk:
+        """Where siblings of that replica ask. Raises NotFound (``not_here``)."""
+        host = self._hosted(replica)
+        if host is None:
+            raise NotFound("this replica is not hosted here", code="not_here")
+        return host.merges.desk
+
+    def state_file(self, model: str, vnode: str, digest: Digest) -> Path:
+        """Where the file of such a state should lie: that of a replica of the VNode which is hosted here. Raises NotFound."""
+        for member in self._members.values():
+            host = member.host
+            if host is not None and (host.model, host.fixed.standing.vnode) == (model, vnode):
+                path = host.fixed.state_file(digest)
+                if path.exists():
+                    return path
+        raise NotFound("no such state lies here", code="no_such_state")
 
     def reports(self) -> list[orchestrator_pb2.ReplicaReport]:
         """One of each replica."""
@@ -203,7 +223,7 @@ class Crew:
             evaluations=prepared.config.eval_batches,
         )
         return ReplicaHost(
-            Fixed(standing, prepared.stage, prepared.batch_size, prepared.successors, Path(order.work_dir)),
+            hosting.fixed_of(prepared, order),
             core=hosting.core_of(prepared, self._clock),
             compute=prepared.compute,
             info=prepared.info,
@@ -218,6 +238,8 @@ class Crew:
             epoch=int(order.epoch),
             snapshot=self._outlets.snapshot,
             news=self._outlets.news,
+            told=self._outlets.told,
+            calls=self._calls,
         )
 
     def _replan(self, member: Member) -> None:
@@ -260,7 +282,11 @@ class Crew:
     def _report(self, replica: ReplicaId, member: Member) -> orchestrator_pb2.ReplicaReport:
         host, prepared = member.host, member.prepared
         if host is None or prepared is None:
-            return bare_report(replica, member.order.assignment.vnode, self._acting.incarnation, member.state, member.reason)
+            order = member.order
+            return bare_report(
+                replica, order.assignment.vnode, self._acting.incarnation, member.state, member.reason, role=order.assignment.role,
+                restored_from=order.state_digest,
+            )  # fmt: skip
         now_s = self._clock.monotonic()
         view = host.view()
         measured = Measured(

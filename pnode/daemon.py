@@ -30,11 +30,12 @@ from pnode.authority import Source
 from pnode.budget import Budget
 from pnode.cache import ObjectCache, Shards
 from pnode.control import ControlStreams
-from pnode.duties import Duties, HostingOptions
+from pnode.duties import Duties
+from pnode.gifts import Gifts
 from pnode.halts import Halts
 from pnode.headcheck import HeadCheck
 from pnode.home import Home
-from pnode.lent import advertised_host, limits_of, spool_bytes_of, threads_of
+from pnode.lent import advertised_host, limits_of, options_of, threads_of
 from pnode.local import LocalDoor, Owner
 from pnode.neighbours import Neighbours
 from pnode.pausing import Pausing
@@ -217,14 +218,14 @@ class Daemon:
     def _wire(self, group: asyncio.TaskGroup) -> None:
         """The parts that own tasks of the run's group."""
         self._group = group
+        gifts = Gifts(self._dialer, self._policy.network_id, self._key.node_id, self._membership.find, self._cache)
         self._duties = Duties(
             node_id=self._key.node_id, policy=lambda: self._policy, home=self._home,
-            provisioner=Provisioner(policy=lambda: self._policy, registry=self._registry, fetch=self._cache.file, shelf=self._shelf),
-            budget=self._budget, heads=HeadCheck(policy=lambda: self._policy, orchestrators=self._orchestrators, rule=self._rule),
-            options=HostingOptions(
-                threads=threads_of(self._allowed), cpu_share=self._allowed.cores / threads_of(self._allowed), spool_bytes=spool_bytes_of(self._allowed),
-                free_disk_bytes=lambda: shutil.disk_usage(self._home.root).free, checkpoint_s=self._checkpoint_s(),
+            provisioner=Provisioner(
+                policy=lambda: self._policy, registry=self._registry, fetch=self._cache.file, shelf=self._shelf, donated=gifts.state,
             ),
+            budget=self._budget, heads=HeadCheck(policy=lambda: self._policy, orchestrators=self._orchestrators, rule=self._rule),
+            options=options_of(self._settings, self._allowed, lambda: shutil.disk_usage(self._home.root).free),
             send=self._send, hosted_changed=self._changed, say=self.journal.say, clock=self._clock, group=group,
         )  # fmt: skip
         self._uploads = Uploads(
@@ -268,6 +269,9 @@ class Daemon:
                 await self._duties.head_received(message.head.head, Source.ORCHESTRATOR)
             case "durable":
                 await self._uploads.heard(message.durable)
+                for checkpoint in message.durable.checkpoints:
+                    for replica in self._duties.siblings_of(message.durable.model, checkpoint):
+                        await self._durable(replica, checkpoint.lineage, checkpoint.digest)
             case "welcome":
                 self._now.reachable = "direct" if message.welcome.reachable else "not"
                 self.journal.say("attached", node_id, f"as {self._state_name(message.welcome.state)}")
@@ -388,9 +392,6 @@ class Daemon:
         return self._telling.status()
 
     # -- small parts -----------------------------------------------------------------------------------------------------------------
-
-    def _checkpoint_s(self) -> float:
-        return 0.0 if self._settings.checkpoint_s == limits.CHECKPOINT_S else self._settings.checkpoint_s
 
     def _state_name(self, state: int) -> str:
         return orchestrator_pb2.NodeState.Name(state).removeprefix("NODE_STATE_").lower()  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from dcnr import limits
@@ -22,7 +21,8 @@ from pnode.budget import Budget, Reservation
 from pnode.headcheck import HeadCheck
 from pnode.home import Home, read_message, write_atomically
 from pnode.models import Hosted, Model, Models, order_of
-from pnode.provision import Job, Provisioner
+from pnode.orders import HostingOptions, Orders
+from pnode.provision import Provisioner
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy
 
@@ -35,19 +35,6 @@ Say = Callable[[str, str, str], None]
 """Records an event: kind, subject, reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostingOptions:
-    """What every replica on this machine gets."""
-
-    threads: int
-    spool_bytes: int
-    free_disk_bytes: Callable[[], int]
-    checkpoint_s: float = 0.0
-    """Overrides the job's when above 0."""
-    cpu_share: float = 0.0
-    """Of the time of so many cores as threads; 0: no limit."""
-
-
 class Duties:
     """All models of this PNode. Methods are called from one event loop only."""
 
@@ -57,7 +44,7 @@ class Duties:
         hosted_changed: Callable[[], None], say: Say, clock: Clock, group: asyncio.TaskGroup,
     ) -> None:  # fmt: skip
         self._node_id, self._policy, self._home = node_id, policy, home
-        self._provisioner, self._budget, self._heads, self._options = provisioner, budget, heads, options
+        self._provisioner, self._budget, self._heads, self._orders = provisioner, budget, heads, Orders(home, options)
         self._send, self._hosted_changed, self._say, self._clock, self._group = send, hosted_changed, say, clock, group
         self._models = Models(node_id, policy, self._forgotten)
         self._stopping = False
@@ -142,8 +129,12 @@ class Duties:
         """The worker's word on a replica."""
         for entry in self._models:
             hosted = entry.hosted.get(report.replica)
-            if hosted is not None and hosted.task is None:
-                hosted.state, hosted.reason = report.state, report.reason
+            if hosted is None or hosted.task is not None:
+                continue
+            hosted.state, hosted.reason = report.state, report.reason
+            if report.reason.startswith("bad_state") and self._provisioner.give_up(report.restored_from):
+                self._say("checkpoint_unusable", report.replica, f"{report.restored_from[:12]}: {report.reason}")
+                hosted.task = self._group.create_task(self._provision(entry, hosted))
 
     # -- what is to be done ----------------------------------------------------------------------------------------------------
 
@@ -159,6 +150,10 @@ class Duties:
                 self._say("replica_released", replica, f"plan {entry.desired.plan_number} does not place it here")
             for replica, assignment in wanted.items():
                 hosted = entry.hosted.get(replica)
+                if hosted is not None and _steps_down(hosted.assignment, assignment):
+                    await self._send(local_pb2.ToWorker(release=local_pb2.ReleaseReplica(replica=replica, hand_over=True)))
+                    self._forget(entry, replica)
+                    hosted = None
                 if hosted is None:
                     hosted = entry.hosted[replica] = Hosted(assignment, entry.desired.model)
                     hosted.task = self._group.create_task(self._provision(entry, hosted))
@@ -185,8 +180,20 @@ class Duties:
         return sorted((item for entry in self._models for item in entry.hosted.values()), key=lambda item: item.assignment.replica)
 
     def neighbours(self) -> list[tuple[str, model_pb2.Neighbour]]:
-        """Predecessors of all hosted replicas, each with its model: the machines that this worker dials."""
-        return [(item.model, neighbour) for item in self.hosted for neighbour in item.assignment.predecessors]
+        """Predecessors and siblings of all hosted replicas, each with its model: the machines that this worker dials."""
+        return [
+            (item.model, neighbour)
+            for item in self.hosted
+            for neighbour in (*item.assignment.predecessors, *item.assignment.siblings)
+            if neighbour.replica != item.assignment.replica
+        ]
+
+    def siblings_of(self, model: str, checkpoint: model_pb2.Checkpoint) -> list[str]:
+        """The other replicas of that checkpoint's VNode which are hosted here."""
+        entry = self._models.get(model)
+        hosted = entry.hosted.values() if entry is not None else ()
+        mine = (item.assignment for item in hosted)
+        return [item.replica for item in mine if item.vnode == checkpoint.vnode and item.replica != checkpoint.replica]
 
     def term(self) -> tuple[str, Term | None, model_pb2.DesiredState | None]:
         """Model, term and desired state with the highest epoch (for reports)."""
@@ -310,14 +317,16 @@ class Duties:
         assert desired is not None
         job = await self._provisioner.job(desired)
         cost = self._provisioner.cost(job, assignment.vnode)
-        disk = 3 * cost.state_bytes + self._options.spool_bytes
-        free_bytes = self._options.free_disk_bytes()
-        self._budget.admit(assignment.replica, Reservation(cost.memory_bytes, disk), free_disk_bytes=free_bytes)
+        disk = 3 * cost.state_bytes + self._orders.options.spool_bytes
+        free_bytes = self._orders.options.free_disk_bytes()
+        memory = cost.memory_bytes + (cost.sharing_bytes if len(assignment.siblings) > 1 else 0)
+        self._budget.admit(assignment.replica, Reservation(memory, disk), free_disk_bytes=free_bytes)
         head = entry.authority.head
-        state, remarks = await self._provisioner.state(job, assignment.vnode, head.manifest_digest if head else "")
+        donors = [one.pnode_id for one in assignment.siblings if one.pnode_id != self._node_id]
+        state, remarks = await self._provisioner.state(job, assignment.vnode, head.manifest_digest if head else "", donors)
         for remark in remarks:
             self._say("checkpoint_unusable", assignment.replica, remark)
-        message = self._host_message(desired, hosted.assignment, job)
+        message = self._orders.host(desired, hosted.assignment, job)
         message.state_path, message.state_digest, message.state_commit = str(state.path), state.digest, state.commit_digest
         message.from_earlier_job = state.is_of_earlier_job
         if not await self._send(local_pb2.ToWorker(host=message)):
@@ -333,21 +342,7 @@ class Duties:
         except DcnrError as error:
             self._say("provisioning_waits", hosted.assignment.replica, error.message)
             return
-        await self._send(local_pb2.ToWorker(host=self._host_message(desired, hosted.assignment, job)))
-
-    def _host_message(
-        self, desired: model_pb2.DesiredState, assignment: model_pb2.DesiredAssignment, job: Job
-    ) -> local_pb2.HostReplica:
-        request = job.request
-        return local_pb2.HostReplica(
-            assignment=assignment, model=desired.model, job_id=desired.job_id, graph=job.graph_bytes, num_batches=request.num_batches,
-            lead_batches=desired.lead_batches or request.lead_batches, dataset_manifest_path=str(job.dataset_manifest),
-            shard_dir=str(self._home.cache), checkpoint_s=self._options.checkpoint_s or request.checkpoint_s or limits.CHECKPOINT_S,
-            checkpoint_steps=request.checkpoint_steps or limits.CHECKPOINT_STEPS, spool_bytes=self._options.spool_bytes,
-            work_dir=str(self._home.work / assignment.replica), threads=self._options.threads, plan_number=desired.plan_number,
-            horizon_s=request.horizon_s or limits.HORIZON_S, epoch=desired.epoch, unit_batches=request.unit_batches,
-            cpu_share=self._options.cpu_share,
-        )  # fmt: skip
+        await self._send(local_pb2.ToWorker(host=self._orders.host(desired, hosted.assignment, job)))
 
     def _forgotten(self, name: str, model: Model) -> None:
         """Another model takes the place: what this one had here ends, and so does what a restart would take up."""
@@ -377,3 +372,8 @@ class Duties:
             self._say("disk_trouble", path.name, error.message)
             return False
         return True
+
+
+def _steps_down(before: model_pb2.DesiredAssignment, after: model_pb2.DesiredAssignment) -> bool:
+    """A primary that becomes something else begins anew: its state is no displacement from anybody's anchor."""
+    return before.role == model_pb2.ROLE_PRIMARY != after.role

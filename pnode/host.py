@@ -15,11 +15,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
-from dcnr.errors import DcnrError, InvariantBroken, Refused, Stale
-from dcnr.ids import vnode_of
+from dcnr.errors import DcnrError, InvariantBroken
 from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock
-from dcnr.units import Share
 from dcnr.v1 import local_pb2
 from pnode.chain import CommitChain, Link
 from pnode.exchange import Way
@@ -28,8 +26,11 @@ from pnode.handing import HandingOver
 from pnode.hosted import Averages, Fixed, Neighbours, captured, write_whole
 from pnode.hub import LinkHub
 from pnode.inputs import EVALUATION_WAIT_S, Inputs
+from pnode.merge_calls import MergeCalls
+from pnode.merges import Merges
 from pnode.outbox import Outbox
 from pnode.pace import Pace
+from pnode.successor_links import SuccessorLinks
 from vnode import compute as maths
 from vnode import events as ev
 from vnode.core import ReplicaCore
@@ -41,8 +42,6 @@ from vnode.state import StateInfo
 TICK_S: Final = 0.25
 QUIET_TICK_S: Final = STATEMENT_GAP_S
 """Without other events time passes in these steps: a statement that waits for its gap must not wait for a whole tick."""
-MAX_UNPLANNED: Final = 8
-"""Links of replicas that the newest plan here does not name: this plan may be the older one, but not by many."""
 DISK_RETRY_S: Final = 5.0
 _MODES: Final = {
     ev.Mode.FORWARD_ONLY: maths.Mode.FORWARD_ONLY, ev.Mode.EVAL: maths.Mode.EVAL, ev.Mode.INFER: maths.Mode.INFER,
@@ -55,7 +54,7 @@ class ReplicaHost:
     def __init__(
         self, fixed: Fixed, *, core: ReplicaCore, compute: maths.Compute, info: StateInfo, chain: CommitChain, inputs: Inputs,
         outbox: Outbox, hub: LinkHub, clock: Clock, executor: Executor, thread: ThreadPoolExecutor, pace: Pace, epoch: int,
-        snapshot: Callable[[local_pb2.SnapshotReady], None], news: Callable[[], None],
+        snapshot: Callable[[local_pb2.SnapshotReady], None], news: Callable[[], None], told: Callable[[str, str, str], None], calls: MergeCalls,
     ) -> None:  # fmt: skip
         self.fixed, self.inputs, self.epoch, self.averages = fixed, inputs, epoch, Averages()
         self.failed = self.durable_digest = self._disk_trouble = ""
@@ -65,9 +64,7 @@ class ReplicaHost:
         self._events: deque[Event] = deque()
         self._draining = False
         self._handled_s = float("-inf")
-        self._links: dict[int, tuple[Peer, Way]] = {}
-        self._next_link = 1
-        self._neighbours = Neighbours({}, {}, 1)
+        self._links = SuccessorLinks(fixed.successors, clock, self.post)
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended, self._leaving = asyncio.Event(), asyncio.Event()
@@ -75,6 +72,10 @@ class ReplicaHost:
         self._commits = info.step
         self._num_learned = len(info.lineage)
         self._was_complete, self._rate_bytes_s = False, 0.0
+        self.merges = Merges(
+            fixed, host=self, info=info, chain=chain, compute=compute, calls=calls, directory=hub, clock=clock, executor=executor,
+            told=told,
+        )  # fmt: skip
 
     # ---- as the data plane sees it ------------------------------------------------------------------------------------------
 
@@ -123,31 +124,11 @@ class ReplicaHost:
 
     def attach(self, target: Peer, pnode_id: str, way: Way) -> int:
         """A new link to a successor's replica. Raises Stale (older incarnation), Refused (no successor, or not from there)."""
-        if vnode_of(target.replica) not in self.fixed.successors:
-            raise Refused("this VNode does not read from here", code="no_successor")
-        planned = self._neighbours.successors.get(target.replica)
-        if planned is not None and planned != pnode_id:
-            raise Refused("the plan has this replica elsewhere", code="wrong_pnode")
-        if (
-            planned is None
-            and sum(known.replica not in self._neighbours.successors for known, _ in self._links.values()) >= MAX_UNPLANNED
-        ):
-            raise Refused("too many replicas that the plan here does not name are connected", code="too_many_unplanned")
-        for link, (known, older) in list(self._links.items()):
-            if known.replica == target.replica:
-                if known.incarnation > target.incarnation:
-                    raise Stale("a newer incarnation is connected", code="stale_incarnation")
-                older.close("replaced")
-                self.detach(link)
-        link, self._next_link = self._next_link, self._next_link + 1
-        self._links[link] = (target, way)
-        self.post(ev.LinkUp(self._clock.monotonic(), link, target))
-        return link
+        return self._links.attach(target, pnode_id, way)
 
     def detach(self, link: int) -> None:
         """That link is gone."""
-        if self._links.pop(link, None) is not None:
-            self.post(ev.LinkDown(self._clock.monotonic(), link))
+        self._links.detach(link)
 
     def carried(self, num_bytes: int, seconds: float) -> None:
         """Measures what other machines take from us."""
@@ -162,26 +143,24 @@ class ReplicaHost:
         return self._core.view()
 
     def plan(self, neighbours: Neighbours) -> None:
-        """The newest plan around this replica; what has not changed goes on undisturbed."""
-        self._neighbours = neighbours
+        """The newest plan around this replica, its role in it included; what has not changed goes on undisturbed."""
+        self.merges.plan(neighbours)
+        primary = neighbours.primary
         self.post(
             ev.PlanChanged(
                 self._clock.monotonic(),
-                {edge: tuple(Share(replica, 1.0) for replica, _ in asked[:1]) for edge, asked in neighbours.predecessors.items()},
+                {edge: tuple(one.share for one in asked) for edge, asked in neighbours.predecessors.items()},
                 frozenset(neighbours.successors),
                 neighbours.lead_batches,
+                tuple(one.share for one in neighbours.siblings),
+                neighbours.role,
+                primary.replica if primary is not None else None,
             )
         )
-        for link, (target, way) in list(self._links.items()):
-            if target.replica not in neighbours.successors:
-                way.close("replanned")
-                self.detach(link)
+        self._links.plan(neighbours.successors)
         for edge in range(len(self.fixed.stage.inputs)):
             asked = neighbours.predecessors.get(edge, ())
-            if asked:
-                self._hub.want(self, edge, *asked[0])
-            else:
-                self._hub.unwant(self, edge)
+            self._hub.want(self, edge, {one.replica: one.pnode_id for one in asked})
 
     def snapshot_again(self, reason: str) -> None:
         """The last snapshot will not be named."""
@@ -194,6 +173,7 @@ class ReplicaHost:
     def named(self, lineage: IntervalSet, digest: str) -> None:
         """A manifest names a checkpoint of this VNode."""
         self.durable_digest = digest
+        self.merges.named(digest)
         self.post(ev.CheckpointNamed(self._clock.monotonic(), lineage))
 
     async def run(self) -> None:
@@ -211,9 +191,8 @@ class ReplicaHost:
             self._ended.set()
             self._group = None
             self._hub.remove(self)
-            for _, way in list(self._links.values()):
-                way.close("released")
-            self._links.clear()
+            self.merges.close()
+            self._links.close()
             self._outbox.close()
 
     async def release(self, *, hand_over: bool, until_taken: bool = False) -> bool:
@@ -265,33 +244,34 @@ class ReplicaHost:
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case ev.SendNeed() | ev.SendWindow() | ev.SendAck() | ev.SendDurable():
-                self._hub.say(self, instruction.edge, instruction)
+                self._hub.say(self, instruction)
             case ev.SendFrame():
-                link = self._links.get(instruction.link)
-                if link is not None:
-                    link[1].send(instruction.lane, instruction.batch, instruction.mode)
+                self._links.send(instruction)
             case ev.DropFrames():
                 self._outbox.drop(instruction.lane, instruction.batches)
             case ev.Learn():
-                self._spawn(self._learn, instruction)
+                self.spawn(self._learn, instruction)
             case ev.Forward():
-                self._spawn(self._forward, instruction)
+                self.spawn(self._forward, instruction)
             case ev.TakeSnapshot():
-                self._spawn(self._take_snapshot, instruction)
+                self.spawn(self._take_snapshot, instruction)
             case ev.ReadInput():
-                self._spawn(self._read, instruction)
+                self.spawn(self._read, instruction)
             case ev.Stop():
                 self.fail(instruction.reason)
-            case _:  # of replicas with siblings: none is hosted yet
-                raise InvariantBroken(f"not carried out: {instruction!r:.200}", code="unexpected_instruction")
+            case _:
+                self.merges.carry_out(instruction)
 
-    def _spawn(self, work: Callable[[Any], Coroutine[Any, Any, None]], job: Instruction) -> None:
-        if self._group is not None and not self._ended.is_set():
-            task = self._group.create_task(self._guarded(work, job))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def spawn(self, work: Callable[[Any], Coroutine[Any, Any, None]], job: Any) -> asyncio.Task[None] | None:
+        """Runs beside the loop's other work; ends with this replica, and ends it with its faults."""
+        if self._group is None or self._ended.is_set():
+            return None
+        task = self._group.create_task(self._guarded(work, job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _guarded(self, work: Callable[[Any], Coroutine[Any, Any, None]], job: Instruction) -> None:
+    async def _guarded(self, work: Callable[[Any], Coroutine[Any, Any, None]], job: Any) -> None:
         try:
             await work(job)
         except Exception as error:  # noqa: BLE001  VNode boundary
@@ -301,7 +281,7 @@ class ReplicaHost:
         try:
             await self.inputs.ready(ev.TRAIN_LANE, job.batch)
             target = self.inputs.target(ev.TRAIN_LANE, job.batch)
-            result, seconds = await self._on_thread(lambda: self._compute.learn(job.batch, job.inputs, target(), job.num_learned))
+            result, seconds = await self.on_thread(lambda: self._compute.learn(job.batch, job.inputs, target(), job.num_learned))
             if job.keep:
                 await self._outbox.keep(ev.TRAIN_LANE, job.batch, result.output, job.num_learned)
             await self._rest()
@@ -309,10 +289,13 @@ class ReplicaHost:
             self._computation_failed(ev.TRAIN_LANE, job.batch, error)
             return
         self._chain.learned(job.batch, result.loss)
-        self._num_learned += 1
+        self._num_learned = job.num_learned + 1
         self.averages.add(seconds, result.loss)
         self.post(ev.Learned(self._clock.monotonic(), job.batch, result.loss, seconds))
-        if job.num_learned + 1 >= self._info.num_batches and not self._was_complete:
+        self._tell_completion()
+
+    def _tell_completion(self) -> None:
+        if self._num_learned >= self._info.num_batches and not self._was_complete:
             self._was_complete = True
             self._news()
 
@@ -321,9 +304,7 @@ class ReplicaHost:
             if job.mode is ev.Mode.EVAL:
                 await self.inputs.ready(job.lane, job.batch, EVALUATION_WAIT_S)
             target = self.inputs.target(job.lane, job.batch) if job.mode is ev.Mode.EVAL else lambda: None
-            result, seconds = await self._on_thread(
-                lambda: self._compute.forward(job.batch, job.inputs, _MODES[job.mode], target())
-            )
+            result, seconds = await self.on_thread(lambda: self._compute.forward(job.batch, job.inputs, _MODES[job.mode], target()))
             if job.keep:
                 await self._outbox.keep(job.lane, job.batch, result.output, self._num_learned)
             await self._rest()
@@ -333,7 +314,7 @@ class ReplicaHost:
         now = self._clock.monotonic()
         self.post(ev.Forwarded(now, job.lane, job.batch, seconds, result.sum_loss, result.correct, result.count))
 
-    async def _on_thread(self, work: Callable[[], Any]) -> tuple[Any, float]:
+    async def on_thread(self, work: Callable[[], Any]) -> tuple[Any, float]:
         """The result, and the seconds that it took of this worker, pauses that the volunteer's limit asks for included."""
         begun = self._pace.begin()
         try:
@@ -348,6 +329,10 @@ class ReplicaHost:
         if owed_s > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), owed_s)
+
+    def failed_on_thread(self, error: Exception) -> None:
+        """A computation that is for no batch failed: the core decides what that means."""
+        self._computation_failed(ev.TRAIN_LANE, 0, error)
 
     def _computation_failed(self, lane: Lane, batch: int, error: Exception) -> None:
         """A neighbour's bad tensor, a shard that is away or a loss that is not finite costs one batch for now; anything else ends this replica."""
@@ -370,14 +355,23 @@ class ReplicaHost:
 
     # ---- snapshots ----------------------------------------------------------------------------------------------------------
 
+    def state_info(self, lineage: IntervalSet) -> StateInfo:
+        """What the state says about itself if it is captured now."""
+        return replace(self._info, parent=self._chain.state_digest, epoch=self.epoch, step=self._commits + 1, lineage=lineage)
+
+    def relearned(self, info: StateInfo) -> None:
+        """The state is that of an anchor now, or one was captured of it."""
+        self._commits, self._num_learned = info.step, len(info.lineage)
+        self._tell_completion()
+
     async def _take_snapshot(self, job: ev.TakeSnapshot) -> None:
-        info = replace(self._info, parent=self._chain.state_digest, epoch=self.epoch, step=self._commits + 1, lineage=job.lineage)
+        info = self.state_info(job.lineage)
         try:
-            (data, digest), _ = await self._on_thread(lambda: captured(self._compute, info))
+            (data, digest), _ = await self.on_thread(lambda: captured(self._compute, info))
         except Exception as error:  # noqa: BLE001  VNode boundary: a state that cannot be captured must not be trained on unseen
-            self._computation_failed(ev.TRAIN_LANE, 0, error)
+            self.failed_on_thread(error)
             return
-        link = self._chain.close(digest)
+        link = self._chain.close(state=digest)
         self._commits += 1
         self.post(ev.SnapshotTaken(self._clock.monotonic(), job.lineage, digest))
         if self._group is not None:  # not among the tasks that an end cancels: what is captured is handed over
@@ -388,7 +382,6 @@ class ReplicaHost:
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, write_whole, path, data)
         except OSError as error:
-            self._chain.take_back(link)
             self._disk_trouble = f"the disk refuses snapshots: {error.strerror}; tried again every {DISK_RETRY_S:.0f} s"
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), DISK_RETRY_S)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from dcnr.crashpoints import reached
-from dcnr.ids import ReplicaId, VNodeId, digest_of
+from dcnr.ids import Digest, ReplicaId, VNodeId, digest_of
 from dcnr.stages import Stage
+from dcnr.units import Share
 from pnode.chain import Standing
 from vnode.compute import Compute
+from vnode.events import Role
 from vnode.state import StateInfo
 
 SLOW_LINK_BYTES_S: Final = 60e6
@@ -19,12 +21,35 @@ SLOW_LINK_BYTES_S: Final = 60e6
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbours:
-    """The plan around a replica. ``predecessors``: by edge, whom to ask first, with the PNode where it lives."""
+class Planned:
+    """Where the plan puts a replica, and its share of its VNode's batches."""
 
-    predecessors: dict[int, tuple[tuple[ReplicaId, str], ...]]
+    replica: ReplicaId
+    pnode_id: str
+    role: Role
+    weight: float
+
+    @property
+    def share(self) -> Share:
+        """For the core."""
+        return Share(self.replica, self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The plan around a replica. ``predecessors``: by edge, all replicas that feed it, the primary first."""
+
+    predecessors: dict[int, tuple[Planned, ...]]
     successors: dict[ReplicaId, str]
     lead_batches: int
+    role: Role = Role.PRIMARY
+    siblings: tuple[Planned, ...] = ()
+    """All replicas of its VNode, itself included; none where it is alone."""
+
+    @property
+    def primary(self) -> Planned | None:
+        """Whose checkpoints enter manifests."""
+        return next((one for one in self.siblings if one.role is Role.PRIMARY), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +62,17 @@ class Fixed:
     successors: frozenset[VNodeId]
     """VNodes that read from this one in the graph."""
     work_dir: Path
+    num_batches: int = 0
+    state_path: Path = Path()
+    """What it was restored from; its digest and size."""
+    state_digest: str = ""
+    state_bytes: int = 0
+    wanted_codec: str = "raw"
+    """Of deltas, as the graph says."""
+
+    def state_file(self, digest: Digest) -> Path:
+        """Where a state of this replica lies, if it is on this disk at all."""
+        return self.state_path if digest == self.state_digest else self.work_dir / "snapshots" / f"{digest}.safetensors"
 
 
 @dataclass(slots=True)

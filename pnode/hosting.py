@@ -15,20 +15,24 @@ from dcnr.ids import ReplicaId, VNodeId, check_replica_id
 from dcnr.ports import Clock
 from dcnr.specs import Registry
 from dcnr.stages import INPUT, Stage
+from dcnr.units import Share
 from dcnr.v1 import local_pb2, model_pb2
 from pnode.chain import Standing
-from pnode.hosted import Neighbours
+from pnode.hosted import Fixed, Neighbours, Planned
 from pnode.outbox import Outbox
 from pnode.samples import StagedSamples
 from pnode.spool import Spool
 from vnode.compute import Compute
 from vnode.core import ReplicaCore
-from vnode.events import Peer
+from vnode.events import Peer, Role
 from vnode.replica_config import ReplicaConfig
 from vnode.state import StateInfo, for_new_job
 from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import schema_of
 
+_ROLES: Final = {
+    model_pb2.ROLE_PRIMARY: Role.PRIMARY, model_pb2.ROLE_CONTRIBUTOR: Role.CONTRIBUTOR, model_pb2.ROLE_STANDBY: Role.STANDBY,
+}  # fmt: skip
 VALIDATION_ROUNDS: Final = 8
 """Per job, where the graph names no interval."""
 RESEND_S: Final = 15.0
@@ -46,6 +50,7 @@ class Prepared:
     successors: frozenset[VNodeId]
     compute: Compute
     info: StateInfo
+    state_bytes: int
     samples: StagedSamples
     config: ReplicaConfig
     frame_bytes: int
@@ -70,7 +75,10 @@ def prepare(
     compute = TorchCompute(
         stage, registry, num_batches=host.num_batches, seed=int(graph.train.seed), device=device, threads=host.threads
     )
+    state_bytes = Path(host.state_path).stat().st_size
     info = compute.restore(_first_state(host, graph, stage, registry) if host.from_earlier_job else Path(host.state_path))
+    if role_of(host.assignment.role) is not Role.PRIMARY:
+        compute.follow()
     if info.model != host.model:
         raise Corrupt(f"the state belongs to {info.model}", code="bad_state_model")
     samples = StagedSamples(Path(host.dataset_manifest_path), Path(host.shard_dir), graph)
@@ -85,6 +93,7 @@ def prepare(
         successors=frozenset(VNodeId(item.id) for item in stages if any(read.id == stage.id for read in item.inputs)),
         compute=compute,
         info=info,
+        state_bytes=state_bytes,
         samples=samples,
         config=replica_config(host, graph, stage, standing.peer, info, samples.eval_batches()),
         frame_bytes=stage.output.bytes_per_sample * int(graph.train.batch_size),
@@ -137,6 +146,25 @@ def replica_config(
         horizon_s=host.horizon_s or limits.HORIZON_S,
         resend_s=RESEND_S,
         is_new_primary=bool(info.lineage) and host.assignment.role == model_pb2.ROLE_PRIMARY,
+        role=role_of(host.assignment.role),
+        unit_batches=max(1, host.unit_batches),
+        merge_every=int(graph.train.merge_every) or limits.MERGE_EVERY,
+    )
+
+
+def fixed_of(prepared: Prepared, host: local_pb2.HostReplica) -> Fixed:
+    """What stays the same for the replica's shell."""
+    return Fixed(
+        prepared.standing,
+        prepared.stage,
+        prepared.batch_size,
+        prepared.successors,
+        Path(host.work_dir),
+        num_batches=int(host.num_batches),
+        state_path=Path(host.state_path),
+        state_digest=host.state_digest,
+        state_bytes=prepared.state_bytes,
+        wanted_codec=str(prepared.graph.train.codec) or "auto",
     )
 
 
@@ -157,15 +185,36 @@ def compute_thread(replica: ReplicaId) -> ThreadPoolExecutor:
 
 
 def neighbours_of(host: local_pb2.HostReplica, stage: Stage) -> Neighbours:
-    """The plan around a replica; primaries are asked before others. Raises InvalidInput for names that are none."""
+    """The plan around a replica; primaries come before others. Raises InvalidInput for names and weights that are none."""
     assignment = host.assignment
-    by_vnode: dict[str, list[model_pb2.Neighbour]] = {}
+    by_vnode: dict[str, list[Planned]] = {}
     for neighbour in assignment.predecessors:
-        by_vnode.setdefault(neighbour.vnode, []).append(neighbour)
-    asked: dict[int, tuple[tuple[ReplicaId, str], ...]] = {}
-    for edge, item in enumerate(stage.inputs):
-        found = sorted(by_vnode.get(item.id, ()), key=lambda one: (one.role != model_pb2.ROLE_PRIMARY, one.replica))
-        if item.id != INPUT and found:
-            asked[edge] = tuple((check_replica_id(one.replica), one.pnode_id) for one in found)
+        by_vnode.setdefault(neighbour.vnode, []).append(_planned(neighbour))
+    predecessors = {
+        edge: tuple(sorted(by_vnode[item.id], key=lambda one: (one.role is not Role.PRIMARY, one.replica)))
+        for edge, item in enumerate(stage.inputs)
+        if item.id != INPUT and item.id in by_vnode
+    }
     successors = {check_replica_id(one.replica): one.pnode_id for one in assignment.successors}
-    return Neighbours(asked, successors, max(1, host.lead_batches))
+    return Neighbours(
+        predecessors,
+        successors,
+        max(1, host.lead_batches),
+        role_of(assignment.role),
+        tuple(_planned(one) for one in assignment.siblings),
+    )
+
+
+def role_of(role: model_pb2.Role.ValueType) -> Role:
+    """Raises InvalidInput for a role that is none."""
+    if role not in _ROLES:
+        raise InvalidInput(f"a replica cannot be of role {role}", code="bad_assignment")
+    return _ROLES[role]
+
+
+def _planned(neighbour: model_pb2.Neighbour) -> Planned:
+    """A primary without a weight owns its share all the same: desired states said none before there were shares."""
+    role = role_of(neighbour.role)
+    weight = 0.0 if role is Role.STANDBY else neighbour.weight or float(role is Role.PRIMARY)
+    share = Share(check_replica_id(neighbour.replica), weight)
+    return Planned(share.replica, neighbour.pnode_id, role, share.weight)

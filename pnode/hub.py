@@ -7,7 +7,7 @@ about frames; it opens edges, tries again while they fail, and tells the daemon 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -94,13 +94,13 @@ class Trouble:
 
 
 class LinkHub:
-    """All hosted replicas, all known neighbours, all wanted edges of one worker."""
+    """All hosted replicas, all known neighbours, all wanted ways of one worker: one for each edge and each replica that feeds it."""
 
     def __init__(self, clock: Clock, pnode_id: str, peers: Peers, lost: Callable[[ReplicaId, str, bool], None]) -> None:
         self._clock, self._pnode_id, self._peers, self._lost = clock, pnode_id, peers, lost
         self._hosted: dict[str, Replica] = {}
         self._known: dict[str, VerifiedDelegation] = {}
-        self._wants: dict[tuple[ReplicaId, int], _Want] = {}
+        self._wants: dict[tuple[ReplicaId, int, ReplicaId], _Want] = {}
         self._group: asyncio.TaskGroup | None = None
 
     def find(self, name: str) -> Replica:
@@ -137,26 +137,31 @@ class LinkHub:
                 self._close(want, "moved")
         self._try_all()
 
-    def want(self, replica: Replica, index: int, source: ReplicaId, pnode_id: str) -> None:
-        """An edge of ``replica`` is fed by ``source`` from now on; asking for the same again changes nothing."""
-        key = (replica.peer.replica, index)
-        present = self._wants.get(key)
-        if present is not None and present.replica is replica and (present.source, present.pnode_id) == (source, pnode_id):
-            return
-        if present is not None:
-            self._close(present, "replanned")
-        self._wants[key] = _Want(replica, index, source, pnode_id)
-        self._try(self._wants[key])
+    def worker_of(self, replica: ReplicaId, pnode_id: str) -> VerifiedDelegation | None:
+        """Where that replica is served, if it is known."""
+        worker = self._known.get(replica)
+        return worker if worker is not None and worker.pnode_id == pnode_id else None
 
-    def unwant(self, replica: Replica, index: int) -> None:
-        """Nobody feeds that edge for now."""
-        want = self._wants.pop((replica.peer.replica, index), None)
-        if want is not None:
-            self._close(want, "replanned")
+    def missed(self, replica: ReplicaId, pnode_id: str) -> None:
+        """That replica does not answer where it is known, or is not known: the daemon is asked to look for it."""
+        self._lost(replica, pnode_id, False)
 
-    def say(self, replica: Replica, index: int, said: Said) -> None:
-        """A statement over an edge; lost where it is not open (the core states everything anew when it opens)."""
-        want = self._wants.get((replica.peer.replica, index))
+    def want(self, replica: Replica, index: int, sources: Mapping[ReplicaId, str]) -> None:
+        """An edge of ``replica`` is fed by all of ``sources`` (with the PNode of each) and by nobody else from now on; ways that stay are not
+        disturbed.
+        """
+        name = replica.peer.replica
+        for key, want in [(key, want) for key, want in self._wants.items() if key[:2] == (name, index)]:
+            if want.replica is not replica or sources.get(want.source) != want.pnode_id:
+                self._close(self._wants.pop(key), "replanned")
+        for source, pnode_id in sources.items():
+            if (name, index, source) not in self._wants:
+                self._wants[name, index, source] = want = _Want(replica, index, source, pnode_id)
+                self._try(want)
+
+    def say(self, replica: Replica, said: Said) -> None:
+        """A statement over a way; lost where it is not open (the core states everything anew when it opens)."""
+        want = self._wants.get((replica.peer.replica, said.edge, said.source))
         if want is not None and want.opened is not None:
             want.opened.state(said)
 

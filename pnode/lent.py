@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dcnr import limits
 from dcnr.errors import Unavailable
 from dcnr.settings import PNodeSettings
 from dcnr.v1 import membership_pb2
 from pnode.budget import Budget, Limits
+from pnode.orders import HostingOptions
 from pnode.probe import Machine
 
 SPOOL_SHARE = 4
@@ -44,6 +45,19 @@ def threads_of(allowed: Limits) -> int:
 def spool_bytes_of(allowed: Limits) -> int:
     """Bound of one replica's spool."""
     return min(limits.SPOOL_BYTES, allowed.disk_bytes // SPOOL_SHARE)
+
+
+def options_of(settings: PNodeSettings, allowed: Limits, free_disk_bytes: Callable[[], int]) -> HostingOptions:
+    """What every replica gets. Anchors, deltas and donated states have their share of the upload rate, where one is set."""
+    threads = threads_of(allowed)
+    return HostingOptions(
+        threads=threads,
+        cpu_share=allowed.cores / threads,
+        spool_bytes=spool_bytes_of(allowed),
+        free_disk_bytes=free_disk_bytes,
+        checkpoint_s=0.0 if settings.checkpoint_s == limits.CHECKPOINT_S else settings.checkpoint_s,
+        bulk_bytes_s=settings.limits.upload_mbit * 1e6 / 8 * limits.UPLINK_SHARE,
+    )
 
 
 def advertised_host(settings: PNodeSettings, bootstrap: Sequence[str], *, single_host: bool) -> str:

@@ -15,7 +15,6 @@ import grpc
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId, ReplicaId
 from dcnr.ports import Clock, Random
-from dcnr.v1 import vnode_pb2_grpc
 from pnode.exchange import Replica, Said, Stream
 from pnode.receiving import Edge, ReceivingExchange
 from pnode.sending import SendingExchange
@@ -206,21 +205,14 @@ class PeerLink:
             self._exchange.open(edge)
 
 
-class LinkService(vnode_pb2_grpc.VNodeServiceServicer):
+class LinkService:
     """Serves the Links of the workers that we feed; ``peer`` names the PNode behind a call's session or raises Refused."""
 
     def __init__(self, clock: Clock, key: NodeKey, find: Callable[[str], Replica], peer: Callable[[Any], str], told: Told) -> None:
         self._clock, self._key, self._find, self._peer, self._told = clock, key, find, peer, told
         self._num_links = 0
 
-    def add_to(self, server: Any) -> None:
-        """Serves the contract's methods; messages of a Link come and go as bytes."""
-        link = {"Link": grpc.stream_stream_rpc_method_handler(self.Link)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, link),))  # the first one found is used
-        vnode_pb2_grpc.add_VNodeServiceServicer_to_server(self, server)
-        server.add_registered_method_handlers(SERVICE, link)  # the last one registered is used, before all others
-
-    async def Link(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # a stream handler may write itself
+    async def serve(self, requests: Any, context: Any) -> None:
         """One stream until its end; a peer that breaks the protocol loses the stream."""
         pnode_id = self._peer(context)
         if self._num_links >= MAX_LINKS:

@@ -6,13 +6,13 @@ from that graph. Documents are cached by digest, so a restart with every orchest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataservice.dataset_manifest import MAX_MANIFEST_BYTES as MAX_DATASET_MANIFEST_BYTES
 from dcnr import limits
-from dcnr.errors import Corrupt, NotFound, Refused, Unavailable
+from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.graph import dataset_refs, graph_from_bytes, stages_of_graph
 from dcnr.specs import Registry
 from dcnr.stages import Stage
@@ -22,6 +22,15 @@ from pnode.trail import Fetch, Trail
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 from vnode.costs import ReplicaCost, replica_cost
+
+Donated = Callable[[str, data_pb2.ObjectRef, int], Awaitable[Path]]
+"""A local file with the state of that reference and size, given by the named PNode, verified by digest. Raises DcnrError."""
+MAX_DONORS = 4
+
+
+async def nobody_gives(pnode_id: str, ref: data_pb2.ObjectRef, size_bytes: int) -> Path:
+    """Where there are no donors."""
+    raise Unavailable("no donor is known", code="no_donor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +47,18 @@ class Job:
 class Provisioner:
     """Fetches and verifies. One per daemon."""
 
-    def __init__(self, *, policy: Callable[[], NetworkPolicy], registry: Registry, fetch: Fetch, shelf: Shelf) -> None:
-        self._policy, self._registry, self._fetch, self._shelf = policy, registry, fetch, shelf
+    def __init__(
+        self,
+        *,
+        policy: Callable[[], NetworkPolicy],
+        registry: Registry,
+        fetch: Fetch,
+        shelf: Shelf,
+        donated: Donated = nobody_gives,
+    ) -> None:
+        self._policy, self._registry, self._fetch, self._shelf, self._donated = policy, registry, fetch, shelf, donated
         self._jobs: dict[str, Job] = {}
+        self._given_up: set[str] = set()
 
     async def job(self, desired: model_pb2.DesiredState) -> Job:
         """The job of a desired state. Raises Refused (``unsigned_job``, ``component_not_allowed``), InvalidInput, Corrupt, Unavailable."""
@@ -77,11 +95,20 @@ class Provisioner:
             raise Refused(f"{vnode} has {cost.state_bytes} bytes of state, the network allows {bound}", code="vnode_too_large")
         return cost
 
-    async def state(self, job: Job, vnode: str, manifest_digest: str) -> tuple[StartingState, list[str]]:
+    def give_up(self, digest: str) -> bool:
+        """The worker could not restore that state: it is not offered again. False if it had been given up before."""
+        fresh = digest not in self._given_up
+        self._given_up.add(digest)
+        return fresh
+
+    async def state(
+        self, job: Job, vnode: str, manifest_digest: str, donors: Sequence[str] = ()
+    ) -> tuple[StartingState, list[str]]:
         """The newest state to be had for ``vnode``, with remarks on what was damaged or out of reach.
 
         Candidates are this machine's own snapshots and the working checkpoints of the manifest, largest lineage first; where none of them is usable,
-        those of ever older manifests, and at last the state that the job began with. Raises Unavailable if none can be read now.
+        those of ever older manifests, and at last the state that the job began with. What is not here is taken from one of ``donors`` (PNodes that host
+        the VNode) or from who made it, else from the store. Raises Unavailable if none can be read now.
         """
         remarks: list[str] = []
         tried: set[str] = set()
@@ -91,7 +118,7 @@ class Provisioner:
             known = {candidate.digest for candidate in local} | tried
             fresh = [*local, *(candidate for candidate in named if candidate.digest not in known)]
             local, tried = [], known | {candidate.digest for candidate in fresh}
-            found = await self._usable(job, vnode, fresh, remarks)
+            found = await self._usable(job, vnode, fresh, donors, remarks)
             if found is not None:
                 return found, remarks
         raise Unavailable(
@@ -99,19 +126,40 @@ class Provisioner:
             remedy="wait for the store or an orchestrator",
         )  # fmt: skip
 
-    async def _usable(self, job: Job, vnode: str, candidates: Sequence[StartingState], remarks: list[str]) -> StartingState | None:
+    async def _usable(
+        self, job: Job, vnode: str, candidates: Sequence[StartingState], donors: Sequence[str], remarks: list[str]
+    ) -> StartingState | None:
         """The first candidate whose bytes are whole, with its file."""
         for candidate in sorted(candidates, key=lambda one: (-len(one.lineage), one.origin != "local")):
+            if candidate.digest in self._given_up:
+                remarks.append(f"checkpoint {candidate.digest[:12]} could not be restored before")
+                continue
             if candidate.origin == "local":
                 return candidate
             ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=job.request.model, owner=vnode, digest=candidate.digest)
             try:
-                return replace(candidate, path=await self._fetch(ref, limits.MAX_OBJECT_BYTES))
+                return await self._brought(candidate, ref, donors, remarks)
             except (Corrupt, NotFound) as error:
                 remarks.append(
                     f"checkpoint {candidate.digest[:12]} with {len(candidate.lineage)} batches is unusable: {error.message}"
                 )
         return None
+
+    async def _brought(
+        self, candidate: StartingState, ref: data_pb2.ObjectRef, donors: Sequence[str], remarks: list[str]
+    ) -> StartingState:
+        """A named state with its file, and where that came from."""
+        asked = dict.fromkeys([*donors, candidate.maker] if candidate.maker else donors) if candidate.size_bytes else {}
+        for pnode_id in list(asked)[:MAX_DONORS]:
+            try:
+                path = await self._donated(pnode_id, ref, candidate.size_bytes)
+            except Corrupt as error:
+                remarks.append(f"{pnode_id[:8]} gave something else than {ref.digest[:12]}: {error.message}")
+            except DcnrError:
+                continue  # the store has it too
+            else:
+                return replace(candidate, path=path, origin=f"donor {pnode_id[:8]}")
+        return replace(candidate, path=await self._fetch(ref, limits.MAX_OBJECT_BYTES))
 
     def _check_policy(self, graph: model_pb2.ModelGraph) -> None:
         allowed = set(self._policy().document.components)

@@ -10,11 +10,15 @@ from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from pnode.frames import intervals_message
 from vnode.evaluation import Evaluation
+from vnode.events import Role
 from vnode.replica_view import NeedView, ReplicaView
 
 MAX_NEEDS: Final = 16
 MAX_NEED_INTERVALS: Final = 64
 MAX_EXITS: Final = 16
+_ROLES: Final = {
+    Role.PRIMARY: model_pb2.ROLE_PRIMARY, Role.CONTRIBUTOR: model_pb2.ROLE_CONTRIBUTOR, Role.STANDBY: model_pb2.ROLE_STANDBY,
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -77,14 +81,27 @@ def replica_report(
         checkpoint_digest=measured.checkpoint_digest,
         held_back_by=view.held_back_by or "",
         restored_from=measured.restored_from,
+        role=_ROLES[view.role],
+        unmerged=intervals_message(view.unmerged),
+        num_merged=view.num_merged,
+        num_refused=view.num_refused,
     )
 
 
 def bare_report(
-    replica: ReplicaId, vnode: str, incarnation: int, state: orchestrator_pb2.AssignmentState.ValueType, reason: str
-) -> orchestrator_pb2.ReplicaReport:
+    replica: ReplicaId, vnode: str, incarnation: int, state: orchestrator_pb2.AssignmentState.ValueType, reason: str, *,
+    role: model_pb2.Role.ValueType, restored_from: str,
+) -> orchestrator_pb2.ReplicaReport:  # fmt: skip
     """The report of a replica without a core: not ready yet, or failed on the way."""
-    return orchestrator_pb2.ReplicaReport(replica=replica, vnode=vnode, incarnation=incarnation, state=state, reason=reason[:512])
+    return orchestrator_pb2.ReplicaReport(
+        replica=replica,
+        vnode=vnode,
+        incarnation=incarnation,
+        state=state,
+        reason=reason[:512],
+        role=role,
+        restored_from=restored_from,
+    )
 
 
 def _need(need: NeedView, now_s: float) -> orchestrator_pb2.NeedReport:

@@ -14,7 +14,8 @@ from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer, peer_of
 from dcnr.v1 import identity_pb2
-from pnode.links import SERVICE, Dial, LinkService
+from pnode.links import SERVICE, Dial
+from pnode.service import DataPlane
 from trust.identity import NodeKey
 
 GRACE_S: Final = 0.2
@@ -43,7 +44,7 @@ class HeldPort:
         self._socket.close()
 
 
-def data_server(key: NodeKey, network_id: str, clock: Clock, service: Callable[[Callable[[Any], str]], LinkService]) -> RpcServer:
+def data_server(key: NodeKey, network_id: str, clock: Clock, service: Callable[[Callable[[Any], str]], DataPlane]) -> RpcServer:
     """A server with the data plane's only service, not started yet."""
     server = RpcServer(key, network_id, clock=clock, rng=secrets.token_bytes)
     server.add(service(pnode_of).add_to, SERVICE)

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dcnr import limits
@@ -35,6 +35,9 @@ class StartingState:
     lineage: IntervalSet
     origin: str
     is_of_earlier_job: bool = False
+    size_bytes: int = field(default=0, compare=False)
+    maker: str = field(default="", compare=False)
+    """PNode that made it; of a checkpoint that a manifest names."""
 
 
 @dataclass(slots=True)

@@ -93,7 +93,7 @@ class Telling:
             if known is not None:
                 report.CopyFrom(known)
             if known is None or item.task is not None or item.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED:
-                report.replica, report.vnode = item.assignment.replica, item.assignment.vnode
+                report.replica, report.vnode, report.role = item.assignment.replica, item.assignment.vnode, item.assignment.role
                 report.state, report.reason, report.incarnation = item.state, item.reason, self.now.worker.incarnation
             reports.append(report)
         return reports

@@ -93,4 +93,12 @@ class Trail:
 
 def _of_this_job(checkpoint: model_pb2.Checkpoint) -> StartingState:
     lineage = IntervalSet.from_pairs((int(i.first), int(i.end)) for i in checkpoint.lineage.intervals)
-    return StartingState(Path(), checkpoint.digest, checkpoint.commit_digest, lineage, "store")
+    return StartingState(
+        Path(),
+        checkpoint.digest,
+        checkpoint.commit_digest,
+        lineage,
+        "store",
+        size_bytes=int(checkpoint.size_bytes),
+        maker=checkpoint.pnode_id,
+    )

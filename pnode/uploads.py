@@ -1,6 +1,7 @@
 """Brings snapshots into the store and keeps telling the holder of them until a manifest names them. Never on the training path.
 
-Order per snapshot: commit object, state object, RecordCheckpoint, repeated. While the store is away the newest snapshot of each replica waits on disk.
+Order per snapshot: the commits before it, oldest first, its own, the state object, RecordCheckpoint, repeated.
+While the store is away the newest snapshot of each replica waits on disk.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from dcnr import limits
 from dcnr.client import Orchestrators
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
-from dcnr.ids import Digest, NodeId
-from dcnr.v1 import common_pb2, data_pb2, local_pb2, orchestrator_pb2
+from dcnr.ids import Digest, NodeId, digest_of
+from dcnr.v1 import common_pb2, data_pb2, identity_pb2, local_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 from pnode.duties import Say
 from pnode.refusals import Refusals
-from pnode.snapshots import Held, Shelf, commit_digest
+from pnode.snapshots import Held, Shelf
 
 RETRY_S = 1.0
 LONGEST_RETRY_S = 10.0
@@ -134,11 +135,8 @@ class Uploads:
     async def _store(self, held: Held) -> bool:
         ready, checkpoint = held.ready, held.ready.checkpoint
         if not held.commit_stored:
-            data = ready.commit.SerializeToString(deterministic=True)
-            ref = data_pb2.ObjectRef(
-                kind=data_pb2.OBJECT_KIND_COMMIT, model=ready.model, owner=checkpoint.vnode, digest=commit_digest(ready)
-            )
-            await self._objects.write_bytes(ref, data, directory=self._directory)
+            for commit in (*ready.ancestors, ready.commit):
+                await self._store_commit(ready.model, checkpoint.vnode, commit)
             reached("commit.uploaded")
             held.commit_stored = True
         if self._shelf.superseded(held):
@@ -154,6 +152,11 @@ class Uploads:
             reached("state.uploaded")
             held.uploaded = True
         return await self._record(held)
+
+    async def _store_commit(self, model: str, vnode: str, commit: identity_pb2.Envelope) -> None:
+        data = commit.SerializeToString(deterministic=True)
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_COMMIT, model=model, owner=vnode, digest=digest_of(data))
+        await self._objects.write_bytes(ref, data, directory=self._directory)
 
     async def _record(self, held: Held) -> bool:
         ready = held.ready

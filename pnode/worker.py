@@ -25,13 +25,17 @@ from dcnr.ids import NodeId, ReplicaId, check_replica_id
 from dcnr.ports import Clock
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, orchestrator_pb2
 from pnode.crew import Acting, Crew, Outlets
+from pnode.donors import Donor
 from pnode.exchange import first_cause
 from pnode.frames import intervals_of
 from pnode.hub import LinkHub
 from pnode.links import LinkService, PeerLinks
+from pnode.merge_calls import MergeCalls
 from pnode.pace import Pace
 from pnode.pipe import LocalPipe
 from pnode.rpc import GRACE_S, HeldPort, data_server, dialling
+from pnode.service import DataPlane
+from pnode.uplink import Uplink
 from trust.delegation import VerifiedDelegation, open_delegation
 from trust.envelope import open_single, parse
 from trust.identity import NodeKey
@@ -82,26 +86,27 @@ class Worker:
         if first.WhichOneof("kind") != "delegation":
             raise Corrupt("the daemon must send a delegation first", code="no_delegation")
         self._acting = self._act_for(first.delegation)
-        peers = PeerLinks(
-            self._clock,
-            random.Random(),
-            self._executor,
-            dialling(self._key, self._acting.network_id, self._clock, lambda: self._delegation),
-            self._lost,
-            self._told,
-        )
+        dial = dialling(self._key, self._acting.network_id, self._clock, lambda: self._delegation)
+        peers = PeerLinks(self._clock, random.Random(), self._executor, dial, self._lost, self._told)
+        uplink = Uplink(self._clock)
         self._hub = LinkHub(self._clock, self._acting.pnode_id, peers, self._lost)
         server = data_server(
             self._key,
             self._acting.network_id,
             self._clock,
-            lambda peer: LinkService(self._clock, self._key, self._hub.find, peer, self._told),
+            lambda peer: DataPlane(
+                LinkService(self._clock, self._key, self._hub.find, peer, self._told),
+                peer=peer,
+                desk=lambda replica: self._crew.desk(replica),
+                donor=Donor(self._acting.network_id, lambda *state: self._crew.state_file(*state), uplink),
+                uplink=uplink,
+            ),
         )
         held.free()
         await server.start(held.host, held.port)
         try:
             async with asyncio.TaskGroup() as group:
-                self._crew = self._new_crew(group)
+                self._crew = self._new_crew(group, MergeCalls(dial, uplink))
                 for work in (peers.run(), self._hub.run(), self._send(), self._report()):
                     group.create_task(work)
                 await self._obey(group)
@@ -114,7 +119,7 @@ class Worker:
             await server.stop(GRACE_S)
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _new_crew(self, group: asyncio.TaskGroup) -> Crew:
+    def _new_crew(self, group: asyncio.TaskGroup, calls: MergeCalls) -> Crew:
         outlets = Outlets(snapshot=self._snapshot, shards=self._shards, news=self._news.set, told=self._told)
         return Crew(
             self._acting,
@@ -125,6 +130,7 @@ class Worker:
             clock=self._clock,
             executor=self._executor,
             pace=Pace(self._clock, time.process_time),
+            calls=calls,
             device=self._device,
             outlets=outlets,
             group=group,

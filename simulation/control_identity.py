@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from dcnr.graph import graph_from_toml, graph_to_bytes, stages_of_graph
 from dcnr.ids import Digest, digest_of
+from dcnr.intervals import IntervalSet
 from dcnr.specs import Registry
 from dcnr.v1 import identity_pb2, model_pb2
 from trust.envelope import seal
@@ -18,6 +20,7 @@ from trust.identity import NodeKey
 from trust.network import NetworkPolicy, create_document, verify_chain
 from vnode.costs import ReplicaCost, replica_cost
 from vnode.registry import default_registry
+from vnode.state import StateInfo, StateSchema, TensorSlot, parse, serialise
 
 MODEL = "chain"
 EPOCH_WALL_S = 1_800_000_000.0
@@ -101,6 +104,29 @@ class Community:
         return digest_of(self.graph_bytes)
 
 
+def state_bytes(vnode: str, graph: str, job_id: str, lineage: IntervalSet, *, num_batches: int, parent: str, mark: str) -> bytes:
+    """A state of that VNode as a replica would write it, with a mark instead of weights."""
+    info = StateInfo(vnode, MODEL, graph, parent, epoch=0, step=0, num_batches=num_batches, seed=0, lineage=lineage)
+    texts = {"b/job": job_id, "b/mark": mark}
+    return serialise(
+        state_schema(vnode),
+        info,
+        {name: np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8) for name, text in texts.items()},
+    )
+
+
+def lineage_in(data: bytes, vnode: str, job_id: str) -> IntervalSet:
+    """What a state holds of that job. Raises Corrupt."""
+    info, tensors = parse(data, state_schema(vnode))
+    same = tensors["b/job"].tobytes() == hashlib.sha256(job_id.encode()).digest()
+    return info.lineage if same else IntervalSet.empty()
+
+
+def state_schema(vnode: str) -> StateSchema:
+    """The tensors of all states here."""
+    return StateSchema(vnode, {"b/job": TensorSlot("uint8", (32,)), "b/mark": TensorSlot("uint8", (32,))})
+
+
 def community(seed: int, num_orchestrators: int, num_vnodes: int, replicas: tuple[int, ...] = (1,)) -> Community:
     """The community of a seed."""
     maintainer = key_of(seed, "maintainer")
@@ -121,7 +147,11 @@ def community(seed: int, num_orchestrators: int, num_vnodes: int, replicas: tupl
     graph_bytes = graph_to_bytes(graph)
     stages = stages_of_graph(graph, registry)
     costs = {stage.id: replica_cost(stage, registry, 4) for stage in stages}
-    initial = {stage.id: f"checkpoint 0 of {stage.id}".encode() for stage in stages}
+    graph_name = digest_of(graph_bytes)
+    initial = {
+        stage.id: state_bytes(stage.id, graph_name, "", IntervalSet.empty(), num_batches=0, parent="", mark="checkpoint 0")
+        for stage in stages
+    }
     manifest = model_pb2.Manifest(
         network_id=policy.network_id, model=MODEL, number=0, graph_digest=digest_of(graph_bytes), audits="none"
     )

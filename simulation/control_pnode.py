@@ -15,9 +15,10 @@ from dcnr.ids import NodeId, digest_of
 from dcnr.v1 import data_pb2, identity_pb2, membership_pb2, orchestrator_pb2
 from pnode.authority import Source
 from pnode.budget import Budget, Limits
-from pnode.duties import Duties, HostingOptions
+from pnode.duties import Duties
 from pnode.headcheck import HeadCheck
 from pnode.home import Home
+from pnode.orders import HostingOptions
 from pnode.provision import Provisioner
 from simulation.control_disk import Disk, SimPath
 from simulation.control_identity import MODEL, STORE_ADDRESS, key_of

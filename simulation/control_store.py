@@ -146,6 +146,11 @@ class StoreClient:
         found: StoredObject = await self._call(lambda store: store.get(key, max_bytes=max_bytes))
         return found
 
+    async def get_range(self, key: str, *, first: int, num_bytes: int) -> bytes:
+        """As the port says."""
+        data: bytes = await self._call(lambda store: store.get_range(key, first=first, num_bytes=num_bytes))
+        return data
+
     async def head(self, key: str) -> ObjectInfo:
         """As the port says."""
         found: ObjectInfo = await self._call(lambda store: store.head(key))

@@ -6,19 +6,17 @@ Every state is real bytes with a real digest, every snapshot has a signed commit
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dataservice import keys
 from dcnr.errors import DcnrError, Stale, Unavailable
 from dcnr.ids import Digest, NodeId, digest_of
-from dcnr.intervals import IntervalSet
 from dcnr.v1 import common_pb2, data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from orchestrator.jobs import intervals, intervals_message
 from pnode.snapshots import StartingState
 from simulation.control_disk import SimPath
-from simulation.control_identity import MODEL
+from simulation.control_identity import MODEL, lineage_in, state_bytes
 from simulation.control_replica import ALONE_S, MERGE_S, Replica
 from trust.envelope import digest_of_envelope, seal
 
@@ -103,7 +101,7 @@ class WorkerModel:
         data = pnode.disk.get(message.state_path, b"")
         if digest_of(data) != message.state_digest:
             return
-        lineage = _lineage_in(data, message.job_id)
+        lineage = lineage_in(data, message.assignment.vnode, message.job_id)
         replica = Replica(
             name, message.assignment.vnode, message.job_id, int(message.num_batches), max(1, int(message.unit_batches)),
             message.checkpoint_s, message.horizon_s, pnode.incarnation, pnode.world.knobs.learn_rate * pnode.factor, lineage,
@@ -141,7 +139,7 @@ class WorkerModel:
                 digest, _, commit = path.rsplit("/", 1)[-1].partition("-")
                 data = self._pnode.disk[path]
                 where: Any = SimPath(self._pnode.disk, path)
-                found.append(StartingState(where, digest, commit, _lineage_in(data, job_id), "local"))
+                found.append(StartingState(where, digest, commit, lineage_in(data, vnode, job_id), "local"))
         return found
 
     # -- learning --------------------------------------------------------------------------------------------------------------
@@ -188,11 +186,10 @@ class WorkerModel:
             return
         was_asked, replica.anew = replica.anew, False
         pnode = self._pnode
-        learned = [list(pair) for pair in replica.lineage.pairs()]
-        content = {"vnode": replica.vnode, "job": replica.job_id, "learned": learned, "by": replica.replica}
-        data = json.dumps(
-            {**content, "incarnation": replica.incarnation, "at": round(pnode.loop.time(), 3)}, sort_keys=True
-        ).encode()
+        data = state_bytes(
+            replica.vnode, pnode.world.community.graph_digest, replica.job_id, replica.lineage, num_batches=replica.num_batches,
+            parent=replica.state_digest, mark=f"{replica.replica} {replica.incarnation} {pnode.loop.time():.3f}",
+        )  # fmt: skip
         commit = model_pb2.Commit(
             network_id=pnode.world.community.policy.network_id, model=MODEL, job_id=replica.job_id, vnode=replica.vnode,
             replica=replica.replica, incarnation=replica.incarnation, parent_digest=replica.state_digest, state_digest=digest_of(data),
@@ -290,11 +287,3 @@ class WorkerModel:
         except Stale as error:
             if error.code != "precondition_failed":
                 raise
-
-
-def _lineage_in(data: bytes, job_id: str) -> IntervalSet:
-    """What a state file holds of that job."""
-    if not data.startswith(b"{"):
-        return IntervalSet.empty()
-    content = json.loads(data)
-    return IntervalSet.of(*map(tuple, content["learned"])) if content["job"] == job_id else IntervalSet.empty()

@@ -75,6 +75,22 @@ class TensorSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """The beginning of a state, checked. ``info`` has no lineage yet: that is a tensor."""
+
+    info: StateInfo
+    slots: tuple[tuple[str, TensorSlot], ...]
+    """Names and kinds of the tensors in the order in which they follow, without gaps."""
+    body_at: int
+    """Offset of the first tensor."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole state."""
+        return self.body_at + sum(slot.num_bytes for _, slot in self.slots)
+
+
+@dataclass(frozen=True, slots=True)
 class StateSchema:
     """Exactly the tensors that a state of ``vnode`` holds, besides its lineage."""
 
@@ -112,26 +128,30 @@ def parse(data: bytes, schema: StateSchema) -> tuple[StateInfo, dict[str, Array]
 
     Raises Corrupt with a code for the first rule broken; allocates nothing before the header is whole.
     """
-    metadata, num_intervals, body_at = _checked_header(data, schema)
-    info = _info(metadata, schema)
-    expected, order = _header(schema, metadata, num_intervals)
-    if data[8:body_at] != expected:
-        raise _bad("the header is not the one that belongs to this VNode", "header")
-    num_bytes = sum(_slot(schema, name, num_intervals).num_bytes for name in order)
-    if len(data) != body_at + num_bytes:
-        raise _bad(f"{len(data) - body_at} bytes of tensors, not {num_bytes}", "size")
+    head = read_head(data, schema)
+    if len(data) != head.size_bytes:
+        raise _bad(f"{len(data) - head.body_at} bytes of tensors, not {head.size_bytes - head.body_at}", "size")
     try:
         entries: dict[str, Any] = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         raise _bad(f"not safetensors: {error}", "header") from error
     arrays: dict[str, Array] = {}
-    for name in order:
-        slot = _slot(schema, name, num_intervals)
+    for name, slot in head.slots:
         array = np.frombuffer(entries[name]["data"], dtype=np.dtype(slot.dtype)).reshape(slot.shape)
         check_values(name, array)
         array.flags.writeable = False
         arrays[name] = array
-    return replace(info, lineage=_lineage(arrays.pop(LINEAGE), info.num_batches)), arrays
+    return replace(head.info, lineage=lineage_in(arrays.pop(LINEAGE), head.info.num_batches)), arrays
+
+
+def read_head(data: bytes, schema: StateSchema) -> Head:
+    """What the first bytes of a state say, however many of them are there, as long as the whole header is. Raises Corrupt."""
+    metadata, num_intervals, body_at = _checked_header(data, schema)
+    expected, order = _header(schema, metadata, num_intervals)
+    info = _info(metadata, schema)
+    if data[8:body_at] != expected:
+        raise _bad("the header is not the one that belongs to this VNode", "header")
+    return Head(info, tuple((name, _slot(schema, name, num_intervals)) for name in order), body_at)
 
 
 def for_new_job(data: bytes, schema: StateSchema, *, num_batches: int, seed: int, graph: str, parent: str) -> bytes:
@@ -231,7 +251,8 @@ def _info(metadata: Mapping[str, str], schema: StateSchema) -> StateInfo:
     return StateInfo(vnode=schema.vnode, model=model, graph=metadata["graph"], parent=metadata["parent"], lineage=empty, **numbers)
 
 
-def _lineage(rows: Array, num_batches: int) -> IntervalSet:
+def lineage_in(rows: Array, num_batches: int) -> IntervalSet:
+    """The lineage that the tensor of that name holds. Raises Corrupt."""
     pairs = [(int(low), int(high)) for low, high in rows.tolist()]
     if pairs and pairs[-1][1] > num_batches:
         raise _bad("the lineage holds batches that the job does not have", "lineage")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dcnr.cli.output import duration, short, size, table
 from dcnr.sdk.plain import word
-from dcnr.v1 import identity_pb2, local_pb2, orchestrator_pb2
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 
 _EVENTS = 5
 
@@ -44,12 +44,19 @@ def replicas_table(replicas: list[orchestrator_pb2.ReplicaReport]) -> str:
     """What is hosted: progress, pace and troubles."""
     rows = [
         (
-            report.replica, word(orchestrator_pb2.AssignmentState, report.state), int(report.num_learned),
+            report.replica, role_word(report), word(orchestrator_pb2.AssignmentState, report.state), int(report.num_learned),
             sum(int(i.end - i.first) for i in report.durable.intervals), f"{report.rate:.1f}/s", f"{report.loss:.3f}", report.reason,
         )
         for report in replicas
     ]  # fmt: skip
-    return table(("replica", "state", "learned", "durable", "rate", "loss", "reason"), rows)
+    return table(("replica", "role", "state", "learned", "durable", "rate", "loss", "reason"), rows)
+
+
+def role_word(report: orchestrator_pb2.ReplicaReport) -> str:
+    """What a replica is to its VNode, with what waits to be merged."""
+    role = word(model_pb2.Role, report.role) if report.role else "-"
+    unmerged = sum(int(interval.end - interval.first) for interval in report.unmerged.intervals)
+    return f"{role}, {unmerged} unmerged" if unmerged else role
 
 
 def orchestrator_screen(status: orchestrator_pb2.GetStatusResponse) -> str:

@@ -81,6 +81,7 @@ class HostReplica(_message.Message):
     UNIT_BATCHES_FIELD_NUMBER: _builtins.int
     CPU_SHARE_FIELD_NUMBER: _builtins.int
     FROM_EARLIER_JOB_FIELD_NUMBER: _builtins.int
+    BULK_BYTES_S_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """whose"""
     job_id: _builtins.str
@@ -123,6 +124,8 @@ class HostReplica(_message.Message):
     """of the time of that many cores as threads which the whole worker may compute; 0: no limit"""
     from_earlier_job: _builtins.bool
     """the state is not of this job: its weights go on, lineage and optimiser start anew; a false value refuses it"""
+    bulk_bytes_s: _builtins.float
+    """anchors, deltas and donated states of the whole worker leave at no more; 0: no limit"""
     @_builtins.property
     def assignment(self) -> _model_pb2.DesiredAssignment:
         """what"""
@@ -152,10 +155,11 @@ class HostReplica(_message.Message):
         unit_batches: _builtins.int = ...,
         cpu_share: _builtins.float = ...,
         from_earlier_job: _builtins.bool = ...,
+        bulk_bytes_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "checkpoint_s", b"checkpoint_s", "checkpoint_steps", b"checkpoint_steps", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "epoch", b"epoch", "from_earlier_job", b"from_earlier_job", "graph", b"graph", "horizon_s", b"horizon_s", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "num_batches", b"num_batches", "plan_number", b"plan_number", "shard_dir", b"shard_dir", "spool_bytes", b"spool_bytes", "state_commit", b"state_commit", "state_digest", b"state_digest", "state_path", b"state_path", "threads", b"threads", "unit_batches", b"unit_batches", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "bulk_bytes_s", b"bulk_bytes_s", "checkpoint_s", b"checkpoint_s", "checkpoint_steps", b"checkpoint_steps", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "epoch", b"epoch", "from_earlier_job", b"from_earlier_job", "graph", b"graph", "horizon_s", b"horizon_s", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "num_batches", b"num_batches", "plan_number", b"plan_number", "shard_dir", b"shard_dir", "spool_bytes", b"spool_bytes", "state_commit", b"state_commit", "state_digest", b"state_digest", "state_path", b"state_path", "threads", b"threads", "unit_batches", b"unit_batches", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

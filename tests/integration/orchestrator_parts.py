@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from dataservice import keys
 from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef
 from dcnr.graph import Graph, graph_digest, graph_to_bytes
 from dcnr.ids import digest_of
+from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock, ObjectStore
 from dcnr.specs import TensorSpec
 from dcnr.v1 import common_pb2, identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
@@ -15,6 +18,7 @@ from trust.delegation import make_delegation
 from trust.envelope import digest_of_envelope, seal
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy, create_document, verify_chain
+from vnode.state import StateInfo, StateSchema, TensorSlot, serialise
 
 VNODES = ("first", "second")
 BATCHES = 12
@@ -44,6 +48,16 @@ def small_graph(model: str) -> model_pb2.ModelGraph:
     return graph.build()
 
 
+def state_bytes(model: str, vnode: str, *, learned: int, parent: str, mark: int) -> bytes:
+    """A state of that VNode which could be restored; ``mark`` makes it another one."""
+    info = StateInfo(
+        vnode, model, graph_digest(small_graph(model)), parent, epoch=1, step=int(learned > 0), num_batches=BATCHES, seed=0,
+        lineage=IntervalSet.span(0, learned),
+    )  # fmt: skip
+    schema = StateSchema(vnode, {"w/weight": TensorSlot("float32", (4,))})
+    return serialise(schema, info, {"w/weight": np.full(4, mark, np.float32)})
+
+
 async def stage(
     store: ObjectStore, policy: NetworkPolicy, maintainer: NodeKey, model: str, clock: Clock, job_id: str
 ) -> identity_pb2.Envelope:
@@ -55,7 +69,7 @@ async def stage(
     dataset = DatasetManifest("toy", 1, fields, splits, shards, "none", "made up")
     manifest = model_pb2.Manifest(network_id=policy.network_id, model=model, graph_digest=graph_digest(graph), audits="none")
     for vnode in VNODES:
-        state = f"state of {vnode}".encode()
+        state = state_bytes(model, vnode, learned=0, parent="", mark=0)
         await store.put(keys.state(model, vnode, digest_of(state)), state)
         checkpoint = model_pb2.Checkpoint(vnode=vnode, digest=digest_of(state), size_bytes=len(state))
         manifest.entries.add(vnode=vnode, working=[checkpoint], cleared=checkpoint)
@@ -128,7 +142,8 @@ class Worker:
     ) -> tuple[model_pb2.Checkpoint, identity_pb2.Envelope]:
         """A state with every batch of the job, in the store, with its signed commit."""
         vnode = self.reports[replica].vnode
-        state = f"{replica} after {BATCHES} batches".encode()
+        mark = int(replica.rsplit(".", 1)[1])
+        state = state_bytes(model, vnode, learned=BATCHES, parent=parent.digest, mark=mark)
         done = sum(item.end - item.first for item in parent.lineage.intervals) if parent.job_id == job_id else 0
         commit = model_pb2.Commit(
             network_id=self.policy.network_id, model=model, job_id=job_id, vnode=vnode, replica=replica, incarnation=self.incarnation,

@@ -31,6 +31,7 @@ from pnode.links import LinkService, PeerLinks
 from pnode.outbox import Outbox
 from pnode.rpc import pnode_of
 from pnode.sending import SendingExchange
+from pnode.service import DataPlane
 from pnode.spool import Frame, Spool
 from pnode.worker import SystemClock
 from trust.delegation import make_delegation, open_delegation
@@ -137,8 +138,9 @@ async def rig(
     hub_of_source = LinkHub(CLOCK, node.node_id, None, lambda *_: None)  # type: ignore[arg-type]
     hub_of_source.add(source)
     server = RpcServer(worker, NETWORK, clock=CLOCK, rng=secrets.token_bytes)
-    service = LinkService(CLOCK, signing or worker, find, pnode_of, lambda *said: told.append(said))
-    server.add(service.add_to)
+    nothing: Any = None
+    links = LinkService(CLOCK, signing or worker, find, pnode_of, lambda *said: told.append(said))
+    server.add(DataPlane(links, peer=pnode_of, desk=nothing, donor=nothing, uplink=nothing).add_to)
     port = await server.start("127.0.0.1", 0)
     now = CLOCK.wall()
     theirs = make_delegation(node, NETWORK, worker.public_der, 3, [f"127.0.0.1:{port}"], now)
@@ -152,7 +154,7 @@ async def rig(
     try:
         hub.add(target)
         hub.neighbour(ReplicaId("a.1"), open_delegation(theirs, network_id=NETWORK, now_wall=now))
-        hub.want(target, 0, ReplicaId("a.1"), node.node_id)
+        hub.want(target, 0, {ReplicaId("a.1"): node.node_id})
         yield Rig(source, target, hub, told, lost, server, outbox)
     finally:
         hub.remove(target)
@@ -201,10 +203,10 @@ def test_statements_arrive_and_a_frame_that_is_gone_is_missing(tmp_path: Path) -
         async with rig(tmp_path) as r:
             await r.target.until(ev.EdgeUp)
             a, some = r.source.peer.replica, IntervalSet.of((1, 4), (9, 11))
-            r.hub.say(r.target, 0, ev.SendNeed(0, a, 1, TRAIN_LANE, some, IntervalSet.empty(), some))
-            r.hub.say(r.target, 0, ev.SendWindow(0, a, 2, TRAIN_LANE, 17))
-            r.hub.say(r.target, 0, ev.SendAck(0, a, 3, 5, 4, VNodeId("b")))
-            r.hub.say(r.target, 0, ev.SendDurable(0, a, some))
+            r.hub.say(r.target, ev.SendNeed(0, a, 1, TRAIN_LANE, some, IntervalSet.empty(), some))
+            r.hub.say(r.target, ev.SendWindow(0, a, 2, TRAIN_LANE, 17))
+            r.hub.say(r.target, ev.SendAck(0, a, 3, 5, 4, VNodeId("b")))
+            r.hub.say(r.target, ev.SendDurable(0, a, some))
             (need,) = await r.source.until(ev.NeedHeard)
             assert (need.sequence, need.wanted, need.evicted) == (1, some, some)
             (window,) = await r.source.until(ev.WindowHeard)
@@ -370,7 +372,7 @@ def test_local_replicas_hand_over_the_tensor_itself(tmp_path: Path) -> None:
         hub = LinkHub(CLOCK, "p", None, lambda *_: None)  # type: ignore[arg-type]
         hub.add(source)
         hub.add(target)
-        hub.want(target, 0, ReplicaId("a.1"), "p")
+        hub.want(target, 0, {ReplicaId("a.1"): "p"})
         tensor = np.ones((2, 1024), np.float32)
         await outbox.keep(TRAIN_LANE, 4, tensor, 0)
         source.ways[1].send(TRAIN_LANE, 4, Mode.TRAIN)

@@ -66,6 +66,19 @@ def test_what_was_put_is_read_back(store: ObjectStore, fresh_model: Fresh) -> No
     run(work())
 
 
+def test_parts_are_read_by_offset(store: ObjectStore, fresh_model: Fresh) -> None:
+    async def work() -> None:
+        key = keys.head(fresh_model())
+        data = bytes(range(256)) * 8192
+        await store.put(key, data)
+        for first, num_bytes in ((0, 1), (0, len(data)), (5, 300_000), (len(data) - 2, 2), (len(data) - 2, 99), (len(data), 8)):
+            assert await store.get_range(key, first=first, num_bytes=num_bytes) == data[first : first + num_bytes]
+        with pytest.raises(NotFound):
+            await store.get_range(keys.head(fresh_model()), first=0, num_bytes=1)
+
+    run(work())
+
+
 def test_absent_objects(store: ObjectStore, fresh_model: Fresh) -> None:
     async def work() -> None:
         key = keys.head(fresh_model())

@@ -66,12 +66,13 @@ def make_graph(num_stages: int, width: int, batch_size: int, passes: int, *, eva
 
 def make_job(
     root: Path, *, num_stages: int = 2, width: int = 16, batch_size: int = 8, samples: int = 160, passes: int = 2,
-    evaluate_every: int = 0, codec: str = "auto",
+    evaluate_every: int = 0, codec: str = "auto", merge_every: int = 0,
 ) -> Job:  # fmt: skip
     """Stages a separable data set and checkpoint 0 of every VNode."""
     from vnode.torch_stage import initial_state
 
     graph = make_graph(num_stages, width, batch_size, passes, evaluate_every=evaluate_every, codec=codec)
+    graph.train.merge_every = merge_every
     rng = np.random.Generator(np.random.Philox(key=3))
     shard_dir = root / "cache"
     shard_dir.mkdir(parents=True)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from trust.identity import NodeKey
 from trust.network import create_document, verify_chain
 
 NOW = 1_700_000_000.0
-MAINTAINER, ORCHESTRATOR, PNODE, WORKER, STRANGER = (NodeKey.generate() for _ in range(5))
+MAINTAINER, ORCHESTRATOR, PNODE, WORKER, STRANGER, HELPER, HELPING = (NodeKey.generate() for _ in range(7))
 GRAPH, MODEL, JOB, N = "a" * 64, "tiny", "tiny-1", 10
 POLICY = verify_chain([create_document(MAINTAINER, name="n", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id])])
 
@@ -34,6 +35,16 @@ def state(rows: list[list[int]], parent: str, vnode: str = "a") -> bytes:
     """A file with the lineage and metadata of a state; the weights do not matter here."""
     metadata = {"vnode": vnode, "graph": GRAPH, "parent": parent}
     return save({"lineage": np.array(rows, dtype=np.int64).reshape(-1, 2)}, metadata)
+
+
+def delta(batches: list[int], *, worker: NodeKey = HELPING, job: str = JOB) -> identity_pb2.Envelope:
+    """What replica a.1 on another PNode learned."""
+    delegation = make_delegation(HELPER, POLICY.network_id, HELPING.public_der, 7, ["127.0.0.1:2"], NOW)
+    message = model_pb2.Delta(
+        network_id=POLICY.network_id, model=MODEL, job_id=job, vnode="a", replica="a.1", incarnation=7, sequence=1, anchor_digest="c" * 64,
+        batches=batches, losses=[1.0] * len(batches), codec="raw", digest="d" * 64, size_bytes=9, delegation=delegation,
+    )  # fmt: skip
+    return seal(identity_pb2.DOMAIN_DELTA, message, worker)
 
 
 @dataclass
@@ -57,7 +68,8 @@ class World:
     def train(
         self, pieces: list[list[int]], *, rows: list[list[int]] | None = None, named: common_pb2.IntervalSet | None = None,
         worker: NodeKey = WORKER, credited: str = PNODE.node_id, base_parent: str | None = None, signer: NodeKey = ORCHESTRATOR,
-        asker: NodeKey = MAINTAINER, skip: int | None = None,
+        asker: NodeKey = MAINTAINER, skip: int | None = None, deltas: dict[int, list[model_pb2.Merged]] | None = None,
+        anchored: tuple[int, ...] = (), given: dict[tuple[str, str], list[int]] | None = None,
     ) -> str:  # fmt: skip
         """The digest of the final manifest after commits of these batches."""
         first = state([], "")
@@ -80,19 +92,36 @@ class World:
             data = state(lineage, parent)
             commit = model_pb2.Commit(
                 network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica="a.0", incarnation=1, parent_digest=parent,
-                state_digest=digest_of(data), batches=piece, losses=[1.0] * len(piece), parent_commit=commit_digest, delegation=delegation,
+                state_digest="" if index in anchored else digest_of(data), batches=piece, losses=[1.0] * len(piece),
+                anchor_digest=digest_of(data) if index in anchored else "", parent_commit=commit_digest, delegation=delegation,
+                merges=(deltas or {}).get(index, ()),
             )  # fmt: skip
             if index != skip:
                 commit_digest = self._envelope(data_pb2.OBJECT_KIND_COMMIT, seal(identity_pb2.DOMAIN_COMMIT, commit, worker), "a")
             parent = digest_of(data)
         self.put(data_pb2.OBJECT_KIND_STATE, data, "a")
         checkpoint = model_pb2.Checkpoint(
-            vnode="a", digest=parent, lineage=named or spans((0, N)), pnode_id=credited, commit_digest=commit_digest, job_id=JOB
+            vnode="a",
+            digest=parent,
+            lineage=named or spans((0, N)),
+            replica="a.0",
+            pnode_id=credited,
+            commit_digest=commit_digest,
+            job_id=JOB,
         )
         manifest = model_pb2.Manifest(
             network_id=POLICY.network_id, model=MODEL, number=1, job_id=JOB, holder=signer.node_id, graph_digest=GRAPH, audits="none",
             entries=[model_pb2.ManifestEntry(vnode="a", working=[checkpoint])],
         )  # fmt: skip
+        if given is None:
+            given = {("a.0", PNODE.node_id): [batch for piece in pieces for batch in piece if batch < N]}
+        for (replica, pnode_id), batches in given.items():
+            manifest.contributions.add(
+                vnode="a",
+                replica=replica,
+                pnode_id=pnode_id,
+                batches=spans(*((batch, batch + 1) for batch in sorted(set(batches)))),
+            )
         return self._envelope(data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, manifest, signer))
 
     def _envelope(self, kind: int, envelope: identity_pb2.Envelope, owner: str = "") -> str:
@@ -146,6 +175,60 @@ def test_broken_chains_and_wrong_signers_are_refused(build: Callable[[World], st
     world = World()
     with pytest.raises((Corrupt, Refused)):
         audit(world, build(world), tmp_path)
+
+
+OWN, HELPED = [0, 1, 2, 3, 4, 5], [6, 7, 8, 9]
+GIVEN = {("a.0", PNODE.node_id): OWN, ("a.1", HELPER.node_id): HELPED}
+
+
+def helped(world: World, **lies: Any) -> str:
+    """The primary learned `OWN` in two commits, and took in `HELPED` by two deltas, at whose end contributors took an anchor."""
+    merges = [model_pb2.Merged(after=2, delta=delta([6, 7])), model_pb2.Merged(after=3, delta=delta([9, 8]))]
+    return world.train([OWN[:3], OWN[3:]], **{"deltas": {0: merges}, "anchored": (0,), "given": GIVEN, **lies})
+
+
+def test_deltas_count_for_who_made_them(tmp_path: Path) -> None:
+    world = World()
+    result = audit(world, helped(world), tmp_path)
+    assert result.exact, result.reason
+    assert result.learned == (("a.0", PNODE.node_id, 6), ("a.1", HELPER.node_id, 4))
+    assert result.pnodes == (PNODE.node_id, HELPER.node_id)
+
+
+def test_a_delta_that_overlaps_counts_twice(tmp_path: Path) -> None:
+    world = World()
+    result = audit(world, helped(world, deltas={0: [model_pb2.Merged(after=1, delta=delta([2, 6, 7, 8]))]}), tmp_path)
+    assert (result.exact, result.reason) == (False, "the commits name a batch twice")
+
+
+@pytest.mark.parametrize("given", [{("a.0", PNODE.node_id): list(range(N))}, {**GIVEN, ("a.1", HELPER.node_id): HELPED[1:]}, {}])
+def test_who_learned_must_be_credited(given: dict[tuple[str, str], list[int]], tmp_path: Path) -> None:
+    world = World()
+    result = audit(world, helped(world, given=given), tmp_path)
+    assert not result.exact
+    assert "no manifest credits" in result.reason
+
+
+@pytest.mark.parametrize(
+    "merged",
+    [
+        model_pb2.Merged(after=1, delta=delta(HELPED, worker=STRANGER)),
+        model_pb2.Merged(after=1, delta=delta(HELPED, job="other")),
+        model_pb2.Merged(after=4, delta=delta(HELPED)),
+        model_pb2.Merged(after=1, delta=seal(identity_pb2.DOMAIN_COMMIT, delta(HELPED).payload, HELPING)),
+    ],
+)
+def test_deltas_that_do_not_hold_are_refused(merged: model_pb2.Merged, tmp_path: Path) -> None:
+    world = World()
+    with pytest.raises((Corrupt, Refused)):
+        audit(world, helped(world, deltas={0: [merged]}), tmp_path)
+
+
+def test_only_a_state_can_be_a_checkpoint(tmp_path: Path) -> None:
+    """An anchor has no optimiser: nobody can restore it."""
+    world = World()
+    with pytest.raises(Corrupt):
+        audit(world, world.train([list(range(N))], anchored=(0,)), tmp_path)
 
 
 def test_tampered_objects_are_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from dataservice.manifests import (
     CheckpointRecord,
+    Contribution,
     Entry,
     Manifest,
     Rules,
@@ -53,8 +54,13 @@ def start() -> Manifest:
     return Manifest("e" * 40, "m", 0, "", "", 1, "h" * 40, "g" * 64, entries)
 
 
+def own(*records: CheckpointRecord) -> dict[Digest, tuple[Contribution, ...]]:
+    """Everything was learned by who made the checkpoint."""
+    return {one.digest: (Contribution(one.vnode, one.replica, one.pnode_id, one.lineage),) for one in records}
+
+
 def step_to(parent: Manifest, *records: CheckpointRecord) -> Manifest:
-    made = next_manifest(parent, "d" * 64, records, rules(*records)).manifest
+    made = next_manifest(parent, "d" * 64, records, rules(*records), own(*records)).manifest
     assert made is not None
     return made
 
@@ -70,6 +76,22 @@ def test_a_checkpoint_is_named_cleared_and_counted_once() -> None:
     assert [one.batches for one in second.contributions] == [IntervalSet.span(4, 6)]
     assert lineage_of(second.entries["a"], "job") == IntervalSet.span(0, 6)
     assert lineage_of(second.entries["a"], "later") == IntervalSet.empty()
+
+
+def test_credit_is_by_who_learned_and_only_for_what_is_new() -> None:
+    parent, newer = step_to(start(), record(4)), record(9)
+    by = {
+        newer.digest: (
+            Contribution("a", "a.0", "n" * 40, IntervalSet.of((0, 5), (8, 9))), Contribution("a", "a.7", "m" * 40, IntervalSet.span(5, 8)),
+            Contribution("a", "a.8", "m" * 40, IntervalSet.span(2, 4)),
+        )
+    }  # fmt: skip
+    made = next_manifest(parent, "d" * 64, [newer], rules(newer), by).manifest
+    assert made is not None
+    assert [(one.replica, one.pnode_id[0], one.batches) for one in made.contributions] == [
+        ("a.0", "n", IntervalSet.of((4, 5), (8, 9))),
+        ("a.7", "m", IntervalSet.span(5, 8)),
+    ]
 
 
 def test_the_last_three_working_are_kept() -> None:
@@ -96,26 +118,26 @@ def test_the_last_three_working_are_kept() -> None:
 def test_refusals_have_reasons_and_leave_the_others_alone(bad: CheckpointRecord, reason: str) -> None:
     parent = replace(step_to(start(), record(4)), condemned=(Digest("1" * 64),), retracted=(Digest("2" * 64),))
     good = record(7, "b")
-    outcome = next_manifest(parent, "d" * 64, [bad, good], rules(bad, good))
+    outcome = next_manifest(parent, "d" * 64, [bad, good], rules(bad, good), {})
     assert [(one.record, one.reason) for one in outcome.refused] == [(bad, reason)]
     assert outcome.manifest is not None
     assert outcome.manifest.entries["a"] == parent.entries["a"]
     assert [one.digest for one in outcome.accepted] == [good.digest]
-    alone = next_manifest(parent, "d" * 64, [bad], rules(bad))
+    alone = next_manifest(parent, "d" * 64, [bad], rules(bad), {})
     assert (alone.manifest, alone.accepted) == (None, ())
 
 
 def test_what_is_not_in_the_store_with_its_size_is_not_named() -> None:
     wanted = record(4)
     for present in ((), (replace(wanted, size_bytes=1),), (replace(wanted, vnode="b"),)):
-        assert [one.reason for one in next_manifest(start(), "d" * 64, [wanted], rules(*present)).refused] == ["missing_object"]
+        assert [one.reason for one in next_manifest(start(), "d" * 64, [wanted], rules(*present), {}).refused] == ["missing_object"]
 
 
 def test_a_new_incarnation_may_start_lower_and_the_furthest_of_one_vnode_wins() -> None:
     parent = step_to(start(), record(9))
     again = record(5, incarnation=2)
     assert step_to(parent, again).entries["a"].working[0].step == 5
-    outcome = next_manifest(start(), "d" * 64, [record(3), record(8), record(5)], rules(record(3), record(8), record(5)))
+    outcome = next_manifest(start(), "d" * 64, [record(3), record(8), record(5)], rules(record(3), record(8), record(5)), {})
     assert [one.step for one in outcome.accepted] == [8]
     assert [(one.record.step, one.reason) for one in outcome.refused] == [(5, "older"), (3, "older")]
 
@@ -123,15 +145,15 @@ def test_a_new_incarnation_may_start_lower_and_the_furthest_of_one_vnode_wins() 
 def test_only_old_unnamed_states_are_condemned_and_for_good() -> None:
     parent = step_to(start(), record(4))
     stray, named = record(2, incarnation=7), parent.entries["a"].working[0]
-    young = next_manifest(parent, "d" * 64, [], rules(stray, named, age_ms=LIFETIME_MS))
+    young = next_manifest(parent, "d" * 64, [], rules(stray, named, age_ms=LIFETIME_MS), {})
     assert young.manifest is None, "an upload may still be under way"
-    old = next_manifest(parent, "d" * 64, [], rules(stray, named, age_ms=LIFETIME_MS + 1))
+    old = next_manifest(parent, "d" * 64, [], rules(stray, named, age_ms=LIFETIME_MS + 1), {})
     assert old.manifest is not None
     assert old.manifest.condemned == (stray.digest,)
     spared = replace(rules(stray, named, age_ms=LIFETIME_MS + 1), kept=frozenset({stray.digest}))
-    assert next_manifest(parent, "d" * 64, [], spared).manifest is None
+    assert next_manifest(parent, "d" * 64, [], spared, {}).manifest is None
     revived = replace(stray, step=9, lineage=IntervalSet.span(0, 9))
-    assert [one.reason for one in next_manifest(old.manifest, "d" * 64, [revived], rules(revived)).refused] == ["condemned"]
+    assert [one.reason for one in next_manifest(old.manifest, "d" * 64, [revived], rules(revived), {}).refused] == ["condemned"]
     later = step_to(old.manifest, record(5))
     assert later.condemned == (stray.digest,)
 

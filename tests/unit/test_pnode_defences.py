@@ -23,9 +23,10 @@ from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode import control
 from pnode.authority import Accepted, Authority, Source, Unconfirmed
 from pnode.control import ControlStreams
-from pnode.duties import Duties, HostingOptions
+from pnode.duties import Duties
 from pnode.headcheck import HeadCheck
 from pnode.home import Home
+from pnode.orders import HostingOptions
 from pnode.pipe import LocalPipe
 from pnode.provision import Job, Provisioner
 from pnode.snapshots import Shelf

@@ -10,16 +10,13 @@ import pytest
 from dcnr.errors import Corrupt, RemoteFault, Unavailable
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
-from dcnr.v1 import identity_pb2, local_pb2, model_pb2, vnode_pb2
+from dcnr.v1 import local_pb2, vnode_pb2
 from pnode import frames
-from pnode.chain import CommitChain, Standing
 from pnode.exchange import Control
 from pnode.hosted import codec_in_force
 from pnode.pipe import LocalPipe
 from pnode.sending import heard_event
-from trust.envelope import digest_of_envelope
-from trust.identity import NodeKey
-from vnode.events import TRAIN_LANE, Lane, Peer, SendNeed
+from vnode.events import TRAIN_LANE, Lane, SendNeed
 
 NONE = IntervalSet.empty()
 
@@ -105,24 +102,6 @@ def test_only_the_newest_need_of_a_lane_waits_and_no_eviction_is_forgotten() -> 
 def test_statements_that_no_receiver_makes_are_faults(message: vnode_pb2.LinkMessage) -> None:
     with pytest.raises(RemoteFault):
         heard_event(0.0, 1, message)
-
-
-def test_a_commit_names_its_parent_and_takes_back_what_nobody_saw() -> None:
-    key = NodeKey.generate()
-    standing = Standing("5" * 40, "m", "j", "a", Peer(ReplicaId("a.1"), 2), "6" * 40)
-    chain = CommitChain(standing, key, identity_pb2.Envelope, "0" * 64, "")
-    chain.learned(3, 0.5)
-    chain.learned(1, 0.25)
-    lost = chain.close("1" * 64)
-    chain.learned(2, 0.125)
-    chain.take_back(lost)
-    made = chain.close("2" * 64)
-    commit = model_pb2.Commit.FromString(made.commit.payload)
-    assert (list(commit.batches), list(commit.losses)) == ([3, 1, 2], [0.5, 0.25, 0.125])
-    assert (commit.parent_digest, commit.parent_commit) == ("0" * 64, "")
-    following = model_pb2.Commit.FromString(chain.close("3" * 64).commit.payload)
-    assert (following.parent_digest, following.parent_commit) == ("2" * 64, digest_of_envelope(made.commit))
-    assert list(following.batches) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,182 @@
+"""What the siblings of a primary ask of it: each question is checked in full before the core hears of it, and answered once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final
+
+from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Stale, Unavailable
+from dcnr.ids import ReplicaId, digest_of
+from dcnr.intervals import IntervalSet
+from dcnr.limits import KIB
+from dcnr.ports import Clock
+from dcnr.v1 import identity_pb2, vnode_pb2
+from pnode.anchors import Anchor, place_of
+from pnode.chain import Standing
+from pnode.hosted import Neighbours
+from trust.commits import VerifiedDelta, open_delta
+from vnode.compute import Delta
+from vnode.events import MergeAsked, Peer, Verdict
+
+MAX_WAITING: Final = 8
+"""Questions that are open at a time; whoever comes then asks again later."""
+MAX_STATEMENTS_BYTES: Final = 512 * KIB
+"""Of their signed deltas together: all of them may end up in one commit."""
+ANSWER_S: Final = 60.0
+"""How long a question waits for the core, which answers between two computations."""
+
+ReadBytes = Callable[[int], Awaitable[bytes]]
+"""The weights of that size, as they come from the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is told to a sibling."""
+
+    verdict: Verdict
+    code: str
+    reason: str
+    sequence: int
+    anchor: Anchor
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A checked delta: its signed statement, and the weights that belong to it."""
+
+    statement: identity_pb2.Envelope
+    weights: Delta
+    num_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    brought: Brought | None
+    sequence: int
+    answered: asyncio.Future[Answer]
+
+    @property
+    def statement_bytes(self) -> int:
+        """What it may add to a commit."""
+        return self.brought.statement.ByteSize() if self.brought is not None else 0
+
+
+class MergeDesk:
+    """``post`` takes a MergeAsked; ``check`` decodes a delta's weights (blocks; any thread); ``full``: no further anchor can be made now."""
+
+    def __init__(
+        self, standing: Standing, *, num_batches: int, max_bytes: int, clock: Clock, executor: Executor,
+        check: Callable[[bytes, str], Delta], post: Callable[[MergeAsked], None], full: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._standing, self._num_batches, self._max_bytes, self._clock = standing, num_batches, max_bytes, clock
+        self._executor, self._check, self._post, self._full = executor, check, post, full
+        self._siblings: dict[ReplicaId, str] = {}
+        self._incarnations: dict[ReplicaId, int] = {}
+        self._open: dict[int, _Open] = {}
+        self._coming = 0
+        self._next = 1
+        self._closed = False
+
+    @property
+    def incarnation(self) -> int:
+        """Of the replica that answers here."""
+        return self._standing.peer.incarnation
+
+    def plan(self, neighbours: Neighbours) -> None:
+        """Who may ask from now on."""
+        own = self._standing.peer.replica
+        self._siblings = {one.replica: one.pnode_id for one in neighbours.siblings if one.replica != own}
+        self._incarnations = {name: number for name, number in self._incarnations.items() if name in self._siblings}
+
+    async def ask(self, opening: vnode_pb2.MergeOpen, caller: str, read: ReadBytes) -> Answer:
+        """The core's answer to a sibling on PNode ``caller``. Raises NotFound, Refused, Stale, Corrupt (all: not in this form), Unavailable."""
+        source = self._source(opening, caller)
+        if self._closed or self._full() or len(self._open) + self._coming >= MAX_WAITING:
+            raise Unavailable("this replica can take in nothing more at the moment", code="overloaded", retry_after_s=2.0)
+        self._coming += 1
+        try:
+            sequence, batches, brought = 0, IntervalSet.empty(), None
+            if opening.HasField("delta"):
+                delta = self._delta(opening.delta, source, caller)
+                sequence, batches = int(delta.delta.sequence), delta.batches
+                brought = await self._bring(opening.delta, delta, await read(int(delta.delta.size_bytes)))
+        finally:
+            self._coming -= 1
+        waiting = _Open(brought, sequence, asyncio.get_running_loop().create_future())
+        if sum(one.statement_bytes for one in self._open.values()) + waiting.statement_bytes > MAX_STATEMENTS_BYTES:
+            raise Unavailable("this replica can take in nothing more at the moment", code="overloaded", retry_after_s=2.0)
+        request, self._next = self._next, self._next + 1
+        self._open[request] = waiting
+        self._post(MergeAsked(self._clock.monotonic(), request, source, sequence or None, batches, brought))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await asyncio.shield(waiting.answered)
+        except TimeoutError:
+            raise Unavailable("the replica did not come to an answer in time", code="busy", retry_after_s=2.0) from None
+
+    def brought(self, request: int) -> Brought:
+        """The delta of a question that is open."""
+        brought = self._open[request].brought
+        assert brought is not None
+        return brought
+
+    def answer(self, request: int, verdict: Verdict, code: str, reason: str, anchor: Anchor) -> None:
+        """Answers a question."""
+        found = self._open.pop(request)
+        if not found.answered.done():
+            found.answered.set_result(Answer(verdict, code, reason, found.sequence, anchor))
+
+    def defer(self, request: int, error: DcnrError) -> None:
+        """Answers a question with an error: nothing has happened."""
+        found = self._open.pop(request)
+        if not found.answered.done():
+            found.answered.set_exception(error)
+            found.answered.exception()  # whoever asked may be gone
+
+    def close(self) -> None:
+        """Ends all questions."""
+        self._closed = True
+        for request in list(self._open):
+            self.defer(request, Unavailable("the replica is being released", code="released"))
+
+    def _source(self, opening: vnode_pb2.MergeOpen, caller: str) -> Peer:
+        standing = self._standing
+        if (opening.network_id, opening.model, opening.job_id) != (standing.network_id, standing.model, standing.job_id):
+            raise NotFound("another network, model or job", code="wrong_job")
+        replica = ReplicaId(opening.contributor)
+        pnode_id = self._siblings.get(replica)
+        if pnode_id is None:
+            raise Refused("the plan here has no such replica of this VNode", code="unknown_replica")
+        if pnode_id != caller:
+            raise Refused("the plan has this replica elsewhere", code="wrong_pnode")
+        if opening.incarnation < self._incarnations.get(replica, 0):
+            raise Stale("a newer incarnation has asked", code="stale_incarnation")
+        self._incarnations[replica] = int(opening.incarnation)
+        return Peer(replica, int(opening.incarnation))
+
+    def _delta(self, envelope: identity_pb2.Envelope, source: Peer, caller: str) -> VerifiedDelta:
+        found = open_delta(envelope, place_of(self._standing), now_wall=self._clock.wall())
+        if found.delegation.pnode_id != caller:
+            raise Refused("a delta of another PNode", code="wrong_pnode")
+        if found.replica != source.replica:
+            raise Refused("a delta of another replica", code="unknown_replica")
+        if found.delta.incarnation != source.incarnation:
+            raise Stale("a delta of another incarnation", code="stale_incarnation")
+        highest = found.batches.highest()
+        if highest is None or highest >= self._num_batches:
+            raise Refused("a delta with batches that the job does not have", code="foreign_batches")
+        if found.delta.size_bytes > self._max_bytes:
+            raise Refused(f"weights of {found.delta.size_bytes} bytes", code="delta_too_large")
+        return found
+
+    async def _bring(self, statement: identity_pb2.Envelope, delta: VerifiedDelta, data: bytes) -> Brought:
+        def checked() -> Delta:
+            if digest_of(data) != delta.digest:
+                raise Corrupt("the weights do not have the digest that its delta names", code="wrong_digest")
+            return self._check(data, delta.delta.codec)
+
+        weights = await asyncio.get_running_loop().run_in_executor(self._executor, checked)
+        return Brought(statement, weights, len(delta.batches))

@@ -1,0 +1,270 @@
+"""Carries out what the core of a replica with siblings decides: deltas and anchors are made and taken over on the compute thread, between steps; calls to
+and from siblings run beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any, Final, Protocol, assert_never
+
+from dcnr.errors import DcnrError, InvariantBroken, Unavailable
+from dcnr.ids import Digest, ReplicaId, digest_of
+from dcnr.intervals import IntervalSet
+from dcnr.ports import Clock
+from dcnr.v1 import identity_pb2, vnode_pb2
+from pnode.anchors import Anchor, Question, check_reply
+from pnode.chain import CommitChain
+from pnode.hosted import SLOW_LINK_BYTES_S, Fixed, Neighbours, Planned
+from pnode.merge_calls import MergeCalls
+from pnode.merge_desk import MergeDesk
+from trust.delegation import VerifiedDelegation
+from vnode import events as ev
+from vnode.compute import Compute
+from vnode.merge_events import MergeInstruction
+from vnode.state import StateInfo
+
+NOT_THERE: Final = frozenset({"no_address", "unreachable", "connect_timeout"})
+"""What says that the primary is not where it was."""
+ANCHOR_SLACK_BYTES: Final = 2 * 1024 * 1024
+"""An anchor holds less than a state, but its lineage may have more intervals than that of the state with which this replica began."""
+
+
+class Host(Protocol):
+    """The replica's shell, as far as merges need it."""
+
+    @property
+    def slowest_bytes_s(self) -> float:
+        """Measured rate towards other machines; 0: unknown."""
+        ...
+
+    def post(self, event: ev.Event) -> None:
+        """To the core."""
+        ...
+
+    def spawn(self, work: Callable[[Any], Coroutine[Any, Any, None]], job: Any) -> asyncio.Task[None] | None:
+        """Runs beside the event loop's other work, and ends with the replica."""
+        ...
+
+    async def on_thread(self, work: Callable[[], Any]) -> tuple[Any, float]:
+        """On the compute thread, with the seconds that it took."""
+        ...
+
+    def failed_on_thread(self, error: Exception) -> None:
+        """The core decides what that means."""
+        ...
+
+    def state_info(self, lineage: IntervalSet) -> StateInfo:
+        """What the state says about itself if it is captured now."""
+        ...
+
+    def relearned(self, info: StateInfo) -> None:
+        """The state holds that lineage now, by other means than a step."""
+        ...
+
+    def snapshot_again(self, reason: str) -> None:
+        """A checkpoint is due."""
+        ...
+
+
+class Directory(Protocol):
+    """Where siblings are served."""
+
+    def worker_of(self, replica: ReplicaId, pnode_id: str) -> VerifiedDelegation | None:
+        """None if it is not known."""
+        ...
+
+    def missed(self, replica: ReplicaId, pnode_id: str) -> None:
+        """It does not answer there, or is not known."""
+        ...
+
+
+class Merges:
+    """One per hosted replica, whatever its role."""
+
+    def __init__(
+        self, fixed: Fixed, *, host: Host, info: StateInfo, chain: CommitChain, compute: Compute, calls: MergeCalls,
+        directory: Directory, clock: Clock, executor: Executor,
+        told: Callable[[str, str, str], None],
+    ) -> None:  # fmt: skip
+        self._fixed, self._host, self._info, self._chain, self._compute = fixed, host, info, chain, compute
+        self._calls, self._directory, self._clock, self._executor, self._told = calls, directory, clock, executor, told
+        self._neighbours = Neighbours({}, {}, 1)
+        self._anchor: Anchor | None = None
+        self._delta: tuple[int, identity_pb2.Envelope, IntervalSet, bytes] | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_for_room = False
+        self._max_anchor_bytes = fixed.state_bytes + ANCHOR_SLACK_BYTES
+        self.desk = MergeDesk(
+            fixed.standing, num_batches=fixed.num_batches, max_bytes=fixed.state_bytes, clock=clock, executor=executor,
+            check=compute.check_delta, post=host.post, full=lambda: chain.is_full,
+        )  # fmt: skip
+
+    def plan(self, neighbours: Neighbours) -> None:
+        """The newest plan around this replica."""
+        self._neighbours = neighbours
+        self.desk.plan(neighbours)
+
+    def named(self, state: str) -> None:
+        """A manifest names that state of this VNode."""
+        self._chain.named(state)
+        self._asked_for_room = False
+
+    def close(self) -> None:
+        """Ends all questions of siblings."""
+        self.desk.close()
+
+    def carry_out(self, instruction: MergeInstruction) -> None:
+        """Begins what the core asks for."""
+        match instruction:
+            case ev.MakeDelta():
+                self._host.spawn(self._make_delta, instruction)
+            case ev.AskMerge():
+                if self._asking is not None:
+                    self._asking.cancel()
+                self._asking = self._host.spawn(self._ask, instruction)
+            case ev.Rebase():
+                self._host.spawn(self._rebase, instruction)
+            case ev.Lead():
+                self._chain.lead(instruction.own)
+                self._compute.lead()
+                self._delta = None
+            case ev.MergeDeltas():
+                self._host.spawn(self._merge, instruction)
+            case ev.CaptureAnchor():
+                self._host.spawn(self._capture, instruction)
+            case ev.AnswerMerge():
+                if self._anchor is None:
+                    raise InvariantBroken("an answer before any anchor was captured", code="no_anchor")
+                self.desk.answer(instruction.request, instruction.verdict, instruction.code, instruction.reason, self._anchor)
+            case ev.DeferMerge():
+                self.desk.defer(instruction.request, Unavailable(instruction.reason, code=instruction.code))
+            case _:
+                assert_never(instruction)
+
+    # ---- a contributor ------------------------------------------------------------------------------------------------------
+
+    async def _make_delta(self, job: ev.MakeDelta) -> None:
+        codec = self._codec()
+
+        def make() -> tuple[bytes, Digest]:
+            data = self._compute.delta(codec)
+            return data, digest_of(data)
+
+        try:
+            (data, digest), _ = await self._host.on_thread(make)
+        except Exception as error:  # noqa: BLE001  VNode boundary: the core decides what a failed computation means
+            self._host.failed_on_thread(error)
+            return
+        envelope = self._chain.delta(job.sequence, codec, digest, len(data))
+        self._delta = (job.sequence, envelope, job.batches, data)
+        self._host.post(ev.DeltaMade(self._clock.monotonic(), job.sequence, job.batches))
+
+    def _codec(self) -> str:
+        """int8 where the line is slow or limited and the graph leaves it open."""
+        wanted = self._fixed.wanted_codec
+        if wanted in ("raw", "int8"):
+            return wanted
+        slow = 0 < self._host.slowest_bytes_s < SLOW_LINK_BYTES_S or self._calls.uplink.bytes_s > 0
+        return "int8" if slow and wanted == "auto" else "raw"
+
+    async def _ask(self, job: ev.AskMerge) -> None:
+        planned = next((one for one in self._neighbours.siblings if one.replica == job.primary), None)
+        try:
+            if planned is None:
+                raise Unavailable("the plan here has no such replica", code="unknown_replica")
+            question, opening, weights = self._question(job, planned)
+            reply = await self._calls.ask(question.worker, opening, weights, max_anchor_bytes=self._max_anchor_bytes)
+            verdict, anchor = await self._in_executor(lambda: check_reply(reply, question, self._info, self._compute.check_anchor))
+        except DcnrError as error:
+            if not isinstance(error, Unavailable):
+                self._told("merge_fault", job.primary, f"{error.code}: {error.message}")
+            elif planned is not None and error.code in NOT_THERE:
+                self._directory.missed(planned.replica, planned.pnode_id)
+            self._host.post(ev.MergeUnanswered(self._clock.monotonic(), job.ask, f"{error.code}: {error.message}"))
+            return
+        self._host.post(ev.AnchorArrived(self._clock.monotonic(), job.ask, question.primary, verdict, anchor.lineage, anchor))
+
+    def _question(self, job: ev.AskMerge, planned: Planned) -> tuple[Question, vnode_pb2.MergeOpen, bytes]:
+        standing = self._fixed.standing
+        worker = self._directory.worker_of(planned.replica, planned.pnode_id)
+        if worker is None:
+            raise Unavailable("where the primary is served is not known yet", code="no_address")
+        opening = vnode_pb2.MergeOpen(
+            network_id=standing.network_id, model=standing.model, job_id=standing.job_id, contributor=standing.peer.replica,
+            incarnation=standing.peer.incarnation, primary=planned.replica,
+        )  # fmt: skip
+        batches, weights = IntervalSet.empty(), b""
+        if job.sequence is not None:
+            if self._delta is None or self._delta[0] != job.sequence:
+                raise InvariantBroken(f"delta {job.sequence} is not kept", code="no_delta")
+            _, envelope, batches, weights = self._delta
+            opening.delta.CopyFrom(envelope)
+        primary = ev.Peer(planned.replica, worker.incarnation)
+        return Question(standing, primary, worker, job.sequence or 0, batches), opening, weights
+
+    async def _rebase(self, job: ev.Rebase) -> None:
+        anchor: Anchor = job.anchor
+        try:
+            await self._host.on_thread(
+                lambda: self._compute.rebase(anchor.data, keep_open=job.keep_open, keep_after=job.keep_after)
+            )
+        except Exception as error:  # noqa: BLE001  VNode boundary
+            self._host.failed_on_thread(error)
+            return
+        self._chain.rebase(anchor.digest, anchor.commits, keep_open=job.keep_open, keep_after=job.keep_after)
+        if not job.keep_open:
+            self._delta = None
+        self._host.relearned(replace(anchor.info, lineage=job.lineage))
+        self._host.post(ev.Rebased(self._clock.monotonic()))
+
+    # ---- a primary ----------------------------------------------------------------------------------------------------------
+
+    async def _merge(self, job: ev.MergeDeltas) -> None:
+        brought = [self.desk.brought(request) for request in job.requests]
+        info = self._host.state_info(job.lineage)
+
+        def merge() -> tuple[bytes, Digest]:
+            self._compute.merge([one.weights for one in brought], [one.num_batches for one in brought], job.shares)
+            return self._captured(info)
+
+        try:
+            (data, digest), _ = await self._host.on_thread(merge)
+        except Exception as error:  # noqa: BLE001  VNode boundary
+            self._host.failed_on_thread(error)
+            return
+        for one in brought:
+            self._chain.merged(one.statement)
+        self._anchored(data, digest, info)
+        self._host.post(ev.MergesDone(self._clock.monotonic()))
+
+    async def _capture(self, job: ev.CaptureAnchor) -> None:
+        info = self._host.state_info(job.lineage)
+        try:
+            (data, digest), _ = await self._host.on_thread(lambda: self._captured(info))
+        except Exception as error:  # noqa: BLE001  VNode boundary
+            self._host.failed_on_thread(error)
+            return
+        self._anchored(data, digest, info)
+        self._host.post(ev.AnchorCaptured(self._clock.monotonic()))
+
+    def _captured(self, info: StateInfo) -> tuple[bytes, Digest]:
+        """On the compute thread. What was merged before it cannot be undone: then the replica cannot go on."""
+        try:
+            data = self._compute.anchor(info)
+        except DcnrError as error:
+            raise InvariantBroken(f"no anchor can be captured: {error.message}", code="no_anchor") from error
+        return data, digest_of(data)
+
+    def _anchored(self, data: bytes, digest: Digest, info: StateInfo) -> None:
+        self._chain.close(anchor=digest)
+        self._anchor = Anchor(data, digest, info, self._chain.commits)
+        self._host.relearned(info)
+        if self._chain.is_long and not self._asked_for_room:
+            self._asked_for_room = True
+            self._host.snapshot_again("many merges since the last checkpoint that a manifest names")
+
+    async def _in_executor(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)

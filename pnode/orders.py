@@ -1,0 +1,46 @@
+"""What the worker is told of a replica: its assignment, the verified job around it, and what this machine gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dcnr import limits
+from dcnr.v1 import local_pb2, model_pb2
+from pnode.home import Home
+from pnode.provision import Job
+
+
+@dataclass(frozen=True, slots=True)
+class HostingOptions:
+    """What every replica on this machine gets."""
+
+    threads: int
+    spool_bytes: int
+    free_disk_bytes: Callable[[], int]
+    checkpoint_s: float = 0.0
+    """Overrides the job's when above 0."""
+    cpu_share: float = 0.0
+    """Of the time of so many cores as threads; 0: no limit."""
+    bulk_bytes_s: float = 0.0
+    """Anchors, deltas and donated states leave at no more; 0: no limit."""
+
+
+class Orders:
+    """One per daemon."""
+
+    def __init__(self, home: Home, options: HostingOptions) -> None:
+        self._home, self.options = home, options
+
+    def host(self, desired: model_pb2.DesiredState, assignment: model_pb2.DesiredAssignment, job: Job) -> local_pb2.HostReplica:
+        """The order to host a replica, without a state: as it is, it updates one that runs."""
+        request = job.request
+        return local_pb2.HostReplica(
+            assignment=assignment, model=desired.model, job_id=desired.job_id, graph=job.graph_bytes, num_batches=request.num_batches,
+            lead_batches=desired.lead_batches or request.lead_batches, dataset_manifest_path=str(job.dataset_manifest),
+            shard_dir=str(self._home.cache), checkpoint_s=self.options.checkpoint_s or request.checkpoint_s or limits.CHECKPOINT_S,
+            checkpoint_steps=request.checkpoint_steps or limits.CHECKPOINT_STEPS, spool_bytes=self.options.spool_bytes,
+            work_dir=str(self._home.work / assignment.replica), threads=self.options.threads, plan_number=desired.plan_number,
+            horizon_s=request.horizon_s or limits.HORIZON_S, epoch=desired.epoch, unit_batches=request.unit_batches,
+            cpu_share=self.options.cpu_share, bulk_bytes_s=self.options.bulk_bytes_s,
+        )  # fmt: skip

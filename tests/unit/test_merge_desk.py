@@ -1,0 +1,239 @@
+"""Goal: the core of a primary hears only of deltas that a sibling of the plan signed for this job, and every question is answered once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from dcnr.errors import Corrupt, DcnrError, Unavailable
+from dcnr.ids import ReplicaId, digest_of
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import identity_pb2, model_pb2, vnode_pb2
+from pnode.anchors import Anchor
+from pnode.chain import Standing
+from pnode.hosted import Neighbours, Planned
+from pnode.merge_desk import MAX_WAITING, Answer, MergeDesk
+from trust.delegation import make_delegation
+from trust.envelope import seal
+from trust.identity import NodeKey
+from vnode.events import MergeAsked, Peer, Role, Verdict
+from vnode.state import StateInfo
+
+NETWORK, NOW, BATCHES = "5" * 40, 1_800_000_000.0, 20
+HELPER, HELPING, STRANGER = (NodeKey.generate() for _ in range(3))
+DATA = b"some weights"
+ANCHOR = Anchor(b"anchor", digest_of(b"anchor"), StateInfo("a", "m", "", "", 1, 1, BATCHES, 0, IntervalSet.empty()), ())
+
+
+class StoppedClock:
+    """Time that stands still."""
+
+    def monotonic(self) -> float:
+        return 5.0
+
+    def wall(self) -> float:
+        return NOW
+
+
+def check(data: bytes, codec: str) -> Any:
+    if len(data) != len(DATA):
+        raise Corrupt("not of this stage", code="bad_delta")
+    return data, codec
+
+
+class Counter:
+    """A desk whose core only listens."""
+
+    def __init__(self) -> None:
+        self.heard: list[MergeAsked] = []
+        self.news = asyncio.Event()
+        self.full = False
+        self.desk = MergeDesk(
+            Standing(NETWORK, "m", "j", "a", Peer(ReplicaId("a.0"), 3), "6" * 40), num_batches=BATCHES, max_bytes=1000, clock=StoppedClock(),
+            executor=ThreadPoolExecutor(1), check=check, post=self.hear, full=lambda: self.full,
+        )  # fmt: skip
+        self.plan(self.planned("a.0", "6" * 40, Role.PRIMARY), self.planned("a.1", HELPER.node_id, Role.CONTRIBUTOR))
+
+    def hear(self, asked: MergeAsked) -> None:
+        self.heard.append(asked)
+        self.news.set()
+
+    def planned(self, replica: str, pnode_id: str, role: Role) -> Planned:
+        return Planned(ReplicaId(replica), pnode_id, role, 1.0)
+
+    def plan(self, *siblings: Planned) -> None:
+        self.desk.plan(Neighbours({}, {}, 1, Role.PRIMARY, siblings))
+
+    async def ask(self, opening: vnode_pb2.MergeOpen, *, caller: str = HELPER.node_id, data: bytes = DATA) -> Answer:
+        async def read(size_bytes: int) -> bytes:
+            assert size_bytes <= 1000
+            return data
+
+        return await self.desk.ask(opening, caller, read)
+
+    async def until_heard(self, count: int) -> None:
+        async with asyncio.timeout(20):
+            while len(self.heard) < count:
+                self.news.clear()
+                await self.news.wait()
+
+
+def opening(delta: identity_pb2.Envelope | None = None, **changes: Any) -> vnode_pb2.MergeOpen:
+    message = vnode_pb2.MergeOpen(network_id=NETWORK, model="m", job_id="j", contributor="a.1", incarnation=7, primary="a.0")
+    for name, value in changes.items():
+        setattr(message, name, value)
+    if delta is not None:
+        message.delta.CopyFrom(delta)
+    return message
+
+
+def delta(
+    *, worker: NodeKey = HELPING, node: NodeKey = HELPER, incarnation: int = 7, begun: float = NOW, **changes: Any
+) -> identity_pb2.Envelope:
+    message = model_pb2.Delta(
+        network_id=NETWORK, model="m", job_id="j", vnode="a", replica="a.1", incarnation=7, sequence=4, anchor_digest="c" * 64, batches=[3, 2],
+        losses=[1.0, 0.5], codec="raw", digest=digest_of(DATA), size_bytes=len(DATA),
+        delegation=make_delegation(node, NETWORK, HELPING.public_der, incarnation, ["127.0.0.1:2"], begun),
+    )  # fmt: skip
+    for name, value in changes.items():
+        field = getattr(message, name)
+        if isinstance(value, list):
+            del field[:]
+            field.extend(value)
+        else:
+            setattr(message, name, value)
+    return seal(identity_pb2.DOMAIN_DELTA, message, worker)
+
+
+def run(story: Callable[[Counter], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await story(Counter())
+
+    asyncio.run(bounded())
+
+
+def test_a_delta_of_a_sibling_reaches_the_core_whole_and_is_answered() -> None:
+    async def story(counter: Counter) -> None:
+        asked = asyncio.ensure_future(counter.ask(opening(delta())))
+        await counter.until_heard(1)
+        heard = counter.heard[0]
+        assert (heard.source, heard.sequence, heard.batches) == (Peer(ReplicaId("a.1"), 7), 4, IntervalSet.span(2, 4))
+        brought = counter.desk.brought(heard.request)
+        assert (brought.weights, brought.num_batches) == ((DATA, "raw"), 2)
+        counter.desk.answer(heard.request, Verdict.MERGED, "", "", ANCHOR)
+        assert await asked == Answer(Verdict.MERGED, "", "", 4, ANCHOR)
+
+    run(story)
+
+
+def test_the_anchor_alone_can_be_asked_for() -> None:
+    async def story(counter: Counter) -> None:
+        asked = asyncio.ensure_future(counter.ask(opening()))
+        await counter.until_heard(1)
+        heard = counter.heard[0]
+        assert (heard.sequence, heard.batches, heard.delta) == (None, IntervalSet.empty(), None)
+        counter.desk.answer(heard.request, Verdict.ANCHOR, "", "", ANCHOR)
+        assert (await asked).sequence == 0
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        (opening(delta(), job_id="other"), "wrong_job"),
+        (opening(delta(), network_id="6" * 40), "wrong_job"),
+        (opening(delta(), contributor="a.9"), "unknown_replica"),
+        (opening(delta(), contributor="a.0"), "unknown_replica"),
+        (opening(delta(job_id="other")), "wrong_job"),
+        (opening(delta(vnode="b", replica="b.1")), "wrong_job"),
+        (opening(delta(replica="a.2")), "unknown_replica"),
+        (opening(delta(worker=STRANGER)), "wrong_signer"),
+        (opening(delta(node=STRANGER)), "wrong_pnode"),
+        (opening(delta(incarnation=6)), "stale_incarnation"),
+        (opening(delta(), incarnation=8), "stale_incarnation"),
+        (opening(delta(begun=NOW - 48 * 3600)), "delegation_expired"),
+        (opening(delta(batches=[3, BATCHES])), "foreign_batches"),
+        (opening(delta(batches=[3, 3])), "bad_delta"),
+        (opening(delta(batches=[3])), "bad_delta"),
+        (opening(delta(losses=[1.0, float("nan")])), "bad_delta"),
+        (opening(delta(codec="fp16")), "bad_delta"),
+        (opening(delta(sequence=0)), "bad_delta"),
+        (opening(delta(digest="x")), "bad_delta"),
+        (opening(delta(size_bytes=1001)), "delta_too_large"),
+        (opening(delta(digest=digest_of(b"else"))), "wrong_digest"),
+        (opening(seal(identity_pb2.DOMAIN_COMMIT, delta().payload, HELPING)), "wrong_domain"),
+    ],
+)  # fmt: skip
+def test_what_does_not_hold_never_reaches_the_core(asked: vnode_pb2.MergeOpen, code: str) -> None:
+    async def story(counter: Counter) -> None:
+        with pytest.raises(DcnrError) as refused:
+            await counter.ask(asked)
+        assert refused.value.code == code
+        assert counter.heard == []
+
+    run(story)
+
+
+def test_a_sibling_asks_from_its_own_pnode_and_with_its_newest_incarnation() -> None:
+    async def story(counter: Counter) -> None:
+        with pytest.raises(DcnrError) as elsewhere:
+            await counter.ask(opening(delta()), caller=STRANGER.node_id)
+        assert elsewhere.value.code == "wrong_pnode"
+        newer = asyncio.ensure_future(counter.ask(opening(incarnation=9)))
+        await counter.until_heard(1)
+        with pytest.raises(DcnrError) as older:
+            await counter.ask(opening(delta()))
+        assert (older.value.code, len(counter.heard)) == ("stale_incarnation", 1)
+        newer.cancel()
+        counter.plan(counter.planned("a.0", "6" * 40, Role.PRIMARY))
+        with pytest.raises(DcnrError) as gone:
+            await counter.ask(opening(incarnation=9))
+        assert gone.value.code == "unknown_replica"
+
+    run(story)
+
+
+def test_every_byte_of_a_delta_counts() -> None:
+    async def story(counter: Counter) -> None:
+        whole = delta().SerializeToString(deterministic=True)
+        rng = random.Random(3)
+        for at in rng.sample(range(len(whole)), 60):
+            data = bytearray(whole)
+            data[at] ^= 1 << rng.randrange(8)
+            try:
+                damaged = identity_pb2.Envelope.FromString(bytes(data))
+            except Exception:  # noqa: BLE001  not even a message
+                continue
+            with pytest.raises(DcnrError):
+                await counter.ask(opening(damaged))
+        assert counter.heard == []
+
+    run(story)
+
+
+def test_more_than_a_few_questions_wait_elsewhere_and_all_end_with_the_replica() -> None:
+    async def story(counter: Counter) -> None:
+        waiting = [asyncio.ensure_future(counter.ask(opening(delta()))) for _ in range(MAX_WAITING)]
+        await counter.until_heard(MAX_WAITING)
+        with pytest.raises(Unavailable) as busy:
+            await counter.ask(opening(delta()))
+        assert busy.value.code == "overloaded"
+        counter.desk.defer(counter.heard[0].request, Unavailable("not now", code="not_primary"))
+        with pytest.raises(Unavailable) as deferred:
+            await waiting[0]
+        assert deferred.value.code == "not_primary"
+        counter.full = True
+        with pytest.raises(Unavailable):
+            await counter.ask(opening(delta()))
+        counter.desk.close()
+        ended = await asyncio.gather(*waiting[1:], return_exceptions=True)
+        assert {getattr(error, "code", "") for error in ended} == {"released"}
+
+    run(story)

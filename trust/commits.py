@@ -1,0 +1,109 @@
+"""Signed statements of what was learned: commits of primaries and deltas of contributors, believed only from the worker that a PNode delegated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from dcnr.errors import Corrupt, InvalidInput, Refused, Stale
+from dcnr.ids import Digest, ReplicaId, check_digest, check_replica_id, vnode_of
+from dcnr.intervals import IntervalSet
+from dcnr.limits import KIB, MAX_ENVELOPE_BYTES, MAX_OBJECT_BYTES
+from dcnr.v1 import identity_pb2, model_pb2
+from trust.delegation import VerifiedDelegation, open_delegation
+from trust.envelope import open_single, parse
+
+MAX_COMMIT_BYTES: Final = MAX_ENVELOPE_BYTES
+MAX_DELTA_BYTES: Final = 256 * KIB
+"""Of the statement with its delegation and signature; the weights travel beside it. Enough for thirty thousand batches."""
+DELTA_CODECS: Final = ("raw", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which VNode of which job a statement has to be about, and in which network."""
+
+    network_id: str
+    model: str
+    job_id: str
+    vnode: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedCommit:
+    """A commit whose signature, delegation and place were found right."""
+
+    commit: model_pb2.Commit
+    delegation: VerifiedDelegation
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedDelta:
+    """A delta whose signature, delegation, place and form were found right."""
+
+    delta: model_pb2.Delta
+    delegation: VerifiedDelegation
+    replica: ReplicaId
+    batches: IntervalSet
+    digest: Digest
+    """Of the encoded weights."""
+
+
+def open_commit(envelope: identity_pb2.Envelope, place: Place, *, now_wall: float | None = None) -> VerifiedCommit:
+    """A commit about that place. ``now_wall`` None: its delegation need only have been valid when it was made.
+
+    Raises Refused (``wrong_commit``, ``wrong_signer``, ``delegation_expired``), Corrupt.
+    """
+    payload, signer = open_single(envelope, identity_pb2.DOMAIN_COMMIT, max_bytes=MAX_COMMIT_BYTES)
+    commit = parse(model_pb2.Commit, payload, MAX_COMMIT_BYTES)
+    if Place(commit.network_id, commit.model, commit.job_id, commit.vnode) != place:
+        raise Refused("a commit of another network, model, job or VNode", code="wrong_commit")
+    delegation = _delegation(commit.delegation, place.network_id, now_wall)
+    if delegation.worker_public_der != signer.public_der:
+        raise Refused("a commit that its delegated worker did not sign", code="wrong_signer")
+    return VerifiedCommit(commit, delegation)
+
+
+def open_delta(envelope: identity_pb2.Envelope, place: Place, *, now_wall: float | None = None) -> VerifiedDelta:
+    """A delta about that place. ``now_wall`` as for `open_commit`.
+
+    Raises Refused (``wrong_job``, ``wrong_signer``, ``stale_incarnation``, ``delegation_expired``), Corrupt (``bad_delta``).
+    """
+    payload, signer = open_single(envelope, identity_pb2.DOMAIN_DELTA, max_bytes=MAX_DELTA_BYTES)
+    delta = parse(model_pb2.Delta, payload, MAX_DELTA_BYTES)
+    if Place(delta.network_id, delta.model, delta.job_id, delta.vnode) != place:
+        raise Refused("a delta of another network, model, job or VNode", code="wrong_job")
+    delegation = _delegation(delta.delegation, place.network_id, now_wall)
+    if delegation.worker_public_der != signer.public_der:
+        raise Refused("a delta that its delegated worker did not sign", code="wrong_signer")
+    if delta.incarnation != delegation.incarnation:
+        raise Refused("a delta of another incarnation than its delegation", code="stale_incarnation")
+    if delta.codec not in DELTA_CODECS or not 0 < delta.size_bytes <= MAX_OBJECT_BYTES or delta.sequence < 1:
+        raise Corrupt("a delta without readable weights", code="bad_delta")
+    try:
+        batches = IntervalSet.of(*((number, number + 1) for number in delta.batches))
+        replica, digest = check_replica_id(delta.replica), check_digest(delta.digest)
+    except InvalidInput as error:
+        raise Corrupt(f"a delta with a bad name or number: {error.message}", code="bad_delta") from error
+    if vnode_of(replica) != delta.vnode:
+        raise Corrupt("a delta of a replica for another VNode than its own", code="bad_delta")
+    if not batches or len(batches) != len(delta.batches) or len(delta.losses) != len(delta.batches):
+        raise Corrupt("a delta names no batch, or one twice, or not one loss for each", code="bad_delta")
+    if not all(math.isfinite(loss) for loss in delta.losses):
+        raise Corrupt("a delta with a loss that is not finite", code="bad_delta")
+    return VerifiedDelta(delta, delegation, replica, batches, digest)
+
+
+def follows(commit: model_pb2.Commit, parent: model_pb2.Commit) -> bool:
+    """Whether a commit begins where its parent ended: at its state, or at the anchor that contributors took."""
+    return bool(commit.parent_digest) and commit.parent_digest in (parent.state_digest, parent.anchor_digest)
+
+
+def _delegation(envelope: identity_pb2.Envelope, network_id: str, now_wall: float | None) -> VerifiedDelegation:
+    """Valid now, or (None) when it began: then only that it has ended since does not count."""
+    begins = parse(identity_pb2.Delegation, envelope.payload).not_before_unix_ms / 1000
+    try:
+        return open_delegation(envelope, network_id=network_id, now_wall=begins if now_wall is None else now_wall)
+    except Stale as error:
+        raise Refused(error.message, code="delegation_expired") from error
