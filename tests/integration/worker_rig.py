@@ -230,7 +230,7 @@ async def worker(job_root: Path, *, incarnation: int = 1, key: NodeKey | None = 
         if listening is not None:
             listening.cancel()
         try:
-            await asyncio.wait_for(process.wait(), 10)
+            await asyncio.wait_for(process.wait(), 40)
         except TimeoutError:
             process.kill()
             await process.wait()
