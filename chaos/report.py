@@ -12,6 +12,7 @@ from dcnr.crashpoints import POINTS
 
 PAGE: Final = ROOT / "docs" / "chaos.md"
 BEGIN: Final = "<!-- results: begin (python -m chaos report) -->"
+BUSY: Final = "**Other work ran on this machine meanwhile: what was learned counts, rates and times do not.**"
 END: Final = "<!-- results: end -->"
 
 
@@ -48,6 +49,7 @@ def run_section(name: str, document: dict[str, Any], directory: Path) -> str:
             f"{'each PNode in a network namespace' if settings['own_machines'] else 'no namespaces, no partitions'}. "
             f"{facts['cores']} cores ({facts['cpu']}), {facts['memory_gib']} GiB, commit {facts['commit']}, load before the run {facts['load_before'][0]}; "
             f"processor time that was free meanwhile, on average: {shown(round(sum(free) / len(free)) if free else None)} %.",
+            *(["", BUSY] if facts["load_before"][0] > facts["cores"] else []),
             "",
             run_table(document),
             "",
@@ -95,8 +97,8 @@ def crash_section(document: dict[str, Any]) -> str:
     lines = [
         "### Crash points",
         "",
-        f"`crashes.json`: {held} of {len(POINTS)} held{when}. Seconds are from the moment when the process is set, or the work is given, to its "
-        "death, and from there until everything is done; load is that of the machine before the round's run.",
+        f"`crashes.json`: {len(rows)} of {len(POINTS)} points played, {held} held{when}. Seconds are from the moment when the process is "
+        "set, or the work is given, to its death, and from there until everything is done; load is that of the machine before the round's run.",
         "",
         "| point | what is true there | whose | passing | dead after (s) | done after (s) | load | held |",
         "|---|---|---|---|---|---|---|---|",
