@@ -104,6 +104,8 @@ class Checkers:
         self.num_merged += len(work.requests) if isinstance(work, ev.MergeDeltas) else 0
         self._world.require(state.is_sum, "exactly_once", f"{shell.replica}: {sorted(state.learned)} after {work!r:.200}")
         if not isinstance(work, ev.MakeDelta):
+            if shell.core.view().lineage - work.lineage:
+                self._world.authority.disturbed(0.0)  # what was dropped is needed again: floors may fall
             is_true = work.lineage == state.lineage
             self._world.require(is_true, "true_lineage", f"{shell.replica}: says {work.lineage}, holds {state.lineage}")
 

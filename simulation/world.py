@@ -104,7 +104,8 @@ def _shared(rng: Random, knobs: Knobs) -> Knobs:
     """Several replicas of each VNode."""
     return replace(
         knobs,
-        replicas=(1, rng.choice([2, 3])),
+        replicas=(rng.choice([1, 2]), rng.choice([2, 3])),
+        crashes=2 * knobs.crashes,
         standbys=(0, rng.choice([0, 0, 1])),
         replica_speed=rng.choice([(1.0, 1.0), (0.7, 2.5)]),
         unit_batches=rng.choice([1, 3, 5, 8]),
