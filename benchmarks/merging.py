@@ -31,9 +31,6 @@ from dcnr.stages import Stage
 NUM_BATCHES: Final = 800
 STEPS: Final = (20, 50, 100)
 """Own steps between two deltas."""
-MOST_LOST: Final = 15.0
-"""Points of accuracy that merging may cost against one replica, in the median of the seeds."""
-
 Make = Callable[[Setting, Stage, int], Group]
 WAYS: Final[dict[str, Make]] = {
     "added": lambda setting, stage, every: Group(setting, stage, every),
@@ -86,10 +83,9 @@ def conclude(result: Result) -> None:
         lost = {key: round(statistics.median(row["one_replica"] - row[key] for row in rows), 2) for key in _figures(rows[0])}
         result.ratios[optimizer] = {f"{key}_lost_points": value for key, value in lost.items() if key != "one_replica"}
         for every in result.settings["steps"]:
-            key = f"added_{every}"
-            result.targets.append(
-                Target(f"{optimizer}: points lost, a delta every {every} steps", lost[key], MOST_LOST, "points", at_least=False)
-            )
+            gained = statistics.median(row[f"added_{every}"] - row[f"synchronous_mean_{every}"] for row in rows)
+            name = f"{optimizer}: above the mean that waits for everyone, a delta every {every} steps"
+            result.targets.append(Target(name, round(gained, 2), 0.0, "points", at_least=True))
     result.notes = ["One process; a delta and an anchor take 16 batches of the job each; percent of 8,192 test points, last exit."]
 
 

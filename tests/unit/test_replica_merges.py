@@ -200,6 +200,14 @@ def test_a_standby_takes_the_anchor_now_and_then_and_learns_nothing() -> None:
     assert not of(ev.AskMerge, core.handle(ev.Tick(10 * limits.ANCHOR_S)))  # nothing can be lost any more
 
 
+def test_an_idle_contributor_finds_out_what_its_primary_lost() -> None:
+    core = anchored(THEIRS | MINE)
+    (ask,) = of(ev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S)))
+    rebase, _ = answer(core, ask, Verdict.ANCHOR, THEIRS, limits.ANCHOR_S, incarnation=2)
+    assert rebase.lineage == THEIRS
+    assert core.view().needs[0].wanted == MINE
+
+
 def test_a_contributor_never_snapshots_until_it_leads() -> None:
     core, _, batches = with_delta(checkpoint_steps=1, checkpoint_s=1.0)
     assert not of(ev.TakeSnapshot, core.handle(ev.Tick(100.0)))
