@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import machine, report
+from benchmarks.merging import WAYS
 from benchmarks.meter import Meter
 from benchmarks.profiles import parse, summary, thread_cpu_s, thread_table
 from benchmarks.result import Options, Result, Target
@@ -57,6 +58,13 @@ def test_training_measures_the_network_and_one_process(tmp_path: Path) -> None:
     assert row["network_samples_s"] > 0
     assert row["one_process_1_threads_samples_s"] > 0
     assert row["network_cpu_ms_per_sample_worker"] > 0
+
+
+def test_merging_measures_every_way(tmp_path: Path) -> None:
+    document = run_short("merging", tmp_path)
+    for row in document["rounds"]:
+        assert 0 < row["one_replica"] < 100
+        assert {key.rsplit("_", 1)[0] for key in row if key.endswith("_5")} == set(WAYS)
 
 
 def test_startup_measures_commands_and_daemons(tmp_path: Path) -> None:
