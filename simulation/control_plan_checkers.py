@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,8 @@ from orchestrator.jobs import intervals
 if TYPE_CHECKING:
     from simulation.control_world import ControlWorld
 
+KEPT_LOOKS: Final = 160
+"""Of each replica: looks and reports, 20 s at least."""
 SEEN_S: Final = 45.0
 """A replica that is promoted was at work at most so long ago: silence, a slow store, a takeover in between."""
 
@@ -21,8 +24,8 @@ class PlanCheckers:
     def __init__(self, world: ControlWorld) -> None:
         self._world = world
         self._last: model_pb2.Plan | None = None
-        self._seen: dict[str, tuple[float, int]] = {}
-        """By replica: when it was last at work, and how much its state held."""
+        self._seen: dict[str, deque[tuple[float, int]]] = {}
+        """By replica: when it was at work, and how much its state held then. It may have held more when it reported: a restarted primary goes back."""
         self.num_moves = self.num_promotions = self.num_contributors = 0
 
     def look(self) -> None:
@@ -32,7 +35,11 @@ class PlanCheckers:
             if pnode.process.alive and pnode.worker.alive:
                 for replica in pnode.worker.replicas.values():
                     if now >= replica.ready_s:
-                        self._seen[replica.replica] = (now, len(replica.lineage))
+                        self.held(replica.replica, len(replica.lineage))
+
+    def held(self, replica: str, count: int) -> None:
+        """A replica is at work and its state holds so much: seen from outside, or as it reports."""
+        self._seen.setdefault(replica, deque(maxlen=KEPT_LOOKS)).append((self._world.kernel.now_s, count))
 
     def landed(self, plan: model_pb2.Plan, desired: Mapping[str, model_pb2.DesiredState], manifest: model_pb2.Manifest) -> None:
         """The head names this plan from now on; ``desired`` are its desired states by PNode, ``manifest`` the one beside it."""
@@ -94,7 +101,8 @@ class PlanCheckers:
             led = next((one for one in before.assignments if one.vnode == item.vnode and one.role == model_pb2.ROLE_PRIMARY), None)
             gone = led is None or all(one.replica != led.replica for one in plan.assignments)
             world.require(gone, "successor", f"{item.replica} is promoted beside its primary")
-            seen_s, held = self._seen.get(item.replica, (float("-inf"), 0))
+            row = self._seen.get(item.replica) or deque([(float("-inf"), 0)])
+            seen_s, held = row[-1][0], max(count for _, count in row)
             world.require(
                 now - seen_s <= SEEN_S, "successor", f"{item.replica} is promoted, and was last at work at {seen_s:.1f} s"
             )

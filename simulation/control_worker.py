@@ -162,6 +162,7 @@ class WorkerModel:
         if replica is None or self._pnode.loop.time() < replica.ready_s:
             return None
         self._advance(replica)
+        self._pnode.world.checkers.plans.held(name, len(replica.lineage))
         return replica.report(self._pnode.world.step_s(self._pnode, replica.vnode))
 
     def _exchange(self, replica: Replica) -> None:
