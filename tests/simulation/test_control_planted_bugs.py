@@ -66,7 +66,7 @@ PLANTED = [
     (planted.anybody_speaks_for_a_replica, LIES, {"forged_checkpoint"}),
     (planted.weights_from_nowhere, SMALL, {"descends"}),
     (planted.limits_are_a_wish, {**SMALL, "num_pnodes": 4, "num_vnodes": 10, "vnodes_per_node": 1}, {"limits"}),
-    (planted.bulk_on_the_control_stream, SMALL, {"beats_on_time"}),
+    (planted.bulk_on_the_control_stream, {**DISKS, "full_disks": 0}, {"beats_on_time"}),
     (planted.strangers_submit, {**SMALL, "strange_jobs": 2}, {"strangers_code"}),
     (planted.nobody_says_why, SMALL, {"explain_missing"}),
     (planted.alive_is_enough, LIES, {"useless", "completes"}),
