@@ -18,7 +18,7 @@ from dcnr.ports import Clock
 from dcnr.tensor import chunks
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode import frames
-from pnode.exchange import Control, Replica, Stream, first_cause, read_alive, wait_for_news, write_beat, write_control
+from pnode.exchange import BEAT_S, Control, Replica, Stream, first_cause, read_alive, wait_for_news, write_beat, write_control
 from pnode.frames import FrameNumber
 from pnode.spool import Frame
 from pnode.wire import chunk_bytes, frame_bytes
@@ -121,7 +121,7 @@ class SendingExchange:
                 job = self._jobs.pop(next(iter(self._jobs)))
                 loaded = job.loaded or group.create_task(_load(job))
                 self._load_ahead(group)
-                await self._write_frame(stream, job, await loaded)
+                await self._write_frame(stream, job, await _with_beats(stream, loaded))
             elif not await wait_for_news(self._control.news):
                 await write_beat(stream)
 
@@ -205,6 +205,18 @@ def heard_event(now_s: float, link: int, message: vnode_pb2.LinkMessage) -> Even
             return DurableHeard(now_s, link, frames.intervals_of(message.durable.batches))
         case kind:
             raise RemoteFault(f"a receiver does not say {kind}", code="bad_message")
+
+
+async def _with_beats(stream: Stream, loaded: asyncio.Task[Frame | None]) -> Frame | None:
+    """The loaded frame. A slow disk must not look like a dead sender: until the frame is there, signs of life go out."""
+    try:
+        while not loaded.done():
+            await asyncio.wait({loaded}, timeout=BEAT_S)
+            if not loaded.done():
+                await write_beat(stream)
+        return loaded.result()
+    finally:
+        loaded.cancel()
 
 
 async def _load(job: _Job) -> Frame | None:

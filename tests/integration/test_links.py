@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dcnr.errors import Stale
+from dcnr.errors import NotFound, Stale
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
 from dcnr.rpc.dialer import Dialer
@@ -359,6 +359,49 @@ def test_a_receiver_that_stops_reading_costs_a_bounded_number_of_frames(tmp_path
         assert isinstance(source.events[-1], ev.LinkDown)
         executor.shutdown()
         outbox.close()
+
+    run(scenario)
+
+
+def test_a_sender_that_waits_for_its_disk_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "BEAT_S", 0.01)
+
+    class Slow:
+        """An outbox whose frames come when the test says so, and then are gone."""
+
+        def __init__(self) -> None:
+            self.ready = asyncio.Event()
+
+        async def frame(self, lane: ev.Lane, batch: int) -> Frame:
+            await self.ready.wait()
+            raise NotFound("gone", code="not_in_spool")
+
+    class Counting:
+        def __init__(self) -> None:
+            self.incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
+            self.beats = 0
+
+        async def read(self) -> bytes | None:
+            return await self.incoming.get()
+
+        async def write(self, message: bytes) -> None:
+            self.beats += message == b""
+
+    async def scenario() -> None:
+        slow, stream = Slow(), Counting()
+        source = Recorder(Peer(ReplicaId("a.1"), 1), slow)
+        opening = vnode_pb2.OpenEdge(
+            network_id=NETWORK, model="m", job_id="j", source_replica="a.1", target_replica="b.1", target_incarnation=1
+        )
+        stream.incoming.put_nowait(vnode_pb2.LinkMessage(edge=1, open=opening).SerializeToString())
+        running = asyncio.ensure_future(SendingExchange(CLOCK, NodeKey.generate(), lambda name: source, "p").run(stream))
+        await source.until(ev.LinkUp)
+        source.ways[1].send(TRAIN_LANE, 1, Mode.TRAIN)
+        await eventually(lambda: stream.beats >= 3)
+        slow.ready.set()
+        await source.until(ev.FrameMissing)
+        stream.incoming.put_nowait(None)
+        await running
 
     run(scenario)
 
