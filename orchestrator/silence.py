@@ -94,7 +94,7 @@ def judge(record: NodeRecord, now: float) -> Judgement:
         return _before_the_first_beat(record, now)
     witnesses = record.witnesses(now)
     if (why := _silence(record, now, witnesses)) is not None:
-        return Judgement(offline, why)
+        return Judgement(offline, f"it left politely, and is silent: {why}" if record.beat.draining else why)
     if record.streams == 0:
         if now >= record.detached_at + REATTACH_GRACE_S:
             return Judgement(offline, f"its stream ended: {record.detached_reason}")

@@ -248,3 +248,14 @@ def test_subnets_count_on_the_open_internet_only() -> None:
     inventory.advertised(membership_pb2.Advert(node_id=A, control_addresses=["203.0.114.7:7700"]), 0.0)
     inventory.advertised(membership_pb2.Advert(node_id=B, control_addresses=["192.168.1.7:7700"]), 0.0)
     assert [offer.subnet for offer in inventory.offers(0.0)] == ["203.0.114.0/24", ""]
+
+
+def test_who_said_that_it_leaves_left_politely_however_its_silence_shows() -> None:
+    inventory = living(A)
+    watch(inventory, 1.0)
+    inventory.beat(A, 1.0, beat(draining=True), 2.0)
+    assert state(inventory, 1.5) == DRAINING
+    for now in range(2, 12):
+        inventory.tick(float(now))
+    assert inventory.judgement(A).state == OFFLINE
+    assert "politely" in inventory.judgement(A).reason
