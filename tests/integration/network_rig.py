@@ -51,27 +51,27 @@ class Rig:
         with self.client() as client:
             client.stage(Source(str(self._data), MODEL, "CC0", "made here"))
 
-    def graph(self, passes: int) -> model_pb2.ModelGraph:
-        """A chain of linear VNodes."""
+    def graph(self, passes: int, replicas: int = 1) -> model_pb2.ModelGraph:
+        """A chain of linear VNodes, each with so many replicas."""
         graph = Graph(
             MODEL, input=TensorSpec("float32", (self._width,)), target=TensorSpec("int64", ()), num_classes=4,
-            train={"passes": passes, "batch_size": self._batch_size, "seed": 1, "codec": "raw"},
+            train={"passes": passes, "batch_size": self._batch_size, "seed": 1, "codec": "raw", "merge_every": 10},
             data={use: f"dataset:{MODEL}#{use}" for use in ("train", "validation", "test")},
         )  # fmt: skip
         before = "input"
         for vnode in self.vnodes:
             graph.vnode(
                 vnode, "linear", {"out_features": self._width}, inputs=[before],
-                objective={"name": "local_ce", "config": {}}, optimizer={"name": "sgd", "lr": 0.01},
+                objective={"name": "local_ce", "config": {}}, optimizer={"name": "sgd", "lr": 0.01}, replicas=replicas,
             )  # fmt: skip
             before = vnode
         return graph.build()
 
-    def submit(self, key: str, *, passes: int, **options: float) -> str:
+    def submit(self, key: str, *, passes: int, replicas: int = 1, **options: float) -> str:
         """A job that is in the store when this returns; its id."""
         chosen = JobOptions(idempotency_key=key, **{"checkpoint_s": 1.0, "unit_batches": 8, "lead_batches": 512, **options})  # type: ignore[arg-type]
         with self.client() as client:
-            return client.submit(self.graph(passes), [self.key], chosen).job_id
+            return client.submit(self.graph(passes, replicas), [self.key], chosen).job_id
 
     def job(self, job_id: str) -> orchestrator_pb2.JobView:
         """As an orchestrator sees it."""
