@@ -32,6 +32,7 @@ from pnode.hub import LinkHub
 from pnode.links import LinkService, PeerLinks
 from pnode.outbox import Outbox
 from pnode.rpc import HeldPort, data_server, dialling
+from pnode.service import DataPlane
 from pnode.spool import Spool
 from trust.delegation import make_delegation, open_delegation
 from trust.identity import NodeKey
@@ -60,7 +61,15 @@ async def serve_ours() -> None:
         hub = LinkHub(CLOCK, node.node_id, None, lambda *_: None)  # type: ignore[arg-type]  # this end opens no Link
         hub.add(source)
         held = HeldPort("127.0.0.1", 0)
-        server = data_server(worker, NETWORK, CLOCK, lambda peer: LinkService(CLOCK, worker, hub.find, peer, _told))
+        nothing: Any = None  # nobody merges or restores here
+        server = data_server(
+            worker,
+            NETWORK,
+            CLOCK,
+            lambda peer: DataPlane(
+                LinkService(CLOCK, worker, hub.find, peer, _told), peer=peer, desk=nothing, donor=nothing, uplink=nothing
+            ),
+        )
         held.free()
         await server.start(held.host, held.port)
         delegation = make_delegation(node, NETWORK, worker.public_der, 1, [f"127.0.0.1:{held.port}"], CLOCK.wall())
@@ -86,7 +95,7 @@ async def receive_ours(there: dict[str, Any]) -> None:
         hub.add(target)
         envelope = identity_pb2.Envelope.FromString(bytes.fromhex(there["delegation"]))
         hub.neighbour(ReplicaId("a.1"), open_delegation(envelope, network_id=NETWORK, now_wall=CLOCK.wall()))
-        hub.want(target, 0, ReplicaId("a.1"), there["pnode"])
+        hub.want(target, 0, {ReplicaId("a.1"): there["pnode"]})
         async with asyncio.timeout(START_S):
             await target.until(EdgeUp)
         await _answer(target.transfer)
@@ -148,7 +157,7 @@ async def hand_over_locally(size: int, frames: int) -> dict[str, float]:
         source, target = Source(outbox, NETWORK), Target(hub, NETWORK)
         hub.add(source)
         hub.add(target)
-        hub.want(target, 0, ReplicaId("a.1"), "p")
+        hub.want(target, 0, {ReplicaId("a.1"): "p"})
         sending = asyncio.ensure_future(source.run())
         try:
             await target.transfer(size, frames)

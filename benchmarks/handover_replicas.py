@@ -183,9 +183,9 @@ class Target:
         self._sequence += 1
         wanted = IntervalSet.of((low, high))
         self.hub.say(
-            self, 0, ev.SendNeed(0, ReplicaId("a.1"), self._sequence, TRAIN_LANE, wanted, IntervalSet.empty(), IntervalSet.empty())
+            self, ev.SendNeed(0, ReplicaId("a.1"), self._sequence, TRAIN_LANE, wanted, IntervalSet.empty(), IntervalSet.empty())
         )
 
     def _say_window(self, end: int) -> None:
         self._sequence += 1
-        self.hub.say(self, 0, ev.SendWindow(0, ReplicaId("a.1"), self._sequence, TRAIN_LANE, end))
+        self.hub.say(self, ev.SendWindow(0, ReplicaId("a.1"), self._sequence, TRAIN_LANE, end))
