@@ -3,7 +3,7 @@
 Inert unless the environment of the process names one point: an entry point calls `arm`, and the process then kills itself the n-th time it gets
 there. It first leaves a note; a process that finds the note there is inert too, so whoever is started again with the same environment lives. A
 name that is no point, or a value of another form, ends the process at its start. What each point is, and that each is passed in exactly one place
-of the code, is held by ``tests/tidy/test_crash_points.py``.
+of the code, is held by ``tests/tidy/test_crash_point_names.py``.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def test_a_closed_terminal_is_a_polite_end(rig: Rig) -> None:
             os.close(theirs)
             rig.until(lambda: is_active(rig, process) and _pid(process.home) == daemon.pid, "it is attached", 90)
             os.close(ours)  # the kernel sends SIGHUP; writing fails from now on
-            assert daemon.wait(30) == 0
+            assert daemon.wait(90) == 0
         finally:
             daemon.kill()
     rig.until(lambda: node(rig, process).state == OFFLINE, "it is known to be away", 30)
