@@ -39,6 +39,7 @@ class Rig:
         self.network, self.vnodes = network, tuple(vnodes)
         self._data, self._width, self._batch_size = data, width, batch_size
         self.key = NodeKey.load(network.maintainer_key)
+        self._outcome = ""
         self.silent: set[str] = set()
         """Names of PNodes that a test has stopped: they are not asked."""
 
@@ -100,14 +101,15 @@ class Rig:
 
         self.until(ended, f"{job_id} has ended", within_s, pause_s=0.5)
         assert found[-1].state == model_pb2.JOB_STATE_COMPLETED, found[-1].outcome
+        self._outcome = found[-1].outcome.manifest_digest
         return found[-1]
 
     def audit(self) -> list[VNodeLineage]:
-        """What the commits behind the newest manifest say."""
+        """What the commits behind the manifest with which the last job ended say: another orchestrator may still know an older one."""
 
         async def audited() -> list[VNodeLineage]:
             async with await connect_async(self.network.bootstrap, network=self.network.network_file, key=self.key) as client:
-                return await audit_lineage(client, MODEL)
+                return await audit_lineage(client, MODEL, manifest=self._outcome)
 
         return asyncio.run(audited())
 

@@ -25,7 +25,11 @@ PER_PASS = SAMPLES // BATCH_SIZE
 PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20")) for number in range(1, 5))
 """Each has room for two VNodes, and leaves the machine room for all the others."""
 OFFLINE, ACTIVE = orchestrator_pb2.NODE_STATE_OFFLINE, orchestrator_pb2.NODE_STATE_ACTIVE
-IN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+IN_TERMINAL = (
+    "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # tests that nohup started would pass on that it is ignored
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from orchestrator import explain as explain_module
 from orchestrator import inventory as inventory_module
 from orchestrator import placement as placement_module
 from orchestrator import planner as planner_module
+from orchestrator.ancestry import Ancestry, contributions_of
 from orchestrator.changes import Decide
 from orchestrator.checkpoints import CheckpointJudge
 from orchestrator.contribution import Contributions
@@ -36,6 +37,7 @@ from pnode.budget import Budget, Reservation
 from pnode.duties import Duties
 from pnode.headcheck import HeadCheck
 from simulation.control_worker import Replica, WorkerModel
+from trust.commits import Place, VerifiedCommit
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy
 
@@ -384,8 +386,12 @@ def evidence_is_a_verdict(patch: pytest.MonkeyPatch) -> None:
 
 
 def anybody_speaks_for_a_replica(patch: pytest.MonkeyPatch) -> None:
-    """Data rule 9: records of any PNode are taken for the plan's primary."""
+    """Data rule 9: records of any PNode are taken for the plan's primary, and nobody looks into its states."""
+
+    async def unseen(self: CheckpointJudge, *_: Any) -> None: ...
+
     patch.setattr("orchestrator.checkpoints._check_primary", lambda plan, checkpoint: None)
+    patch.setattr(CheckpointJudge, "_check_state", unseen)
 
 
 def weights_from_nowhere(patch: pytest.MonkeyPatch) -> None:
@@ -398,12 +404,12 @@ def weights_from_nowhere(patch: pytest.MonkeyPatch) -> None:
         if replica is not None:
             replica.state_digest, replica.state_commit = "0" * 64, ""
 
-    async def believe(self: CheckpointJudge, view: Any, commit: model_pb2.Commit) -> IntervalSet:
-        known = view.durable(commit.job_id).get(commit.vnode, IntervalSet.empty())
-        return known | IntervalSet.of(*((number, number + 1) for number in commit.batches))
+    async def believe(self: CheckpointJudge, view: Any, place: Place, newest: VerifiedCommit) -> Ancestry:
+        known = Ancestry(view.durable(place.job_id).get(place.vnode, IntervalSet.empty()))
+        return known.after(contributions_of(newest, place))
 
     patch.setattr(WorkerModel, "_host", initialise)
-    patch.setattr(CheckpointJudge, "_lineage", believe)
+    patch.setattr(CheckpointJudge, "_ancestry", believe)
 
 
 def limits_are_a_wish(patch: pytest.MonkeyPatch) -> None:
