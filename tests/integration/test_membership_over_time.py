@@ -1,0 +1,191 @@
+"""Goal: restarts, deaths, wrong clocks and new documents: every view becomes right again within seconds, and nobody is killed by a claim."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from town_rig import MAINTAINER, SkewedClock, Town, in_town, until
+
+from dcnr.v1 import membership_pb2, membership_pb2_grpc
+from membership.gossip import Gone, GoneReason
+from membership.node import MembershipSettings
+from membership.probing import Verdict
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy, draft_successor, sign_document
+
+
+def test_a_restarted_node_comes_back_with_what_it_remembers(tmp_path: Path) -> None:
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator()
+        path = tmp_path / "nodes.json"
+        node = await town.add(cache_path=path)
+        await until(lambda: node.knows(first) and first.knows(node) and path.exists(), "no contact")
+        town.nodes.remove(node)
+        await node.stop()
+        again = await town.add(node.key, entries=[], cache_path=path)
+        await until(lambda: again.knows(first), "the cache did not help")
+        await until(
+            lambda: (
+                (a := first.membership.find(node.key.node_id)) is not None and list(a.advert.control_addresses) == [again.address]
+            ),
+            "the new address did not spread",
+        )
+
+    in_town(scene)
+
+
+def test_contacts_are_on_disk_soon_after_the_start(tmp_path: Path) -> None:
+    """A node that is killed young finds the others again although all entries that it was given are gone."""
+    settings = MembershipSettings(exchange_s=0.1)
+    first_run, second_run = tmp_path / "nodes.json", tmp_path / "again.json"
+
+    async def scene(town: Town) -> None:
+        key = NodeKey.generate()
+        orchestrator = await town.orchestrator(settings=settings)
+        other = await town.add(settings=settings)
+        young = await town.add(key, cache_path=first_run, settings=settings)
+        await until(
+            lambda: first_run.exists() and other.key.node_id in first_run.read_text(), "the other PNode is not in the cache"
+        )
+        shutil.copy(first_run, second_run)  # as a power cut leaves it
+        for node in (young, orchestrator):
+            await node.stop()
+            town.nodes.remove(node)
+        again = await town.add(key, entries=[orchestrator.address], cache_path=second_run, settings=settings)
+        await until(lambda: again.knows(other) and other.knows(again), "they do not know each other")
+
+    in_town(scene)
+
+
+def test_a_life_with_a_lower_incarnation_overtakes_its_own_past() -> None:
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator()
+        key = NodeKey.generate()
+        node = await town.add(key, incarnation=1000)
+        await until(lambda: first.knows(node), "no contact")
+        town.nodes.remove(node)
+        await node.die()
+        again = await town.add(key, incarnation=7)
+        await until(
+            lambda: (a := first.membership.find(key.node_id)) is not None and list(a.advert.control_addresses) == [again.address],
+            "the old life's advert stayed",
+        )
+
+    in_town(scene)
+
+
+def test_a_dead_node_leaves_every_view_and_table_within_seconds() -> None:
+    """Its adverts would live for minutes; nobody waits for that. A later life is welcome, an older advert is not."""
+
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator()
+        for _ in range(4):
+            await town.add()
+        victim = await town.add(incarnation=1000)
+        name = victim.key.node_id
+        await until(lambda: all(node.knows(*town.nodes) for node in town.nodes), "not everybody knows everybody")
+        await until(lambda: any(name in node.tables() for node in town.nodes), "no table has it")
+        old = victim.membership.own_advert
+        town.nodes.remove(victim)
+        await victim.die()
+        began = time.monotonic()
+        await until(lambda: not any(node.membership.find(name) for node in town.nodes), "somebody still takes it for a member")
+        await until(lambda: not any(name in node.tables() for node in town.nodes), "some table still has it")
+        assert time.monotonic() - began < 15  # s; its advert lives for three minutes
+        reasons = {event.reason for node in town.nodes for event in node.events if isinstance(event, Gone)}
+        assert reasons == {GoneReason.DEAD}
+        connection = await town.nodes[1].dialer.connect(first.key.node_id, [first.address])
+        stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+        await connection.call(stub.Exchange, membership_pb2.ExchangeRequest(adverts=[old]))
+        assert first.membership.find(name) is None
+        await connection.close()
+        again = await town.add(victim.key, incarnation=1001)
+        await until(lambda: all(node.knows(again) for node in town.nodes), "its next life is not welcome")
+
+    in_town(scene)
+
+
+def test_a_claim_kills_nobody_and_who_hears_of_its_own_death_says_otherwise() -> None:
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator()
+        liar, living = await town.add(), await town.add()
+        name = living.key.node_id
+        await until(lambda: all(node.knows(*town.nodes) for node in town.nodes), "not everybody knows everybody")
+        advert = first.membership.find(name)
+        assert advert is not None
+        claim = membership_pb2.KnownNode(node_id=name, incarnation=advert.order[0], sequence=2**62)
+        for target in (first, living):
+            connection = await liar.dialer.connect(target.key.node_id, [target.address])
+            stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+            own = living.membership._own.order
+            claim.sequence = own[1] if target is living else 2**62
+            await connection.call(stub.Exchange, membership_pb2.ExchangeRequest(suspects=[claim]))
+            await connection.close()
+        found = await first.membership.probe(name)
+        assert found is not None
+        assert found.verdict is Verdict.REACHED
+        await until(
+            lambda: (seen := first.membership.find(name)) is not None and seen.order > advert.order, "it did not say that it lives"
+        )
+        assert not [event for node in town.nodes for event in node.events if isinstance(event, Gone)]
+
+    in_town(scene)
+
+
+def test_a_node_that_only_others_reach_is_reached() -> None:
+    """An orchestrator that cannot reach a PNode hears from others that it lives."""
+
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator()
+        living = await town.add()
+        await town.add()
+        await until(lambda: all(node.knows(*town.nodes) for node in town.nodes), "not everybody knows everybody")
+        first.dialer.cut_off.add(living.key.node_id)
+        found = await first.membership.probe(living.key.node_id)
+        assert found is not None
+        assert (found.direct, found.verdict) == (False, Verdict.REACHED)
+        assert "does not" in found.reason
+
+    in_town(scene)
+
+
+def test_network_time_heals_a_wrong_clock() -> None:
+    async def scene(town: Town) -> None:
+        await town.orchestrator()
+        for _ in range(3):
+            await town.add()
+        wrong = await town.add(clock=SkewedClock(ahead_s=120.0))
+        await until(lambda: wrong.knows(*town.nodes), "a wrong clock kept the node out")
+        await until(lambda: abs(wrong.membership.network_time() - time.time()) < 1.0, "network time was not found")
+        assert "ahead of" in wrong.membership.trouble
+
+    in_town(scene)
+
+
+def test_nobody_there_is_told_and_tried_for_ever() -> None:
+    async def scene(town: Town) -> None:
+        seed = await town.add(entries=["127.0.0.1:1"])
+        await until(lambda: "bootstrap entries answered" in seed.membership.trouble, "the reason is not told")
+        alone = await town.add(entries=[])
+        await until(lambda: "no bootstrap entry" in alone.membership.trouble, "the reason is not told")
+        late = await town.orchestrator(entries=[seed.address])
+        await until(lambda: late.knows(seed) and seed.knows(late), "who came late was not found")
+        await until(lambda: seed.membership.trouble == "", "the trouble is over")
+
+    in_town(scene)
+
+
+def test_a_new_version_of_the_document_spreads() -> None:
+    async def scene(town: Town) -> None:
+        heard: list[NetworkPolicy] = []
+        draft = draft_successor(town.policy)
+        draft.store_bucket = "moved"
+        newer = town.policy.successor([*town.policy.history, sign_document(draft, MAINTAINER)])
+        await town.orchestrator(policy=newer)
+        node = await town.add(on_policy=heard.append)
+        await until(lambda: node.membership.policy.document.version == 2, "the new version did not arrive")
+        assert [p.document.store_bucket for p in heard] == ["moved"]
+
+    in_town(scene)
