@@ -11,6 +11,7 @@ from dcnr.errors import DcnrError
 from simulation.control_world import with_knobs
 from simulation.world import Violation
 from tests.simulation import control_planted as planted
+from tests.simulation import control_planted_places as places
 
 SMALL: dict[str, Any] = {"num_pnodes": 10, "vnodes_per_node": 4, "num_vnodes": 8, "jobs": 3, "num_batches": 40, "faults_s": 45.0}
 LIAR = {**SMALL, "num_orchestrators": 4, "liar": True, "store_partitions": 6, "orchestrator_crashes": 3}
@@ -47,29 +48,29 @@ PLANTED = [
         {**SMALL, "tamper_rate": 0.05},
         {"tampered", "obeys", "unconfirmed", "act_after", "bad_id"},
     ),
-    (planted.names_of_strangers_are_kept, LIAR, {"bad_id"}),
-    (planted.workers_wait_for_orchestrators, {**SMALL, "blackout_s": 20.0, "num_batches": 200}, {"works_on"}),
-    (planted.one_missing_read_ends_a_job, STALE, {"completes"}),
-    (planted.new_primaries_keep_quiet, {**SMALL, "pnode_crashes": 8}, {"completes"}),
-    (planted.placed_without_reason, SMALL, {"explain"}),
-    (planted.anybody_succeeds, {**CREWS, "replicas": (3,), "num_vnodes": 4}, {"successor"}),
-    (planted.siblings_share_a_node, CREWS, {"apart"}),
-    (planted.siblings_are_not_told, CREWS, {"siblings"}),
-    (planted.contributors_are_swapped_for_fun, CREWS, {"thrash"}),
-    (planted.restless_planner, SMALL, {"thrash", "completes", "liveness", "relocation_bound"}),
-    (planted.nobody_takes_over, TAKERS, {"takeover_bound"}),
-    (planted.the_dead_look_alive, {**SMALL, "pnode_losses": 3}, {"relocation_bound"}),
-    (planted.wall_clocks_are_believed, {**SMALL, "wrong_clocks": 0.4}, {"relocation_bound", "completes", "liveness"}),
-    (planted.acts_without_persisting, DISKS, {"persist_first"}),
-    (planted.what_the_disk_refused_is_forgotten, DISKS, {"relocation_bound", "completes", "liveness", "strays"}),
-    (planted.evidence_is_a_verdict, LIES, {"forged_evidence"}),
-    (planted.anybody_speaks_for_a_replica, LIES, {"forged_checkpoint"}),
-    (planted.weights_from_nowhere, SMALL, {"descends"}),
-    (planted.limits_are_a_wish, {**SMALL, "num_pnodes": 4, "num_vnodes": 10, "vnodes_per_node": 1}, {"limits"}),
-    (planted.bulk_on_the_control_stream, {**DISKS, "full_disks": 0}, {"beats_on_time"}),
-    (planted.strangers_submit, {**SMALL, "strange_jobs": 2}, {"strangers_code"}),
-    (planted.nobody_says_why, SMALL, {"explain_missing"}),
-    (planted.alive_is_enough, LIES, {"useless", "completes"}),
+    (places.names_of_strangers_are_kept, LIAR, {"bad_id"}),
+    (places.workers_wait_for_orchestrators, {**SMALL, "blackout_s": 20.0, "num_batches": 200}, {"works_on"}),
+    (places.one_missing_read_ends_a_job, STALE, {"completes"}),
+    (places.new_primaries_keep_quiet, {**SMALL, "pnode_crashes": 8}, {"completes"}),
+    (places.placed_without_reason, SMALL, {"explain"}),
+    (places.anybody_succeeds, {**CREWS, "replicas": (3,), "num_vnodes": 4}, {"successor"}),
+    (places.siblings_share_a_node, CREWS, {"apart"}),
+    (places.siblings_are_not_told, CREWS, {"siblings"}),
+    (places.contributors_are_swapped_for_fun, CREWS, {"thrash"}),
+    (places.restless_planner, SMALL, {"thrash", "completes", "liveness", "relocation_bound"}),
+    (places.nobody_takes_over, TAKERS, {"takeover_bound"}),
+    (places.the_dead_look_alive, {**SMALL, "pnode_losses": 3}, {"relocation_bound"}),
+    (places.wall_clocks_are_believed, {**SMALL, "wrong_clocks": 0.4}, {"relocation_bound", "completes", "liveness"}),
+    (places.acts_without_persisting, DISKS, {"persist_first"}),
+    (places.what_the_disk_refused_is_forgotten, DISKS, {"relocation_bound", "completes", "liveness", "strays"}),
+    (places.evidence_is_a_verdict, LIES, {"forged_evidence"}),
+    (places.anybody_speaks_for_a_replica, LIES, {"forged_checkpoint"}),
+    (places.weights_from_nowhere, SMALL, {"descends"}),
+    (places.limits_are_a_wish, {**SMALL, "num_pnodes": 4, "num_vnodes": 10, "vnodes_per_node": 1}, {"limits"}),
+    (places.bulk_on_the_control_stream, {**DISKS, "full_disks": 0}, {"beats_on_time"}),
+    (places.strangers_submit, {**SMALL, "strange_jobs": 2}, {"strangers_code"}),
+    (places.nobody_says_why, SMALL, {"explain_missing"}),
+    (places.alive_is_enough, LIES, {"useless", "completes"}),
 ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simulation.runner import Choice, run_seed
-from tests.simulation import control_planted as planted
+from tests.simulation import control_planted_places as planted
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240.0
