@@ -7,7 +7,6 @@ protocol, or L0 of the validation ladder: values not finite, norm over its bound
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Collection, Iterator
@@ -15,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from dcnr import codecs, limits
 from dcnr.errors import Corrupt, InvalidInput, InvariantBroken, RemoteFault
-from dcnr.ids import digest_of
 
 Array = NDArray[Any]
 Payload = bytes | bytearray | memoryview
@@ -31,7 +30,7 @@ _MAGNITUDE_VALUES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What is coming: ``dtype`` and ``shape`` before encoding, the codec, the exact size, and SHA-256 (hex) of the encoded bytes."""
+    """What is coming: ``dtype`` and ``shape`` before encoding, the codec, the exact size, and the `tensor_digest` of the encoded bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,6 +57,11 @@ class EncodedTensor:
     payload: memoryview
     is_view: bool = False
     """The payload is the memory of the array that it was made from."""
+
+
+def tensor_digest(payload: Payload) -> str:
+    """BLAKE3 of encoded bytes, 64 hex characters. Objects in the store are named by SHA-256 (`dcnr.ids.digest_of`)."""
+    return blake3(payload).hexdigest()
 
 
 def encode(array: Array, codec: str) -> EncodedTensor:
@@ -88,7 +92,7 @@ def _prepared(array: Array, codec: str) -> tuple[TensorHeader, Array]:
 
 def _digested(header: TensorHeader, encoded: NDArray[np.uint8], *, is_view: bool = False) -> EncodedTensor:
     payload = encoded.data.toreadonly()
-    return EncodedTensor(replace(header, digest=digest_of(payload)), payload, is_view)
+    return EncodedTensor(replace(header, digest=tensor_digest(payload)), payload, is_view)
 
 
 def decode(header: TensorHeader, payload: Payload) -> Array:
@@ -96,7 +100,7 @@ def decode(header: TensorHeader, payload: Payload) -> Array:
     check_header(header)
     if len(payload) != header.encoded_bytes:
         raise Corrupt(f"{len(payload)} bytes instead of {header.encoded_bytes}", code="tensor_size")
-    if digest_of(payload) != header.digest:
+    if tensor_digest(payload) != header.digest:
         raise Corrupt("tensor bytes do not match their digest", code="tensor_digest", digest=header.digest)
     return _decode_checked(header, np.frombuffer(payload, np.uint8))
 
@@ -193,7 +197,7 @@ class TensorAssembler:
         """The memory of a tensor that needs no decoding and has no bit pattern that is none of its values."""
         self._magnitude = _Magnitude()
         self._num_seen = 0
-        self._hash = hashlib.sha256()
+        self._hash = blake3()
         self._filled_bytes = 0
         self._finished = False
 

@@ -96,7 +96,7 @@ def vnode_name(text: str) -> VNodeId:
 def statement(source: Peer, target: ReplicaId, number: FrameNumber, header: TensorHeader, step: int) -> bytes:
     """The bytes that a frame's signature covers. Fields have fixed alphabets without the separator, so no two frames share one statement."""
     fields = (
-        "dcnr frame 1", source.replica, source.incarnation, target, number.lane.split, number.lane.round, number.batch, number.mode.name,
+        "dcnr frame 2", source.replica, source.incarnation, target, number.lane.split, number.lane.round, number.batch, number.mode.name,
         header.dtype, "x".join(str(length) for length in header.shape), header.codec, header.encoded_bytes, header.digest, step,
     )  # fmt: skip
     return "\0".join(str(field) for field in fields).encode()

@@ -16,9 +16,8 @@ from typing import Final
 from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, NotFound, Unavailable
-from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
-from dcnr.tensor import EncodedTensor, TensorHeader
+from dcnr.tensor import EncodedTensor, TensorHeader, tensor_digest
 from vnode.events import Lane
 
 MAX_SEGMENT_BYTES: Final = 32 * limits.MIB
@@ -120,7 +119,7 @@ class Spool:
             place.segment.living += 1  # held while it is read, so that nobody writes over it
         try:
             payload = _read_all(place.segment.descriptor, place.header.encoded_bytes, place.offset)
-            if digest_of(payload) == place.header.digest:
+            if tensor_digest(payload) == place.header.digest:
                 return Frame(EncodedTensor(place.header, memoryview(payload)), place.step)
         except OSError as error:
             raise Corrupt(f"the spool cannot be read: {error.strerror}", code="spool_read") from error

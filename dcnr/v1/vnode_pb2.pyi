@@ -701,7 +701,7 @@ class FrameHeader(_message.Message):
     encoded_bytes: _builtins.int
     """must be what codec, dtype and shape give"""
     digest: _builtins.bytes
-    """SHA-256 over the encoded bytes, 32 bytes"""
+    """BLAKE3 over the encoded bytes, 32 bytes"""
     signature: _builtins.bytes
     """worker key over (edge's replicas and incarnation, lane, batch, digest)"""
     chunk: _builtins.bytes

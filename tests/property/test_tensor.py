@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from dcnr import limits
 from dcnr.codecs import BLOCK_VALUES, CODECS, NUMPY_DTYPES
 from dcnr.errors import Corrupt, InvalidInput, RemoteFault
-from dcnr.ids import digest_of
 from dcnr.tensor import (
     EncodedTensor,
     TensorAssembler,
@@ -27,6 +26,7 @@ from dcnr.tensor import (
     decode,
     encode,
     encode_final,
+    tensor_digest,
 )
 
 LOSSY = ("fp16", "bf16", "int8")
@@ -287,7 +287,7 @@ def test_transfers_of_the_wrong_size() -> None:
 
 def signed(payload: bytes, dtype: str, codec: str, size: int) -> TensorHeader:
     """A header whose digest fits, as a liar would send it."""
-    return TensorHeader(dtype, (size,), codec, len(payload), digest_of(payload))
+    return TensorHeader(dtype, (size,), codec, len(payload), tensor_digest(payload))
 
 
 def test_well_digested_nonsense_is_refused() -> None:
@@ -304,6 +304,11 @@ HOSTILE: list[object] = [
     "float64", "uint8", "bool", "bfloat16", "x" * 99, "0" * 64, "A" * 64, b"raw", (), (0, 2**63), (2**32, 2**32), (1,) * 9, (-1,), (2.0,), (True,),
     (2**28,), (2**26 + 1,), (2**26,), (10**5000,), [3], {}, ("3",), (0, 0), (3, 5),
 ]  # fmt: skip
+
+
+def test_the_digest_is_blake3_as_published() -> None:
+    assert tensor_digest(b"") == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
+    assert tensor_digest(b"\x00") == "2d3adedff11b61f14c886e35afa036736dcd87a74d27b5c1510225d0f592e213"
 
 
 def test_fuzzed_headers_are_answered_with_typed_errors_and_no_memory() -> None:
