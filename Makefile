@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?= mnist
 SEEDS ?= 200
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test check sim chaos bench wheel clean help

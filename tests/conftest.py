@@ -1,0 +1,28 @@
+"""Files that take longest are begun first, so that no test process is left with a long one when the others are done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+FIRST = (
+    "test_trouble_store_faults", "test_leaving", "test_proofs", "test_trouble_interrupts", "test_trouble_store", "test_proofs_silence",
+    "test_benchmarks", "test_shared_vnodes", "test_chaos", "test_trouble_orchestrators", "test_crash_points", "test_trouble_start",
+    "test_control_planted_bugs", "test_control_plane", "test_planted_bugs", "test_worker", "test_proofs_unlike", "test_control_under_load",
+    "test_replicas", "test_data_plane", "test_readme", "test_commands",
+)  # fmt: skip
+"""By what they take on two cores, longest first; all others follow as they come."""
+
+
+def pytest_configure() -> None:
+    """A file of another name would silently be begun late."""
+    gone = set(FIRST) - {path.stem for path in Path(__file__).parent.rglob("test_*.py")}
+    if gone:
+        raise pytest.UsageError(f"tests/conftest.py names files that do not exist: {', '.join(sorted(gone))}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The same order in every test process; whole files are given out in it."""
+    place = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(FIRST)))
