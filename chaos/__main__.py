@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import machine
-from chaos import crashes, machines, report
+from chaos import crashes, joining, machines, report
 from chaos.crashes import run_rounds
+from chaos.joining import Joining
 from chaos.plot import svg
 from chaos.rounds import ROUNDS
 from chaos.run import Setup, run
-from chaos.schedule import Recipe, Schedule, from_json, make_schedule, to_json
+from chaos.schedule import Recipe, Schedule, first_pairs, from_json, make_schedule, to_json
 from chaos.work import Clouds, Text, Work
 from dcnr import crashpoints
 from dcnr.errors import DcnrError, InvalidInput
@@ -29,6 +30,11 @@ from dcnr.errors import DcnrError, InvalidInput
 RESULTS: Final = machine.ROOT / "chaos" / "results"
 SCHEDULES: Final = machine.ROOT / "chaos" / "schedules"
 DEFAULT: Final = "faults125"
+CPU_PERCENT: Final = 5.0
+"""Of one core, for each of sixteen PNodes: what is left of two cores starts killed ones again."""
+
+LONG_SAMPLES: Final = 80_000
+"""Of a job that outlasts any round of joiners: it is not run to its end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return run_crashes(options)
             case "run":
                 return run_schedule(options)
+            case "join":
+                return run_joining(options)
             case "schedule":
                 print(to_json(make_schedule(recipe_of(options))), end="")
             case "report":
@@ -71,21 +79,30 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("points", nargs="*", metavar="POINT")
     two = commands.add_parser("run", help="a schedule of kills, partitions and pauses")
     two.add_argument("--schedule", default=DEFAULT, help=f"a file, or one of {', '.join(names())}")
+    two.add_argument("--pairs", type=int, default=0, help="the first so many pairs of windows; 0: all")
     two.add_argument("--work", choices=("text", "clouds"), default="text", help="what the network learns")
     two.add_argument("--vnodes", type=int, default=8, help="length of the chain")
-    two.add_argument("--replicas", type=int, default=1, help="wanted per VNode")
-    two.add_argument("--cpu-percent", type=float, default=100.0, help="of one core, per PNode")
+    two.add_argument("--replicas", type=int, default=4, help="wanted per VNode")
+    two.add_argument("--cpu-percent", type=float, default=CPU_PERCENT, help="of one core, per PNode")
     two.add_argument("--batches", type=int, default=0, help="of the job; 0: as many as fit the schedule, by a short job before")
     two.add_argument("--no-partitions", action="store_true", help="needs no root: kills and pauses only")
     two.add_argument("--link", choices=("", *machines.PROFILES), default="", help="emulated links; needs the kernel's netem")
     two.add_argument("--name", default="", help="of the result file; default: that of the schedule")
+    four = commands.add_parser("join", help="PNodes that join all at once while a job runs")
+    four.add_argument("--pnodes", type=int, default=8, help="that are there before")
+    four.add_argument("--joiners", type=int, default=4)
+    four.add_argument("--vnodes", type=int, default=8, help="length of the chain")
+    four.add_argument("--replicas", type=int, default=4, help="wanted per VNode")
+    four.add_argument("--cpu-percent", type=float, default=2 * CPU_PERCENT, help="of one core, per PNode")
+    four.add_argument("--before-s", type=float, default=60.0)
+    four.add_argument("--after-s", type=float, default=90.0)
     three = commands.add_parser("schedule", help="print a schedule made from a recipe")
     for name, kind in (("seed", int), ("victims", int), ("pairs", int), ("window-s", float), ("per-hour", float)):
         three.add_argument(f"--{name}", type=kind, required=True)
     three.add_argument("--max-down", type=int, default=0)
     commands.add_parser("report", help="docs/chaos.md from the results")
     commands.add_parser("clean", help="remove network namespaces that a killed run left behind")
-    for command in (one, two, commands.choices["report"]):
+    for command in (one, two, four, commands.choices["report"]):
         command.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
     return top
 
@@ -122,6 +139,8 @@ def without_partitions(schedule: Schedule) -> Schedule:
 def setup_of(options: argparse.Namespace) -> Setup:
     """What the flags of ``run`` ask for."""
     schedule = load(options.schedule)
+    if options.pairs:
+        schedule = first_pairs(schedule, options.pairs)
     if options.no_partitions:
         schedule = without_partitions(schedule)
     kind = Text if options.work == "text" else Clouds
@@ -147,6 +166,21 @@ def run_schedule(options: argparse.Namespace) -> int:
     say(report.run_table(document))
     figures = document["figures"]
     return 0 if figures["completed"] and figures["lineages_exact"] == document["outcome"]["num_vnodes"] else 1
+
+
+def run_joining(options: argparse.Namespace) -> int:
+    """One round of joiners, written as JSON."""
+    work = Text("joining", num_vnodes=options.vnodes, replicas=options.replicas, samples=LONG_SAMPLES)
+    document = joining.run(
+        Joining(
+            work, num_pnodes=options.pnodes, num_joiners=options.joiners, cpu_percent=options.cpu_percent, before_s=options.before_s,
+            after_s=options.after_s,
+        ),
+        say=say,
+    )  # fmt: skip
+    save(options.out / "joining.json", document)
+    say(report.joining_table(document))
+    return 0 if document["figures"]["all_contribute"] else 1
 
 
 def run_crashes(options: argparse.Namespace) -> int:

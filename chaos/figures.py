@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,8 @@ from typing import Any
 
 Row = dict[str, Any]
 Points = Sequence[Sequence[float]]
+TIMES = ("gap_s", "detected_s", "learning_s", "back_s")
+"""Of a fault's row: the longest gap in what any replica of its VNodes learned, and how long the rest took."""
 
 
 def conclude(document: Row) -> Row:
@@ -49,9 +52,12 @@ def _kind(rows: Sequence[Row]) -> Row:
     """Counts, medians and largest values of one kind of fault; times only where something was hosted."""
     hosting = [row for row in rows if row["hosted"]]
     found: Row = {"faults": len(rows), "hosting": len(hosting)}
-    for name in ("detected_s", "learning_s", "back_s"):
-        values = [row[name] for row in hosting if row[name] is not None]
-        found[name] = {"p50": rounded(median(values), 2), "max": rounded(max(values, default=None), 2), "seen": len(values)}
+    for name in TIMES:
+        values = [row[name] for row in hosting if row.get(name) is not None]
+        found[name] = {
+            "p50": rounded(median(values), 2), "p99": rounded(at_least_of(values, 0.99), 2), "max": rounded(max(values, default=None), 2),
+            "seen": len(values),
+        }  # fmt: skip
     return found
 
 
@@ -89,6 +95,11 @@ def median(values: Iterable[float | None]) -> float | None:
     """Of the values that are there."""
     there = [value for value in values if value is not None]
     return statistics.median(there) if there else None
+
+
+def at_least_of(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that is not exceeded by this share of them."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
 def rounded(value: float | None, digits: int) -> float | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.machine import ROOT
+from chaos.figures import TIMES
 from dcnr.crashpoints import POINTS
 
 PAGE: Final = ROOT / "docs" / "chaos.md"
@@ -29,7 +30,9 @@ def with_results(text: str, directory: Path) -> str:
         raise ValueError(f"{BEGIN} or {END} is missing")
     documents = {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
     crashes = documents.pop("crashes", {"rounds": []})
+    joining = documents.pop("joining", None)
     parts = [run_section(name, document, directory) for name, document in documents.items()]
+    parts += [joining_section(joining)] if joining is not None else []
     return "\n\n".join([f"{before}{BEGIN}", *parts, crash_section(crashes), f"{END}{after}"])
 
 
@@ -76,16 +79,48 @@ def run_table(document: dict[str, Any]) -> str:
         f"| VNodes whose lineage is exactly all batches | {figures['lineages_exact']} of {outcome['num_vnodes']} |",
         f"| loss at the end, last exit | {shown(losses[-1] if losses else None)} |",
         "",
-        "| fault | number | hosting | noticed p50 / max (s) | its VNodes learn again p50 / max (s) | its machine contributes again p50 / max (s) |",
-        "|---|---|---|---|---|---|",
+        "| fault | number | hosting | no replica of its VNodes learns p50 / p99 / max (s) | noticed | its VNodes learn again | its machine contributes again |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind, row in figures["by_kind"].items():
         cells = [
-            f"{shown(row[name]['p50'])} / {shown(row[name]['max'])} ({row[name]['seen']})"
-            for name in ("detected_s", "learning_s", "back_s")
+            f"{shown(row[name]['p50'])} / {shown(row[name]['p99'])} / {shown(row[name]['max'])} ({row[name]['seen']})"
+            for name in TIMES
         ]
         lines.append(f"| {kind} | {row['faults']} | {row['hosting']} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def joining_section(document: dict[str, Any]) -> str:
+    """Machines that joined at once."""
+    settings, facts = document["settings"], document["machine"]
+    return "\n".join(
+        [
+            "### Machines that join at once",
+            "",
+            f"`joining.json`: {settings['num_vnodes']} VNodes of {settings['work']}, {settings['replicas_per_vnode']} wanted replicas each; "
+            f"{settings['num_joiners']} PNodes join {settings['num_pnodes']}, each lends {settings['cpu_percent']:g} % of a core. "
+            f"{facts['cores']} cores ({facts['cpu']}), {facts['memory_gib']} GiB, commit {facts['commit']}, load before the run {facts['load_before'][0]}.",
+            *(["", BUSY] if facts["load_before"][0] > facts["cores"] else []),
+            "",
+            joining_table(document),
+        ]
+    )
+
+
+def joining_table(document: dict[str, Any]) -> str:
+    """The figures of joiners."""
+    figures = document["figures"]
+    return "\n".join(
+        [
+            "| figure | value |",
+            "|---|---|",
+            f"| from process start to the first contribution, each (s) | {', '.join(shown(value) for value in document['contributed_s'])} |",
+            f"| batches per second over all VNodes before | {shown(figures['rate_before'])} |",
+            f"| and when they had come | {shown(figures['rate_after'])} |",
+            f"| longest time with less than 80 % of the rate before (s; rates of 10 s) | {shown(figures['below_s'])} |",
+        ]
+    )
 
 
 def crash_section(document: dict[str, Any]) -> str:

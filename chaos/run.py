@@ -25,6 +25,8 @@ from benchmarks.meter import Meter
 from benchmarks.network import family
 from chaos.figures import conclude
 from chaos.machines import Machines
+from chaos.pulse import POLL_S as PULSE_S
+from chaos.pulse import Pulse
 from chaos.schedule import Fault, Kind, Schedule
 from chaos.stand import Stand
 from chaos.track import Struck, Tracker
@@ -155,6 +157,7 @@ class _Measured:
     learned: list[list[float]] = field(default_factory=list)
     load: list[list[float]] = field(default_factory=list)
     tracker: Tracker = field(default_factory=Tracker)
+    pulse: Pulse = field(default_factory=Pulse)
     meter: Meter = field(init=False)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """The schedule is."""
@@ -170,7 +173,7 @@ class _Measured:
         submitted_s = time.monotonic()
         client = await connect_async(stand.network.bootstrap, network=stand.network.network_file, key=stand.key)
         async with client, asyncio.TaskGroup() as group:
-            tasks = [group.create_task(task) for task in (self._watch(client), self._tend(), self._sample())]
+            tasks = [group.create_task(task) for task in (self._watch(client), self._tend(), self._sample(), self._listen())]
             await self._within(self.began, TRAINING_S, "every VNode learns")
             self.zero_s = time.monotonic()
             self.say(
@@ -189,7 +192,7 @@ class _Measured:
         }  # fmt: skip
         return {
             "outcome": outcome,
-            "faults": [struck.row(self.zero_s) for struck in self.tracker.struck],
+            "faults": [struck.row(self.zero_s) | {"gap_s": self._gap_s(struck)} for struck in self.tracker.struck],
             "learned": [[round(at_s - self.zero_s, 2), count] for at_s, count in self.learned],
             "shares": [
                 [round(at_s - self.zero_s, 2), living, good]
@@ -255,6 +258,16 @@ class _Measured:
             await asyncio.sleep(LOAD_S)
             free_gib = psutil.virtual_memory().available / 2**30
             self.load.append([time.monotonic(), psutil.cpu_percent(), round(free_gib, 2), round(os.getloadavg()[0], 2)])
+
+    async def _listen(self) -> None:
+        homes = [process.home for process in self.stand.network.pnodes]
+        while True:
+            await asyncio.to_thread(self.pulse.look, homes)
+            await asyncio.sleep(PULSE_S)
+
+    def _gap_s(self, struck: Struck) -> float | None:
+        gap_s = self.pulse.gap_s(struck.hosted, struck.at_s + time.time() - time.monotonic())
+        return None if gap_s is None else round(gap_s, 2)
 
     async def _disturb(self) -> None:
         """Every fault at its time, until the schedule or the job is over."""

@@ -10,7 +10,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -90,6 +90,14 @@ class Schedule:
 
     recipe: Recipe
     faults: tuple[Fault, ...] = field(default=())
+
+
+def first_pairs(schedule: Schedule, pairs: int) -> Schedule:
+    """The first pairs of windows, as they are. Raises InvalidInput (``bad_recipe``) for none, or more than there are."""
+    if not 1 <= pairs <= schedule.recipe.pairs:
+        raise InvalidInput(f"the schedule has {schedule.recipe.pairs} pairs of windows, not {pairs}", code="bad_recipe")
+    recipe = replace(schedule.recipe, pairs=pairs)
+    return Schedule(recipe, tuple(fault for fault in schedule.faults if fault.at_s < recipe.length_s))
 
 
 def make_schedule(recipe: Recipe) -> Schedule:

@@ -80,7 +80,7 @@ class Text:
     length: int = 64
     batch_size: int = 4
     samples: int = 16_000
-    replicas: int = 1
+    replicas: int = 4
 
     @property
     def num_batches(self) -> int:

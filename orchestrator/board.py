@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -99,6 +100,8 @@ class Board:
         self.seats: dict[str, list[Seat]] = {cost.vnode: [] for cost in request.stages}
         self.away: dict[str, model_pb2.Assignment] = {}
         """By VNode: a lost primary that is waited for; it takes nothing of its node."""
+        self.awaited = Counter(vnode for node in request.nodes for vnode in node.awaited)
+        """By VNode: nodes that hosted it when they were lost a moment ago."""
         self.unsettled: set[str] = set()
         """VNodes whose replicas this plan has changed for a fault: they get nothing more in the same breath."""
         previous = request.previous

@@ -7,7 +7,7 @@ restored. What cannot be had now is said in the plan and tried again with every 
 from __future__ import annotations
 
 from dcnr.v1 import model_pb2
-from orchestrator.board import Board
+from orchestrator.board import Board, Load
 from orchestrator.costs import StageCost
 from orchestrator.placement import Rejections, best, cannot_share
 
@@ -40,6 +40,12 @@ def say_short(board: Board, rejections: Rejections, why: str) -> None:
             rejections.short(cost.vnode, f"{_lacks(board, cost)}: {why}")
 
 
+def _is_awaited(board: Board, cost: StageCost, load: Load) -> bool:
+    """Whether a replica that is lacking is rather waited for: the node that had it may be back in a moment, and the one that would take it has no time."""
+    is_busy = board.policy.min_gain * (load.seconds + board.share_s(cost, load)) > board.pace_s()
+    return is_busy and _owed(board, cost) <= board.awaited[cost.vnode]
+
+
 def _owed(board: Board, cost: StageCost) -> int:
     return max(0, cost.wanted_replicas - len(board.working(cost.vnode))) if board.seats[cost.vnode] else 0
 
@@ -52,6 +58,8 @@ def _one_more(board: Board, cost: StageCost, rejections: Rejections) -> bool:
     why = "" if is_ready(board, cost.vnode) else "until its primary works"
     why = why or cannot_share(board, cost)
     load = best(board, cost, model_pb2.ROLE_CONTRIBUTOR, rejections) if not why else None
+    if load is not None and _is_awaited(board, cost, load):
+        load, why = None, "its node was lost a moment ago and may be back, and every other one is busy"
     if load is None:
         lacks = _lacks(board, cost)
         rejections.short(cost.vnode, f"{lacks}: {why or 'no further node fits; replicas of a VNode live on different nodes'}")

@@ -25,6 +25,8 @@ START_GRACE_S: Final = 10.0
 """After a takeover or a start, PNodes of the plan that are not attached yet are expected for this long."""
 MAY_RETURN_S: Final = 120.0
 """For this long a lost node's VNodes wait for it where nobody else fits."""
+AWAITED_S: Final = 30.0
+"""For this long what a lost node helped with waits for it where only busy nodes could take it: killed processes are back sooner."""
 REFUSED_AFTER_S: Final = 3.0
 """An assignment that failed for this long under a living worker goes elsewhere."""
 REFUSED_FOR_S: Final = 120.0
@@ -33,6 +35,8 @@ PAUSE_S: Final = 1.5
 """A look at the inventory this much after the last one says that this process stood still; looks come several times a second."""
 HAND_OVER_S: Final = 15.0
 """A node that leaves politely keeps what it hosts for at most this long, until its last checkpoints are durable and its frames are taken."""
+HOSTED: Final = frozenset((orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING))
+"""A lost node's replicas in these states are awaited with it."""
 MAX_NODES: Final = 4096
 _UNTOLD_BYTES: Final = 1 << 62
 MAX_ACCUSERS: Final = 16
@@ -90,6 +94,8 @@ class Inventory:
     def attached(self, node_id: str, now: float) -> None:
         """A stream of this PNode opened."""
         record = self._record(node_id, now)
+        if record.gone_at is not None:
+            record.worker_seen, record.worker_dead_since = False, None  # a new life: its worker is still to come
         record.streams += 1
         self._num_attached += record.streams == 1
         self._stirred.add(node_id)
@@ -198,6 +204,7 @@ class Inventory:
             record.gone_at = now if gone else None
             if gone and before.state in USABLE and record.beat_at is not None and not record.beat.draining:
                 record.lost_at = [*record.lost_at[1 - MAX_LOSSES :], now]
+                record.lost_with = frozenset(item.vnode for item in record.beat.replicas if item.state in HOSTED)
         if record.gone_at is not None and now >= record.gone_at + FORGET_S:
             self._num_attached -= record.streams > 0
             del self._nodes[record.node_id]
@@ -261,7 +268,7 @@ class Inventory:
                 disk_bytes=record.capability.disk_bytes if _is_told(record) else _UNTOLD_BYTES,
                 accepts_work=record.capability.accepts_work or record.judgement.state == orchestrator_pb2.NODE_STATE_SUSPECT,
                 handing_over=_handing_over(record, now),
-                may_return=record.gone_at is not None and now - record.gone_at < MAY_RETURN_S,
+                may_return=_may_return(record, now),
                 measured={
                     item.vnode: item.step_s
                     for item in record.beat.replicas
@@ -270,6 +277,7 @@ class Inventory:
                 refused={vnode: why for vnode, (when, why) in record.refused.items() if now - when < REFUSED_FOR_S},
                 subnet=record.subnet,
                 uplink_mbit=record.capability.uplink_mbit,
+                awaited=_awaited(record, now),
                 num_losses=sum(now - when < RECORD_S for when in record.lost_at),
             )
             for _, record in sorted(self._nodes.items())
@@ -295,6 +303,20 @@ class Inventory:
             record = self._nodes[node_id] = NodeRecord(node_id, now)
         record.seen_at = now
         return record
+
+
+def _may_return(record: NodeRecord, now: float) -> bool:
+    """Whether it is gone, but not for long, or back without its worker."""
+    joins = record.judgement.state == orchestrator_pb2.NODE_STATE_JOINING and record.lost_at
+    gone_at = record.lost_at[-1] if joins else record.gone_at
+    return gone_at is not None and now - gone_at < MAY_RETURN_S
+
+
+def _awaited(record: NodeRecord, now: float) -> frozenset[str]:
+    """What it had when it was lost, until it takes work again or has been away for too long."""
+    if record.judgement.state in USABLE or record.beat.draining or not record.lost_at or now - record.lost_at[-1] >= AWAITED_S:
+        return frozenset()
+    return record.lost_with
 
 
 def _is_told(record: NodeRecord) -> bool:

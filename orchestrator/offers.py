@@ -23,6 +23,8 @@ class PlanPolicy:
     min_gain: float = 1.3
     """Without a fault nothing changes unless the rate grows by more than this factor."""
     min_move_interval_s: float = 60.0
+    settled_s: float = 5.0
+    """Without a new plan for so long, an idle node may get the only copy of a VNode, or new replicas by choice."""
     max_vnodes_per_node: int = 64
     max_chosen_replicas: int = 8
     """Of one VNode whose graph leaves the number to the planner."""
@@ -49,6 +51,8 @@ class NodeOffer:
     """Leaving politely, with checkpoints on their way: keeps what it has for a few seconds more."""
     may_return: bool = False
     """Gone, but not for long: what it has may wait for it where nobody else fits."""
+    awaited: frozenset[str] = frozenset()
+    """VNodes of which it hosted a replica when it was lost, a moment ago: a process that died or a cable that was out is often back in seconds."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Seconds per batch by VNode, as reported."""
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -2,8 +2,8 @@
 
 Equal inputs give equal plans. In this order: what can stay stays (`orchestrator.succession`); a VNode without a primary gets one, by promotion of a living
 replica, else on the node that is done soonest (`orchestrator.placement`; longest processing time first, Graham 1969); owed replicas are
-added (`orchestrator.filling`); and where nothing was lost and nothing waits, one improvement is made if it is worth it (`orchestrator.growth`). What no node
-can take is listed as waiting, with the reasons.
+added (`orchestrator.filling`); and where nothing was lost and nothing waits, idle nodes get their part (`orchestrator.spreading`), or one improvement is
+made if it is worth it (`orchestrator.growth`). What no node can take is listed as waiting, with the reasons.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from orchestrator.filling import fill, say_short
 from orchestrator.growth import grow, improve
 from orchestrator.offers import PlanPolicy, PlanRequest
 from orchestrator.placement import Rejections, best, cannot_share, make_room
+from orchestrator.spreading import even_out, idle_nodes, spread
 from orchestrator.succession import Loss, heir, keep, weakest
 
 
@@ -38,9 +39,10 @@ def make_plan(request: PlanRequest, policy: PlanPolicy) -> model_pb2.Plan:
     else:
         fill(board, rejections)
         if not request.goes_on:
+            even_out(board)
             grow(board)
-        elif not losses and request.allow_moves and request.since_last_plan_s >= policy.min_move_interval_s:
-            improve(board)
+        elif not losses and request.allow_moves:
+            _without_a_fault(board)
     return _plan(board, rejections, waiting)
 
 
@@ -72,6 +74,18 @@ def check_plan(plan: model_pb2.Plan, stages: Sequence[StageCost]) -> None:
     missing = {cost.vnode for cost in stages} - set(primaries) - set(plan.waiting)
     if missing:
         raise InvariantBroken(f"a plan forgets {sorted(missing)}", code="bad_plan")
+
+
+def _without_a_fault(board: Board) -> None:
+    """Idle nodes get their part at once, everything else only when nothing has changed for a while."""
+    since_s, policy = board.request.since_last_plan_s, board.policy
+    idle = idle_nodes(board)
+    if idle and spread(board, idle):
+        return
+    if since_s >= policy.min_move_interval_s:
+        improve(board)
+    elif idle and since_s >= policy.settled_s:
+        grow(board)
 
 
 def _give_primary(board: Board, cost: StageCost, loss: Loss | None, rejections: Rejections) -> bool:

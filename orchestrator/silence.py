@@ -67,6 +67,8 @@ class NodeRecord:
     gone_at: float | None = None
     lost_at: list[float] = field(default_factory=list)
     """When it was lost without a word, the last few times."""
+    lost_with: frozenset[str] = frozenset()
+    """VNodes that it hosted when it was last lost."""
     failing_since: dict[str, float] = field(default_factory=dict)
     refused: dict[str, tuple[float, str]] = field(default_factory=dict)
     """By VNode: when the node refused it, and why."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos import report
-from chaos.figures import conclude
+from chaos.figures import TIMES, conclude
 from chaos.plot import svg
 from chaos.rounds import ROUNDS
 from chaos.schedule import Fault, Kind
@@ -17,7 +17,7 @@ from dcnr.crashpoints import POINTS
 from dcnr.v1 import model_pb2, orchestrator_pb2
 
 RESULTS = Path(__file__).resolve().parents[2] / "chaos" / "results"
-RUNS = sorted(path for path in RESULTS.glob("*.json") if path.stem != "crashes")
+RUNS = sorted(path for path in RESULTS.glob("*.json") if path.stem not in ("crashes", "joining"))
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def document(**changes: Any) -> dict[str, Any]:
         [float(second), float(4 * second - max(0, second - 10) + max(0, second - 20) - max(0, second - 30))] for second in range(42)
     ]
     rows = [
-        {"kind": "kill", "victim": 0, "at_s": 11.0, "hosted": ["a"], "over_s": 0.5, "detected_s": 0.3, "learning_s": 4.0, "back_s": 7.0},
+        {"kind": "kill", "victim": 0, "at_s": 11.0, "hosted": ["a"], "over_s": 0.5, "detected_s": 0.3, "learning_s": 4.0, "back_s": 7.0, "gap_s": 0.4},
         {"kind": "kill", "victim": 1, "at_s": 31.0, "hosted": ["a"], "over_s": 0.5, "detected_s": 0.5, "learning_s": 6.0, "back_s": None},
         {"kind": "pause", "victim": 2, "at_s": 35.0, "hosted": [], "over_s": 2.0, "detected_s": None, "learning_s": 0.0, "back_s": None},
     ]  # fmt: skip
@@ -51,11 +51,14 @@ def test_a_job_that_ended_early_has_fewer_pairs() -> None:
 
 def test_recovery_is_told_by_kind_and_only_where_something_was_hosted() -> None:
     by_kind = conclude(document())["by_kind"]
-    assert by_kind["kill"]["learning_s"] == {"p50": 5.0, "max": 6.0, "seen": 2}
-    assert by_kind["kill"]["back_s"] == {"p50": 7.0, "max": 7.0, "seen": 1}
+    assert by_kind["kill"]["learning_s"] == {"p50": 5.0, "p99": 6.0, "max": 6.0, "seen": 2}
+    assert by_kind["kill"]["back_s"] == {"p50": 7.0, "p99": 7.0, "max": 7.0, "seen": 1}
+    assert by_kind["kill"]["gap_s"] == {"p50": 0.4, "p99": 0.4, "max": 0.4, "seen": 1}
     assert by_kind["pause"] == {
-        "faults": 1, "hosting": 0, **{name: {"p50": None, "max": None, "seen": 0} for name in ("detected_s", "learning_s", "back_s")}
-    }  # fmt: skip
+        "faults": 1,
+        "hosting": 0,
+        **{name: {"p50": None, "p99": None, "max": None, "seen": 0} for name in TIMES},
+    }
 
 
 def test_shares_count_in_windows_with_faults_only() -> None:

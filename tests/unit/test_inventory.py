@@ -259,3 +259,39 @@ def test_who_said_that_it_leaves_left_politely_however_its_silence_shows() -> No
         inventory.tick(float(now))
     assert inventory.judgement(A).state == OFFLINE
     assert "politely" in inventory.judgement(A).reason
+
+
+def test_what_a_lost_node_hosted_is_awaited_until_it_takes_work_again_or_stays_away() -> None:
+    inventory = Inventory()
+    inventory.attached(A, 0.0)
+    working = beat()
+    working.replicas.add(replica="v1.7", vnode="v1", state=orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE)
+    working.replicas.add(replica="v2.8", vnode="v2", state=orchestrator_pb2.ASSIGNMENT_STATE_RELEASED)
+    inventory.beat(A, 0.0, working, 2.0)
+
+    def awaited(now: float) -> frozenset[str]:
+        inventory.tick(now)
+        return inventory.offers(now)[0].awaited
+
+    assert awaited(0.5) == frozenset()
+    inventory.detached(A, 1.0, "reset")
+    assert awaited(2.0) == {"v1"}
+    inventory.attached(A, 4.0)
+    inventory.beat(A, 4.0, beat(alive=False), 2.0)
+    assert awaited(5.5) == {"v1"}, "its daemon is there, its worker is not: nothing can be placed there yet"
+    assert inventory.offers(5.5)[0].may_return
+    assert inventory.offers(5.5)[0].num_losses == 1, "a worker that is still to come is not lost again"
+    inventory.beat(A, 6.0, beat(), 2.0)
+    assert awaited(6.0) == frozenset()
+    inventory.detached(A, 7.0, "reset")
+    inventory.tick(8.0)
+    assert awaited(8.0 + inventory_module.AWAITED_S) == frozenset(), "whoever stays away is not waited for"
+
+
+def test_who_leaves_politely_is_not_awaited() -> None:
+    inventory = living(A)
+    inventory.beat(A, 1.0, beat(draining=True), 2.0)
+    inventory.tick(1.0)
+    inventory.detached(A, 2.0, "it said goodbye")
+    inventory.tick(9.0)
+    assert inventory.offers(9.0)[0].awaited == frozenset()

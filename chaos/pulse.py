@@ -1,0 +1,53 @@
+"""When each VNode learns, to a tenth of a second: every replica puts what it makes of a batch into its spool, and the spool's file tells when.
+
+Views come with beats, every two seconds: too seldom to see a gap of one. VNodes that nobody reads from have no spool and are not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+POLL_S: Final = 0.1
+AFTER_S: Final = 15.0
+"""Gaps that begin later than this after a fault are not its doing."""
+PATTERN: Final = "work/*/spool/*.segment"
+
+
+class Pulse:
+    """Moments, on the clock of the files, at which some replica of a VNode had just learned."""
+
+    def __init__(self) -> None:
+        self._moments: dict[str, list[float]] = {}
+
+    def look(self, homes: Iterable[Path]) -> None:
+        """Takes in the newest write of every VNode, over all machines."""
+        newest: dict[str, float] = {}
+        for home in homes:
+            for path in home.glob(PATTERN):
+                vnode = path.parent.parent.name.rpartition(".")[0]
+                try:
+                    newest[vnode] = max(newest.get(vnode, 0.0), path.stat().st_mtime)
+                except OSError:
+                    continue  # a replica that has just been let go
+        for vnode, at_s in newest.items():
+            self.wrote(vnode, at_s)
+
+    def wrote(self, vnode: str, at_s: float) -> None:
+        """One write."""
+        moments = self._moments.setdefault(vnode, [])
+        if not moments or at_s > moments[-1]:
+            moments.append(at_s)
+
+    def gap_s(self, vnodes: Iterable[str], at_s: float) -> float | None:
+        """The longest time around a fault in which no replica of one of these VNodes learned; None where none has a spool."""
+        gaps = [gap for vnode in vnodes if (gap := _longest(self._moments.get(vnode, []), at_s)) is not None]
+        return max(gaps, default=None)
+
+
+def _longest(moments: list[float], at_s: float) -> float | None:
+    """Of gaps that end after the fault, and begin soon after it at the latest."""
+    around = [(earlier, later) for earlier, later in pairwise(moments) if later >= at_s and earlier <= at_s + AFTER_S]
+    return max((later - earlier for earlier, later in around), default=None)
