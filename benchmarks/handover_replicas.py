@@ -23,7 +23,7 @@ from pnode.hub import LinkHub
 from pnode.outbox import Outbox
 from vnode import events as ev
 from vnode.costs import window_batches
-from vnode.events import TRAIN_LANE, Mode, Peer
+from vnode.vocabulary import TRAIN_LANE, Mode, Peer
 
 SIZES: Final = (1 * limits.MIB, 4 * limits.MIB, 64 * limits.MIB)
 WIDTH: Final = 1024

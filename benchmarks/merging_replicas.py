@@ -18,12 +18,12 @@ from dcnr.ids import ReplicaId
 from dcnr.specs import TensorSpec
 from dcnr.stages import INPUT, Stage
 from dcnr.units import Share, owner_of
-from vnode.compute import Mode
 from vnode.registry import default_registry
 from vnode.state import anchor_schema, parse, serialise
 from vnode.torch_compute import TorchCompute
 from vnode.torch_merging import DeltaValues
 from vnode.torch_stage import initial_state, schema_of
+from vnode.vocabulary import Mode
 
 NUM_CLASSES: Final = 10
 WIDTH: Final = 32

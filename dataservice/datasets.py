@@ -18,16 +18,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataservice.batches import BatchIndex, eval_indices, num_eval_batches
-from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef, parse_manifest
+from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Unavailable
 from dcnr.ids import Digest, check_digest
-
-__all__ = [
-    "BatchIndex", "DatasetManifest", "DatasetReader", "FieldSpec", "LocalCache", "ShardRef", "eval_indices", "num_eval_batches",
-    "parse_manifest",
-]  # fmt: skip
 
 MAX_OPEN_SHARDS: Final = 16
 Fetch = Callable[[Digest, Path], Awaitable[object]]

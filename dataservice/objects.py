@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from dataservice.addresses import AddressRule
 from dataservice.pacing import Pace
-from dataservice.transfer import AddressRule, download, upload
+from dataservice.transfer import download, upload
 from dcnr import limits
 from dcnr.client import Orchestrators
 from dcnr.crashpoints import reached

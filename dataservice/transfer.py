@@ -35,8 +35,6 @@ from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, TimedOut, Unavailable
 from dcnr.ids import Digest
 
-__all__ = ["AddressRule", "download", "fetch_small", "upload"]
-
 ERROR_BYTES: Final = 4 * limits.KIB
 LONGEST_NAP_S: Final = 0.25
 """A paced transfer that was given up ends within this time."""

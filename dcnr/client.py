@@ -14,7 +14,8 @@ import grpc
 from dcnr import limits
 from dcnr.errors import DcnrError, TimedOut, Unavailable
 from dcnr.ids import NodeId
-from dcnr.rpc.dialer import Connection, Dialer
+from dcnr.rpc.connection import Connection
+from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.errors import error_from_rpc
 
 Known = Callable[[], Sequence[tuple[NodeId, Sequence[str]]]]

@@ -22,9 +22,8 @@ from dcnr.rpc.dialer import Dialer
 from dcnr.v1 import identity_pb2, membership_pb2
 from membership.dht import DhtDirectory
 from membership.dht_directory import DirectoryNode
-from membership.discovery import discover
 from membership.doubts import Doubts
-from membership.gossip import LEAVING_LIFETIME_S, MAX_SUSPECTS_PER_EXCHANGE, Gone, GoneReason, GossipEvent, Joined, Updated, View
+from membership.gossip import LEAVING_LIFETIME_S, MAX_SUSPECTS_PER_EXCHANGE, Gone, GoneReason, GossipEvent, View
 from membership.network_time import NetworkTime
 from membership.own_advert import OwnAdvert
 from membership.partners import Partners
@@ -39,8 +38,6 @@ from trust.envelope import parse_envelope
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 from trust.records import VerifiedAdvert, VerifiedLocation, advert_key, location_key, open_advert, open_location
-
-__all__ = ["Gone", "GossipEvent", "Joined", "Membership", "MembershipSettings", "Updated", "discover"]
 
 MIN_PAUSE_S: Final = 0.05
 """Between two rounds, however much there is to tell."""

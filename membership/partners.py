@@ -7,7 +7,8 @@ from collections import OrderedDict
 from typing import Final
 
 from dcnr.errors import DcnrError, TimedOut
-from dcnr.rpc.dialer import Connection, Dialer
+from dcnr.rpc.connection import Connection
+from dcnr.rpc.dialer import Dialer
 from dcnr.v1 import membership_pb2, membership_pb2_grpc
 from membership.network_time import NetworkTime
 from trust.records import VerifiedAdvert

@@ -11,7 +11,7 @@ from dcnr.errors import DcnrError, InvalidInput, NotFound, Refused, Unavailable
 from dcnr.limits import CONNECT_TIMEOUT_S, MAX_ADVERTS_PER_EXCHANGE, MAX_BOOTSTRAP_ENTRIES
 from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
-from dcnr.rpc.server import caller_of, peer_of
+from dcnr.rpc.guard import caller_of, peer_of
 from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from membership.bootstrap import Entry
 from membership.gossip import MAX_KNOWN_PER_EXCHANGE, View

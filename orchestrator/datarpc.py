@@ -15,7 +15,7 @@ from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale, Unavailable
 from dcnr.ids import Digest, check_name
-from dcnr.rpc.server import peer_of
+from dcnr.rpc.guard import peer_of
 from dcnr.v1 import data_pb2, data_pb2_grpc
 from orchestrator.access import MAX_DATASET_MANIFEST_BYTES, Caller, caller_of, check_read, check_write, key_of
 from orchestrator.decider import GRANT_LIFETIME_S

@@ -11,7 +11,7 @@ from dcnr import limits
 from dcnr.errors import InvalidInput, NotFound, Unavailable
 from dcnr.graph import graph_from_bytes, stages_of_graph
 from dcnr.ids import check_name, check_node_id
-from dcnr.rpc.server import peer_of
+from dcnr.rpc.guard import peer_of
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2, orchestrator_pb2_grpc
 from orchestrator.admission import admit, record_cancel
 from orchestrator.attach import AttachService

@@ -28,8 +28,8 @@ from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.settings import OrchestratorSettings
 from dcnr.v1 import data_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2, orchestrator_pb2_grpc
-from membership.gossip import GoneReason
-from membership.node import Gone, GossipEvent, Membership
+from membership.gossip import Gone, GoneReason, GossipEvent
+from membership.node import Membership
 from orchestrator.attach import AttachService, tell_transitions
 from orchestrator.datarpc import DataServicer
 from orchestrator.history import History

@@ -13,8 +13,8 @@ from pnode.chain import MAX_COMMITS, Standing
 from trust.commits import Place, VerifiedCommit, follows, open_commit
 from trust.delegation import VerifiedDelegation
 from trust.envelope import digest_of_envelope
-from vnode.events import Peer, Verdict
 from vnode.state import StateInfo
+from vnode.vocabulary import Peer, Verdict
 
 VERDICTS = {
     vnode_pb2.MERGE_VERDICT_MERGED: Verdict.MERGED, vnode_pb2.MERGE_VERDICT_REFUSED: Verdict.REFUSED, vnode_pb2.MERGE_VERDICT_ANCHOR: Verdict.ANCHOR,

@@ -19,7 +19,7 @@ from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.frames import intervals_message
 from trust.envelope import digest_of_envelope, seal
 from trust.identity import NodeKey
-from vnode.events import Peer
+from vnode.vocabulary import Peer
 
 MAX_COMMITS: Final = 1024
 MAX_COMMITS_BYTES: Final = 4 * limits.MIB

@@ -19,7 +19,8 @@ from dcnr.client import Known
 from dcnr.errors import DcnrError, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.ports import Clock, Random
-from dcnr.rpc.dialer import Connection, Dialer
+from dcnr.rpc.connection import Connection
+from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.errors import error_from_rpc
 from dcnr.v1 import local_pb2, orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub

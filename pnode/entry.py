@@ -14,7 +14,7 @@ from dcnr.rpc.dialer import Dialer
 from dcnr.settings import PNodeSettings
 from dcnr.system import SystemClock
 from dcnr.v1 import local_pb2
-from membership.node import discover
+from membership.discovery import discover
 from pnode.daemon import Daemon
 from pnode.home import Home
 from pnode.joining import Joining

@@ -11,7 +11,8 @@ from pnode import frames
 from pnode.frames import Expected
 from pnode.outbox import Outbox
 from pnode.wire import Heard, read_message
-from vnode.events import Event, Lane, Mode, Peer, SendAck, SendDurable, SendNeed, SendWindow
+from vnode.events import Event, SendAck, SendDurable, SendNeed, SendWindow
+from vnode.vocabulary import Lane, Mode, Peer
 
 BEAT_S: Final = 1.0
 """A Link without other news carries an empty message this often."""

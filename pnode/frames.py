@@ -18,7 +18,8 @@ from dcnr.specs import TensorSpec
 from dcnr.tensor import TensorHeader, check_header
 from dcnr.v1 import common_pb2, vnode_pb2
 from pnode.spool import Frame
-from vnode.events import Lane, Mode, Peer, SendAck, SendDurable, SendNeed, SendWindow
+from vnode.events import SendAck, SendDurable, SendNeed, SendWindow
+from vnode.vocabulary import Lane, Mode, Peer
 
 SPLITS: Final = ("train", "validation", "test")
 MAX_ROUND: Final = 2**31

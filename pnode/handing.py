@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from dcnr.intervals import IntervalSet
-from vnode.events import Role
 from vnode.replica_view import ReplicaView
+from vnode.vocabulary import Role
 
 HAND_OVER_S: Final = 15.0
 """How long a release waits at most."""

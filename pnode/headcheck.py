@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from dataservice import keys
-from dataservice.transfer import AddressRule, fetch_small
+from dataservice.addresses import AddressRule
+from dataservice.transfer import fetch_small
 from dcnr import limits
 from dcnr.client import Orchestrators
 from dcnr.errors import Corrupt, DcnrError, Refused

@@ -31,28 +31,26 @@ from pnode.merges import Merges
 from pnode.outbox import Outbox
 from pnode.pace import Pace
 from pnode.successor_links import SuccessorLinks
-from vnode import compute as maths
 from vnode import events as ev
+from vnode.compute import Compute
 from vnode.core import ReplicaCore
-from vnode.events import Event, Instruction, Lane, Peer
+from vnode.events import Event, Instruction
 from vnode.replica_config import STATEMENT_GAP_S
 from vnode.replica_view import ReplicaView
 from vnode.state import StateInfo
+from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer
 
 TICK_S: Final = 0.25
 QUIET_TICK_S: Final = STATEMENT_GAP_S
 """Without other events time passes in these steps: a statement that waits for its gap must not wait for a whole tick."""
 DISK_RETRY_S: Final = 5.0
-_MODES: Final = {
-    ev.Mode.FORWARD_ONLY: maths.Mode.FORWARD_ONLY, ev.Mode.EVAL: maths.Mode.EVAL, ev.Mode.INFER: maths.Mode.INFER,
-}  # fmt: skip
 
 
 class ReplicaHost:
     """Runs from `run` until `release` or a fault; ``news`` is called when reports should go out at once."""
 
     def __init__(
-        self, fixed: Fixed, *, core: ReplicaCore, compute: maths.Compute, info: StateInfo, chain: CommitChain, inputs: Inputs,
+        self, fixed: Fixed, *, core: ReplicaCore, compute: Compute, info: StateInfo, chain: CommitChain, inputs: Inputs,
         outbox: Outbox, hub: LinkHub, clock: Clock, executor: Executor, thread: ThreadPoolExecutor, pace: Pace, epoch: int,
         snapshot: Callable[[local_pb2.SnapshotReady], None], news: Callable[[], None], told: Callable[[str, str, str], None], calls: MergeCalls,
     ) -> None:  # fmt: skip
@@ -279,14 +277,14 @@ class ReplicaHost:
 
     async def _learn(self, job: ev.Learn) -> None:
         try:
-            await self.inputs.ready(ev.TRAIN_LANE, job.batch)
-            target = self.inputs.target(ev.TRAIN_LANE, job.batch)
+            await self.inputs.ready(TRAIN_LANE, job.batch)
+            target = self.inputs.target(TRAIN_LANE, job.batch)
             result, seconds = await self.on_thread(lambda: self._compute.learn(job.batch, job.inputs, target(), job.num_learned))
             if job.keep:
-                await self._outbox.keep(ev.TRAIN_LANE, job.batch, result.output, job.num_learned)
+                await self._outbox.keep(TRAIN_LANE, job.batch, result.output, job.num_learned)
             await self._rest()
         except Exception as error:  # noqa: BLE001  VNode boundary: the core decides what a failed step means
-            self._computation_failed(ev.TRAIN_LANE, job.batch, error)
+            self._computation_failed(TRAIN_LANE, job.batch, error)
             return
         self._chain.learned(job.batch, result.loss)
         self._num_learned = job.num_learned + 1
@@ -301,10 +299,10 @@ class ReplicaHost:
 
     async def _forward(self, job: ev.Forward) -> None:
         try:
-            if job.mode is ev.Mode.EVAL:
+            if job.mode is Mode.EVAL:
                 await self.inputs.ready(job.lane, job.batch, EVALUATION_WAIT_S)
-            target = self.inputs.target(job.lane, job.batch) if job.mode is ev.Mode.EVAL else lambda: None
-            result, seconds = await self.on_thread(lambda: self._compute.forward(job.batch, job.inputs, _MODES[job.mode], target()))
+            target = self.inputs.target(job.lane, job.batch) if job.mode is Mode.EVAL else lambda: None
+            result, seconds = await self.on_thread(lambda: self._compute.forward(job.batch, job.inputs, job.mode, target()))
             if job.keep:
                 await self._outbox.keep(job.lane, job.batch, result.output, self._num_learned)
             await self._rest()
@@ -332,7 +330,7 @@ class ReplicaHost:
 
     def failed_on_thread(self, error: Exception) -> None:
         """A computation that is for no batch failed: the core decides what that means."""
-        self._computation_failed(ev.TRAIN_LANE, 0, error)
+        self._computation_failed(TRAIN_LANE, 0, error)
 
     def _computation_failed(self, lane: Lane, batch: int, error: Exception) -> None:
         """A neighbour's bad tensor, a shard that is away or a loss that is not finite costs one batch for now; anything else ends this replica."""

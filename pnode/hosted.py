@@ -13,8 +13,8 @@ from dcnr.stages import Stage
 from dcnr.units import Share
 from pnode.chain import Standing
 from vnode.compute import Compute
-from vnode.events import Role
 from vnode.state import StateInfo
+from vnode.vocabulary import Role
 
 SLOW_LINK_BYTES_S: Final = 60e6
 """Only links below this rate are worth the work of a lossy codec."""

@@ -24,11 +24,11 @@ from pnode.samples import StagedSamples
 from pnode.spool import Spool
 from vnode.compute import Compute
 from vnode.core import ReplicaCore
-from vnode.events import Peer, Role
 from vnode.replica_config import ReplicaConfig
 from vnode.state import StateInfo, for_new_job
 from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import schema_of
+from vnode.vocabulary import Peer, Role
 
 _ROLES: Final = {
     model_pb2.ROLE_PRIMARY: Role.PRIMARY, model_pb2.ROLE_CONTRIBUTOR: Role.CONTRIBUTOR, model_pb2.ROLE_STANDBY: Role.STANDBY,

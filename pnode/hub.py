@@ -25,8 +25,6 @@ from vnode.events import (
     FrameArrived,
     FrameMissing,
     FrameSent,
-    Lane,
-    Mode,
     NeedHeard,
     SendAck,
     SendDurable,
@@ -34,6 +32,7 @@ from vnode.events import (
     SendWindow,
     WindowHeard,
 )
+from vnode.vocabulary import Lane, Mode
 
 RETRY_S: Final = 0.5
 """Between attempts to open edges that are not open."""

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from dcnr.errors import Unavailable
 from dcnr.ids import Digest
 from dcnr.tensor import Array
-from vnode.events import Lane
+from vnode.vocabulary import Lane
 
 SHARD_WAIT_S: Final = 60.0
 """How long a read waits for shards before it fails (and is asked for again by the core)."""

@@ -19,7 +19,8 @@ from pnode.chain import Standing
 from pnode.hosted import Neighbours
 from trust.commits import VerifiedDelta, open_delta
 from vnode.compute import Delta
-from vnode.events import MergeAsked, Peer, Verdict
+from vnode.merge_events import MergeAsked
+from vnode.vocabulary import Peer, Verdict
 
 MAX_WAITING: Final = 8
 """Questions that are open at a time; whoever comes then asks again later."""

@@ -22,9 +22,11 @@ from pnode.merge_calls import MergeCalls
 from pnode.merge_desk import MergeDesk
 from trust.delegation import VerifiedDelegation
 from vnode import events as ev
+from vnode import merge_events as mev
 from vnode.compute import Compute
 from vnode.merge_events import MergeInstruction
 from vnode.state import StateInfo
+from vnode.vocabulary import Peer
 
 NOT_THERE: Final = frozenset({"no_address", "unreachable", "connect_timeout"})
 """What says that the primary is not where it was."""
@@ -119,34 +121,34 @@ class Merges:
     def carry_out(self, instruction: MergeInstruction) -> None:
         """Begins what the core asks for."""
         match instruction:
-            case ev.MakeDelta():
+            case mev.MakeDelta():
                 self._host.spawn(self._make_delta, instruction)
-            case ev.AskMerge():
+            case mev.AskMerge():
                 if self._asking is not None:
                     self._asking.cancel()
                 self._asking = self._host.spawn(self._ask, instruction)
-            case ev.Rebase():
+            case mev.Rebase():
                 self._host.spawn(self._rebase, instruction)
-            case ev.Lead():
+            case mev.Lead():
                 self._chain.lead(instruction.own)
                 self._compute.lead()
                 self._delta = None
-            case ev.MergeDeltas():
+            case mev.MergeDeltas():
                 self._host.spawn(self._merge, instruction)
-            case ev.CaptureAnchor():
+            case mev.CaptureAnchor():
                 self._host.spawn(self._capture, instruction)
-            case ev.AnswerMerge():
+            case mev.AnswerMerge():
                 if self._anchor is None:
                     raise InvariantBroken("an answer before any anchor was captured", code="no_anchor")
                 self.desk.answer(instruction.request, instruction.verdict, instruction.code, instruction.reason, self._anchor)
-            case ev.DeferMerge():
+            case mev.DeferMerge():
                 self.desk.defer(instruction.request, Unavailable(instruction.reason, code=instruction.code))
             case _:
                 assert_never(instruction)
 
     # ---- a contributor ------------------------------------------------------------------------------------------------------
 
-    async def _make_delta(self, job: ev.MakeDelta) -> None:
+    async def _make_delta(self, job: mev.MakeDelta) -> None:
         codec = self._codec()
 
         def make() -> tuple[bytes, Digest]:
@@ -160,7 +162,7 @@ class Merges:
             return
         envelope = self._chain.delta(job.sequence, codec, digest, len(data))
         self._delta = (job.sequence, envelope, job.batches, data)
-        self._host.post(ev.DeltaMade(self._clock.monotonic(), job.sequence, job.batches))
+        self._host.post(mev.DeltaMade(self._clock.monotonic(), job.sequence, job.batches))
 
     def _codec(self) -> str:
         """int8 where the line is slow or limited and the graph leaves it open."""
@@ -170,7 +172,7 @@ class Merges:
         slow = 0 < self._host.slowest_bytes_s < SLOW_LINK_BYTES_S or self._calls.uplink.bytes_s > 0
         return "int8" if slow and wanted == "auto" else "raw"
 
-    async def _ask(self, job: ev.AskMerge) -> None:
+    async def _ask(self, job: mev.AskMerge) -> None:
         planned = next((one for one in self._neighbours.siblings if one.replica == job.primary), None)
         try:
             if planned is None:
@@ -183,11 +185,11 @@ class Merges:
                 self._told("merge_fault", job.primary, f"{error.code}: {error.message}")
             elif planned is not None and error.code in NOT_THERE:
                 self._directory.missed(planned.replica, planned.pnode_id)
-            self._host.post(ev.MergeUnanswered(self._clock.monotonic(), job.ask, f"{error.code}: {error.message}"))
+            self._host.post(mev.MergeUnanswered(self._clock.monotonic(), job.ask, f"{error.code}: {error.message}"))
             return
-        self._host.post(ev.AnchorArrived(self._clock.monotonic(), job.ask, question.primary, verdict, anchor.lineage, anchor))
+        self._host.post(mev.AnchorArrived(self._clock.monotonic(), job.ask, question.primary, verdict, anchor.lineage, anchor))
 
-    def _question(self, job: ev.AskMerge, planned: Planned) -> tuple[Question, vnode_pb2.MergeOpen, bytes]:
+    def _question(self, job: mev.AskMerge, planned: Planned) -> tuple[Question, vnode_pb2.MergeOpen, bytes]:
         standing = self._fixed.standing
         worker = self._directory.worker_of(planned.replica, planned.pnode_id)
         if worker is None:
@@ -202,10 +204,10 @@ class Merges:
                 raise InvariantBroken(f"delta {job.sequence} is not kept", code="no_delta")
             _, envelope, batches, weights = self._delta
             opening.delta.CopyFrom(envelope)
-        primary = ev.Peer(planned.replica, worker.incarnation)
+        primary = Peer(planned.replica, worker.incarnation)
         return Question(standing, primary, worker, job.sequence or 0, batches), opening, weights
 
-    async def _rebase(self, job: ev.Rebase) -> None:
+    async def _rebase(self, job: mev.Rebase) -> None:
         anchor: Anchor = job.anchor
         try:
             await self._host.on_thread(
@@ -218,11 +220,11 @@ class Merges:
         if not job.keep_open:
             self._delta = None
         self._host.relearned(replace(anchor.info, lineage=job.lineage))
-        self._host.post(ev.Rebased(self._clock.monotonic()))
+        self._host.post(mev.Rebased(self._clock.monotonic()))
 
     # ---- a primary ----------------------------------------------------------------------------------------------------------
 
-    async def _merge(self, job: ev.MergeDeltas) -> None:
+    async def _merge(self, job: mev.MergeDeltas) -> None:
         brought = [self.desk.brought(request) for request in job.requests]
         info = self._host.state_info(job.lineage)
 
@@ -238,9 +240,9 @@ class Merges:
         for one in brought:
             self._chain.merged(one.statement)
         self._anchored(data, digest, info)
-        self._host.post(ev.MergesDone(self._clock.monotonic()))
+        self._host.post(mev.MergesDone(self._clock.monotonic()))
 
-    async def _capture(self, job: ev.CaptureAnchor) -> None:
+    async def _capture(self, job: mev.CaptureAnchor) -> None:
         info = self._host.state_info(job.lineage)
         try:
             (data, digest), _ = await self._host.on_thread(lambda: self._captured(info))
@@ -248,7 +250,7 @@ class Merges:
             self._host.failed_on_thread(error)
             return
         self._anchored(data, digest, info)
-        self._host.post(ev.AnchorCaptured(self._clock.monotonic()))
+        self._host.post(mev.AnchorCaptured(self._clock.monotonic()))
 
     def _captured(self, info: StateInfo) -> tuple[bytes, Digest]:
         """On the compute thread. What was merged before it cannot be undone: then the replica cannot go on."""

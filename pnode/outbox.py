@@ -21,7 +21,7 @@ from dcnr.errors import DcnrError, InvalidInput
 from dcnr.intervals import IntervalSet
 from dcnr.tensor import Array, decode, encode_final
 from pnode.spool import Frame, Spool
-from vnode.events import Lane, TensorHandle
+from vnode.vocabulary import Lane, TensorHandle
 
 HOT_BYTES: Final = 24 * limits.MIB
 HOT_FRAMES: Final = 64

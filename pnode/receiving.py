@@ -22,7 +22,8 @@ from pnode.exchange import Control, Replica, Said, Stream, first_cause, read_ali
 from pnode.frames import FrameNumber
 from pnode.wire import Heard
 from trust.envelope import open_envelope
-from vnode.events import EdgeDown, EdgeUp, FrameArrived, Peer
+from vnode.events import EdgeDown, EdgeUp, FrameArrived
+from vnode.vocabulary import Peer
 
 VERIFYING: Final = 2
 _HASH_STEP_BYTES: Final = 4 * limits.MIB

@@ -10,8 +10,8 @@ from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from pnode.frames import intervals_message
 from vnode.evaluation import Evaluation
-from vnode.events import Role
 from vnode.replica_view import NeedView, ReplicaView
+from vnode.vocabulary import Role
 
 MAX_NEEDS: Final = 16
 MAX_NEED_INTERVALS: Final = 64

@@ -12,7 +12,8 @@ from dcnr.ids import NodeId
 from dcnr.ports import Clock
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
-from dcnr.rpc.server import RpcServer, peer_of
+from dcnr.rpc.guard import peer_of
+from dcnr.rpc.server import RpcServer
 from dcnr.v1 import identity_pb2
 from pnode.links import SERVICE, Dial
 from pnode.service import DataPlane

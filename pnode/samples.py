@@ -19,7 +19,7 @@ from dcnr.graph import dataset_refs
 from dcnr.ids import Digest
 from dcnr.tensor import Array
 from dcnr.v1 import model_pb2
-from vnode.events import Lane
+from vnode.vocabulary import Lane
 
 INPUT_FIELD: Final = "input"
 TARGET_FIELD: Final = "target"

@@ -24,7 +24,8 @@ from pnode.spool import Frame
 from pnode.wire import chunk_bytes, frame_bytes
 from trust.envelope import seal
 from trust.identity import NodeKey
-from vnode.events import AckHeard, DurableHeard, Event, FrameMissing, FrameSent, Lane, Mode, NeedHeard, Peer, WindowHeard
+from vnode.events import AckHeard, DurableHeard, Event, FrameMissing, FrameSent, NeedHeard, WindowHeard
+from vnode.vocabulary import Lane, Mode, Peer
 
 FRAMES_AHEAD: Final = 2
 MAX_EDGES: Final = 1024

@@ -18,7 +18,7 @@ from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, NotFound, Unavailable
 from dcnr.intervals import IntervalSet
 from dcnr.tensor import EncodedTensor, TensorHeader, tensor_digest
-from vnode.events import Lane
+from vnode.vocabulary import Lane
 
 MAX_SEGMENT_BYTES: Final = 32 * limits.MIB
 _SPARE_SEGMENTS: Final = 2

@@ -9,7 +9,8 @@ from dcnr.errors import Refused, Stale
 from dcnr.ids import ReplicaId, VNodeId, vnode_of
 from dcnr.ports import Clock
 from pnode.exchange import Way
-from vnode.events import Event, LinkDown, LinkUp, Peer, SendFrame
+from vnode.events import Event, LinkDown, LinkUp, SendFrame
+from vnode.vocabulary import Peer
 
 MAX_UNPLANNED: Final = 8
 """Links of replicas that the newest plan here does not name: this plan may be the older one, but not by many."""

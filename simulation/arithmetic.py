@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dcnr.intervals import IntervalSet
-from vnode.events import Lane
+from vnode.vocabulary import Lane
 
 
 @dataclass(frozen=True, slots=True)

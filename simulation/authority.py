@@ -13,7 +13,7 @@ from dcnr.ids import ReplicaId
 from dcnr.units import Share
 from simulation.arithmetic import State, initial_state
 from vnode import events as ev
-from vnode.events import Role
+from vnode.vocabulary import Role
 
 if TYPE_CHECKING:
     from simulation.replica_shell import ReplicaShell

@@ -8,8 +8,10 @@ from dcnr.intervals import IntervalSet
 from simulation import arithmetic
 from simulation.arithmetic import State
 from vnode import events as ev
-from vnode.events import TRAIN_LANE, Event, Instruction, Lane, Mode
+from vnode import merge_events as mev
+from vnode.events import Event, Instruction
 from vnode.replica_view import ReplicaView
+from vnode.vocabulary import TRAIN_LANE, Lane, Mode
 
 if TYPE_CHECKING:
     from dcnr.ids import ReplicaId
@@ -50,7 +52,7 @@ class Checkers:
         for instruction in instructions:
             if isinstance(instruction, ev.SendAck):
                 self._floor(shell, instruction)
-        if any(isinstance(instruction, ev.Lead) for instruction in instructions):
+        if any(isinstance(instruction, mev.Lead) for instruction in instructions):
             captures = any(isinstance(instruction, ev.TakeSnapshot) for instruction in instructions)
             self._world.require(captures, "first_checkpoint", f"{shell.replica}: becomes primary and does not checkpoint")
 
@@ -101,15 +103,15 @@ class Checkers:
     def changed(self, shell: ReplicaShell, work: BetweenSteps) -> None:
         """After a delta, an anchor or a merge: what is in the state is in it once, and is what the core says."""
         state = shell.state
-        self.num_merged += len(work.requests) if isinstance(work, ev.MergeDeltas) else 0
+        self.num_merged += len(work.requests) if isinstance(work, mev.MergeDeltas) else 0
         self._world.require(state.is_sum, "exactly_once", f"{shell.replica}: {sorted(state.learned)} after {work!r:.200}")
-        if not isinstance(work, ev.MakeDelta):
+        if not isinstance(work, mev.MakeDelta):
             if shell.core.view().lineage - work.lineage:
                 self._world.authority.disturbed(0.0)  # what was dropped is needed again: floors may fall
             is_true = work.lineage == state.lineage
             self._world.require(is_true, "true_lineage", f"{shell.replica}: says {work.lineage}, holds {state.lineage}")
 
-    def leads(self, shell: ReplicaShell, lead: ev.Lead) -> None:
+    def leads(self, shell: ReplicaShell, lead: mev.Lead) -> None:
         """A replica becomes primary: with what it holds."""
         self.num_successions += 1
         self._world.require(lead.lineage == shell.state.lineage, "true_lineage", f"{shell.replica}: leads with {lead.lineage}")

@@ -11,14 +11,15 @@ from dcnr.v1 import identity_pb2, model_pb2, vnode_pb2
 from simulation import arithmetic
 from simulation.network import Stream
 from simulation.wire import VERDICTS
-from vnode import events as ev
-from vnode.events import Event, Peer
+from vnode import merge_events as mev
+from vnode.events import Event
+from vnode.vocabulary import Peer
 
 if TYPE_CHECKING:
     from simulation.replica_shell import ReplicaShell
 
 CALL_TIMEOUT_S = 6.0
-BetweenSteps = ev.MakeDelta | ev.Rebase | ev.MergeDeltas | ev.CaptureAnchor
+BetweenSteps = mev.MakeDelta | mev.Rebase | mev.MergeDeltas | mev.CaptureAnchor
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Call:
     """A contributor's end of one call: over with the answer, a broken stream, its time, or the next question."""
 
     shell: ReplicaShell
-    ask: ev.AskMerge
+    ask: mev.AskMerge
     stream: Stream | None = None
     answer: vnode_pb2.MergeAnswer | None = None
     is_over: bool = False
@@ -78,7 +79,7 @@ class Call:
         """It is not known what became of the delta."""
         if not self.is_over:
             self.end()
-            self.shell.feed(ev.MergeUnanswered(self.shell.now_s, self.ask.ask, reason))
+            self.shell.feed(mev.MergeUnanswered(self.shell.now_s, self.ask.ask, reason))
 
     def on_broken(self) -> None:
         """The stream is over."""
@@ -98,7 +99,7 @@ class Call:
             verdict = next(verdict for verdict, value in VERDICTS.items() if value == self.answer.verdict)
             primary = Peer(self.ask.primary, self.answer.primary_incarnation)
             lineage, now_s = arithmetic.lineage_of(message.chunk), self.shell.now_s
-            self.shell.feed(ev.AnchorArrived(now_s, self.ask.ask, primary, verdict, lineage, bytes(message.chunk)))
+            self.shell.feed(mev.AnchorArrived(now_s, self.ask.ask, primary, verdict, lineage, bytes(message.chunk)))
 
 
 @dataclass(eq=False)
@@ -131,7 +132,7 @@ class Desk:
         request = shell.merges.asked(self, delta)
         source = Peer(ReplicaId(self.opened.contributor), self.opened.incarnation)
         sequence, batches = (delta.sequence, delta.batches) if delta else (None, IntervalSet.empty())
-        shell.feed(ev.MergeAsked(shell.now_s, request, source, sequence, batches, delta))
+        shell.feed(mev.MergeAsked(shell.now_s, request, source, sequence, batches, delta))
 
     def answer(self, answer: vnode_pb2.MergeAnswer, anchor: bytes | None) -> None:
         """Sends it, if anybody is still there."""
@@ -156,7 +157,7 @@ class Merges:
         self._desks: dict[int, Desk] = {}
         """Of questions that are not answered yet."""
 
-    def ask(self, ask: ev.AskMerge) -> None:
+    def ask(self, ask: mev.AskMerge) -> None:
         """The newest question replaces the one before."""
         if self._call is not None:
             self._call.end()
@@ -169,14 +170,14 @@ class Merges:
         self._desks[self._count], self._deltas[self._count] = desk, delta
         return self._count
 
-    def answer(self, answer: ev.AnswerMerge | ev.DeferMerge) -> None:
+    def answer(self, answer: mev.AnswerMerge | mev.DeferMerge) -> None:
         """One answer to each question; a verdict goes with the anchor captured last."""
         shell, desk = self._shell, self._desks.pop(answer.request, None)
         if desk is None:
             shell.world.fail("merge_call", f"{shell.replica}: request {answer.request} is answered twice")
         delta = self._deltas[answer.request]
         reply = vnode_pb2.MergeAnswer(code=answer.code, reason=answer.reason, sequence=delta.sequence if delta else 0)
-        if isinstance(answer, ev.DeferMerge):
+        if isinstance(answer, mev.DeferMerge):
             desk.answer(reply, None)
             return
         lineage, data = self._anchor or (IntervalSet.empty(), b"")
@@ -189,17 +190,17 @@ class Merges:
         """What is done to the state between two steps, and the word that it was."""
         shell, maths = self._shell, self._shell.maths
         match work:
-            case ev.MakeDelta():
+            case mev.MakeDelta():
                 self._delta = Delta(work.sequence, work.batches, maths.delta())
-                return ev.DeltaMade(shell.now_s, work.sequence, work.batches)
-            case ev.Rebase():
+                return mev.DeltaMade(shell.now_s, work.sequence, work.batches)
+            case mev.Rebase():
                 maths.rebase(work.anchor, keep_open=work.keep_open, keep_after=work.keep_after)
-                return ev.Rebased(shell.now_s)
-            case ev.MergeDeltas():
+                return mev.Rebased(shell.now_s)
+            case mev.MergeDeltas():
                 deltas = [self._deltas[request] for request in work.requests]
                 maths.merge(delta.data for delta in deltas if delta is not None)
                 self._anchor = work.lineage, maths.anchor(work.lineage)
-                return ev.MergesDone(shell.now_s)
-            case ev.CaptureAnchor():
+                return mev.MergesDone(shell.now_s)
+            case mev.CaptureAnchor():
                 self._anchor = work.lineage, maths.anchor(work.lineage)
-                return ev.AnchorCaptured(shell.now_s)
+                return mev.AnchorCaptured(shell.now_s)

@@ -20,9 +20,11 @@ from simulation.merge_calls import BetweenSteps, Merges
 from simulation.network import Stream
 from simulation.wire import MODES, from_wire, lane_from_wire, lane_to_wire, to_wire
 from vnode import events as ev
+from vnode import merge_events as mev
 from vnode.core import ReplicaCore
-from vnode.events import TRAIN_LANE, Event, Instruction, Lane, Mode, Peer, PlanChanged, Role
+from vnode.events import Event, Instruction, PlanChanged
 from vnode.replica_config import ReplicaConfig
+from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer, Role
 
 if TYPE_CHECKING:
     from simulation.world import Simulation
@@ -158,13 +160,13 @@ class ReplicaShell:
                 self._compute(self.step_s / 3, lambda: self._forward(instruction))
             case ev.TakeSnapshot():
                 self._compute(self.step_s / 2, lambda: self._snapshot(instruction))
-            case ev.MakeDelta() | ev.Rebase() | ev.MergeDeltas() | ev.CaptureAnchor():
+            case mev.MakeDelta() | mev.Rebase() | mev.MergeDeltas() | mev.CaptureAnchor():
                 self._compute(self.step_s / 2, lambda: self._between_steps(instruction))
-            case ev.AskMerge():
+            case mev.AskMerge():
                 self.merges.ask(instruction)
-            case ev.AnswerMerge() | ev.DeferMerge():
+            case mev.AnswerMerge() | mev.DeferMerge():
                 self.merges.answer(instruction)
-            case ev.Lead():
+            case mev.Lead():
                 self.world.checkers.leads(self, instruction)
             case ev.SendFrame():
                 self._send_frame(instruction)

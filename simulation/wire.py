@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import common_pb2, vnode_pb2
-from vnode.events import Lane, Mode, Verdict
+from vnode.vocabulary import Lane, Mode, Verdict
 
 MODES = {
     Mode.TRAIN: vnode_pb2.MODE_TRAIN,

@@ -17,7 +17,7 @@ from simulation.kernel import Kernel
 from simulation.network import Network, NetworkKnobs
 from simulation.replica_shell import ReplicaShell
 from simulation.topology import Topology, any_topology
-from vnode.events import Role
+from vnode.vocabulary import Role
 
 
 class Violation(AssertionError):

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
 from vnode.state import StateInfo
+from vnode.vocabulary import Mode
 
 Delta = Any
 """A checked delta, decoded: a handle of the adapter's own kind."""
 Tensor = Any
 """A handle of the adapter's own kind; inputs may also be numpy arrays as they came from the wire."""
-
-
-class Mode(Enum):
-    """What a frame is for.
-
-    TRAIN: batch statistics, keyed dropout and shifts, weights learn. FORWARD_ONLY: the values TRAIN would give with the
-    current weights, and nothing changes. EVAL and INFER: running statistics, no randomness.
-    """
-
-    TRAIN = "train"
-    FORWARD_ONLY = "forward_only"
-    EVAL = "eval"
-    INFER = "infer"
 
 
 @dataclass(frozen=True, slots=True)

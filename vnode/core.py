@@ -15,9 +15,10 @@ from dcnr.errors import InvariantBroken
 from dcnr.ids import VNodeId
 from dcnr.intervals import IntervalSet
 from vnode import events as ev
+from vnode import merge_events as mev
 from vnode.contributing import Contributing
 from vnode.evaluation import TEST_LANE, VALIDATION, Rounds
-from vnode.events import TRAIN_LANE, Event, Forward, Instruction, Lane, Learn, Mode, Role, Stop, TakeSnapshot
+from vnode.events import Event, Forward, Instruction, Learn, Stop, TakeSnapshot
 from vnode.floor import Behind
 from vnode.holding import Holding
 from vnode.intake import Intake, LaneWork, lane_work
@@ -29,6 +30,7 @@ from vnode.retries import Retries
 from vnode.snapshots import Snapshots
 from vnode.spool import Spool
 from vnode.statements import Statements
+from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Role
 
 _NONE = IntervalSet.empty()
 
@@ -99,15 +101,15 @@ class ReplicaCore:
                 self._snapshots.lost(event.reason)
             case ev.Leave():
                 self._holding.is_leaving = self._snapshots.is_leaving = True
-            case ev.MergeAsked():
+            case mev.MergeAsked():
                 out += (
                     self._merging.asked(event)
                     if self._holding.leads and not self._holding.is_leaving
-                    else [ev.DeferMerge(event.request, "not_primary", "this replica does not lead")]
+                    else [mev.DeferMerge(event.request, "not_primary", "this replica does not lead")]
                 )
-            case ev.AnchorArrived():
+            case mev.AnchorArrived():
                 self._contributing.arrived(event)
-            case ev.MergeUnanswered():
+            case mev.MergeUnanswered():
                 self._contributing.unanswered(event)
             case (
                 ev.LinkUp() | ev.LinkDown() | ev.NeedHeard() | ev.WindowHeard() | ev.AckHeard() | ev.DurableHeard()
@@ -147,14 +149,14 @@ class ReplicaCore:
                     out += self._spool.put(event.lane, event.batch, self._outlet.pinned(), self._outlet.asked())
             case ev.SnapshotTaken(), TakeSnapshot():
                 self._snapshots.taken(event.lineage, self._now_s)
-            case ev.DeltaMade(), ev.MakeDelta() if (event.sequence, event.batches) == (busy.sequence, busy.batches):
+            case mev.DeltaMade(), mev.MakeDelta() if (event.sequence, event.batches) == (busy.sequence, busy.batches):
                 self._contributing.made(busy, self._now_s)
-            case ev.Rebased(), ev.Rebase():
+            case mev.Rebased(), mev.Rebase():
                 self._contributing.rebased(busy, self._now_s)
-            case ev.MergesDone(), ev.MergeDeltas():
+            case mev.MergesDone(), mev.MergeDeltas():
                 self._merging.merged(busy)
                 self._holding.merged(busy.lineage)
-            case ev.AnchorCaptured(), ev.CaptureAnchor():
+            case mev.AnchorCaptured(), mev.CaptureAnchor():
                 self._merging.captured(busy)
             case ev.ComputeFailed(), _ if busy is not None:
                 self._failed(event, busy, out)
@@ -186,9 +188,9 @@ class ReplicaCore:
         match busy:
             case TakeSnapshot():
                 self._snapshots.failed(self._now_s)
-            case ev.MakeDelta() | ev.Rebase():
+            case mev.MakeDelta() | mev.Rebase():
                 self._contributing.failed(self._now_s)
-            case ev.MergeDeltas() | ev.CaptureAnchor():
+            case mev.MergeDeltas() | mev.CaptureAnchor():
                 out += self._merging.failed(busy, event.reason)
             case Learn():
                 self._retries.failed(TRAIN_LANE, busy.batch, self._now_s)
@@ -296,7 +298,7 @@ class ReplicaCore:
         if self._role is Role.PRIMARY and not holding.leads and self._busy is None:
             own = holding.lead()
             self._snapshots.force("new primary")
-            out.append(ev.Lead(holding.lineage, own))
+            out.append(mev.Lead(holding.lineage, own))
         if holding.leads:
             out += self._merging.answers(holding.lineage)
             self._rounds.open(len(holding.lineage), is_final=self._is_final())

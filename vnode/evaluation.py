@@ -11,8 +11,9 @@ import math
 from dataclasses import dataclass
 
 from dcnr.intervals import IntervalSet
-from vnode.events import Forwarded, Lane
+from vnode.events import Forwarded
 from vnode.replica_config import MAX_KEPT_ROUNDS, ReplicaConfig
+from vnode.vocabulary import Lane
 
 VALIDATION = "validation"
 TEST = "test"

@@ -13,29 +13,8 @@ from dataclasses import dataclass
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
 from dcnr.units import Share
-from vnode.merge_events import AnchorArrived as AnchorArrived
-from vnode.merge_events import AnchorCaptured as AnchorCaptured
-from vnode.merge_events import AnswerMerge as AnswerMerge
-from vnode.merge_events import AskMerge as AskMerge
-from vnode.merge_events import CaptureAnchor as CaptureAnchor
-from vnode.merge_events import DeferMerge as DeferMerge
-from vnode.merge_events import DeltaMade as DeltaMade
-from vnode.merge_events import Lead as Lead
-from vnode.merge_events import MakeDelta as MakeDelta
-from vnode.merge_events import MergeAsked as MergeAsked
-from vnode.merge_events import MergeDeltas as MergeDeltas
 from vnode.merge_events import MergeEvent, MergeInstruction
-from vnode.merge_events import MergesDone as MergesDone
-from vnode.merge_events import MergeUnanswered as MergeUnanswered
-from vnode.merge_events import Rebase as Rebase
-from vnode.merge_events import Rebased as Rebased
-from vnode.vocabulary import TRAIN_LANE as TRAIN_LANE
-from vnode.vocabulary import Lane as Lane
-from vnode.vocabulary import Mode as Mode
-from vnode.vocabulary import Peer as Peer
-from vnode.vocabulary import Role as Role
-from vnode.vocabulary import TensorHandle as TensorHandle
-from vnode.vocabulary import Verdict as Verdict
+from vnode.vocabulary import Lane, Mode, Peer, Role, TensorHandle
 
 # ---- events ---------------------------------------------------------------------------------------------------------------------
 

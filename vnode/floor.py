@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from dcnr.ids import ReplicaId, VNodeId, vnode_of
 from dcnr.intervals import IntervalSet
-from vnode.events import Peer
+from vnode.vocabulary import Peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.units import Share, split
-from vnode.events import EdgeUp, FrameArrived, InputFailed, Instruction, Lane, ReadInput, SendNeed, SendWindow, TensorHandle
+from vnode.events import EdgeUp, FrameArrived, InputFailed, Instruction, ReadInput, SendNeed, SendWindow
 from vnode.replica_config import STATEMENT_GAP_S, ReplicaConfig, lowest_intervals
 from vnode.replica_view import NeedView
+from vnode.vocabulary import Lane, TensorHandle
 
 _NONE = IntervalSet.empty()
 

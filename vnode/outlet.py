@@ -13,24 +13,11 @@ from dataclasses import dataclass, field
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
-from vnode.events import (
-    TRAIN_LANE,
-    AckHeard,
-    DurableHeard,
-    FrameMissing,
-    FrameSent,
-    Lane,
-    LinkDown,
-    LinkUp,
-    Mode,
-    NeedHeard,
-    Peer,
-    SendFrame,
-    WindowHeard,
-)
+from vnode.events import AckHeard, DurableHeard, FrameMissing, FrameSent, LinkDown, LinkUp, NeedHeard, SendFrame, WindowHeard
 from vnode.floor import Behind
 from vnode.replica_config import MAX_ASKED_ROUNDS, MAX_SENT_MARKS, MAX_UNSENT_FRAMES, ReplicaConfig, below
 from vnode.spool import Frame, Spool
+from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer
 
 _NONE = IntervalSet.empty()
 LinkEvent = LinkUp | LinkDown | NeedHeard | WindowHeard | AckHeard | DurableHeard | FrameSent | FrameMissing

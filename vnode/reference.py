@@ -21,11 +21,11 @@ from torch import Tensor
 from dcnr.errors import InvariantBroken
 from dcnr.specs import Config, Registry
 from dcnr.stages import INPUT, Stage
-from vnode.compute import Mode
 from vnode.state import parse
 from vnode.torch_compute import TorchCompute
 from vnode.torch_objective import cross_entropy
 from vnode.torch_stage import StageModule, initial_state, optimizer_of, schema_of, skeleton
+from vnode.vocabulary import Mode
 
 Batches = Callable[[str, int], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 """(split, number) → (inputs, targets)."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
 from vnode.evaluation import Evaluation
-from vnode.events import CaptureAnchor, Forward, Lane, Learn, MakeDelta, MergeDeltas, Rebase, Role, TakeSnapshot
+from vnode.events import Forward, Learn, TakeSnapshot
+from vnode.merge_events import CaptureAnchor, MakeDelta, MergeDeltas, Rebase
+from vnode.vocabulary import Lane, Role
 
 Computation = Learn | Forward | TakeSnapshot | MakeDelta | Rebase | MergeDeltas | CaptureAnchor
 

@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 
 from dcnr.errors import InvariantBroken
 from dcnr.intervals import IntervalSet
-from vnode.events import DropFrames, Lane
+from vnode.events import DropFrames
+from vnode.vocabulary import Lane
 
 Frame = tuple[Lane, int]
 _NONE = IntervalSet.empty()

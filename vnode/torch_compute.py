@@ -21,11 +21,12 @@ from dcnr.errors import Corrupt, InvariantBroken, RemoteFault
 from dcnr.limits import MAX_OBJECT_BYTES
 from dcnr.specs import Registry
 from dcnr.stages import Stage, StageInput
-from vnode.compute import EvalResult, Mode, StepResult
+from vnode.compute import EvalResult, StepResult
 from vnode.state import Array, StateInfo, StateSchema, anchor_schema, parse, serialise
 from vnode.torch_merging import Base, DeltaValues, decode, encode, outer_step
 from vnode.torch_objective import cross_entropy
 from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
+from vnode.vocabulary import Mode
 
 
 class TorchCompute:

@@ -29,7 +29,11 @@ TRAIN_LANE = Lane("train")
 
 
 class Mode(Enum):
-    """How a batch goes through a stage."""
+    """How a batch goes through a stage.
+
+    TRAIN: batch statistics, keyed dropout and shifts, weights learn. FORWARD_ONLY: the values TRAIN would give with the
+    current weights, and nothing changes. EVAL and INFER: running statistics, no randomness.
+    """
 
     TRAIN = auto()
     FORWARD_ONLY = auto()

@@ -27,8 +27,6 @@ from trust.identity import NodeKey
 from trust.session import RandomBytes
 from trust.tls import certificate_id, certificate_pem, certificate_sha256
 
-__all__ = ["Connection", "Dialer", "fetch_certificate"]
-
 _NO_DELEGATION: Final[Callable[[], identity_pb2.Envelope | None]] = lambda: None  # noqa: E731  a named default
 
 

@@ -10,21 +10,19 @@ from grpc import aio
 
 from dcnr.errors import Unavailable
 from dcnr.ports import Clock
-from dcnr.rpc.guard import Guard, caller_of, peer_of
+from dcnr.rpc.guard import Guard, caller_of
 from dcnr.rpc.health import CHECK, Health
 from dcnr.rpc.options import server_options
 from dcnr.v1 import identity_pb2, identity_pb2_grpc
 from trust.addresses import join_address
 from trust.identity import NodeKey
-from trust.session import Peer, RandomBytes, SessionBook, SessionLimits
+from trust.session import RandomBytes, SessionBook, SessionLimits
 from trust.tls import certificate_sha256, self_signed_certificate
 
 SESSION_METHODS: Final = frozenset({"/dcnr.v1.SessionService/Challenge", "/dcnr.v1.SessionService/Open"})
 DEFAULT_OPEN_METHODS: Final = frozenset({"/dcnr.v1.MembershipService/Join", CHECK})
 MAX_CONCURRENT: Final = 2048
 MAX_CONCURRENT_PER_PEER: Final = 256
-
-__all__ = ["DEFAULT_OPEN_METHODS", "Peer", "RpcServer", "caller_of", "peer_of"]
 
 
 class RpcServer:

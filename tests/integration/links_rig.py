@@ -32,7 +32,7 @@ from pnode.worker import SystemClock
 from trust.delegation import make_delegation, open_delegation
 from trust.identity import NodeKey
 from vnode import events as ev
-from vnode.events import TRAIN_LANE, Mode, Peer
+from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer
 
 NETWORK = "7" * 40
 CLOCK = SystemClock()
@@ -167,7 +167,7 @@ class Altered:
     def __init__(self, outbox: Outbox, alter: Callable[[Frame], Frame]) -> None:
         self._outbox, self._alter = outbox, alter
 
-    async def frame(self, lane: ev.Lane, batch: int) -> Frame:
+    async def frame(self, lane: Lane, batch: int) -> Frame:
         return self._alter(await self._outbox.frame(lane, batch))
 
 

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dcnr.rpc.server import RpcServer, peer_of
+from dcnr.rpc.guard import peer_of
+from dcnr.rpc.server import RpcServer
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2, orchestrator_pb2_grpc
 from trust.envelope import seal

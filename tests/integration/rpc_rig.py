@@ -24,8 +24,10 @@ from dcnr.errors import (
     TimedOut,
     Unavailable,
 )
-from dcnr.rpc.dialer import Connection, Dialer
-from dcnr.rpc.server import RpcServer, peer_of
+from dcnr.rpc.connection import Connection
+from dcnr.rpc.dialer import Dialer
+from dcnr.rpc.guard import peer_of
+from dcnr.rpc.server import RpcServer
 from dcnr.v1 import membership_pb2, membership_pb2_grpc
 from trust.identity import NodeKey
 from trust.tls import self_signed_certificate

@@ -20,7 +20,8 @@ from dataservice.memory import MemoryStore
 from dcnr import limits
 from dcnr.errors import Refused
 from dcnr.ids import digest_of
-from dcnr.rpc.dialer import Connection, Dialer
+from dcnr.rpc.connection import Connection
+from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.system import SystemClock
 from dcnr.v1 import common_pb2, data_pb2, membership_pb2, orchestrator_pb2

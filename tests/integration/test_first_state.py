@@ -14,10 +14,10 @@ from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import local_pb2, model_pb2
 from pnode.hosting import Prepared, prepare
-from vnode.compute import Mode
 from vnode.registry import default_registry
 from vnode.state import StateInfo, parse, serialise
 from vnode.torch_stage import schema_of
+from vnode.vocabulary import Mode
 
 REGISTRY = default_registry()
 PASSES = 2

@@ -29,11 +29,11 @@ from pnode.uplink import Uplink
 from pnode.worker import SystemClock
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
-from vnode.events import TRAIN_LANE
 from vnode.registry import default_registry
 from vnode.state import parse
 from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import schema_of
+from vnode.vocabulary import TRAIN_LANE
 
 
 class Place:

@@ -24,7 +24,7 @@ from pnode.sending import SendingExchange
 from pnode.spool import Frame, Spool
 from trust.identity import NodeKey
 from vnode import events as ev
-from vnode.events import TRAIN_LANE, Mode, Peer
+from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer
 
 
 @pytest.mark.parametrize("num_bytes", [4096, 1 * MIB, 4 * MIB, 64 * MIB])
@@ -170,7 +170,7 @@ def test_a_receiver_that_stops_reading_costs_a_bounded_number_of_frames(tmp_path
         loads: list[int] = []
 
         class Counting:
-            async def frame(self, lane: ev.Lane, batch: int) -> Frame:
+            async def frame(self, lane: Lane, batch: int) -> Frame:
                 loads.append(batch)
                 return await outbox.frame(lane, batch)
 
@@ -209,7 +209,7 @@ def test_a_sender_that_waits_for_its_disk_gives_signs_of_life(monkeypatch: pytes
         def __init__(self) -> None:
             self.ready = asyncio.Event()
 
-        async def frame(self, lane: ev.Lane, batch: int) -> Frame:
+        async def frame(self, lane: Lane, batch: int) -> Frame:
             await self.ready.wait()
             raise NotFound("gone", code="not_in_spool")
 

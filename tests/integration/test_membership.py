@@ -14,8 +14,9 @@ from dcnr.errors import DcnrError, NotFound, Refused, RemoteFault, Unavailable
 from dcnr.rpc.dialer import Dialer
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
-from membership.gossip import Gone, GoneReason, View
-from membership.node import Joined, MembershipSettings, Updated, discover
+from membership.discovery import discover
+from membership.gossip import Gone, GoneReason, Joined, Updated, View
+from membership.node import MembershipSettings
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
 from trust.records import make_advert

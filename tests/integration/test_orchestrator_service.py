@@ -17,7 +17,8 @@ from orchestrator_parts import MODELS_WAIT_S, Worker, capability, network, stage
 from dataservice.s3 import S3Store, StoreAddress
 from dcnr.errors import InvalidInput, Refused
 from dcnr.ids import digest_of
-from dcnr.rpc.dialer import Connection, Dialer
+from dcnr.rpc.connection import Connection
+from dcnr.rpc.dialer import Dialer
 from dcnr.settings import OrchestratorSettings
 from dcnr.system import SystemClock
 from dcnr.v1 import data_pb2, identity_pb2, membership_pb2, model_pb2, orchestrator_pb2

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from dataservice import keys
+from dataservice.addresses import AddressRule
 from dataservice.pacing import BURST_S, BYTES_PER_MBIT, Pace
 from dataservice.s3 import S3Store, StoreAddress
-from dataservice.transfer import AddressRule, download, fetch_small, upload
+from dataservice.transfer import download, fetch_small, upload
 from dcnr.errors import Corrupt, NotFound, Refused, TimedOut, Unavailable
 from dcnr.ids import Digest, digest_of
 

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from dcnr.errors import Unavailable
-from dcnr.rpc.dialer import Connection, Dialer
+from dcnr.rpc.connection import Connection
+from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc

@@ -16,7 +16,7 @@ from dcnr.errors import Corrupt, NotFound, Unavailable
 from dcnr.intervals import IntervalSet
 from dcnr.tensor import decode, encode
 from pnode.spool import Frame, Spool
-from vnode.events import TRAIN_LANE, Lane
+from vnode.vocabulary import TRAIN_LANE, Lane
 
 MAX_BYTES = 40_000
 SEGMENT_BYTES = 8_000

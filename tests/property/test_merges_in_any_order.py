@@ -13,9 +13,10 @@ from dcnr.intervals import IntervalSet
 from dcnr.units import Share
 from simulation.arithmetic import Maths, initial_state, lineage_of
 from vnode import events as ev
+from vnode import merge_events as mev
 from vnode.core import ReplicaCore
-from vnode.events import Peer, Role, Verdict
 from vnode.replica_config import ReplicaConfig
+from vnode.vocabulary import Peer, Role, Verdict
 
 NUM_BATCHES = 12
 PRIMARY, ONE, OTHER = (ReplicaId(f"a.{number}") for number in range(3))
@@ -31,7 +32,7 @@ class Replica:
     maths: Maths
     incarnation: int = 1
     busy: ev.Instruction | None = None
-    ask: ev.AskMerge | None = None
+    ask: mev.AskMerge | None = None
     delta: tuple[int, IntervalSet, bytes] | None = None
     anchor: bytes = b""
     deltas: dict[int, bytes] = field(default_factory=dict)
@@ -74,16 +75,16 @@ class World:
                     ev.Learn()
                     | ev.Forward()
                     | ev.TakeSnapshot()
-                    | ev.MakeDelta()
-                    | ev.Rebase()
-                    | ev.MergeDeltas()
-                    | ev.CaptureAnchor()
+                    | mev.MakeDelta()
+                    | mev.Rebase()
+                    | mev.MergeDeltas()
+                    | mev.CaptureAnchor()
                 ):
                     assert replica.busy is None
                     replica.busy = instruction
-                case ev.AskMerge():
+                case mev.AskMerge():
                     replica.ask = instruction
-                case ev.AnswerMerge():
+                case mev.AnswerMerge():
                     assert lineage_of(replica.anchor) == replica.maths.state.lineage
                     assert replica.answers[instruction.request] is None
                     replica.answers[instruction.request] = (instruction.verdict, replica.anchor)
@@ -103,21 +104,21 @@ class World:
             case ev.TakeSnapshot():
                 assert busy.lineage == maths.state.lineage
                 self.feed(replica, ev.SnapshotTaken(now_s, busy.lineage, "digest"))
-            case ev.MakeDelta():
+            case mev.MakeDelta():
                 replica.delta = (busy.sequence, busy.batches, maths.delta())
-                self.feed(replica, ev.DeltaMade(now_s, busy.sequence, busy.batches))
-            case ev.Rebase():
+                self.feed(replica, mev.DeltaMade(now_s, busy.sequence, busy.batches))
+            case mev.Rebase():
                 maths.rebase(busy.anchor, keep_open=busy.keep_open, keep_after=busy.keep_after)
                 assert busy.lineage == maths.state.lineage
-                self.feed(replica, ev.Rebased(now_s))
-            case ev.MergeDeltas():
+                self.feed(replica, mev.Rebased(now_s))
+            case mev.MergeDeltas():
                 maths.merge(replica.deltas[request] for request in busy.requests)
                 assert busy.lineage == maths.state.lineage
                 replica.anchor = maths.anchor(busy.lineage)
-                self.feed(replica, ev.MergesDone(now_s))
-            case ev.CaptureAnchor():
+                self.feed(replica, mev.MergesDone(now_s))
+            case mev.CaptureAnchor():
                 replica.anchor = maths.anchor(busy.lineage)
-                self.feed(replica, ev.AnchorCaptured(now_s))
+                self.feed(replica, mev.AnchorCaptured(now_s))
             case _:
                 assert busy is None
 
@@ -129,13 +130,13 @@ class World:
         self.requests += 1
         primary.answers[self.requests] = None
         if replica.ask.sequence is None:
-            self.feed(primary, ev.MergeAsked(self.now_s, self.requests, source, None, NONE, None))
+            self.feed(primary, mev.MergeAsked(self.now_s, self.requests, source, None, NONE, None))
             return self.requests
         assert replica.delta is not None
         sequence, batches, data = replica.delta
         assert sequence == replica.ask.sequence
         primary.deltas[self.requests] = data
-        self.feed(primary, ev.MergeAsked(self.now_s, self.requests, source, sequence, batches, "delta"))
+        self.feed(primary, mev.MergeAsked(self.now_s, self.requests, source, sequence, batches, "delta"))
         return self.requests
 
     def answer(self, replica: Replica, request: int) -> bool:
@@ -147,14 +148,14 @@ class World:
         verdict, anchor = found
         ask, replica.ask = replica.ask, None
         peer = Peer(PRIMARY, primary.incarnation)
-        self.feed(replica, ev.AnchorArrived(self.now_s, ask.ask, peer, verdict, lineage_of(anchor), anchor))
+        self.feed(replica, mev.AnchorArrived(self.now_s, ask.ask, peer, verdict, lineage_of(anchor), anchor))
         return True
 
     def lose(self, replica: Replica) -> None:
         """The call breaks."""
         if replica.ask is not None:
             ask, replica.ask = replica.ask, None
-            self.feed(replica, ev.MergeUnanswered(self.now_s, ask.ask, "lost"))
+            self.feed(replica, mev.MergeUnanswered(self.now_s, ask.ask, "lost"))
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds

@@ -15,9 +15,9 @@ from dcnr.units import Share
 from vnode import events as ev
 from vnode.core import ReplicaCore
 from vnode.evaluation import Rounds
-from vnode.events import TRAIN_LANE, Lane, Peer
 from vnode.replica_config import ReplicaConfig
 from vnode.spool import Spool
+from vnode.vocabulary import TRAIN_LANE, Lane, Peer
 
 NUM_BATCHES = 12
 LANES = st.sampled_from([TRAIN_LANE, Lane("validation", 1), Lane("validation", 2), Lane("test")])

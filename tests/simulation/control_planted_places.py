@@ -20,12 +20,14 @@ from orchestrator.ancestry import Ancestry, contributions_of
 from orchestrator.checkpoints import CheckpointJudge
 from orchestrator.contribution import Contributions
 from orchestrator.head import HeadCore
-from orchestrator.inventory import Inventory, Judgement
+from orchestrator.inventory import Inventory
 from orchestrator.jobbook import JobBook
 from orchestrator.placement import Obstacle
+from orchestrator.silence import Judgement
 from pnode.budget import Budget, Reservation
 from pnode.duties import Duties
-from simulation.control_worker import Replica, WorkerModel
+from simulation.control_replica import Replica
+from simulation.control_worker import WorkerModel
 from trust.commits import Place, VerifiedCommit
 from trust.envelope import parse
 from trust.network import NetworkPolicy

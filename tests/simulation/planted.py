@@ -18,7 +18,7 @@ from vnode import core as core_module
 from vnode import intake as intake_module
 from vnode.contributing import Contributing
 from vnode.core import ReplicaCore
-from vnode.events import TRAIN_LANE, Forward, FrameArrived, Lane, Mode, Verdict
+from vnode.events import Forward, FrameArrived
 from vnode.floor import Behind
 from vnode.holding import Holding
 from vnode.intake import Intake, LaneWork, _Edge
@@ -27,6 +27,7 @@ from vnode.merging import Merging
 from vnode.outlet import Outlet, _Ask, _Link
 from vnode.replica_config import ReplicaConfig
 from vnode.snapshots import Snapshots
+from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Verdict
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -115,3 +115,25 @@ def test_no_committed_file_is_over_a_megabyte_or_names_a_machine() -> None:
     names = [name for name in listed.stdout.decode().split("\0") if name]
     large = [name for name in names if (ROOT / name).is_file() and (ROOT / name).stat().st_size > 1_000_000]
     assert large == []
+
+
+def test_a_name_is_imported_from_the_module_that_defines_it() -> None:
+    """Else a reader meets one word under two roofs, and nobody knows which import can go."""
+    paths = [*MODULES, *(ROOT / "tests").rglob("*.py")]
+    trees = {str(path.relative_to(ROOT).with_suffix("")).replace("/", "."): ast.parse(path.read_text()) for path in paths}
+    borrowed = {
+        (module, alias.asname or alias.name)
+        for module, tree in trees.items()
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in PACKAGES
+        for alias in node.names
+    }
+    wrong = [
+        f"{module} imports {node.module}.{alias.name}"
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if (node.module, alias.name) in borrowed
+    ]
+    assert wrong == []

@@ -17,8 +17,8 @@ from pnode.chain import CommitChain, Standing
 from trust.delegation import make_delegation, open_delegation
 from trust.envelope import seal
 from trust.identity import NodeKey
-from vnode.events import Peer, Verdict
 from vnode.state import StateInfo
+from vnode.vocabulary import Peer, Verdict
 
 NETWORK, NOW = "5" * 40, 1_800_000_000.0
 NODE, WORKER, OTHER_NODE, OTHER = (NodeKey.generate() for _ in range(4))

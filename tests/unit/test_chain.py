@@ -11,7 +11,7 @@ from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.chain import MAX_COMMITS, CommitChain, Link, Standing
 from trust.envelope import digest_of_envelope, open_single
 from trust.identity import NodeKey
-from vnode.events import Peer
+from vnode.vocabulary import Peer
 
 KEY = NodeKey.generate()
 START = "0" * 64

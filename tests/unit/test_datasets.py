@@ -18,17 +18,9 @@ from hypothesis import strategies as st
 
 from dataservice import keys
 from dataservice.addresses import AddressRule
-from dataservice.batches import permutation
-from dataservice.datasets import (
-    BatchIndex,
-    DatasetManifest,
-    DatasetReader,
-    FieldSpec,
-    LocalCache,
-    eval_indices,
-    num_eval_batches,
-    parse_manifest,
-)
+from dataservice.batches import BatchIndex, eval_indices, num_eval_batches, permutation
+from dataservice.dataset_manifest import DatasetManifest, FieldSpec, parse_manifest
+from dataservice.datasets import DatasetReader, LocalCache
 from dataservice.memory import MemoryStore, Operation, PlannedFaults
 from dataservice.staging import (
     Description,

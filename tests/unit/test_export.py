@@ -20,12 +20,12 @@ from dcnr.graph import graph_digest, graph_from_json, graph_from_toml, graph_to_
 from dcnr.ids import digest_of
 from dcnr.stages import INPUT, Stage
 from dcnr.v1 import common_pb2, model_pb2
-from vnode.compute import Mode
 from vnode.reference import LocalReference
 from vnode.registry import default_registry
 from vnode.state import StateInfo
 from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import initial_state
+from vnode.vocabulary import Mode
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 REGISTRY = default_registry()

@@ -12,7 +12,7 @@ import pytest
 from dcnr.errors import Unavailable
 from dcnr.ids import Digest
 from pnode.inputs import EVALUATION_WAIT_S, Inputs
-from vnode.events import TRAIN_LANE, Lane
+from vnode.vocabulary import TRAIN_LANE, Lane
 
 VALIDATION = Lane("validation", 3)
 

@@ -21,8 +21,9 @@ from pnode.merge_desk import MAX_WAITING, Answer, MergeDesk
 from trust.delegation import make_delegation
 from trust.envelope import seal
 from trust.identity import NodeKey
-from vnode.events import MergeAsked, Peer, Role, Verdict
+from vnode.merge_events import MergeAsked
 from vnode.state import StateInfo
+from vnode.vocabulary import Peer, Role, Verdict
 
 NETWORK, NOW, BATCHES = "5" * 40, 1_800_000_000.0, 20
 HELPER, HELPING, STRANGER = (NodeKey.generate() for _ in range(3))

@@ -13,8 +13,9 @@ from dcnr.intervals import IntervalSet
 from dcnr.units import Share
 from vnode import events as ev
 from vnode.core import ReplicaCore
-from vnode.events import TRAIN_LANE, Instruction, Lane, Mode, Peer
+from vnode.events import Instruction
 from vnode.replica_config import ReplicaConfig
+from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer
 
 NEXT = ReplicaId("next.0")
 BEFORE = Peer(ReplicaId("before.0"), 1)

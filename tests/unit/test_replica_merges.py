@@ -12,9 +12,11 @@ from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
 from dcnr.units import Share, split
 from vnode import events as ev
+from vnode import merge_events as mev
 from vnode.core import ReplicaCore
-from vnode.events import TRAIN_LANE, Instruction, Lane, Mode, Peer, Role, Verdict
+from vnode.events import Instruction
 from vnode.replica_config import ReplicaConfig
+from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer, Role, Verdict
 
 PRIMARY, ME, THIRD = (ReplicaId(f"here.{number}") for number in range(3))
 SHARES = (Share(PRIMARY, 1.0), Share(ME, 1.0), Share(THIRD, 0.0))
@@ -45,18 +47,18 @@ def plan(role: Role, now_s: float = 0.0, primary: ReplicaId = PRIMARY, shares: t
 def anchored(lineage: IntervalSet = NONE, **changes: Any) -> ReplicaCore:
     """A contributor that has the primary's anchor."""
     core = ReplicaCore(config(ME, Role.CONTRIBUTOR, **changes), NONE, 0.0)
-    (ask,) = of(ev.AskMerge, core.handle(plan(Role.CONTRIBUTOR)))
+    (ask,) = of(mev.AskMerge, core.handle(plan(Role.CONTRIBUTOR)))
     assert ask.sequence is None
     answer(core, ask, Verdict.ANCHOR, lineage)
     return core
 
 
 def answer(
-    core: ReplicaCore, ask: ev.AskMerge, verdict: Verdict, lineage: IntervalSet, now_s: float = 0.0, incarnation: int = 1
-) -> tuple[ev.Rebase, list[Instruction]]:
-    arrived = ev.AnchorArrived(now_s, ask.ask, Peer(ask.primary, incarnation), verdict, lineage, "anchor")
-    (rebase,) = of(ev.Rebase, core.handle(arrived))
-    return rebase, core.handle(ev.Rebased(now_s))
+    core: ReplicaCore, ask: mev.AskMerge, verdict: Verdict, lineage: IntervalSet, now_s: float = 0.0, incarnation: int = 1
+) -> tuple[mev.Rebase, list[Instruction]]:
+    arrived = mev.AnchorArrived(now_s, ask.ask, Peer(ask.primary, incarnation), verdict, lineage, "anchor")
+    (rebase,) = of(mev.Rebase, core.handle(arrived))
+    return rebase, core.handle(mev.Rebased(now_s))
 
 
 def learn(core: ReplicaCore, batch: int, now_s: float = 0.0) -> list[Instruction]:
@@ -64,14 +66,14 @@ def learn(core: ReplicaCore, batch: int, now_s: float = 0.0) -> list[Instruction
     return core.handle(ev.Learned(now_s, batch, 1.0, 0.1))
 
 
-def with_delta(**changes: Any) -> tuple[ReplicaCore, ev.AskMerge, IntervalSet]:
+def with_delta(**changes: Any) -> tuple[ReplicaCore, mev.AskMerge, IntervalSet]:
     """A contributor whose first delta is on its way."""
     core = anchored(**changes)
     batches = list(MINE)[:3]
     for batch in batches:
         out = learn(core, batch)
-    (made,) = of(ev.MakeDelta, out)
-    (ask,) = of(ev.AskMerge, core.handle(ev.DeltaMade(0.0, made.sequence, made.batches)))
+    (made,) = of(mev.MakeDelta, out)
+    (ask,) = of(mev.AskMerge, core.handle(mev.DeltaMade(0.0, made.sequence, made.batches)))
     return core, ask, made.batches
 
 
@@ -80,7 +82,7 @@ def with_delta(**changes: Any) -> tuple[ReplicaCore, ev.AskMerge, IntervalSet]:
 
 def test_a_contributor_learns_nothing_before_it_has_the_primarys_anchor() -> None:
     core = ReplicaCore(config(ME, Role.CONTRIBUTOR), NONE, 0.0)
-    (ask,) = of(ev.AskMerge, core.handle(plan(Role.CONTRIBUTOR)))
+    (ask,) = of(mev.AskMerge, core.handle(plan(Role.CONTRIBUTOR)))
     first = next(iter(MINE))
     assert not of(ev.Learn, core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, first, "x")))
     assert core.view().paused_why
@@ -90,12 +92,12 @@ def test_a_contributor_learns_nothing_before_it_has_the_primarys_anchor() -> Non
 
 def test_without_a_primary_that_answers_it_learns_on_what_it_restored_and_asks_again() -> None:
     core = ReplicaCore(config(ME, Role.CONTRIBUTOR), NONE, 0.0)
-    (ask,) = of(ev.AskMerge, core.handle(plan(Role.CONTRIBUTOR)))
-    assert not of(ev.AskMerge, core.handle(ev.MergeUnanswered(0.0, ask.ask, "not reached")))
+    (ask,) = of(mev.AskMerge, core.handle(plan(Role.CONTRIBUTOR)))
+    assert not of(mev.AskMerge, core.handle(mev.MergeUnanswered(0.0, ask.ask, "not reached")))
     learn(core, next(iter(MINE)))
-    (again,) = of(ev.AskMerge, core.handle(ev.Tick(1.0)))
+    (again,) = of(mev.AskMerge, core.handle(ev.Tick(1.0)))
     assert again.ask > ask.ask
-    assert not of(ev.Rebase, core.handle(ev.AnchorArrived(1.0, ask.ask, Peer(PRIMARY, 1), Verdict.ANCHOR, NONE, "late")))
+    assert not of(mev.Rebase, core.handle(mev.AnchorArrived(1.0, ask.ask, Peer(PRIMARY, 1), Verdict.ANCHOR, NONE, "late")))
 
 
 def test_it_needs_and_learns_its_own_units_only() -> None:
@@ -112,7 +114,7 @@ def test_after_so_many_steps_a_delta_is_made_and_learning_goes_on_above_it() -> 
     assert ask.sequence == 1
     for batch in list(MINE)[3:6]:
         out = learn(core, batch)
-    assert not of(ev.MakeDelta, out)  # one is open
+    assert not of(mev.MakeDelta, out)  # one is open
     assert core.view().unmerged == MINE.first(6)
     assert core.view().floor == list(MINE)[6]
 
@@ -122,14 +124,14 @@ def test_the_last_delta_is_made_at_once(merge_every: int) -> None:
     core = anchored(merge_every=merge_every)
     for batch in MINE:
         out = learn(core, batch)
-    assert [made.batches for made in of(ev.MakeDelta, out)] == [MINE]
+    assert [made.batches for made in of(mev.MakeDelta, out)] == [MINE]
 
 
 def test_a_slow_contributor_makes_a_delta_after_a_while() -> None:
     core = anchored()
     learn(core, next(iter(MINE)), 1.0)
-    assert not of(ev.MakeDelta, core.handle(ev.Tick(49.0)))
-    assert of(ev.MakeDelta, core.handle(ev.Tick(50.0)))
+    assert not of(mev.MakeDelta, core.handle(ev.Tick(49.0)))
+    assert of(mev.MakeDelta, core.handle(ev.Tick(50.0)))
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
@@ -143,7 +145,7 @@ def test_an_answered_delta_is_in_the_anchor_or_nowhere(verdict: Verdict) -> None
     assert rebase.keep_after
     kept = NONE if verdict is Verdict.REFUSED else batches
     assert rebase.lineage == core.view().lineage == lineage | THEIRS | kept | IntervalSet.span(after, after + 1)
-    assert [item.sequence for item in of(ev.AskMerge, out)] == ([1] if verdict is Verdict.ANCHOR else [])
+    assert [item.sequence for item in of(mev.AskMerge, out)] == ([1] if verdict is Verdict.ANCHOR else [])
     assert (core.view().num_merged, core.view().num_refused) == (verdict is Verdict.MERGED, verdict is Verdict.REFUSED)
 
 
@@ -163,46 +165,46 @@ def test_an_unanswered_delta_is_asked_about_until_it_is_answered() -> None:
     core, ask, _ = with_delta()
     now_s = 0.0
     for _ in range(6):
-        core.handle(ev.MergeUnanswered(now_s, ask.ask, "lost"))
+        core.handle(mev.MergeUnanswered(now_s, ask.ask, "lost"))
         now_s += limits.ANCHOR_S
-        (again,) = of(ev.AskMerge, core.handle(ev.Tick(now_s)))
+        (again,) = of(mev.AskMerge, core.handle(ev.Tick(now_s)))
         assert (again.sequence, again.ask) == (1, ask.ask + 1)
         ask = again
 
 
 def test_a_new_primary_is_asked_for_its_anchor_before_the_delta() -> None:
     core, old, batches = with_delta()
-    (ask,) = of(ev.AskMerge, core.handle(plan(Role.CONTRIBUTOR, primary=THIRD)))
+    (ask,) = of(mev.AskMerge, core.handle(plan(Role.CONTRIBUTOR, primary=THIRD)))
     assert (ask.primary, ask.sequence) == (THIRD, None)
-    assert not of(ev.Rebase, core.handle(ev.AnchorArrived(0.0, old.ask, Peer(PRIMARY, 1), Verdict.MERGED, batches, "void")))
+    assert not of(mev.Rebase, core.handle(mev.AnchorArrived(0.0, old.ask, Peer(PRIMARY, 1), Verdict.MERGED, batches, "void")))
     rebase, out = answer(core, ask, Verdict.ANCHOR, NONE)
     assert rebase.keep_open
-    assert [item.sequence for item in of(ev.AskMerge, out)] == [1]
+    assert [item.sequence for item in of(mev.AskMerge, out)] == [1]
 
 
 def test_a_failed_rebase_leaves_everything_and_asks_again() -> None:
     core, ask, batches = with_delta()
-    core.handle(ev.AnchorArrived(0.0, ask.ask, Peer(PRIMARY, 1), Verdict.MERGED, batches, "bad"))
+    core.handle(mev.AnchorArrived(0.0, ask.ask, Peer(PRIMARY, 1), Verdict.MERGED, batches, "bad"))
     core.handle(ev.ComputeFailed(0.0, TRAIN_LANE, 0, "bad anchor", fatal=False))
     assert core.view().unmerged == batches
-    assert [item.sequence for item in of(ev.AskMerge, core.handle(ev.Tick(1.0)))] == [1]
+    assert [item.sequence for item in of(mev.AskMerge, core.handle(ev.Tick(1.0)))] == [1]
 
 
 def test_a_standby_takes_the_anchor_now_and_then_and_learns_nothing() -> None:
     core = ReplicaCore(config(THIRD, Role.STANDBY), NONE, 0.0)
-    (ask,) = of(ev.AskMerge, core.handle(plan(Role.STANDBY)))
+    (ask,) = of(mev.AskMerge, core.handle(plan(Role.STANDBY)))
     answer(core, ask, Verdict.ANCHOR, THEIRS)
     assert core.view().floor == NUM_BATCHES
-    assert not of(ev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S - 0.1)))
-    (ask,) = of(ev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S)))
+    assert not of(mev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S - 0.1)))
+    (ask,) = of(mev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S)))
     answer(core, ask, Verdict.ANCHOR, IntervalSet.span(0, NUM_BATCHES), limits.ANCHOR_S)
     core.handle(ev.CheckpointNamed(limits.ANCHOR_S, IntervalSet.span(0, NUM_BATCHES)))
-    assert not of(ev.AskMerge, core.handle(ev.Tick(10 * limits.ANCHOR_S)))  # nothing can be lost any more
+    assert not of(mev.AskMerge, core.handle(ev.Tick(10 * limits.ANCHOR_S)))  # nothing can be lost any more
 
 
 def test_an_idle_contributor_finds_out_what_its_primary_lost() -> None:
     core = anchored(THEIRS | MINE)
-    (ask,) = of(ev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S)))
+    (ask,) = of(mev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S)))
     rebase, _ = answer(core, ask, Verdict.ANCHOR, THEIRS, limits.ANCHOR_S, incarnation=2)
     assert rebase.lineage == THEIRS
     assert core.view().needs[0].wanted == MINE
@@ -215,9 +217,9 @@ def test_a_contributor_never_snapshots_until_it_leads() -> None:
     learn(core, last)
     out = core.handle(plan(Role.PRIMARY, primary=ME))
     own = batches | IntervalSet.span(last, last + 1)
-    assert of(ev.Lead, out) == [ev.Lead(own, own)]
+    assert of(mev.Lead, out) == [mev.Lead(own, own)]
     assert [item.lineage for item in of(ev.TakeSnapshot, out)] == [own]
-    assert out.index(of(ev.Lead, out)[0]) < out.index(of(ev.TakeSnapshot, out)[0])
+    assert out.index(of(mev.Lead, out)[0]) < out.index(of(ev.TakeSnapshot, out)[0])
     assert core.view().unmerged == NONE
 
 
@@ -225,9 +227,9 @@ def test_who_is_to_lead_finishes_the_step_first() -> None:
     core = anchored()
     batch = next(iter(MINE))
     core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, batch, "x"))
-    assert not of(ev.Lead, core.handle(plan(Role.PRIMARY, primary=ME)))
+    assert not of(mev.Lead, core.handle(plan(Role.PRIMARY, primary=ME)))
     out = core.handle(ev.Learned(0.0, batch, 1.0, 0.1))
-    assert [lead.own for lead in of(ev.Lead, out)] == [IntervalSet.span(batch, batch + 1)]
+    assert [lead.own for lead in of(mev.Lead, out)] == [IntervalSet.span(batch, batch + 1)]
 
 
 def test_a_primary_that_the_plan_has_replaced_stops() -> None:
@@ -248,18 +250,18 @@ def asked(
     core: ReplicaCore, request: int, batches: IntervalSet, sequence: int | None = 1, source: ReplicaId = ME, incarnation: int = 1
 ) -> list[Instruction]:
     delta = None if sequence is None else "delta"
-    return core.handle(ev.MergeAsked(0.0, request, Peer(source, incarnation), sequence, batches, delta))
+    return core.handle(mev.MergeAsked(0.0, request, Peer(source, incarnation), sequence, batches, delta))
 
 
 def verdicts(instructions: list[Instruction]) -> dict[int, Verdict]:
-    return {item.request: item.verdict for item in of(ev.AnswerMerge, instructions)}
+    return {item.request: item.verdict for item in of(mev.AnswerMerge, instructions)}
 
 
 def test_a_delta_is_merged_and_answered_with_the_anchor_after_it() -> None:
     core = primary()
-    (merge,) = of(ev.MergeDeltas, asked(core, 7, MINE.first(3)))
+    (merge,) = of(mev.MergeDeltas, asked(core, 7, MINE.first(3)))
     assert (merge.requests, merge.lineage) == ((7,), MINE.first(3))
-    out = core.handle(ev.MergesDone(0.0))
+    out = core.handle(mev.MergesDone(0.0))
     assert verdicts(out) == {7: Verdict.MERGED}
     assert core.view().lineage == MINE.first(3)
     assert core.view().num_merged == 1
@@ -268,7 +270,7 @@ def test_a_delta_is_merged_and_answered_with_the_anchor_after_it() -> None:
 def test_asked_again_it_is_answered_again_and_merged_once() -> None:
     core = primary()
     asked(core, 1, MINE.first(3))
-    core.handle(ev.MergesDone(0.0))
+    core.handle(mev.MergesDone(0.0))
     assert verdicts(asked(core, 2, MINE.first(3))) == {2: Verdict.MERGED}
     assert core.view().num_merged == 1
 
@@ -280,10 +282,10 @@ def test_an_overlap_is_refused_when_it_would_be_merged() -> None:
     overlapping = MINE.first(2) | IntervalSet.span(batch, batch + 1)
     assert not asked(core, 1, overlapping)
     out = core.handle(ev.Learned(0.0, batch, 1.0, 0.1))
-    assert not of(ev.MergeDeltas, out)
-    assert of(ev.CaptureAnchor, out)
-    out = core.handle(ev.AnchorCaptured(0.0))
-    assert [(item.verdict, item.code) for item in of(ev.AnswerMerge, out)] == [(Verdict.REFUSED, "overlap")]
+    assert not of(mev.MergeDeltas, out)
+    assert of(mev.CaptureAnchor, out)
+    out = core.handle(mev.AnchorCaptured(0.0))
+    assert [(item.verdict, item.code) for item in of(mev.AnswerMerge, out)] == [(Verdict.REFUSED, "overlap")]
     assert core.view().lineage == IntervalSet.span(batch, batch + 1)
 
 
@@ -297,28 +299,28 @@ def test_waiting_deltas_are_merged_in_one_go_and_of_two_that_overlap_the_first()
     asked(core, 1, others.first(3))
     asked(core, 2, others - others.first(3), source=THIRD)
     out = core.handle(ev.Learned(0.0, batch, 1.0, 0.1))
-    assert [merge.requests for merge in of(ev.MergeDeltas, out)] == [(1, 2)]
-    assert verdicts(core.handle(ev.MergesDone(0.0))) == {1: Verdict.MERGED, 2: Verdict.MERGED}
+    assert [merge.requests for merge in of(mev.MergeDeltas, out)] == [(1, 2)]
+    assert verdicts(core.handle(mev.MergesDone(0.0))) == {1: Verdict.MERGED, 2: Verdict.MERGED}
     core = primary()
     core.handle(plan(Role.PRIMARY, shares=shares))
     core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, batch, "x"))
     asked(core, 1, others.first(3))
     asked(core, 2, others.first(1), source=THIRD)
     out = core.handle(ev.Learned(0.0, batch, 1.0, 0.1))
-    assert [merge.requests for merge in of(ev.MergeDeltas, out)] == [(1,)]
-    assert verdicts(core.handle(ev.MergesDone(0.0))) == {1: Verdict.MERGED, 2: Verdict.REFUSED}
+    assert [merge.requests for merge in of(mev.MergeDeltas, out)] == [(1,)]
+    assert verdicts(core.handle(mev.MergesDone(0.0))) == {1: Verdict.MERGED, 2: Verdict.REFUSED}
 
 
 def test_a_delta_counts_one_part_of_as_many_as_learn() -> None:
     core = primary()
-    (merge,) = of(ev.MergeDeltas, asked(core, 1, MINE.first(2)))
+    (merge,) = of(mev.MergeDeltas, asked(core, 1, MINE.first(2)))
     assert merge.shares == (1 / 2,)  # the third stands by
 
 
 def test_the_anchor_alone_is_captured_once_for_each_lineage() -> None:
     core = primary()
-    assert of(ev.CaptureAnchor, asked(core, 1, NONE, None))
-    assert verdicts(core.handle(ev.AnchorCaptured(0.0))) == {1: Verdict.ANCHOR}
+    assert of(mev.CaptureAnchor, asked(core, 1, NONE, None))
+    assert verdicts(core.handle(mev.AnchorCaptured(0.0))) == {1: Verdict.ANCHOR}
     assert verdicts(asked(core, 2, NONE, None)) == {2: Verdict.ANCHOR}
 
 
@@ -327,15 +329,15 @@ def test_the_newer_question_of_a_sibling_replaces_the_older() -> None:
     batch = next(iter(THEIRS))
     core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, batch, "x"))
     asked(core, 1, MINE.first(3))
-    assert [(item.request, item.code) for item in of(ev.DeferMerge, asked(core, 2, MINE.first(3)))] == [(1, "replaced")]
+    assert [(item.request, item.code) for item in of(mev.DeferMerge, asked(core, 2, MINE.first(3)))] == [(1, "replaced")]
     stale = asked(core, 3, MINE.first(3), incarnation=0)
-    assert [(item.request, item.code) for item in of(ev.DeferMerge, stale)] == [(3, "stale_incarnation")]
+    assert [(item.request, item.code) for item in of(mev.DeferMerge, stale)] == [(3, "stale_incarnation")]
 
 
 def test_strangers_and_those_who_do_not_lead_give_no_verdict() -> None:
     stranger = ReplicaId("here.9")
-    assert [item.code for item in of(ev.DeferMerge, asked(primary(), 1, MINE, source=stranger))] == ["not_planned"]
-    assert [item.code for item in of(ev.DeferMerge, asked(anchored(), 1, THEIRS, source=PRIMARY))] == ["not_primary"]
+    assert [item.code for item in of(mev.DeferMerge, asked(primary(), 1, MINE, source=stranger))] == ["not_planned"]
+    assert [item.code for item in of(mev.DeferMerge, asked(anchored(), 1, THEIRS, source=PRIMARY))] == ["not_primary"]
 
 
 def test_what_fails_together_is_tried_one_by_one_and_what_fails_alone_is_refused() -> None:
@@ -344,24 +346,24 @@ def test_what_fails_together_is_tried_one_by_one_and_what_fails_alone_is_refused
     first, second = IntervalSet.span(0, 3), IntervalSet.span(3, 6)
     asked(core, 1, first)
     core.handle(ev.ComputeFailed(0.0, TRAIN_LANE, 0, "not finite", fatal=False))
-    core.handle(ev.AnchorCaptured(0.0))
+    core.handle(mev.AnchorCaptured(0.0))
     asked(core, 2, NONE, None)
     asked(core, 3, first)
     assert asked(core, 4, second, source=THIRD) == []
     out = core.handle(ev.ComputeFailed(0.0, TRAIN_LANE, 0, "not finite", fatal=False))
     assert core.view().lineage == NONE
-    assert [merge.requests for merge in of(ev.MergeDeltas, out)] == [(4,)]
-    assert verdicts(core.handle(ev.MergesDone(0.0))) == {3: Verdict.REFUSED, 4: Verdict.MERGED}
+    assert [merge.requests for merge in of(mev.MergeDeltas, out)] == [(4,)]
+    assert verdicts(core.handle(mev.MergesDone(0.0))) == {3: Verdict.REFUSED, 4: Verdict.MERGED}
 
 
 def test_a_delta_of_batches_that_the_job_does_not_have_is_refused() -> None:
     core = primary()
     asked(core, 1, IntervalSet.span(NUM_BATCHES, NUM_BATCHES + 1))
-    assert verdicts(core.handle(ev.AnchorCaptured(0.0))) == {1: Verdict.REFUSED}
+    assert verdicts(core.handle(mev.AnchorCaptured(0.0))) == {1: Verdict.REFUSED}
 
 
 def test_an_answer_to_nothing_is_a_bug() -> None:
-    for event in (ev.DeltaMade(0.0, 1, NONE), ev.Rebased(0.0), ev.MergesDone(0.0), ev.AnchorCaptured(0.0)):
+    for event in (mev.DeltaMade(0.0, 1, NONE), mev.Rebased(0.0), mev.MergesDone(0.0), mev.AnchorCaptured(0.0)):
         with pytest.raises(InvariantBroken):
             primary().handle(event)
 

@@ -14,11 +14,11 @@ from dcnr.errors import Corrupt, InvariantBroken, RemoteFault
 from dcnr.intervals import IntervalSet
 from dcnr.specs import Config, TensorSpec
 from dcnr.stages import Stage, VNodeSpec, stages_of
-from vnode.compute import Mode
 from vnode.registry import default_registry
 from vnode.state import StateInfo
 from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import initial_state
+from vnode.vocabulary import Mode
 
 REGISTRY = default_registry()
 NUM_BATCHES = 20

@@ -16,7 +16,8 @@ from pnode.exchange import Control
 from pnode.hosted import codec_in_force
 from pnode.pipe import LocalPipe
 from pnode.sending import heard_event
-from vnode.events import TRAIN_LANE, Lane, SendNeed
+from vnode.events import SendNeed
+from vnode.vocabulary import TRAIN_LANE, Lane
 
 NONE = IntervalSet.empty()
 
