@@ -124,6 +124,10 @@ class IntervalSet:
         """The smallest element, None if there is none."""
         return self.bounds[0] if self.bounds else None
 
+    def lowest_absent(self) -> int:
+        """The smallest number from 0 on that is no element."""
+        return self.bounds[1] if self.bounds and self.bounds[0] == 0 else 0
+
     def highest(self) -> int | None:
         """The greatest element, None if there is none."""
         return self.bounds[-1] - 1 if self.bounds else None

@@ -21,6 +21,10 @@ MAX_INTERVALS: Final = 4096
 """Intervals in one interval set from the wire."""
 MAX_COMMIT_BATCHES: Final = 32_768
 """Batches between two checkpoints, so that a commit fits an envelope."""
+MAX_DELTA_BATCHES: Final = MAX_COMMIT_BATCHES // 2
+"""Batches of one delta: a contributor that is made the primary puts the open one, and what it learned after it, into one commit."""
+MAX_AHEAD_BATCHES: Final = 2 * MAX_INTERVALS - 2
+"""How far above the lowest batch that a state lacks its replica learns: even with every second batch missing the lineage is one set on the wire."""
 MAX_ADVERTS_PER_EXCHANGE: Final = 64
 MAX_BOOTSTRAP_ENTRIES: Final = 64
 MAX_GRAPH_VNODES: Final = 4096

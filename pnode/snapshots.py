@@ -16,10 +16,11 @@ from pathlib import Path
 
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import DcnrError
+from dcnr.errors import Corrupt, DcnrError
 from dcnr.ids import Digest, check_digest, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import local_pb2, model_pb2
+from pnode.frames import intervals_of
 from pnode.home import read_message, write_atomically
 
 _SUFFIX = ".snapshot"
@@ -156,16 +157,16 @@ class Shelf:
             Path(held.ready.path).unlink(missing_ok=True)
 
     async def candidates(self, model: str, job_id: str, vnode: str) -> list[StartingState]:
-        """States of that VNode on this machine whose bytes still have their digest."""
+        """States of that VNode on this machine whose bytes still have their digest, and whose lineage can be read."""
         found: list[StartingState] = []
         for held in list(self._held):
             ready, checkpoint = held.ready, held.ready.checkpoint
-            if (ready.model, ready.job_id, checkpoint.vnode) != (model, job_id, vnode) or not await asyncio.to_thread(
-                _intact, ready
-            ):
+            if (ready.model, ready.job_id, checkpoint.vnode) != (model, job_id, vnode):
                 continue
-            lineage = IntervalSet.from_pairs((int(i.first), int(i.end)) for i in checkpoint.lineage.intervals)
-            found.append(StartingState(Path(ready.path), checkpoint.digest, commit_digest(ready), lineage, "local"))
+            with contextlib.suppress(Corrupt):
+                lineage = intervals_of(checkpoint.lineage)
+                if await asyncio.to_thread(_intact, ready):
+                    found.append(StartingState(Path(ready.path), checkpoint.digest, commit_digest(ready), lineage, "local"))
         return found
 
 

@@ -6,7 +6,7 @@ at once, since falling back past it would throw durable work away for what may b
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from dcnr import limits
 from dcnr.errors import Corrupt, DcnrError, NotFound
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from pnode.frames import intervals_of
 from pnode.snapshots import StartingState
 from trust.envelope import open_envelope, parse, parse_envelope
 from trust.network import NetworkPolicy
@@ -52,11 +53,20 @@ class Trail:
                 break
             named = [one for entry in manifest.entries if entry.vnode == self._vnode for one in entry.working]
             mine = [one for one in named if one.job_id == self._request.job_id]
-            yield [_of_this_job(one) for one in mine]
+            yield self._readable(mine)
             if len(mine) < len(named):
                 break  # older manifests name no more of this job
             digest = manifest.parent_digest
         yield await self._beginning(first)
+
+    def _readable(self, checkpoints: Sequence[model_pb2.Checkpoint]) -> list[StartingState]:
+        states: list[StartingState] = []
+        for one in checkpoints:
+            try:
+                states.append(_of_this_job(one))
+            except Corrupt as error:
+                self._remarks.append(f"checkpoint {one.digest[:12]} cannot be read: {error.message}")
+        return states
 
     async def _beginning(self, digest: str) -> list[StartingState]:
         """The one state that the maintainers' request names for the VNode."""
@@ -92,12 +102,11 @@ class Trail:
 
 
 def _of_this_job(checkpoint: model_pb2.Checkpoint) -> StartingState:
-    lineage = IntervalSet.from_pairs((int(i.first), int(i.end)) for i in checkpoint.lineage.intervals)
     return StartingState(
         Path(),
         checkpoint.digest,
         checkpoint.commit_digest,
-        lineage,
+        intervals_of(checkpoint.lineage),
         "store",
         size_bytes=int(checkpoint.size_bytes),
         maker=checkpoint.pnode_id,

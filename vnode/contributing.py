@@ -11,7 +11,7 @@ from dcnr import limits
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
-from vnode.holding import Holding
+from vnode.holding import Holding, is_within_reach
 from vnode.merge_events import AnchorArrived, AskMerge, MakeDelta, MergeUnanswered, Rebase
 from vnode.replica_config import ReplicaConfig, backoff_s
 from vnode.vocabulary import Peer, Verdict
@@ -46,7 +46,11 @@ class Contributing:
         self._named = lineage
 
     def waits_why(self) -> str:
-        """Why nothing may be learned yet: the primary's anchor comes first, unless the primary cannot be reached."""
+        """Why nothing may be learned yet: the primary's anchor comes first, unless the primary cannot be reached; and a delta must not
+        grow beyond what its statement holds.
+        """
+        if len(self._holding.after) >= limits.MAX_DELTA_BATCHES:
+            return f"{len(self._holding.after)} batches wait for the primary to merge them"
         is_awaited = self._anchor_from is None and self._primary is not None and not self._num_failures
         return "waiting for the primary's anchor" if is_awaited else ""
 
@@ -77,16 +81,16 @@ class Contributing:
             return self._rebase(self._rebasing)
         if not holding.after or holding.open or self._lacks_anchor() or now_s < self._not_before_s:
             return None
-        is_due = len(holding.after) >= self._config.merge_every or now_s - self._delta_s >= self._config.checkpoint_s
-        return MakeDelta(self._sequence + 1, holding.after) if is_due or holding.is_leaving or not holding.missing else None
+        most = min(self._config.merge_every, limits.MAX_DELTA_BATCHES)
+        is_due = len(holding.after) >= most or now_s - self._delta_s >= self._config.checkpoint_s
+        return MakeDelta(self._sequence + 1, holding.after) if is_due or holding.is_leaving or holding.is_idle else None
 
     def _rebase(self, event: AnchorArrived) -> Rebase:
-        """An answered delta is in the anchor or nowhere; anything else stays where the anchor does not hold it already."""
-        holding = self._holding
-        keep_open = event.verdict is Verdict.ANCHOR and holding.open.isdisjoint(event.lineage)
-        keep_after = holding.after.isdisjoint(event.lineage)
-        lineage = event.lineage
+        """An answered delta is in the anchor or nowhere; anything else stays where the anchor does not hold it already and it is in reach."""
+        holding, lineage = self._holding, event.lineage
+        keep_open = event.verdict is Verdict.ANCHOR and _fits(holding.open, lineage)
         lineage |= holding.open if keep_open else IntervalSet.empty()
+        keep_after = _fits(holding.after, lineage)
         lineage |= holding.after if keep_after else IntervalSet.empty()
         return Rebase(event.anchor, keep_open, keep_after, lineage)
 
@@ -96,7 +100,7 @@ class Contributing:
         if self._primary is None or self._asked is not None or is_answered or now_s < self._not_before_s:
             return None
         holding = self._holding
-        is_idle = not holding.missing and self._named != holding.everything
+        is_idle = holding.is_idle and self._named != holding.everything
         if holding.open and not self._lacks_anchor():
             sequence: int | None = self._sequence
         elif self._lacks_anchor() or (is_idle and now_s - self._anchor_s >= limits.ANCHOR_S):
@@ -131,3 +135,7 @@ class Contributing:
         """The state is as it was; tried again, later each time."""
         self._rebasing = None
         self._fail(now_s)
+
+
+def _fits(batches: IntervalSet, lineage: IntervalSet) -> bool:
+    return batches.isdisjoint(lineage) and is_within_reach(batches, lineage)

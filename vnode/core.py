@@ -259,12 +259,14 @@ class ReplicaCore:
         return self._behind.floor(self._holding.floor, self._config.vnode)
 
     def _held_back(self) -> IntervalSet:
-        """Batches that a source must not begin yet (rules 3 and 4); before the first plan it begins none."""
+        """Batches that must not be begun yet: too far ahead of the lowest that the state lacks, or of the floor where this is a source
+        (rules 3 and 4), which begins none before the first plan.
+        """
         if not self._config.is_source:
-            return _NONE
+            return self._holding.out_of_reach
         if self._behind.successors is None:
             return self._holding.everything
-        return self._holding.missing.above(self._floor()[0] + self._lead_batches - 1)
+        return self._holding.out_of_reach | self._holding.missing.above(self._floor()[0] + self._lead_batches - 1)
 
     def _paused_why(self) -> str:
         """Why nothing may be learned at all."""

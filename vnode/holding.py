@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dcnr import limits
 from dcnr.errors import InvariantBroken
 from dcnr.intervals import IntervalSet
 from dcnr.units import Share, owned
@@ -15,6 +16,17 @@ from vnode.replica_config import ReplicaConfig
 from vnode.vocabulary import Role
 
 _NONE = IntervalSet.empty()
+
+
+def reach(lineage: IntervalSet) -> int:
+    """Batches from here on are not taken into a state of that lineage yet: so it never has more pieces than a state can name."""
+    return lineage.lowest_absent() + limits.MAX_AHEAD_BATCHES
+
+
+def is_within_reach(batches: IntervalSet, lineage: IntervalSet) -> bool:
+    """Whether a state of that lineage may take in all these batches at once."""
+    highest = batches.highest()
+    return highest is None or highest < reach(lineage | batches)
 
 
 class Holding:
@@ -49,6 +61,18 @@ class Holding:
         """The lowest batch that it owns and has not learned; the number of batches where there is none."""
         lowest = self.missing.lowest()
         return self._config.num_batches if lowest is None else lowest
+
+    @property
+    def out_of_reach(self) -> IntervalSet:
+        """Missing batches that are too far above the lowest one that the state lacks, whoever owns that."""
+        highest, end = self.missing.highest(), reach(self.lineage)
+        return _NONE if highest is None or highest < end else self.missing.above(end - 1)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to learn, or only what is out of reach."""
+        lowest = self.missing.lowest()
+        return lowest is None or lowest >= reach(self.lineage)
 
     @property
     def is_complete(self) -> bool:
@@ -92,7 +116,7 @@ class Holding:
         return own
 
     def check(self) -> None:
-        """Raises InvariantBroken where the parts overlap or reach beyond the job."""
+        """Raises InvariantBroken where the parts overlap, reach beyond the job, or are too many pieces."""
         for part in (self.anchor, self.open, self.after):
             part.check()
         if self.lineage - self.everything:
@@ -101,3 +125,5 @@ class Holding:
             raise InvariantBroken("a batch is counted twice", code="counted_twice")
         if self.leads and (self.open or self.after):
             raise InvariantBroken("a primary holds something above its anchor", code="unmerged_primary")
+        if len(self.lineage.pairs()) > limits.MAX_INTERVALS:
+            raise InvariantBroken("the lineage has more pieces than a state can name", code="too_fragmented")

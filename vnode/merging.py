@@ -13,6 +13,7 @@ from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.units import Share
+from vnode.holding import is_within_reach
 from vnode.merge_events import AnswerMerge, CaptureAnchor, DeferMerge, MergeAsked, MergeDeltas
 from vnode.vocabulary import Verdict
 
@@ -81,7 +82,11 @@ class Merging:
         if not event.batches or event.batches - self._everything:
             return Verdict.REFUSED, "foreign_batches", "it holds no batches, or some that the job does not have"
         overlap = event.batches & lineage
-        return (Verdict.REFUSED, "overlap", f"{len(overlap)} of its batches are in the lineage") if overlap else None
+        if overlap:
+            return Verdict.REFUSED, "overlap", f"{len(overlap)} of its batches are in the lineage"
+        if not is_within_reach(event.batches, lineage):
+            return Verdict.REFUSED, "out_of_reach", "it is too far ahead of the lowest batch that the state lacks"
+        return None
 
     def _is_merged(self, event: MergeAsked) -> bool:
         last = self._merged.get(event.source.replica)

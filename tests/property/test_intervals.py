@@ -44,6 +44,7 @@ def test_queries_agree_with_sets(a: set[int], n: int) -> None:
     assert (n in x) == x.contains(n) == (n in a)
     assert x.lowest() == min(a, default=None)
     assert x.highest() == max(a, default=None)
+    assert x.lowest_absent() == min({*range(len(a) + 1)} - a)
     assert x.nth(n) == (ordered[n] if n < len(ordered) else None)
     for made, wanted in (
         (x.add(n), a | {n}),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from dcnr import limits
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId, digest_of
-from dcnr.intervals import IntervalSet
+from dcnr.intervals import END, IntervalSet
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.chain import MAX_COMMITS, CommitChain, Link, Standing
+from trust.commits import MAX_DELTA_BYTES
 from trust.envelope import digest_of_envelope, open_single
 from trust.identity import NodeKey
 from vnode.vocabulary import Peer
@@ -103,6 +105,14 @@ def test_a_delta_says_what_was_learned_since_the_last_one() -> None:
     learn(made, 6)
     again = model_pb2.Delta.FromString(open_single(made.delta(2, "raw", digest_of(b"e"), 1), identity_pb2.DOMAIN_DELTA)[0])
     assert list(again.batches) == [6]
+
+
+def test_the_longest_delta_has_a_statement_that_is_accepted() -> None:
+    made = chain()
+    for batch in range(END - limits.MAX_DELTA_BATCHES, END):
+        made.learned(batch, 0.1)
+    envelope = made.delta(1, "raw", digest_of(b"d"), 1)
+    assert envelope.ByteSize() + 4 * limits.KIB < MAX_DELTA_BYTES, "with room for its delegation"
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from dcnr import limits
 from dcnr.ids import digest_of
-from dcnr.v1 import local_pb2, model_pb2
+from dcnr.v1 import common_pb2, local_pb2, model_pb2
 from pnode.home import Home
 from pnode.snapshots import Shelf
 
@@ -58,3 +59,13 @@ def test_a_sweep_of_nothing_is_fine(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     Shelf(tmp_path).sweep(tmp_path / "work")
     assert (tmp_path / "work").is_dir()
+
+
+def test_a_snapshot_whose_lineage_cannot_be_read_is_no_candidate_and_hides_no_other(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    for name, count in (("bad", limits.MAX_INTERVALS + 1), ("good", limits.MAX_INTERVALS)):
+        ready = snapshot(tmp_path / name, name)
+        ready.checkpoint.lineage.intervals.extend(common_pb2.Interval(first=2 * n, end=2 * n + 1) for n in range(count))
+        asyncio.run(shelf.add(ready))
+    found = asyncio.run(shelf.candidates("m", "", "a"))
+    assert [(state.path.name, len(state.lineage)) for state in found] == [("good", limits.MAX_INTERVALS)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dcnr import limits
 from dcnr.errors import Corrupt, NotFound, Unavailable
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
@@ -32,6 +33,10 @@ def state(step: int, job: str = JOB) -> model_pb2.Checkpoint:
     return model_pb2.Checkpoint(
         vnode=VNODE, digest=digest_of(f"{job}{step}".encode()), lineage=lineage, step=step, job_id=job, commit_digest="c" * 64
     )
+
+
+def pieces(count: int) -> common_pb2.IntervalSet:
+    return common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=2 * n, end=2 * n + 1) for n in range(count)])
 
 
 class Store:
@@ -139,6 +144,14 @@ def test_without_its_newest_manifest_a_replica_waits_and_says_why(store: Store, 
         store.restore()
     assert caught.value.code == "no_state"
     assert store.newest[:12] in caught.value.message
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(store: Store) -> None:
+    unreadable = state(9)
+    unreadable.lineage.CopyFrom(pieces(limits.MAX_INTERVALS + 1))
+    store.newest = store.manifest(5, store.newest, [unreadable, state(5)])
+    found, remarks = store.restore()
+    assert (len(found.lineage), [unreadable.digest[:12] in remark for remark in remarks]) == (5, [True])
 
 
 def test_a_store_that_is_away_on_the_way_back_is_waited_for(store: Store) -> None:
