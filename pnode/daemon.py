@@ -331,11 +331,11 @@ class Daemon:
         worker = self._supervisor.worker
         if worker is None:
             return False
-        try:
+        message.network_time_offset_s = self._membership.network_time() - self._clock.wall()
+        with contextlib.suppress(DcnrError):
             await worker.pipe.send(message)
-        except DcnrError:
-            return False
-        return True
+            return True
+        return False
 
     async def _durable(self, replica: str, lineage: common_pb2.IntervalSet, digest: str) -> None:
         await self._send(local_pb2.ToWorker(durable=local_pb2.WorkerDurable(replica=replica, lineage=lineage, digest=digest)))

@@ -23,6 +23,7 @@ from dcnr import crashpoints
 from dcnr.errors import Corrupt, DcnrError
 from dcnr.ids import NodeId, ReplicaId, check_replica_id
 from dcnr.ports import Clock
+from dcnr.system import SystemClock
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, orchestrator_pb2
 from pnode.crew import Acting, Crew, Outlets
 from pnode.donors import Donor
@@ -50,23 +51,27 @@ EXECUTOR_THREADS: Final = 4
 NICE: Final = 10
 
 
-class SystemClock:
-    """This machine's clocks."""
+class NetworkClock:
+    """Network time as the daemon knows it: a machine whose clock is wrong takes part all the same. A `dcnr.ports.Clock`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.offset_s = 0.0
 
     def monotonic(self) -> float:
-        """Seconds that never run backwards."""
-        return time.monotonic()
+        """As the machine's."""
+        return self._clock.monotonic()
 
     def wall(self) -> float:
-        """Seconds since 1970."""
-        return time.time()
+        """Seconds since 1970 UTC."""
+        return self._clock.wall() + self.offset_s
 
 
 class Worker:
     """One worker from its delegation to the end of its pipe."""
 
     def __init__(self, pipe: LocalPipe[local_pb2.ToWorker], key: NodeKey, clock: Clock, device: str) -> None:
-        self._pipe, self._key, self._clock, self._device = pipe, key, clock, device
+        self._pipe, self._key, self._clock, self._device = pipe, key, NetworkClock(clock), device
         self._executor = ThreadPoolExecutor(max_workers=EXECUTOR_THREADS, thread_name_prefix="worker-io")
         self._out: asyncio.Queue[local_pb2.FromWorker] = asyncio.Queue(MAX_QUEUED)
         self._news = asyncio.Event()
@@ -85,6 +90,7 @@ class Worker:
             return
         if first.WhichOneof("kind") != "delegation":
             raise Corrupt("the daemon must send a delegation first", code="no_delegation")
+        self._clock.offset_s = first.network_time_offset_s
         self._acting = self._act_for(first.delegation)
         dial = dialling(self._key, self._acting.network_id, self._clock, lambda: self._delegation)
         peers = PeerLinks(self._clock, random.Random(), self._executor, dial, self._lost, self._told)
@@ -150,6 +156,7 @@ class Worker:
 
     async def _obey(self, group: asyncio.TaskGroup) -> None:
         while (message := await self._pipe.receive()) is not None:
+            self._clock.offset_s = message.network_time_offset_s
             try:
                 self._obey_one(message, group)
             except DcnrError as error:

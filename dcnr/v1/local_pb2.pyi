@@ -270,6 +270,9 @@ class ToWorker(_message.Message):
     HEAD_SEEN_FIELD_NUMBER: _builtins.int
     SHARD_READY_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    NETWORK_TIME_OFFSET_S_FIELD_NUMBER: _builtins.int
+    network_time_offset_s: _builtins.float
+    """network time minus this machine's wall clock, s; what the worker judges the age of records by"""
     @_builtins.property
     def delegation(self) -> _identity_pb2.Envelope:
         """Delegation for this worker"""
@@ -318,10 +321,11 @@ class ToWorker(_message.Message):
         head_seen: Global___HeadSeen | None = ...,
         shard_ready: Global___ShardReady | None = ...,
         snapshot: Global___Snapshot | None = ...,
+        network_time_offset_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation", "drain", b"drain", "durable", b"durable", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "release", b"release", "shard_ready", b"shard_ready", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation", "drain", b"drain", "durable", b"durable", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "release", b"release", "shard_ready", b"shard_ready", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation", "drain", b"drain", "durable", b"durable", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "network_time_offset_s", b"network_time_offset_s", "release", b"release", "shard_ready", b"shard_ready", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["delegation", "host", "release", "neighbour", "durable", "drain", "head_seen", "shard_ready", "snapshot"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

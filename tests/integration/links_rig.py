@@ -19,6 +19,7 @@ from dcnr.ids import ReplicaId
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.specs import TensorSpec
+from dcnr.system import SystemClock
 from dcnr.tensor import EncodedTensor
 from pnode.exchange import Way
 from pnode.frames import Expected
@@ -28,7 +29,6 @@ from pnode.outbox import Outbox
 from pnode.rpc import pnode_of
 from pnode.service import DataPlane
 from pnode.spool import Frame, Spool
-from pnode.worker import SystemClock
 from trust.delegation import make_delegation, open_delegation
 from trust.identity import NodeKey
 from vnode import events as ev

@@ -18,6 +18,7 @@ import torch
 from worker_rig import NETWORK_ID, Job, make_job, order
 
 from dcnr.graph import stages_of_graph
+from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.crew import Acting, Crew, Outlets
 from pnode.hub import LinkHub
@@ -26,7 +27,6 @@ from pnode.merge_calls import MergeCalls
 from pnode.pace import Pace
 from pnode.samples import StagedSamples
 from pnode.uplink import Uplink
-from pnode.worker import SystemClock
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
 from vnode.registry import default_registry

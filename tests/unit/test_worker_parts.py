@@ -7,15 +7,21 @@ import socket
 
 import pytest
 
+from dcnr import limits
 from dcnr.errors import Corrupt, RemoteFault, Unavailable
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
+from dcnr.system import SystemClock
 from dcnr.v1 import local_pb2, vnode_pb2
 from pnode import frames
 from pnode.exchange import Control
 from pnode.hosted import codec_in_force
 from pnode.pipe import LocalPipe
+from pnode.rpc import HeldPort
 from pnode.sending import heard_event
+from pnode.worker import Worker
+from trust.delegation import make_delegation
+from trust.identity import NodeKey
 from vnode.events import SendNeed
 from vnode.vocabulary import TRAIN_LANE, Lane
 
@@ -43,6 +49,30 @@ def test_the_pipe_carries_whole_messages_and_says_when_the_other_end_is_gone() -
         with pytest.raises(Unavailable):
             await send_often(worker)
         await worker.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_judges_delegations_by_the_networks_time_and_not_by_its_own_clock() -> None:
+    """Its machine's clock is two days behind: by that, the delegation that its daemon has just signed would begin in the future."""
+    behind_s = 2 * limits.DELEGATION_LIFETIME_S
+
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        daemon = await LocalPipe.over(ours, local_pb2.FromWorker)
+        worker = Worker(await LocalPipe.over(theirs, local_pb2.ToWorker), NodeKey.generate(), SystemClock(), "cpu")
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            group.create_task(worker.run(HeldPort("127.0.0.1", 0)))
+            hello = await daemon.receive()
+            assert hello is not None
+            delegation = make_delegation(
+                NodeKey.generate(), "5" * 40, hello.hello.public_key, 1, ["127.0.0.1:1"], SystemClock().wall() + behind_s
+            )
+            await daemon.send(local_pb2.ToWorker(delegation=delegation, network_time_offset_s=behind_s))
+            news = await daemon.receive()
+            assert news is not None
+            assert news.WhichOneof("kind") == "report"
+            await daemon.close()
 
     asyncio.run(scenario())
 
