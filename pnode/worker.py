@@ -76,7 +76,6 @@ class Worker:
         self._out: asyncio.Queue[local_pb2.FromWorker] = asyncio.Queue(MAX_QUEUED)
         self._news = asyncio.Event()
         self._delegation = identity_pb2.Envelope()
-        self._num_snapshots = 0
         self._crew: Crew
         self._hub: LinkHub
         self._acting: Acting
@@ -195,7 +194,7 @@ class Worker:
     async def _drain(self, within_s: float) -> None:
         await self._crew.drain(within_s)
         self._put(local_pb2.FromWorker(report=self._current_report()))
-        self._put(local_pb2.FromWorker(drained=local_pb2.WorkerDrained(num_snapshots=self._num_snapshots)))
+        self._put(local_pb2.FromWorker(drained=local_pb2.WorkerDrained()))
 
     # ---- what the daemon hears ----------------------------------------------------------------------------------------------
 
@@ -230,7 +229,6 @@ class Worker:
         )
 
     def _snapshot(self, ready: local_pb2.SnapshotReady) -> None:
-        self._num_snapshots += 1
         self._put(local_pb2.FromWorker(snapshot=ready))
 
     def _shards(self, dataset: str, digests: Sequence[str]) -> None:

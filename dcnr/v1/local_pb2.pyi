@@ -641,17 +641,12 @@ class WorkerDrained(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NUM_SNAPSHOTS_FIELD_NUMBER: _builtins.int
-    num_snapshots: _builtins.int
-    """handed to the daemon"""
     def __init__(
         self,
-        *,
-        num_snapshots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_snapshots", b"num_snapshots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -171,7 +171,6 @@ class ReplicaReport(_message.Message):
     FLOOR_VNODE_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     NEEDS_FIELD_NUMBER: _builtins.int
-    NUM_RELEARNED_FIELD_NUMBER: _builtins.int
     NUM_FORWARDED_FIELD_NUMBER: _builtins.int
     NUM_DUPLICATES_FIELD_NUMBER: _builtins.int
     SPOOL_BYTES_FIELD_NUMBER: _builtins.int
@@ -205,8 +204,6 @@ class ReplicaReport(_message.Message):
     """by which VNode"""
     loss: _builtins.float
     """training loss, moving average, nats"""
-    num_relearned: _builtins.int
-    """batches learned again after a restore"""
     num_forwarded: _builtins.int
     """batches computed FORWARD_ONLY"""
     num_duplicates: _builtins.int
@@ -262,7 +259,6 @@ class ReplicaReport(_message.Message):
         floor_vnode: _builtins.str = ...,
         loss: _builtins.float = ...,
         needs: _abc.Iterable[Global___NeedReport] | None = ...,
-        num_relearned: _builtins.int = ...,
         num_forwarded: _builtins.int = ...,
         num_duplicates: _builtins.int = ...,
         spool_bytes: _builtins.int = ...,
@@ -277,7 +273,7 @@ class ReplicaReport(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "lineage", b"lineage", "unmerged", b"unmerged"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_digest", b"checkpoint_digest", "durable", b"durable", "exits", b"exits", "floor", b"floor", "floor_vnode", b"floor_vnode", "held_back_by", b"held_back_by", "incarnation", b"incarnation", "lineage", b"lineage", "loss", b"loss", "needs", b"needs", "num_duplicates", b"num_duplicates", "num_forwarded", b"num_forwarded", "num_learned", b"num_learned", "num_merged", b"num_merged", "num_refused", b"num_refused", "num_relearned", b"num_relearned", "rate", b"rate", "reason", b"reason", "replica", b"replica", "restored_from", b"restored_from", "role", b"role", "spool_bytes", b"spool_bytes", "state", b"state", "step_s", b"step_s", "unmerged", b"unmerged", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_digest", b"checkpoint_digest", "durable", b"durable", "exits", b"exits", "floor", b"floor", "floor_vnode", b"floor_vnode", "held_back_by", b"held_back_by", "incarnation", b"incarnation", "lineage", b"lineage", "loss", b"loss", "needs", b"needs", "num_duplicates", b"num_duplicates", "num_forwarded", b"num_forwarded", "num_learned", b"num_learned", "num_merged", b"num_merged", "num_refused", b"num_refused", "rate", b"rate", "reason", b"reason", "replica", b"replica", "restored_from", b"restored_from", "role", b"role", "spool_bytes", b"spool_bytes", "state", b"state", "step_s", b"step_s", "unmerged", b"unmerged", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
