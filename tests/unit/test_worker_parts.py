@@ -60,7 +60,8 @@ def test_a_worker_judges_delegations_by_the_networks_time_and_not_by_its_own_clo
     async def scenario() -> None:
         ours, theirs = socket.socketpair()
         daemon = await LocalPipe.over(ours, local_pb2.FromWorker)
-        worker = Worker(await LocalPipe.over(theirs, local_pb2.ToWorker), NodeKey.generate(), SystemClock(), "cpu")
+        pipe = await LocalPipe.over(theirs, local_pb2.ToWorker)
+        worker = Worker(pipe, NodeKey.generate(), SystemClock(), "cpu")
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             group.create_task(worker.run(HeldPort("127.0.0.1", 0)))
             hello = await daemon.receive()
@@ -73,6 +74,7 @@ def test_a_worker_judges_delegations_by_the_networks_time_and_not_by_its_own_clo
             assert news is not None
             assert news.WhichOneof("kind") == "report"
             await daemon.close()
+        await pipe.close()
 
     asyncio.run(scenario())
 
