@@ -36,6 +36,8 @@ from trust.identity import NodeKey
 
 MANIFEST_S: Final = 0.5
 """Checkpoints recorded within this time share a manifest."""
+SWEEP_AGAIN_S: Final = 10.0
+"""From a sweep that left condemned states to the next."""
 LOST_LOOKS: Final = 5
 """A named state counts as lost when this many looks in a row did not find it: one read may be stale."""
 MAX_REFUSED: Final = 4096
@@ -106,7 +108,8 @@ class Naming:
             self._swept_at = now
             kept = await retention.kept_states(view, self._loader, jobs)
             stored = await retention.stored_states(self._store, view.model, [entry.vnode for entry in view.manifest.entries])
-            await retention.delete_condemned(self._store, view.model, view.manifest, stored, kept)
+            if await retention.delete_condemned(self._store, view.model, view.manifest, stored, kept):
+                self._swept_at = now - sweep_s + SWEEP_AGAIN_S
             await self._look(view, retention.unlisted_states(view.manifest, stored))
         self._manifested_at = now
         primaries = {

@@ -17,9 +17,10 @@ from orchestrator.jobs import JobRecord
 from orchestrator.view import ModelView, ViewLoader
 
 MAX_LISTED: Final = 20_000
-LOOKS_AT_ONCE: Final = 8
-MAX_DELETED: Final = 256
-"""Objects deleted in one go."""
+CALLS_AT_ONCE: Final = 8
+"""To the store, while nothing is decided."""
+MAX_DELETED: Final = 2048
+"""Objects deleted in one go; with more the next sweep comes soon (`orchestrator.naming.SWEEP_AGAIN_S`)."""
 
 
 async def stored_states(store: ObjectStore, model: str, vnodes: Iterable[str]) -> list[StoredState]:
@@ -53,7 +54,7 @@ async def kept_states(view: ModelView, loader: ViewLoader, jobs: Mapping[str, Jo
 
 async def missing_states(store: ObjectStore, model: str, states: Iterable[tuple[str, str]]) -> frozenset[str]:
     """Digests out of these (VNode, digest) of which the store plainly says that it does not have them. Raises Unavailable without a plain answer."""
-    gate = asyncio.Semaphore(LOOKS_AT_ONCE)
+    gate = asyncio.Semaphore(CALLS_AT_ONCE)
     missing: set[str] = set()
 
     async def look(vnode: str, digest: str) -> None:
@@ -80,18 +81,27 @@ def unlisted_states(manifest: model_pb2.Manifest, listed: Iterable[StoredState])
 
 async def delete_condemned(
     store: ObjectStore, model: str, manifest: model_pb2.Manifest, states: Iterable[StoredState], kept: frozenset[Digest]
-) -> int:
-    """Deletes states that the manifest under an acknowledged head condemns and does not name, but for ``kept``; how many."""
+) -> bool:
+    """Deletes states that the manifest under an acknowledged head condemns and does not name, but for ``kept``; whether some are left."""
     named = {item.digest for entry in manifest.entries for item in (*entry.working, entry.cleared)}
     condemned = set(manifest.condemned) - named - kept
-    count = 0
-    for state in states:
-        if state.digest in condemned and count < MAX_DELETED:
+    doomed = [state for state in states if state.digest in condemned]
+    gate, failed = asyncio.Semaphore(CALLS_AT_ONCE), False
+
+    async def delete(state: StoredState) -> None:
+        nonlocal failed
+        async with gate:
+            if failed:
+                return
+            reached("condemned.chosen")
             try:
-                reached("condemned.chosen")
                 await store.delete(keys.state(model, state.vnode, state.digest))
             except DcnrError:
-                return count  # the next round goes on
-            reached("condemned.deleted")
-            count += 1
-    return count
+                failed = True
+            else:
+                reached("condemned.deleted")
+
+    async with asyncio.TaskGroup() as group:
+        for state in doomed[:MAX_DELETED]:
+            group.create_task(delete(state))
+    return failed or len(doomed) > MAX_DELETED

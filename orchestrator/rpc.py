@@ -24,12 +24,14 @@ from orchestrator.jobview import job_view, node_views
 from orchestrator.offers import PlanRequest
 from orchestrator.planner import make_plan, seconds_per_batch
 from orchestrator.runtime import ModelRuntime, Shared
-from orchestrator.view import ViewLoader
+from orchestrator.view import ModelView, ViewLoader
 from trust.envelope import seal
 from trust.records import VerifiedAdvert, VerifiedLocation, open_advert
 
 MAX_JOBS: Final = 256
 MAX_NODES: Final = 4096
+FRAMING_BYTES: Final = 16
+"""Tag and length of one more field."""
 MAX_WATCHED_NODES: Final = 1024
 MAX_EVENTS: Final = 256
 NONCE_BYTES: Final = 32
@@ -188,23 +190,19 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         return orchestrator_pb2.ConfirmHeadResponse(statement=seal(identity_pb2.DOMAIN_HEAD_STATEMENT, statement, self._shared.key))
 
     async def GetModel(self, request: orchestrator_pb2.GetModelRequest, context: Any) -> orchestrator_pb2.GetModelResponse:
-        """Head, plan, manifest and graph as last read."""
+        """Head, plan, manifest and graph as last read; a manifest that does not fit beside the others only by its digest."""
         del context
         runtime = self._only(request.model)
         view = runtime.view
         if view is None:
             raise Unavailable("the model's head has not been read yet", code="head_unread")
-        answer = orchestrator_pb2.GetModelResponse(head=view.head_envelope, manifest_digest=view.head.manifest_digest)
-        if view.plan is not None:
-            answer.plan.ParseFromString(view.plan_bytes)
-        if view.manifest is not None:
-            answer.manifest.ParseFromString(view.manifest_bytes)
+        graph = b""
         if view.job is not None:
-            answer.graph = view.job.graph_bytes
+            graph = view.job.graph_bytes
         elif view.manifest is not None and view.manifest.graph_digest:
             key = keys.graph(view.manifest.graph_digest)
-            answer.graph = (await self._shared.store.get(key, max_bytes=limits.MAX_GRAPH_BYTES)).data
-        return answer
+            graph = (await self._shared.store.get(key, max_bytes=limits.MAX_GRAPH_BYTES)).data
+        return model_answer(view, graph)
 
     async def PreviewPlan(self, request: orchestrator_pb2.PreviewPlanRequest, context: Any) -> orchestrator_pb2.PreviewPlanResponse:
         """What the planner would do now; nothing follows from it."""
@@ -291,3 +289,13 @@ def _trouble(runtime: ModelRuntime) -> str:
     if not runtime.loop.core.store_ok:
         return f"{runtime.model}: {runtime.loop.core.trouble or 'the store does not answer'}; nothing is decided until it is back"
     return runtime.trouble or runtime.jobs_trouble or runtime.decider.trouble
+
+
+def model_answer(view: ModelView, graph: bytes) -> orchestrator_pb2.GetModelResponse:
+    """What is known of a model, within the bound of a message: each document has its own bound, only the manifest may be one too many."""
+    answer = orchestrator_pb2.GetModelResponse(head=view.head_envelope, manifest_digest=view.head.manifest_digest, graph=graph)
+    if view.plan is not None:
+        answer.plan.ParseFromString(view.plan_bytes)
+    if view.manifest is not None and answer.ByteSize() + len(view.manifest_bytes) + FRAMING_BYTES <= limits.MAX_MESSAGE_BYTES:
+        answer.manifest.ParseFromString(view.manifest_bytes)
+    return answer

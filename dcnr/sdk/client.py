@@ -231,7 +231,7 @@ class AsyncClient:
     # -- taking the model home -------------------------------------------------------------------------------------------------
 
     async def model(self, model: str = "") -> orchestrator_pb2.GetModelResponse:
-        """Head, plan, manifest and graph of a model, as one orchestrator last read them."""
+        """Head, plan, manifest and graph of a model, as one orchestrator last read them. A very large manifest is left out: see `manifest`."""
         answer = await self.orchestrators.call(
             OrchestratorServiceStub, "GetModel", orchestrator_pb2.GetModelRequest(model=model), timeout_s=limits.CALL_TIMEOUT_S
         )

@@ -1504,7 +1504,7 @@ class GetModelResponse(_message.Message):
 
     @_builtins.property
     def manifest(self) -> _identity_pb2.Envelope:
-        """under that head"""
+        """under that head; absent where it does not fit beside the plan: then it is read by its digest"""
 
     def __init__(
         self,

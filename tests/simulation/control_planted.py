@@ -207,12 +207,12 @@ def decided_is_not_asked(patch: pytest.MonkeyPatch) -> None:
 def unnamed_is_deleted(patch: pytest.MonkeyPatch) -> None:
     """Rule 9: what no manifest names is deleted without being condemned first."""
 
-    async def delete(store: Any, model: str, manifest: model_pb2.Manifest, states: Any, kept: Any) -> int:
+    async def delete(store: Any, model: str, manifest: model_pb2.Manifest, states: Any, kept: Any) -> bool:
         named = {item.digest for entry in manifest.entries for item in (*entry.working, entry.cleared)}
         for state in states:
             if state.digest not in named:
                 await store.delete(keys.state(model, state.vnode, state.digest))
-        return 0
+        return False
 
     patch.setattr("orchestrator.retention.delete_condemned", delete)
 
