@@ -30,7 +30,7 @@ from dcnr.errors import DcnrError, InvalidInput
 RESULTS: Final = machine.ROOT / "chaos" / "results"
 SCHEDULES: Final = machine.ROOT / "chaos" / "schedules"
 DEFAULT: Final = "faults125"
-CPU_PERCENT: Final = 5.0
+CPU_PERCENT: Final = 3.5
 """Of one core, for each of sixteen PNodes: what is left of two cores starts killed ones again."""
 
 LONG_SAMPLES: Final = 80_000
@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     two.add_argument("--vnodes", type=int, default=8, help="length of the chain")
     two.add_argument("--replicas", type=int, default=4, help="wanted per VNode")
     two.add_argument("--cpu-percent", type=float, default=CPU_PERCENT, help="of one core, per PNode")
+    two.add_argument("--orchestrators", type=int, default=2)
     two.add_argument("--batches", type=int, default=0, help="of the job; 0: as many as fit the schedule, by a short job before")
     two.add_argument("--no-partitions", action="store_true", help="needs no root: kills and pauses only")
     two.add_argument("--link", choices=("", *machines.PROFILES), default="", help="emulated links; needs the kernel's netem")
@@ -150,6 +151,7 @@ def setup_of(options: argparse.Namespace) -> Setup:
     return Setup(
         schedule,
         work,
+        num_orchestrators=options.orchestrators,
         cpu_percent=options.cpu_percent,
         own_machines=not options.no_partitions,
         link=options.link,
@@ -188,13 +190,15 @@ def run_crashes(options: argparse.Namespace) -> int:
     unknown = sorted(set(options.points) - set(crashpoints.POINTS))
     if unknown:
         raise InvalidInput(f"no crash point is named {', '.join(unknown)}", code="bad_crash_point", remedy="see dcnr.crashpoints")
-    facts = machine.describe()
-    rows = run_rounds(options.points, say=say)
-    path = options.out / "crashes.json"
+    facts, path = machine.describe(), options.out / "crashes.json"
     kept = {row["point"]: row for row in json.loads(path.read_text())["rounds"]} if path.exists() else {}
-    kept |= {row["point"]: {**row, "commit": facts["commit"], "load_before": facts["load_before"][0]} for row in rows}
-    known = [kept[round_.point] for round_ in ROUNDS if round_.point in kept]
-    save(path, {"format": "dcnr-crashes-1", "machine": facts, "rounds": known})
+
+    def played(row: dict[str, Any]) -> None:
+        kept[row["point"]] = {**row, "commit": facts["commit"], "load_before": facts["load_before"][0]}
+        known = [kept[round_.point] for round_ in ROUNDS if round_.point in kept]
+        save(path, {"format": "dcnr-crashes-1", "machine": facts, "rounds": known})
+
+    rows = run_rounds(options.points, say=say, played=played)
     say(crashes.table(rows))
     return 0 if all(row["held"] for row in rows) else 1
 

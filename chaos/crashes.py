@@ -31,8 +31,12 @@ Row = dict[str, Any]
 Say = Callable[[str], None]
 
 
-def run_rounds(names: Iterable[str] = (), *, say: Say = lambda text: None) -> list[Row]:
-    """One row per round, in the order of `ROUNDS`; ``names`` chooses points. A round that fails tells why and does not spoil the next."""
+def run_rounds(
+    names: Iterable[str] = (), *, say: Say = lambda text: None, played: Callable[[Row], None] = lambda row: None
+) -> list[Row]:
+    """One row per round, in the order of `ROUNDS`; ``names`` chooses points. A round that fails tells why and does not spoil the next. ``played`` takes
+    each row as soon as it is there, so that an interrupted run keeps what it has.
+    """
     wanted = set(names) or set(crashpoints.POINTS)
     chosen = [round_ for round_ in ROUNDS if round_.point in wanted]
     rows: list[Row] = []
@@ -47,6 +51,7 @@ def run_rounds(names: Iterable[str] = (), *, say: Say = lambda text: None) -> li
                 networks.forget(round_)
             row["round_s"] = round(time.monotonic() - began, 1)
             rows.append(row)
+            played(row)
             say(f"{round_.point:20} {round_.where:36} {'held' if row['held'] else 'FAILED: ' + row['reason']} ({row['round_s']} s)")
     return rows
 

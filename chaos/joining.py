@@ -40,10 +40,10 @@ class Joining:
     work: Work
     num_pnodes: int = 8
     num_joiners: int = 4
-    num_orchestrators: int = 3
-    cpu_percent: float = 10.0
+    num_orchestrators: int = 2
+    cpu_percent: float = 7.0
     memory_mb: int = 768
-    checkpoint_s: float = 5.0
+    checkpoint_s: float = 15.0
     before_s: float = 60.0
     after_s: float = 90.0
 

@@ -59,11 +59,11 @@ class Setup:
 
     schedule: Schedule
     work: Work
-    num_orchestrators: int = 3
+    num_orchestrators: int = 2
     cpu_percent: float = 100.0
     """Of one core, per PNode: the volunteer's own limit."""
     memory_mb: int = 768
-    checkpoint_s: float = 5.0
+    checkpoint_s: float = 15.0
     own_machines: bool = False
     """Each PNode in a network namespace; needed for partitions."""
     link: str = ""

@@ -15,6 +15,8 @@ from dcnr.v1 import model_pb2
 
 USES: Final = ("train", "validation", "test")
 NUM_CLOUDS: Final = 4
+MERGE_EVERY: Final = 8
+"""Small states: what a primary has not handed on when it dies is learned again."""
 MAX_TEXT_BYTES: Final = 8_000_000
 
 
@@ -97,7 +99,7 @@ class Text:
         tokens = TensorSpec("uint8", (self.length,))
         graph = Graph(
             self.name, input=tokens, target=tokens, num_classes=256,
-            train={"passes": self.passes, "batch_size": self.batch_size, "seed": 1, "codec": "auto"},
+            train={"passes": self.passes, "batch_size": self.batch_size, "seed": 1, "codec": "auto", "merge_every": MERGE_EVERY},
             data={use: f"dataset:{self.name}#{use}" for use in USES},
         )  # fmt: skip
         before = "input"

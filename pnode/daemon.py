@@ -41,7 +41,7 @@ from pnode.neighbours import Neighbours
 from pnode.pausing import Pausing
 from pnode.probe import Machine
 from pnode.provision import Provisioner
-from pnode.report import SOFTWARE, Journal, WorkerFacts
+from pnode.report import SOFTWARE, Journal, WorkerFacts, news_of
 from pnode.snapshots import Shelf
 from pnode.standing import Standing
 from pnode.supervisor import Supervisor, Worker, WorkerOptions
@@ -313,19 +313,21 @@ class Daemon:
                 self._drained.set()
 
     def _worker_reported(self, report: local_pb2.WorkerReport) -> None:
-        before = {name: (item.state, item.durable.ByteSize()) for name, item in self._now.worker.replicas.items()}
+        before = {
+            name: news_of(item, has_learned_all=self._duties.has_learned_all(item))
+            for name, item in self._now.worker.replicas.items()
+        }
         self._now.worker.replicas = {item.replica: item for item in report.replicas}
         self._now.worker.rss_bytes = int(report.rss_bytes)
         self._neighbours.reached({item.pnode_id for item in report.evidence})
         for item in report.replicas:
             self._duties.worker_reported(item)
-        after = {name: (item.state, item.durable.ByteSize()) for name, item in self._now.worker.replicas.items()}
-        num_batches = [int(item.num_learned) for item in report.replicas]
-        if before != after or (num_batches != self._last_learned and any(item.exits for item in report.replicas)):
+        after = {
+            name: news_of(item, has_learned_all=self._duties.has_learned_all(item))
+            for name, item in self._now.worker.replicas.items()
+        }
+        if before != after:
             self._changed()
-        self._last_learned = num_batches
-
-    _last_learned: list[int] = []  # noqa: RUF012  replaced, never changed
 
     async def _send(self, message: local_pb2.ToWorker) -> bool:
         worker = self._supervisor.worker

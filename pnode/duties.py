@@ -136,6 +136,11 @@ class Duties:
                 self._say("checkpoint_unusable", report.replica, f"{report.restored_from[:12]}: {report.reason}")
                 hosted.task = self._group.create_task(self._provision(entry, hosted))
 
+    def has_learned_all(self, report: orchestrator_pb2.ReplicaReport) -> bool:
+        """Whether that replica has nothing left to learn."""
+        hosted = next((one for entry in self._models if (one := entry.hosted.get(report.replica)) is not None), None)
+        return hosted is not None and 0 < hosted.num_batches <= report.num_learned
+
     # -- what is to be done ----------------------------------------------------------------------------------------------------
 
     async def reconcile(self) -> None:
@@ -329,6 +334,7 @@ class Duties:
         message = self._orders.host(desired, hosted.assignment, job)
         message.state_path, message.state_digest, message.state_commit = str(state.path), state.digest, state.commit_digest
         message.from_earlier_job = state.is_of_earlier_job
+        hosted.num_batches = int(message.num_batches)
         if not await self._send(local_pb2.ToWorker(host=message)):
             raise Unavailable("the worker does not run", code="no_worker")
         hosted.reason = f"restored {len(state.lineage)} batches from {state.origin}"

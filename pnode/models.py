@@ -28,6 +28,8 @@ class Hosted:
     state: orchestrator_pb2.AssignmentState.ValueType = orchestrator_pb2.ASSIGNMENT_STATE_REQUESTED
     reason: str = ""
     task: asyncio.Task[None] | None = None
+    num_batches: int = 0
+    """Of the job; 0 before it is known."""
 
 
 @dataclass(slots=True)

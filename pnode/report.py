@@ -59,6 +59,12 @@ class WorkerFacts:
         return self.pid != 0
 
 
+def news_of(report: orchestrator_pb2.ReplicaReport, *, has_learned_all: bool) -> tuple[object, ...]:
+    """What of a report cannot wait for the next beat: its state, what is durable, its evaluations, and that nothing is left to learn."""
+    exits = tuple((item.split, item.round, item.count, item.complete) for item in report.exits)
+    return report.state, report.durable.ByteSize(), exits, has_learned_all
+
+
 def why(
     *, draining: bool, paused: str, attached: int, known_orchestrators: int, membership_trouble: str, worker: WorkerFacts,
     hosted: list[orchestrator_pb2.ReplicaReport], upload_trouble: str, capability: membership_pb2.Capability,

@@ -12,11 +12,12 @@ from dcnr.errors import Corrupt, RemoteFault, Unavailable
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.system import SystemClock
-from dcnr.v1 import local_pb2, vnode_pb2
+from dcnr.v1 import local_pb2, orchestrator_pb2, vnode_pb2
 from pnode import frames
 from pnode.exchange import Control
 from pnode.hosted import codec_in_force
 from pnode.pipe import LocalPipe
+from pnode.report import news_of
 from pnode.rpc import HeldPort
 from pnode.sending import heard_event
 from pnode.worker import Worker
@@ -151,3 +152,22 @@ def test_statements_that_no_receiver_makes_are_faults(message: vnode_pb2.LinkMes
 )
 def test_the_codec_in_force_follows_the_link(wanted: str, link_bytes_s: float, step_s: float, expected: str) -> None:
     assert codec_in_force(wanted, link_bytes_s=link_bytes_s, frame_bytes=1_000_000, step_s=step_s) == expected
+
+
+def test_progress_waits_for_the_next_beat_and_what_decisions_wait_for_does_not() -> None:
+    """A replica that was evaluated once reported every second to every orchestrator from then on."""
+    report = orchestrator_pb2.ReplicaReport(replica="v1.1", num_learned=10, loss=1.5)
+    report.exits.add(split="validation", round=1, count=4, complete=True)
+    later = orchestrator_pb2.ReplicaReport()
+    later.CopyFrom(report)
+    later.num_learned, later.loss = 14, 1.25
+    assert news_of(report, has_learned_all=False) == news_of(later, has_learned_all=False)
+    assert news_of(report, has_learned_all=False) != news_of(later, has_learned_all=True), "nothing is left to learn"
+    evaluated = orchestrator_pb2.ReplicaReport()
+    evaluated.CopyFrom(report)
+    evaluated.exits.add(split="test", count=2)
+    assert news_of(report, has_learned_all=False) != news_of(evaluated, has_learned_all=False)
+    named = orchestrator_pb2.ReplicaReport()
+    named.CopyFrom(report)
+    named.durable.intervals.add(first=0, end=8)
+    assert news_of(report, has_learned_all=False) != news_of(named, has_learned_all=False)
