@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -313,21 +313,17 @@ class Daemon:
                 self._drained.set()
 
     def _worker_reported(self, report: local_pb2.WorkerReport) -> None:
-        before = {
-            name: news_of(item, has_learned_all=self._duties.has_learned_all(item))
-            for name, item in self._now.worker.replicas.items()
-        }
+        before = self._news_of(self._now.worker.replicas.values())
         self._now.worker.replicas = {item.replica: item for item in report.replicas}
         self._now.worker.rss_bytes = int(report.rss_bytes)
         self._neighbours.reached({item.pnode_id for item in report.evidence})
         for item in report.replicas:
             self._duties.worker_reported(item)
-        after = {
-            name: news_of(item, has_learned_all=self._duties.has_learned_all(item))
-            for name, item in self._now.worker.replicas.items()
-        }
-        if before != after:
+        if before != self._news_of(report.replicas):
             self._changed()
+
+    def _news_of(self, reports: Iterable[orchestrator_pb2.ReplicaReport]) -> dict[str, tuple[object, ...]]:
+        return {item.replica: news_of(item, has_learned_all=self._duties.has_learned_all(item)) for item in reports}
 
     async def _send(self, message: local_pb2.ToWorker) -> bool:
         worker = self._supervisor.worker
