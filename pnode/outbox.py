@@ -77,11 +77,16 @@ class Outbox:
         hot = self._hot.get((lane, batch))
         return None if hot is None else hot.tensor
 
+    def newest(self, lane: Lane, batch: int) -> asyncio.Future[Frame] | None:
+        """The frame of one of the newest tensors, encoded or being encoded; not to be cancelled."""
+        hot = self._hot.get((lane, batch))
+        return None if hot is None else hot.frame
+
     async def frame(self, lane: Lane, batch: int) -> Frame:
         """The encoded frame. Raises NotFound or Corrupt where there is none any more."""
-        hot = self._hot.get((lane, batch))
-        if hot is not None:
-            return await asyncio.shield(hot.frame)
+        newest = self.newest(lane, batch)
+        if newest is not None:
+            return await asyncio.shield(newest)
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._spool.get, lane, batch)
 
     async def stored_tensor(self, lane: Lane, batch: int) -> Array:

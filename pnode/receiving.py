@@ -1,6 +1,6 @@
 """Our end of a Link that we opened: edges of our replicas to the replicas that they ask, statements out, checked tensors in.
 
-A receiver holds at most one unfinished frame per edge and `VERIFYING` finished ones that are being checked; then it stops reading.
+A receiver holds at most one unfinished frame per edge and `DECODING` finished ones whose codec takes time to undo; then it stops reading.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
 
-from dcnr import limits
 from dcnr.errors import RemoteFault
 from dcnr.ids import ReplicaId
 from dcnr.ports import Clock
@@ -21,12 +20,11 @@ from pnode import frames
 from pnode.exchange import Control, Replica, Said, Stream, first_cause, read_alive, wait_for_news, write_beat, write_control
 from pnode.frames import FrameNumber
 from pnode.wire import Heard
-from trust.envelope import open_envelope
+from trust.envelope import check_signature
 from vnode.events import EdgeDown, EdgeUp, FrameArrived
 from vnode.vocabulary import Peer
 
-VERIFYING: Final = 2
-_HASH_STEP_BYTES: Final = 4 * limits.MIB
+DECODING: Final = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -65,52 +63,27 @@ class Edge:
 
 
 class _Intake:
-    """One frame being received: chunks are counted as they come, hashed and decoded in the executor."""
+    """One frame being received: each chunk is hashed and moved into the tensor as it comes, while the processor's cache holds it."""
 
     def __init__(self, number: FrameNumber, header: TensorHeader, message: vnode_pb2.FrameHeader) -> None:
         self.number, self.header = number, header
         self.signature, self.step = message.signature, message.step
         self._assembler = TensorAssembler(header)
-        self._chunks: list[memoryview] = []
-        self.missing_bytes = header.encoded_bytes
-        self._waiting_bytes = 0
-        self.digesting: asyncio.Future[None] | None = None
-        """The part that is being hashed; parts are hashed one after the other."""
 
     def add(self, chunk: memoryview) -> bool:
-        """Takes a chunk; True when enough wait for `digest`. Raises RemoteFault for a wrong size."""
-        if not 0 < len(chunk) <= min(limits.MAX_CHUNK_BYTES, self.missing_bytes):
-            raise RemoteFault(f"a chunk of {len(chunk)} bytes where {self.missing_bytes} are missing", code="bad_chunk_size")
-        self._chunks.append(chunk)
-        self.missing_bytes -= len(chunk)
-        self._waiting_bytes += len(chunk)
-        return self._waiting_bytes >= _HASH_STEP_BYTES
+        """Takes a chunk; True when it was the last one. Raises RemoteFault for a wrong size."""
+        self._assembler.add(chunk)
+        return self._assembler.missing_bytes == 0
 
-    def take_waiting(self) -> list[memoryview]:
-        """The chunks that have come since the last call."""
-        waiting, self._chunks, self._waiting_bytes = self._chunks, [], 0
-        return waiting
-
-    def digest(self, waiting: list[memoryview]) -> None:
-        """Moves chunks into the tensor (executor). Raises RemoteFault."""
-        for chunk in waiting:
-            self._assembler.add(chunk)
-
-    async def digested(self) -> None:
-        """Returns when no part is being hashed. Raises what the hashing raised."""
-        if self.digesting is not None:
-            await self.digesting
-
-    def finish(self, edge: Edge) -> Array:
-        """The checked tensor (executor). Raises RemoteFault or Corrupt for a wrong digest, signature or value."""
-        self.digest(self.take_waiting())
+    def check(self, edge: Edge) -> None:
+        """Raises Corrupt for a wrong digest or signature."""
         self._assembler.finish()
         source, target = Peer(edge.source, edge.source_incarnation), edge.replica.peer.replica
         said = frames.statement(source, target, self.number, self.header, self.step)
-        signature = identity_pb2.Signature(public_key=edge.source_key, signature=self.signature)
-        open_envelope(
-            identity_pb2.Envelope(domain=identity_pb2.DOMAIN_FRAME, payload=said, signatures=[signature]), identity_pb2.DOMAIN_FRAME
-        )
+        check_signature(identity_pb2.DOMAIN_FRAME, said, edge.source_key, self.signature)
+
+    def tensor(self) -> Array:
+        """The decoded values, all finite; quick for a raw frame, whose memory they are. Raises RemoteFault or Corrupt."""
         return self._assembler.finite_array()
 
 
@@ -121,7 +94,7 @@ class ReceivingExchange:
         self._clock, self._executor, self._closed = clock, executor, closed
         self._edges: dict[int, Edge] = {}
         self._control = Control()
-        self._verifying = asyncio.Semaphore(VERIFYING)
+        self._decoding = asyncio.Semaphore(DECODING)
 
     def open(self, edge: Edge) -> None:
         """Asks for an edge."""
@@ -199,21 +172,23 @@ class ReceivingExchange:
         edge.replica.post(EdgeUp(self._clock.monotonic(), edge.index, Peer(edge.source, incarnation)))
 
     async def _add(self, edge: Edge, intake: _Intake, chunk: memoryview, group: asyncio.TaskGroup) -> None:
-        enough = intake.add(chunk)
-        if intake.missing_bytes == 0:
-            edge.intake = None
-            await self._verifying.acquire()
-            group.create_task(self._finish(edge, intake))
-        elif enough:
-            await intake.digested()  # at most one part is hashed while the next one comes
-            intake.digesting = asyncio.get_running_loop().run_in_executor(self._executor, intake.digest, intake.take_waiting())
+        if not intake.add(chunk):
+            return
+        edge.intake = None
+        intake.check(edge)
+        if intake.header.codec == "raw":
+            self._arrived(edge, intake.number, intake.tensor())
+        else:
+            await self._decoding.acquire()
+            group.create_task(self._decode(edge, intake))
 
-    async def _finish(self, edge: Edge, intake: _Intake) -> None:
+    async def _decode(self, edge: Edge, intake: _Intake) -> None:
         try:
-            await intake.digested()
-            array = await asyncio.get_running_loop().run_in_executor(self._executor, intake.finish, edge)
+            array = await asyncio.get_running_loop().run_in_executor(self._executor, intake.tensor)
         finally:
-            self._verifying.release()
+            self._decoding.release()
+        self._arrived(edge, intake.number, array)
+
+    def _arrived(self, edge: Edge, number: FrameNumber, array: Array) -> None:
         if edge.up:
-            number = intake.number
             edge.replica.post(FrameArrived(self._clock.monotonic(), edge.index, number.lane, number.batch, array))

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from dcnr.errors import Corrupt, DcnrError, NotFound, RemoteFault
 from dcnr.ids import check_replica_id
@@ -22,7 +22,7 @@ from pnode.exchange import BEAT_S, Control, Replica, Stream, first_cause, read_a
 from pnode.frames import FrameNumber
 from pnode.spool import Frame
 from pnode.wire import chunk_bytes, frame_bytes
-from trust.envelope import seal
+from trust.envelope import sign_apart
 from trust.identity import NodeKey
 from vnode.events import AckHeard, DurableHeard, Event, FrameMissing, FrameSent, NeedHeard, WindowHeard
 from vnode.vocabulary import Lane, Mode, Peer
@@ -36,6 +36,10 @@ class _Job:
     link: _RemoteLink
     number: FrameNumber
     loaded: asyncio.Task[Frame | None] | None = None
+
+    def newest(self) -> asyncio.Future[Frame] | None:
+        """The frame where it is in memory anyway."""
+        return self.link.replica.outbox.newest(self.number.lane, self.number.batch)
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +116,7 @@ class SendingExchange:
 
     def _load_ahead(self, group: asyncio.TaskGroup) -> None:
         for job in islice(self._jobs.values(), FRAMES_AHEAD):
-            if job.loaded is None:
+            if job.loaded is None and job.newest() is None:
                 job.loaded = group.create_task(_load(job))
 
     async def _write(self, stream: Stream, group: asyncio.TaskGroup) -> None:
@@ -120,9 +124,14 @@ class SendingExchange:
             await write_control(stream, self._control)
             if self._jobs:
                 job = self._jobs.pop(next(iter(self._jobs)))
-                loaded = job.loaded or group.create_task(_load(job))
+                frame = job.loaded or job.newest() or group.create_task(_load(job))
                 self._load_ahead(group)
-                await self._write_frame(stream, job, await _with_beats(stream, loaded))
+                try:
+                    await _beat_until(stream, frame)
+                finally:
+                    if isinstance(frame, asyncio.Task):
+                        frame.cancel()
+                await self._write_frame(stream, job, frame.result())
             elif not await wait_for_news(self._control.news):
                 await write_beat(stream)
 
@@ -134,7 +143,7 @@ class SendingExchange:
             link.replica.post(FrameMissing(self.clock.monotonic(), number.lane, number.batch))
             return
         said = frames.statement(link.replica.peer, link.target.replica, number, frame.encoded.header, frame.step)
-        signature = seal(identity_pb2.DOMAIN_FRAME, said, self.key).signatures[0].signature
+        signature = sign_apart(identity_pb2.DOMAIN_FRAME, said, self.key)
         pieces = list(chunks(frame.encoded)) or [memoryview(b"")]
         begun = self.clock.monotonic()
         await stream.write(frame_bytes(link.edge, frames.header_message(number, frame, signature), pieces[0]))
@@ -208,16 +217,12 @@ def heard_event(now_s: float, link: int, message: vnode_pb2.LinkMessage) -> Even
             raise RemoteFault(f"a receiver does not say {kind}", code="bad_message")
 
 
-async def _with_beats(stream: Stream, loaded: asyncio.Task[Frame | None]) -> Frame | None:
-    """The loaded frame. A slow disk must not look like a dead sender: until the frame is there, signs of life go out."""
-    try:
-        while not loaded.done():
-            await asyncio.wait({loaded}, timeout=BEAT_S)
-            if not loaded.done():
-                await write_beat(stream)
-        return loaded.result()
-    finally:
-        loaded.cancel()
+async def _beat_until(stream: Stream, done: asyncio.Future[Any]) -> None:
+    """Returns when it is done. A slow disk must not look like a dead sender: until then signs of life go out."""
+    while not done.done():
+        await asyncio.wait({done}, timeout=BEAT_S)
+        if not done.done():
+            await write_beat(stream)
 
 
 async def _load(job: _Job) -> Frame | None:

@@ -50,6 +50,17 @@ def seal(domain: identity_pb2.Domain.ValueType, payload: bytes | Message, *keys:
     return identity_pb2.Envelope(domain=domain, payload=data, signatures=signatures)
 
 
+def sign_apart(domain: identity_pb2.Domain.ValueType, payload: bytes, key: NodeKey) -> bytes:
+    """The signature alone that `seal` would put beside ``payload``: for a statement that its reader can write down itself."""
+    return key.sign(_signed_bytes(domain, payload))
+
+
+def check_signature(domain: identity_pb2.Domain.ValueType, payload: bytes, public_der: bytes, signature: bytes) -> None:
+    """Returns only if that key made ``signature`` with `sign_apart`. Raises Corrupt."""
+    if not verify_signature(public_der, _signed_bytes(domain, payload), signature):
+        raise Corrupt("a signature does not belong to key and payload", code="bad_signature")
+
+
 def merge_signatures(envelopes: Sequence[identity_pb2.Envelope]) -> identity_pb2.Envelope:
     """One envelope with the signatures of all of ``envelopes``, which hold the same payload. Raises InvalidInput.
 

@@ -167,6 +167,9 @@ class Altered:
     def __init__(self, outbox: Outbox, alter: Callable[[Frame], Frame]) -> None:
         self._outbox, self._alter = outbox, alter
 
+    def newest(self, lane: Lane, batch: int) -> None:
+        return None
+
     async def frame(self, lane: Lane, batch: int) -> Frame:
         return self._alter(await self._outbox.frame(lane, batch))
 

@@ -170,6 +170,9 @@ def test_a_receiver_that_stops_reading_costs_a_bounded_number_of_frames(tmp_path
         loads: list[int] = []
 
         class Counting:
+            def newest(self, lane: Lane, batch: int) -> None:
+                return None
+
             async def frame(self, lane: Lane, batch: int) -> Frame:
                 loads.append(batch)
                 return await outbox.frame(lane, batch)
@@ -208,6 +211,9 @@ def test_a_sender_that_waits_for_its_disk_gives_signs_of_life(monkeypatch: pytes
 
         def __init__(self) -> None:
             self.ready = asyncio.Event()
+
+        def newest(self, lane: Lane, batch: int) -> None:
+            return None
 
         async def frame(self, lane: Lane, batch: int) -> Frame:
             await self.ready.wait()

@@ -12,7 +12,16 @@ from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
 from dcnr.ids import node_id_of
 from dcnr.v1 import identity_pb2
 from trust.addresses import check_addresses, join_address, split_address, subnet_of
-from trust.envelope import digest_of_envelope, merge_signatures, open_envelope, open_single, parse_envelope, seal
+from trust.envelope import (
+    check_signature,
+    digest_of_envelope,
+    merge_signatures,
+    open_envelope,
+    open_single,
+    parse_envelope,
+    seal,
+    sign_apart,
+)
 from trust.identity import NodeKey, check_public_key, verify_signature
 from trust.tls import certificate_id, certificate_public_key, self_signed_certificate
 
@@ -94,6 +103,23 @@ def test_every_byte_of_an_envelope_counts() -> None:
                 continue
             accepted.append((index, bit, opened))
     assert accepted == []
+
+
+def test_a_signature_apart_holds_for_that_domain_payload_and_key_only() -> None:
+    key = NodeKey.generate()
+    signature = sign_apart(HEAD, b"payload", key)
+    check_signature(HEAD, b"payload", key.public_der, signature)
+    open_envelope(
+        identity_pb2.Envelope(
+            domain=HEAD, payload=b"payload", signatures=[identity_pb2.Signature(public_key=key.public_der, signature=signature)]
+        ),
+        HEAD,
+    )
+    for domain, payload, public_der in (
+        (PLAN, b"payload", key.public_der), (HEAD, b"payloaD", key.public_der), (HEAD, b"payload", NodeKey.generate().public_der), (HEAD, b"payload", b""),
+    ):  # fmt: skip
+        with pytest.raises(Corrupt):
+            check_signature(domain, payload, public_der, signature)
 
 
 def test_domains_do_not_pass_for_each_other() -> None:
