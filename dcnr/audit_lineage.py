@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from dcnr import limits
 from dcnr.errors import Corrupt, NotFound
 from dcnr.ids import digest_of
-from dcnr.sdk.manifests import open_manifest
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
 from trust.commits import Place, open_delta
 from trust.delegation import open_delegation
@@ -232,7 +231,7 @@ class LineageAudit:
         envelope = parse_envelope(await self._bytes(ref, limits.MAX_MANIFEST_BYTES), limits.MAX_MANIFEST_BYTES)
         if digest_of_envelope(envelope) != digest:
             raise Corrupt(f"manifest {digest[:12]} does not have its digest", code="wrong_digest")
-        return open_manifest(self._policy, envelope, self._model)
+        return self._policy.open_manifest(envelope, self._model)
 
     async def _request(self, job_id: str) -> model_pb2.JobRequest:
         if not job_id:

@@ -12,7 +12,7 @@ from dcnr.errors import Corrupt, DcnrError, InvalidInput, Unavailable
 from dcnr.ids import Digest, digest_of
 from dcnr.ports import ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
-from trust.envelope import open_envelope, open_single, parse, parse_envelope, seal
+from trust.envelope import open_single, parse, parse_envelope, seal
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 
@@ -67,16 +67,8 @@ def open_desired(data: bytes, policy: NetworkPolicy, model: str) -> model_pb2.De
 
 
 def open_manifest(data: bytes, policy: NetworkPolicy, model: str) -> model_pb2.Manifest:
-    """A manifest of this model: number 0 by k maintainers, every other by the listed orchestrator it names. Raises Corrupt, Refused."""
-    envelope = parse_envelope(data, limits.MAX_MANIFEST_BYTES)
-    opened = open_envelope(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=limits.MAX_MANIFEST_BYTES)
-    manifest = parse(model_pb2.Manifest, opened.payload, limits.MAX_MANIFEST_BYTES)
-    _belongs(manifest.network_id, manifest.model, policy, model, "manifest")
-    if manifest.number == 0:
-        policy.check_threshold(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=limits.MAX_MANIFEST_BYTES)
-    else:
-        _by_orchestrator(opened.signers[0].node_id, manifest.holder, policy, "manifest")
-    return manifest
+    """A manifest of this model. Raises as `trust.network.NetworkPolicy.open_manifest`."""
+    return policy.open_manifest(parse_envelope(data, limits.MAX_MANIFEST_BYTES), model)
 
 
 def open_end(data: bytes, policy: NetworkPolicy) -> model_pb2.Outcome:

@@ -27,8 +27,6 @@ SILENCE_S: Final = limits.CALL_TIMEOUT_S
 """A donor that sends nothing for so long is given up."""
 CONNECT_S: Final = 1.0
 """A donor that is not there is given up sooner than other peers: the store has the same bytes."""
-PACED_S: Final = 1.0
-MIN_CHUNK_BYTES: Final = 4 * limits.KIB
 
 StateFile = Callable[[str, str, Digest], Path]
 """Where the state of a model's VNode with that digest lies. Raises NotFound."""
@@ -65,9 +63,7 @@ class Donor:
         except OSError as error:
             raise NotFound("no such state lies here", code="no_such_state") from error
         try:
-            size = limits.MAX_CHUNK_BYTES
-            if self._uplink.bytes_s:
-                size = max(MIN_CHUNK_BYTES, min(size, int(PACED_S * self._uplink.bytes_s)))
+            size = self._uplink.chunk_bytes
             size_bytes = path.stat().st_size
             while chunk := await asyncio.to_thread(file.read, size):
                 await self._uplink.take(len(chunk))

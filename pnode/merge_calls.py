@@ -25,9 +25,6 @@ MERGE_S: Final = 5 * limits.BULK_TIMEOUT_S
 """Each direction of a call ends by then."""
 MAX_ANSWER_BYTES: Final = MAX_COMMITS_BYTES + 2 * limits.MAX_ENVELOPE_BYTES
 """Of the commits in an answer: a primary stops to make anchors once there are more than `MAX_COMMITS_BYTES`."""
-PACED_S: Final = 1.0
-"""Under a limit a chunk is at most what leaves in this time, so that the other side sees that we live."""
-MIN_CHUNK_BYTES: Final = 4 * limits.KIB
 _NUMBER_OF: Final = {verdict: number for number, verdict in VERDICTS.items()}
 
 
@@ -142,9 +139,7 @@ def _answer_message(answer: Answer, incarnation: int) -> vnode_pb2.MergeAnswer:
 
 async def paced(data: bytes, uplink: Uplink) -> AsyncIterator[bytes]:
     """The data in chunks, as fast as the line may carry them."""
-    size = limits.MAX_CHUNK_BYTES
-    if uplink.bytes_s:
-        size = max(MIN_CHUNK_BYTES, min(size, int(PACED_S * uplink.bytes_s)))
+    size = uplink.chunk_bytes
     for at in range(0, len(data), size):
         chunk = data[at : at + size]
         await uplink.take(len(chunk))

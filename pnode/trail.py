@@ -13,10 +13,10 @@ from typing import Final
 from dcnr import limits
 from dcnr.errors import Corrupt, DcnrError, NotFound
 from dcnr.intervals import IntervalSet
-from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from dcnr.v1 import data_pb2, model_pb2
 from pnode.frames import intervals_of
 from pnode.snapshots import StartingState
-from trust.envelope import open_envelope, parse, parse_envelope
+from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 
 MAX_MANIFESTS: Final = 64
@@ -83,22 +83,7 @@ class Trail:
     async def _manifest(self, digest: str) -> model_pb2.Manifest:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=self._request.model, digest=digest)
         path = await self._fetch(ref, limits.MAX_MANIFEST_BYTES)
-        manifest = self._opened(parse_envelope(path.read_bytes(), limits.MAX_MANIFEST_BYTES))
-        if manifest.model != self._request.model:
-            raise Corrupt(f"the manifest belongs to model {manifest.model!r:.80}", code="wrong_model")
-        return manifest
-
-    def _opened(self, envelope: identity_pb2.Envelope) -> model_pb2.Manifest:
-        policy = self._policy
-        opened = open_envelope(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=limits.MAX_MANIFEST_BYTES)
-        manifest = parse(model_pb2.Manifest, opened.payload, limits.MAX_MANIFEST_BYTES)
-        if manifest.network_id != policy.network_id:
-            raise Corrupt("the manifest belongs to another network", code="wrong_network")
-        if manifest.number == 0:
-            policy.check_threshold(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=limits.MAX_MANIFEST_BYTES)
-        elif not any(policy.is_orchestrator(signer.node_id) and signer.node_id == manifest.holder for signer in opened.signers):
-            raise Corrupt("the manifest is not signed by a listed orchestrator", code="wrong_signer")
-        return manifest
+        return self._policy.open_manifest(parse_envelope(path.read_bytes(), limits.MAX_MANIFEST_BYTES), self._request.model)
 
 
 def _of_this_job(checkpoint: model_pb2.Checkpoint) -> StartingState:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from dcnr.limits import KIB, MAX_CHUNK_BYTES
 from dcnr.ports import Clock
 
+PACED_S: Final = 1.0
+MIN_CHUNK_BYTES: Final = 4 * KIB
 BURST_S: Final = 0.5
 """Time without bulk that may be caught up on."""
 
@@ -27,6 +30,11 @@ class Uplink:
     def limit(self, bytes_s: float) -> None:
         """From now on so many bytes per second; 0: no limit."""
         self._bytes_s = max(0.0, bytes_s)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Of one chunk of bulk: at most what leaves within `PACED_S`, so that the other side sees that we live."""
+        return max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, int(PACED_S * self._bytes_s))) if self._bytes_s else MAX_CHUNK_BYTES
 
     async def take(self, num_bytes: int) -> None:
         """Returns when so many bytes may leave. Callers are served in turn."""

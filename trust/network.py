@@ -13,7 +13,7 @@ from typing import Final
 
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Stale
 from dcnr.ids import NetworkId, check_node_id, network_id_of
-from dcnr.limits import MAX_BOOTSTRAP_ENTRIES
+from dcnr.limits import MAX_BOOTSTRAP_ENTRIES, MAX_MANIFEST_BYTES
 from dcnr.v1 import common_pb2, identity_pb2, model_pb2
 from trust.addresses import split_address
 from trust.envelope import Signer, open_envelope, parse, seal
@@ -83,6 +83,21 @@ class NetworkPolicy:
         cancel = parse(model_pb2.JobCancel, self._job_payload(envelope, identity_pb2.DOMAIN_JOB_CANCEL))
         self._require_network(cancel.network_id)
         return cancel
+
+    def open_manifest(self, envelope: identity_pb2.Envelope, model: str) -> model_pb2.Manifest:
+        """A manifest of that model in this network: number 0 by k maintainers, every other by the listed orchestrator that it names.
+
+        Raises Corrupt (``wrong_network``, ``wrong_signer``), Refused (``too_few_signatures``).
+        """
+        opened = open_envelope(envelope, identity_pb2.DOMAIN_MANIFEST, max_bytes=MAX_MANIFEST_BYTES)
+        manifest = parse(model_pb2.Manifest, opened.payload, MAX_MANIFEST_BYTES)
+        if (manifest.network_id, manifest.model) != (self.network_id, model):
+            raise Corrupt("the manifest is of another network or model", code="wrong_network")
+        if manifest.number == 0:
+            _require_threshold(self.document, opened.signers, "the manifest")
+        elif not any(self.is_orchestrator(signer.node_id) and signer.node_id == manifest.holder for signer in opened.signers):
+            raise Corrupt("the manifest is not signed by the listed orchestrator that it names", code="wrong_signer")
+        return manifest
 
     def successor(self, history: Sequence[identity_pb2.Envelope], *, now_wall: float | None = None) -> NetworkPolicy:
         """The policy of a chain of the same network that ends in a version above this one. Raises Corrupt, Refused, Stale."""

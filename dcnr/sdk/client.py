@@ -26,7 +26,7 @@ from dcnr.ids import Digest, check_digest
 from dcnr.rpc.dialer import Dialer
 from dcnr.sdk import submission
 from dcnr.sdk.contact import Contact, find
-from dcnr.sdk.manifests import open_manifest, released
+from dcnr.sdk.manifests import released
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source, stage_source
 from dcnr.sdk.submission import JobOptions, Planned, Progress
@@ -244,7 +244,7 @@ class AsyncClient:
             raise NotFound(f"{model} has no manifest yet", code="no_manifest")
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=model, digest=check_digest(wanted))
         data = await self.objects.read_bytes(ref, max_bytes=limits.MAX_MANIFEST_BYTES, directory=self.scratch)
-        return Digest(wanted), open_manifest(self.policy, parse_envelope(data, limits.MAX_MANIFEST_BYTES), model)
+        return Digest(wanted), self.policy.open_manifest(parse_envelope(data, limits.MAX_MANIFEST_BYTES), model)
 
     async def graph(self, digest: str) -> model_pb2.ModelGraph:
         """A stored graph."""

@@ -134,3 +134,29 @@ def test_malformed_content_is_refused_when_made_and_when_read() -> None:
             sign_document(document, ALICE)
         with pytest.raises(DcnrError):
             verify_chain([seal(identity_pb2.DOMAIN_NETWORK_DOCUMENT, document, ALICE)])
+
+
+def manifest(policy: NetworkPolicy, number: int, *keys: NodeKey, holder: str = "", model: str = "m") -> identity_pb2.Envelope:
+    message = model_pb2.Manifest(network_id=policy.network_id, model=model, number=number, holder=holder)
+    return seal(identity_pb2.DOMAIN_MANIFEST, message, *keys)
+
+
+def test_manifests_are_signed_by_who_may_decide_and_the_first_by_the_maintainers() -> None:
+    policy, holder = two_of_three(), ORCHESTRATOR.node_id
+    assert policy.open_manifest(manifest(policy, 0, ALICE, BOB), "m").number == 0
+    assert policy.open_manifest(manifest(policy, 7, ORCHESTRATOR, holder=holder), "m").number == 7
+    refused = {
+        "too_few_signatures": [manifest(policy, 0, ALICE), manifest(policy, 0, ORCHESTRATOR)],
+        "wrong_signer": [
+            manifest(policy, 7, MALLORY, holder=holder),
+            manifest(policy, 7, MALLORY, holder=MALLORY.node_id),
+            manifest(policy, 7, ORCHESTRATOR, holder="0" * 40),
+            manifest(policy, 7, ALICE, BOB),
+        ],
+        "wrong_network": [manifest(policy, 7, ORCHESTRATOR, holder=holder, model="other")],
+    }
+    for code, envelopes in refused.items():
+        for envelope in envelopes:
+            with pytest.raises((Corrupt, Refused)) as caught:
+                policy.open_manifest(envelope, "m")
+            assert caught.value.code == code

@@ -9,7 +9,7 @@ import pytest
 
 from dcnr.errors import InvalidInput, Refused
 from dcnr.graph import Graph, graph_digest, graph_to_bytes
-from dcnr.sdk.manifests import open_manifest, released
+from dcnr.sdk.manifests import released
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.submission import JobOptions, Planned, job_id_of, planned, request_of, unit_batches
 from dcnr.specs import TensorSpec
@@ -66,7 +66,7 @@ def test_one_of_one_signs_everything_at_once() -> None:
     request = policy.open_job_request(signed.signed_request)
     assert request.initial_manifest_digest == signed.manifest_digest
     assert request.num_batches == 2 * (52 // 5)
-    manifest = open_manifest(policy, signed.manifest, "tiny")
+    manifest = policy.open_manifest(signed.manifest, "tiny")
     assert released(manifest)["a"].digest == "c" * 64
 
 
