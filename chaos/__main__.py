@@ -80,6 +80,9 @@ def parser() -> argparse.ArgumentParser:
     two = commands.add_parser("run", help="a schedule of kills, partitions and pauses")
     two.add_argument("--schedule", default=DEFAULT, help=f"a file, or one of {', '.join(names())}")
     two.add_argument("--pairs", type=int, default=0, help="the first so many pairs of windows; 0: all")
+    two.add_argument(
+        "--no-faults", action="store_true", help="the same windows undisturbed: what the loss at the end is compared with"
+    )
     two.add_argument("--work", choices=("text", "clouds"), default="text", help="what the network learns")
     two.add_argument("--vnodes", type=int, default=8, help="length of the chain")
     two.add_argument("--replicas", type=int, default=4, help="wanted per VNode")
@@ -144,6 +147,8 @@ def setup_of(options: argparse.Namespace) -> Setup:
         schedule = first_pairs(schedule, options.pairs)
     if options.no_partitions:
         schedule = without_partitions(schedule)
+    if options.no_faults:
+        schedule = replace(schedule, faults=())
     kind = Text if options.work == "text" else Clouds
     work: Work = kind(options.work, num_vnodes=options.vnodes, replicas=options.replicas)
     if options.batches:

@@ -25,7 +25,9 @@ def conclude(document: Row) -> Row:
         "rate_without": rounded(median(pair["without"] for pair in pairs), 2),
         "rate_with": rounded(median(pair["with"] for pair in pairs), 2),
         "rate_kept": rounded(median(kept), 4),
+        "rate_kept_together": rounded(_together(pairs), 4),
         "contributing": rounded(contributing(document["shares"], settings), 4),
+        "contributing_least": rounded(contributing_least(document["shares"], settings), 4),
         "num_faults": len(faults),
         "by_kind": {kind: _kind([row for row in faults if row["kind"] == kind]) for kind in ("kill", "partition", "pause")},
         "longest_gap_s": rounded(longest_gap(document["learned"]), 2),
@@ -89,6 +91,18 @@ def contributing(shares: Points, settings: Row) -> float | None:
     window_s = settings["window_s"]
     chosen = [(living, good) for second, living, good in shares if living and int(second // window_s) % 2 == 1]
     return sum(good for _, good in chosen) / sum(living for living, _ in chosen) if chosen else None
+
+
+def contributing_least(shares: Points, settings: Row) -> float | None:
+    """The least share at any moment of the windows with faults."""
+    window_s = settings["window_s"]
+    return min((good / living for second, living, good in shares if living and int(second // window_s) % 2 == 1), default=None)
+
+
+def _together(pairs: Sequence[Row]) -> float | None:
+    """What all windows with faults together kept of all those without."""
+    without = sum(pair["without"] for pair in pairs)
+    return sum(pair["with"] for pair in pairs) / without if without else None
 
 
 def median(values: Iterable[float | None]) -> float | None:

@@ -15,7 +15,7 @@ from dcnr.v1 import model_pb2
 
 USES: Final = ("train", "validation", "test")
 NUM_CLOUDS: Final = 4
-MERGE_EVERY: Final = 8
+MERGE_EVERY: Final = 4
 """Small states: what a primary has not handed on when it dies is learned again."""
 MAX_TEXT_BYTES: Final = 8_000_000
 

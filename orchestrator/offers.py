@@ -15,6 +15,9 @@ USABLE: Final = frozenset(
 """States in which a node keeps what it has; only `PLACEABLE` ones get more."""
 PLACEABLE: Final = frozenset((orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_PROBATION))
 
+EVEN: Final = 1.05
+"""Loads within this factor count as equal."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanPolicy:

@@ -17,12 +17,11 @@ from typing import Final
 
 from dcnr.v1 import model_pb2
 from orchestrator.board import Board, Load, Seat
+from orchestrator.offers import EVEN
 from orchestrator.placement import best
 
 MAX_GIVERS: Final = 64
 """Nodes that one plan asks to give something, slowest first."""
-EVEN: Final = 1.05
-"""Of a first plan: a node that gives has so much more to do than the one that takes has then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ def test_recovery_is_told_by_kind_and_only_where_something_was_hosted() -> None:
 
 def test_shares_count_in_windows_with_faults_only() -> None:
     assert conclude(document())["contributing"] == 0.75
+    assert conclude(document())["contributing_least"] == 0.5
+    assert conclude(document())["rate_kept_together"] == 0.75
 
 
 def test_a_standstill_is_the_longest_gap() -> None:
