@@ -332,9 +332,13 @@ def test_a_job_whose_last_states_vanish_is_not_completed_before_they_are_back() 
             told = lambda: [event for event in holder.shared.history.since(0, 1000) if event.kind == "checkpoint_lost"]  # noqa: E731
             await until(lambda: bool(told()), "the loss is told")
             assert made.end() is None
-            working = holder.runtime.view.working(requests[0].checkpoint.vnode) if holder.runtime.view else None
-            assert working is not None
-            assert working.step == 0, "what the job began with is named again"
+
+            def begins_anew() -> bool:  # the loss is told when it is noticed, before what follows from it is written
+                view = holder.runtime.view
+                working = view.working(requests[0].checkpoint.vnode) if view is not None else None
+                return working is not None and working.step == 0
+
+            await until(begins_anew, "what the job began with is named again")
             assert (await holder.runtime.record(requests[0])).status == data_pb2.RECORD_STATUS_MISSING
             made.store.rewind(key, state)
             await made.record(holder, requests[0])

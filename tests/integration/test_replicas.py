@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from replica_rig import CONTRIBUTOR, PRIMARY, STANDBY, Plan, Seat, Store
-from worker_rig import JOB, MODEL, NETWORK_ID, DaemonEnd, Job, make_job, worker
+from worker_rig import JOB, MODEL, NETWORK_ID, DaemonEnd, Job, make_job, worker, workers
 
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, RemoteFault
 from dcnr.ids import Digest, NodeId, digest_of
@@ -48,12 +47,6 @@ async def until(ends: list[DaemonEnd], what: Callable[[], bool], within_s: float
         told = [(name, report) for end in ends for name, report in sorted(end.reports.items())]
         events = [(event.kind, event.reason) for end in ends for event in end.events[-5:]]
         raise AssertionError(f"not within {within_s} s: {told} {events}") from None
-
-
-@asynccontextmanager
-async def workers(root: Path, count: int) -> AsyncIterator[list[DaemonEnd]]:
-    async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(worker(root)) for _ in range(count)]
 
 
 def whole(seat: Seat, job: Job) -> bool:

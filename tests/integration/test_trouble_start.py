@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trouble_rig import Command, processes_of, run, told, until
+from trouble_rig import Command, asked, processes_of, run, told, until
 
 from dcnr.rpc.dialer import Dialer
 from dcnr.system import SystemClock
@@ -52,7 +52,7 @@ def start(network: LocalNetwork, home: Path, *flags: str) -> tuple[str, ...]:
 
 def why(home: Path) -> dict[str, str]:
     """The first reason that the daemon gives."""
-    line: dict[str, str] = json.loads(run(*PNODE, "why", "--json", "--home", str(home), code=0))["lines"][0]
+    line: dict[str, str] = json.loads(asked("why", "--json", "--home", str(home)))["lines"][0]
     return line
 
 
@@ -102,7 +102,7 @@ def test_a_known_network_whose_nodes_are_silent(home: Path) -> None:
 
 
 def _reasons(home: Path) -> list[dict[str, str]]:
-    lines: list[dict[str, str]] = json.loads(run(*PNODE, "why", "--json", "--home", str(home), code=0))["lines"]
+    lines: list[dict[str, str]] = json.loads(asked("why", "--json", "--home", str(home)))["lines"]
     return [line for line in lines if line["code"] == "nobody_found"]
 
 
@@ -145,9 +145,9 @@ def test_a_taken_port_of_the_worker_is_a_reason_and_no_crash(network: LocalNetwo
         port = str(holder.getsockname()[1])
         with Command(*start(network, home, "--data-port", port)) as pnode:
             pnode.line("worker_ended")
+            until(lambda: f"cannot listen on port {port}" in why(home)["reason"], say=lambda: str(why(home)))
             reason = why(home)
             assert reason["code"] == "no_worker"
-            assert f"cannot listen on port {port}" in reason["reason"], reason
             assert "--data-port" in reason["reason"], reason
             ended(pnode)
 
@@ -214,5 +214,5 @@ def test_pnodes_ignore_an_orchestrator_that_the_document_does_not_name(network: 
 
 def status(home: Path) -> dict[str, Any]:
     """The screen as JSON."""
-    told: dict[str, Any] = json.loads(run(*PNODE, "status", "--json", "--home", str(home), code=0))
+    told: dict[str, Any] = json.loads(asked("status", "--json", "--home", str(home)))
     return told

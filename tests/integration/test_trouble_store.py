@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from test_store_probe import Careless
-from trouble_rig import Command, graph_text, run, told, until, write_data
+from trouble_rig import Command, asked, graph_text, run, told, until, write_data
 
 from dataservice import keys
 from dataservice.s3 import S3Store
@@ -104,13 +104,13 @@ def _state(client: Client, job_id: str) -> str:
 
 def reasons(process: Process) -> dict[str, str]:
     """Codes and reasons of `pnode why`."""
-    lines: list[dict[str, str]] = json.loads(run(*PNODE, "why", "--json", "--home", str(process.home), code=0))["lines"]
+    lines: list[dict[str, str]] = json.loads(asked("why", "--json", "--home", str(process.home)))["lines"]
     return {line["code"]: line["reason"] for line in lines}
 
 
 def events(process: Process) -> dict[str, str]:
     """Kinds and newest reasons of what a PNode has told."""
-    screen: dict[str, Any] = json.loads(run(*PNODE, "status", "--json", "--home", str(process.home), code=0))
+    screen: dict[str, Any] = json.loads(asked("status", "--json", "--home", str(process.home)))
     return {event["kind"]: event["reason"] for event in screen.get("events", [])}
 
 

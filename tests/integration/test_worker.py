@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import psutil
-from worker_rig import DaemonEnd, Job, make_job, worker
+from worker_rig import DaemonEnd, Job, make_job, worker, workers
 
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
@@ -45,7 +45,7 @@ def test_two_workers_train_a_chain_to_a_complete_lineage(tmp_path: Path) -> None
     job = make_job(tmp_path)
 
     async def scenario() -> None:
-        async with worker(tmp_path) as first, worker(tmp_path) as second:
+        async with workers(tmp_path, 2) as (first, second):
             places = {"s1": first, "s2": second}
             await first.host(job, "s1", places)
             await second.host(job, "s2", places)
@@ -167,7 +167,7 @@ def test_a_stopped_successor_makes_no_memory_grow_and_stops_nobody_upstream(tmp_
     job = make_job(tmp_path, width=512, batch_size=64, samples=64 * 400, passes=1)  # 50 MiB of frames
 
     async def scenario() -> None:
-        async with worker(tmp_path) as first, worker(tmp_path) as second:
+        async with workers(tmp_path, 2) as (first, second):
             places = {"s1": first, "s2": second}
             await first.host(job, "s1", places, lead_batches=10_000, checkpoint_steps=100_000)
             await second.host(job, "s2", places)

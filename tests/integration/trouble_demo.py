@@ -10,7 +10,7 @@ from dcnr.demo.examples import Example
 from dcnr.demo.run import Options, run_demo
 from dcnr.testing import LocalPNode
 
-PNODES = (LocalPNode("p1", 1.0, 512), LocalPNode("p2", 1.0, 512), LocalPNode("p3", 1.0, 512))
+PNODES = (LocalPNode("p1", 1.0, 512), LocalPNode("p2", 1.0, 512))
 
 if __name__ == "__main__":
     folder, directory = Path(sys.argv[1]), Path(sys.argv[2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -10,17 +12,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from dcnr.cli import errors, pnode
 from dcnr.testing import clean_environment
 
 LINE_S = 60.0
 END_S = 60.0
-POLL_S = 0.05
+POLL_S = 0.1
 
 GRAPH = """
 [model]
@@ -161,6 +163,15 @@ def run(*arguments: str, code: int, environment: Mapping[str, str] | None = None
         return command.text
 
 
+def asked(*arguments: str) -> str:
+    """What a command of a PNode's owner prints, which must end well; in this process, for those who ask again and again."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        ended = errors.exit_code(pnode.app, "pnode", list(arguments))
+    assert ended == 0, f"{arguments}: {ended}\n{out.getvalue()}"
+    return out.getvalue()
+
+
 def told(text: str, *, code: str, what: str, remedy: str = "") -> None:
     """An error as people must see it: what happened, why, the next command."""
     assert what in text, text
@@ -190,7 +201,7 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     return found
 
 
-@contextmanager
+@contextlib.contextmanager
 def nothing_left(directory: Path, temporary: Path) -> Iterator[None]:
     """Afterwards no process of ``directory`` runs, and nothing lies in ``temporary`` (its TMPDIR) or where the store's program puts its sockets."""
     yield

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from vnode.registry import default_registry
 NETWORK_ID = "5" * 40
 MODEL = "tiny"
 JOB = "job-1"
+START_S = 120.0
+"""A worker imports torch before it says anything; several do so side by side."""
+END_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ class DaemonEnd:
         return str(self.key.node_id)
 
     async def begin(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(START_S):
             first = await self.pipe.receive()
         assert first is not None
         self.hello = first.hello
@@ -230,8 +233,17 @@ async def worker(job_root: Path, *, incarnation: int = 1, key: NodeKey | None = 
         if listening is not None:
             listening.cancel()
         try:
-            await asyncio.wait_for(process.wait(), 40)
+            await asyncio.wait_for(process.wait(), END_S)
         except TimeoutError:
             process.kill()
             await process.wait()
             raise AssertionError("the worker did not end with its pipe") from None
+
+
+@asynccontextmanager
+async def workers(root: Path, count: int) -> AsyncIterator[list[DaemonEnd]]:
+    """So many, started side by side."""
+    async with AsyncExitStack() as stack:
+        async with asyncio.TaskGroup() as group:
+            starting = [group.create_task(stack.enter_async_context(worker(root))) for _ in range(count)]
+        yield [task.result() for task in starting]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -46,8 +46,17 @@ PLANTED_BETWEEN_REPLICAS = [
     (planted.any_sibling_follows, "succession"),
 ]
 
+FOUND = {
+    "mode_of_the_computation": 1, "dead_replica_pins_the_floor": 1, "full_join_refuses": 4, "requests_do_not_join": 1,
+    "lineage_tested_when_queued": 1, "everything_is_asked_of_everyone": 3, "learns_what_others_own": 3, "floor_over_what_others_own": 3,
+    "overlap_is_kept": 5, "merged_delta_is_kept": 3, "older_anchor_counts": 5, "no_last_delta": 3, "unanswered_is_merged": 3,
+    "merge_tested_when_queued": 7, "repeated_delta_is_merged_again": 7, "answered_with_an_older_anchor": 3,
+    "new_primary_waits_with_its_checkpoint": 7, "anybody_may_record": 13, "any_sibling_follows": 7,
+}  # fmt: skip
+"""The seed that finds a bug first, tried before the others. Whatever changes histories moves it."""
 
-def red_checkers(seeds: range) -> Iterator[str]:
+
+def red_checkers(seeds: Iterable[int]) -> Iterator[str]:
     """The checker that notices, seed by seed; an invariant of the core counts under its own name."""
     for seed in seeds:
         try:
@@ -61,7 +70,7 @@ def red_checkers(seeds: range) -> Iterator[str]:
 @pytest.mark.parametrize(("plant", "checker"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
 def test_a_planted_bug_turns_its_checker_red(plant: planted.Plant, checker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    assert checker in red_checkers(SEEDS)
+    assert checker in red_checkers((FOUND.get(plant.__name__, SEEDS[0]), *SEEDS))
 
 
 @pytest.mark.parametrize(
@@ -71,4 +80,4 @@ def test_a_planted_bug_between_replicas_turns_its_checker_red(
     plant: planted.Plant, checker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert checker in red_checkers(SHARED_SEEDS)
+    assert checker in red_checkers((FOUND.get(plant.__name__, SHARED_SEEDS[0]), *SHARED_SEEDS))
