@@ -275,7 +275,7 @@ class ReplicaCore:
         silent_s = self._now_s - self._head_seen_s
         if silent_s > self._config.horizon_s:
             return f"no news of the head for {silent_s:.0f} s, more than the horizon"
-        return "" if self._holding.leads else self._contributing.waits_why()
+        return self._snapshots.waits_why(self._holding.lineage) if self._holding.leads else self._contributing.waits_why()
 
     def _find_work(self) -> dict[Lane, LaneWork]:
         """By lane, what is needed now: own gaps, and of what successors ask that which is not to be learned here first (rule 6)."""

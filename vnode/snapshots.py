@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dcnr import limits
 from dcnr.intervals import IntervalSet
 from vnode.replica_config import ReplicaConfig, backoff_s
 
@@ -34,6 +35,11 @@ class Snapshots:
             return f"{news} steps since the last"
         waited_s = now_s - self._taken_s
         return f"{waited_s:.0f} s since the last" if waited_s >= self._config.checkpoint_s else ""
+
+    def waits_why(self, lineage: IntervalSet) -> str:
+        """Why nothing more may be learned before a snapshot: what lies between two of them is named by one commit."""
+        news = len(lineage - self._lineage)
+        return f"{news} batches wait for a snapshot that can be written" if news >= limits.MAX_COMMIT_BATCHES else ""
 
     def taken(self, lineage: IntervalSet, now_s: float) -> None:
         """It was captured."""

@@ -92,6 +92,18 @@ def test_in_whatever_order_batches_come_a_lineage_has_few_pieces_and_becomes_who
     assert core.view().lineage == IntervalSet.span(0, NUM_BATCHES)
 
 
+def test_a_primary_whose_disk_takes_no_snapshot_learns_no_more_than_a_commit_may_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_COMMIT_BATCHES", 5)
+    core = core_of(Role.PRIMARY, shares=())
+    core.handle(ev.CheckpointLost(0.0, "a snapshot is due"))
+    core.handle(ev.ComputeFailed(0.0, TRAIN_LANE, 0, "no room on the disk", fatal=False))
+    assert learned(give(core, range(NUM_BATCHES))) == [0, 1, 2, 3, 4]
+    assert "snapshot" in core.view().paused_why
+    out = carried_out(core, core.handle(ev.Tick(100.0)))
+    assert of(ev.TakeSnapshot, out)
+    assert learned(out)[:2] == [5, 6], "and goes on when the disk has room again"
+
+
 def brought(core: ReplicaCore, out: list[Instruction]) -> tuple[IntervalSet, int, list[int]]:
     """The one delta that it wants to make is made: its batches, the question about it, and what it learned above it."""
     (made,) = of(mev.MakeDelta, out)
