@@ -104,7 +104,7 @@ async def network(count: int, *, seed: int = 1) -> AsyncIterator[Net]:
         assert [t for t in asyncio.all_tasks() if t is not asyncio.current_task()] == []
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - conditions of other nodes have no event
             await asyncio.sleep(0.01)

@@ -39,7 +39,7 @@ CLOCK = SystemClock()
 MIB = 1 << 20
 
 
-async def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110  conditions of parts that have no event for it
             await asyncio.sleep(0.01)
@@ -82,7 +82,7 @@ class Recorder:
     def carried(self, num_bytes: int, seconds: float) -> None:
         pass
 
-    async def until(self, kind: type[Any], count: int = 1, within_s: float = 20.0) -> list[Any]:
+    async def until(self, kind: type[Any], count: int = 1, within_s: float = 60.0) -> list[Any]:
         async with asyncio.timeout(within_s):
             while len(found := [event for event in self.events if isinstance(event, kind)]) < count:
                 self.news.clear()

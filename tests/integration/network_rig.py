@@ -30,6 +30,8 @@ MODEL = "dots"
 SAMPLES = 320
 BATCH_SIZE = 8
 ACTIVE = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
+CALL_PAUSE_S = 0.3
+"""Between questions to an orchestrator: each opens a connection, and workers that start need the processor."""
 
 
 class Rig:
@@ -180,7 +182,7 @@ class Rig:
                 return self.job(job_id).state == model_pb2.JOB_STATE_RUNNING
             return False
 
-        self.until(running, f"{job_id} runs", within_s)
+        self.until(running, f"{job_id} runs", within_s, pause_s=CALL_PAUSE_S)
         seen.clear()
         self.until(learning, f"every VNode of {job_id} has learned {num_batches} batches", within_s)
         return seen
@@ -223,7 +225,7 @@ def running_network(
         where = Path(directory) / "n"
         with LocalNetwork(where, num_orchestrators=num_orchestrators, pnodes=pnodes, way_to_store=way_to_store) as network:
             rig = Rig(network, data, width=width, vnodes=vnodes, batch_size=batch_size)
-            rig.until(lambda: _all_attached(rig), "all PNodes are attached with a worker", 90.0)
+            rig.until(lambda: _all_attached(rig), "all PNodes are attached with a worker", 180.0, pause_s=CALL_PAUSE_S)
             rig.stage()
             yield rig
 

@@ -137,7 +137,7 @@ def in_house(test: Callable[[House], Awaitable[None]], **options: Any) -> None:
         house = House(**options)
         house.port = await house.server.start("127.0.0.1", 0)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await test(house)
         finally:
             await house.server.stop(0)
@@ -163,7 +163,7 @@ async def probe(connection: Connection, name: str = CLIENT.node_id) -> bool:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.02)

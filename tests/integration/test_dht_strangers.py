@@ -105,13 +105,13 @@ def test_a_flood_from_one_address_is_cut_and_others_are_served() -> None:
             victim = net.nodes[0]
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
                 sock.bind(("127.0.0.1", 0))
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(40):
                     while victim.stats().rejected.get("rate_limited", 0) < 50:
                         for _ in range(10):
                             sock.sendto(request("find_node", bytes(20), bytes(20)), ("127.0.0.1", net.ports[victim]))
                         await asyncio.sleep(0)
                 record = Owner().sign("k", 1)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(40):
                     while await net.nodes[1].put("k", record) != 2:  # the flood's rest still fills the socket's buffer
                         pass
                 assert await net.nodes[2].get("k") == record

@@ -86,7 +86,7 @@ def test_a_node_and_a_replica_are_found_in_the_directory() -> None:
             seeker.key.node_id, town.policy.network_id, is_orchestrator=town.policy.is_orchestrator, salt=b""
         )
         advert = None
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while advert is None and time.monotonic() < deadline:
             advert = await seeker.membership.resolve(host.key.node_id)
             await asyncio.sleep(0.05)

@@ -35,7 +35,7 @@ CLOCK = SystemClock()
 MAINTAINER = NodeKey.generate()
 
 
-async def until(condition: Callable[[], bool], what: str, within_s: float = 15.0) -> None:
+async def until(condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
     deadline = CLOCK.monotonic() + within_s
     while not condition():
         assert CLOCK.monotonic() < deadline, f"waited in vain until {what}"
@@ -140,7 +140,7 @@ class World:
         answer = await holder.runtime.record(request)
         assert answer.status == data_pb2.RECORD_STATUS_PENDING, answer.reason
         status = answer.status
-        deadline = CLOCK.monotonic() + 10
+        deadline = CLOCK.monotonic() + 40
         while status != data_pb2.RECORD_STATUS_NAMED and CLOCK.monotonic() < deadline:
             await asyncio.sleep(0.05)
             status = (await holder.runtime.record(request)).status
@@ -360,7 +360,7 @@ def test_a_checkpoint_in_too_many_pieces_is_refused_with_the_reason(monkeypatch:
             monkeypatch.setattr(manifests, "share_bytes", lambda manifest: 100)
             assert (await holder.runtime.record(request)).status == data_pb2.RECORD_STATUS_PENDING
             answer = data_pb2.RecordCheckpointResponse()
-            deadline = CLOCK.monotonic() + 10
+            deadline = CLOCK.monotonic() + 40
             while answer.status != data_pb2.RECORD_STATUS_REFUSED:
                 assert CLOCK.monotonic() < deadline
                 await asyncio.sleep(0.05)

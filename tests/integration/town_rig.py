@@ -137,7 +137,7 @@ class Town:
 
 def in_town(scene: Callable[[Town], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(180):
             async with Town() as town:
                 await scene(town)
 
@@ -145,7 +145,7 @@ def in_town(scene: Callable[[Town], Awaitable[None]]) -> None:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.02)
