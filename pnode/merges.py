@@ -20,6 +20,7 @@ from pnode.chain import CommitChain
 from pnode.hosted import SLOW_LINK_BYTES_S, Fixed, Neighbours, Planned
 from pnode.merge_calls import MergeCalls
 from pnode.merge_desk import MergeDesk
+from trust.commits import DELTA_CODECS
 from trust.delegation import VerifiedDelegation
 from vnode import events as ev
 from vnode import merge_events as mev
@@ -167,7 +168,7 @@ class Merges:
     def _codec(self) -> str:
         """int8 where the line is slow or limited and the graph leaves it open."""
         wanted = self._fixed.wanted_codec
-        if wanted in ("raw", "int8"):
+        if wanted in DELTA_CODECS:
             return wanted
         slow = 0 < self._host.slowest_bytes_s < SLOW_LINK_BYTES_S or self._calls.uplink.bytes_s > 0
         return "int8" if slow and wanted == "auto" else "raw"

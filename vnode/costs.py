@@ -26,7 +26,7 @@ class ReplicaCost:
     """weights x (2 + slots) x 4 + batch x activations + a full window of inputs + the frames kept for sending + overhead."""
     sharing_bytes: int
     """What a replica with siblings needs beside that: four copies of the weights. A contributor keeps its anchor, its open displacement and
-    the bytes of both on their way; a primary its outer momentum, the anchor it gives out, and a delta as it arrives and decoded."""
+    the bytes of both on their way; a primary the anchor before and after a merge, and a delta as it arrives and decoded."""
     frame_bytes: int
     """One output batch, raw."""
     step_flops: float

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from dcnr.codecs import NUMPY_DTYPES, decode_values, encode_values, encoded_bytes
 from dcnr.errors import Corrupt, InvalidInput, InvariantBroken
+from trust.commits import DELTA_CODECS
 from vnode.state import Array, StateSchema, check_values
-
-CODECS = ("raw", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,8 @@ class Base:
 
 
 def _check_codec(codec: str) -> None:
-    if codec not in CODECS:
-        raise InvalidInput(f"a delta travels in {' or '.join(CODECS)}, not {codec!r:.40}", code="bad_codec", field="codec")
+    if codec not in DELTA_CODECS:
+        raise InvalidInput(f"a delta travels in {' or '.join(DELTA_CODECS)}, not {codec!r:.40}", code="bad_codec", field="codec")
 
 
 def _names(schema: StateSchema, prefix: str) -> list[str]:
