@@ -46,7 +46,11 @@ TRAINING_S: Final = 180.0
 """From submission until every VNode learns."""
 FINISH_S: Final = 1200.0
 """From the end of the schedule until the job has ended."""
-PROBE_BATCHES: Final = 200
+PROBE_BATCHES: Final = 20_000
+PROBE_S: Final = 40.0
+SETTLING_S: Final = 10.0
+"""A job's rate is taken for so long, and so long after every VNode has learned something."""
+MIN_BATCHES: Final = 200
 SPARE: Final = 1.1
 """A job is made so much longer than the schedule: a short one is mostly beginning and end."""
 Row = dict[str, Any]
@@ -127,19 +131,28 @@ def network_of(setup: Setup, directory: Path, machines: Machines | None) -> Loca
 
 
 def fitted(setup: Setup, stand: Stand, say: Say) -> Setup:
-    """The setup with a job that takes about as long as the schedule, at the rate that a short one has here."""
+    """The setup with a job that takes about as long as the schedule, at the rate that another one has here. That one is called off: a completed
+    model would stay where it is, beside the one that is measured.
+    """
     probe = replace(setup.work, name="probe", samples=PROBE_BATCHES * setup.work.batch_size, passes=1)
     stand.stage(probe)
     job_id = stand.submit(probe, "probe", checkpoint_s=setup.checkpoint_s)
-    meter = Meter(probe.num_batches, probe.vnodes)
+    meter, began_s, rate = Meter(probe.num_batches, probe.vnodes), time.monotonic(), None
     with stand.client() as client:
         for view in client.watch(job_id, model=probe.name, interval_s=VIEW_S):
-            meter.seen(time.monotonic(), view.job.vnodes)
-    if meter.began_s is None or meter.ended_s is None:
-        raise Unavailable("the short job before the run was not seen to learn", code="no_probe")
-    rate = meter.rate(meter.began_s, meter.ended_s) or 1.0
-    num_batches = max(PROBE_BATCHES, round(SPARE * rate * setup.schedule.recipe.length_s))
-    say(f"a short job ran at {rate:.1f} batches per second: the job gets {num_batches} batches")
+            now_s = time.monotonic()
+            meter.seen(now_s, view.job.vnodes)
+            if meter.began_s is not None and now_s >= meter.began_s + SETTLING_S + PROBE_S:
+                rate = meter.rate(meter.began_s + SETTLING_S, now_s)
+                break
+            if now_s - began_s > TRAINING_S:
+                break
+    if not rate:
+        raise Unavailable("the job before the run was not seen to learn", code="no_probe")
+    stand.ask(lambda client: client.cancel(job_id, [stand.key], model=probe.name), 60.0, "the job before the run is called off")
+    stand.ended(job_id, probe.name, TRAINING_S)
+    num_batches = max(MIN_BATCHES, round(SPARE * rate * setup.schedule.recipe.length_s))
+    say(f"another job ran at {rate:.1f} batches per second: the job gets {num_batches} batches")
     return replace(setup, work=replace(setup.work, samples=num_batches * setup.work.batch_size, passes=1))
 
 

@@ -43,7 +43,7 @@ def say_short(board: Board, rejections: Rejections, why: str) -> None:
 
 def _is_awaited(board: Board, cost: StageCost, load: Load) -> bool:
     """Whether a replica that is lacking is rather waited for: the node that had it may be back in a moment, and the one that would take it has no time."""
-    is_busy = EVEN * (load.seconds + board.share_s(cost, load)) > board.pace_s()
+    is_busy = load.seconds + board.share_s(cost, load) > EVEN * board.pace_s()
     return is_busy and _owed(board, cost) <= board.awaited[cost.vnode]
 
 

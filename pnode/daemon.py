@@ -327,8 +327,8 @@ class Daemon:
 
     async def _send(self, message: local_pb2.ToWorker) -> bool:
         worker = self._supervisor.worker
-        if worker is None:
-            return False
+        if worker is None or worker.pid != self._now.worker.pid:
+            return False  # none, or one that must hear first for whom it acts: anything else would end it
         message.network_time_offset_s = self._membership.network_time() - self._clock.wall()
         with contextlib.suppress(DcnrError):
             await worker.pipe.send(message)
