@@ -80,14 +80,13 @@ def start(
         "listen_host": listen_host, "advertise_host": advertise_host, "log_level": log_level, "log_json": log_json,
     }  # fmt: skip
     settings = settings_of(OrchestratorSettings, directory, flags).value
-    import asyncio
 
     from dcnr.cli import foreground
 
     foreground.start_logging(level=settings.log_level, as_json=settings.log_json)
     if until_stdin_closes:
         foreground.end_with_stdin()
-    asyncio.run(_serve(settings, directory))
+    foreground.run(_serve(settings, directory))
 
 
 @app.command()

@@ -67,7 +67,6 @@ def start(
     }  # fmt: skip
     loaded = settings_of(PNodeSettings, directory, flags)
     settings = loaded.value
-    import asyncio
     import os
 
     from dcnr.cli import foreground
@@ -87,7 +86,7 @@ def start(
     foreground.start_logging(level=settings.log_level, as_json=settings.log_json)
     if until_stdin_closes:
         foreground.end_with_stdin()
-    code = asyncio.run(run_pnode(settings, directory, dict(os.environ), on_ready=ready, settings_shown=shown))
+    code = foreground.run(run_pnode(settings, directory, dict(os.environ), on_ready=ready, settings_shown=shown))
     raise typer.Exit(code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import typer
 
 from dcnr import __version__
-from dcnr.cli import dcnr, errors, orchestrator, output, pnode
+from dcnr.cli import dcnr, errors, foreground, orchestrator, output, pnode
 from dcnr.errors import ERROR_CLASSES, NotRunning, Refused, TimedOut, Unavailable
 from trust.identity import NodeKey
 from trust.network_file import load_policy
@@ -179,3 +180,10 @@ def test_commands_start_without_grpc_torch_and_numpy() -> None:
     code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_daemons_run_on_uvloop() -> None:
+    async def kind_of_loop() -> str:
+        return type(asyncio.get_running_loop()).__module__
+
+    assert foreground.run(kind_of_loop()) == "uvloop"
