@@ -11,7 +11,7 @@ from typing import Final
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Stale, Unavailable
 from dcnr.ids import ReplicaId, digest_of
 from dcnr.intervals import IntervalSet
-from dcnr.limits import KIB
+from dcnr.limits import KIB, MIB
 from dcnr.ports import Clock
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode.anchors import Anchor, place_of
@@ -26,6 +26,8 @@ MAX_WAITING: Final = 8
 """Questions that are open at a time; whoever comes then asks again later."""
 MAX_STATEMENTS_BYTES: Final = 512 * KIB
 """Of their signed deltas together: all of them may end up in one commit."""
+MAX_WEIGHTS_BYTES: Final = 32 * MIB
+"""Of their weights together, as they travel; one delta is taken whatever its size (`vnode.costs.ReplicaCost.sharing_bytes` counts one)."""
 ANSWER_S: Final = 60.0
 """How long a question waits for the core, which answers between two computations."""
 
@@ -51,6 +53,8 @@ class Brought:
     statement: identity_pb2.Envelope
     weights: Delta
     num_batches: int
+    size_bytes: int
+    """Of the weights as they came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class MergeDesk:
         self._siblings: dict[ReplicaId, str] = {}
         self._incarnations: dict[ReplicaId, int] = {}
         self._open: dict[int, _Open] = {}
-        self._coming = 0
+        self._coming = self._coming_bytes = 0
         self._next = 1
         self._closed = False
 
@@ -97,15 +101,18 @@ class MergeDesk:
         source = self._source(opening, caller)
         if self._closed or self._full() or len(self._open) + self._coming >= MAX_WAITING:
             raise Unavailable("this replica can take in nothing more at the moment", code="overloaded", retry_after_s=2.0)
+        sequence, batches, brought, size_bytes = 0, IntervalSet.empty(), None, 0
         self._coming += 1
         try:
-            sequence, batches, brought = 0, IntervalSet.empty(), None
             if opening.HasField("delta"):
                 delta = self._delta(opening.delta, source, caller)
                 sequence, batches = int(delta.delta.sequence), delta.batches
-                brought = await self._bring(opening.delta, delta, await read(int(delta.delta.size_bytes)))
+                size_bytes = self._room_for(int(delta.delta.size_bytes))
+                self._coming_bytes += size_bytes
+                brought = await self._bring(opening.delta, delta, await read(size_bytes))
         finally:
             self._coming -= 1
+            self._coming_bytes -= size_bytes
         waiting = _Open(brought, sequence, asyncio.get_running_loop().create_future())
         if sum(one.statement_bytes for one in self._open.values()) + waiting.statement_bytes > MAX_STATEMENTS_BYTES:
             raise Unavailable("this replica can take in nothing more at the moment", code="overloaded", retry_after_s=2.0)
@@ -117,6 +124,13 @@ class MergeDesk:
                 return await asyncio.shield(waiting.answered)
         except TimeoutError:
             raise Unavailable("the replica did not come to an answer in time", code="busy", retry_after_s=2.0) from None
+
+    def _room_for(self, size_bytes: int) -> int:
+        """That size, if weights of it may come now. Raises Unavailable."""
+        held = self._coming_bytes + sum(one.brought.size_bytes for one in self._open.values() if one.brought is not None)
+        if held and held + size_bytes > MAX_WEIGHTS_BYTES:
+            raise Unavailable("this replica can take in nothing more at the moment", code="overloaded", retry_after_s=2.0)
+        return size_bytes
 
     def brought(self, request: int) -> Brought:
         """The delta of a question that is open."""
@@ -180,4 +194,4 @@ class MergeDesk:
             return self._check(data, delta.delta.codec)
 
         weights = await asyncio.get_running_loop().run_in_executor(self._executor, checked)
-        return Brought(statement, weights, len(delta.batches))
+        return Brought(statement, weights, len(delta.batches), len(data))

@@ -238,3 +238,27 @@ def test_more_than_a_few_questions_wait_elsewhere_and_all_end_with_the_replica()
         assert {getattr(error, "code", "") for error in ended} == {"released"}
 
     run(story)
+
+
+def test_large_weights_come_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every sibling of a large VNode would put its weights into this machine's memory at once."""
+    monkeypatch.setattr("pnode.merge_desk.MAX_WEIGHTS_BYTES", len(DATA) + 1)
+
+    async def story(counter: Counter) -> None:
+        first = asyncio.ensure_future(counter.ask(opening(delta())))
+        await counter.until_heard(1)
+        with pytest.raises(Unavailable) as refused:
+            await counter.ask(opening(delta(sequence=5)))
+        assert refused.value.code == "overloaded"
+        alone = asyncio.ensure_future(counter.ask(opening()))
+        await counter.until_heard(2)
+        for heard in counter.heard:
+            counter.desk.answer(heard.request, Verdict.MERGED, "", "", ANCHOR)
+        await first
+        await alone
+        second = asyncio.ensure_future(counter.ask(opening(delta(sequence=5))))
+        await counter.until_heard(3)
+        counter.desk.answer(counter.heard[2].request, Verdict.MERGED, "", "", ANCHOR)
+        assert (await second).sequence == 5
+
+    run(story)
