@@ -20,8 +20,8 @@ import psutil
 from dcnr.cli import errors, pnode
 from dcnr.testing import clean_environment
 
-LINE_S = 60.0
-END_S = 60.0
+LINE_S = 240.0
+END_S = 120.0
 POLL_S = 0.1
 
 GRAPH = """

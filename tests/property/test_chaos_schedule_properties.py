@@ -42,7 +42,7 @@ def made(recipe: Recipe) -> Schedule | None:
         return None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(recipe=recipes())
 def test_a_schedule_keeps_its_recipe_or_is_refused(recipe: Recipe) -> None:
     schedule = made(recipe)
