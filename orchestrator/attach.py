@@ -15,6 +15,7 @@ from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput, Refused, RemoteFault, Stale, TimedOut
 from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
 from membership.probing import Findings, Verdict
+from orchestrator.inventory import Transition
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView
 from trust.rates import Rate, TokenBuckets
@@ -344,11 +345,11 @@ class AttachService:
         return [orchestrator_pb2.OrchestratorMessage(durable=news)]
 
 
-def tell_transitions(shared: Shared, now: float) -> int:
-    """Judges the nodes that may have changed; each change of state becomes an event. Returns how many there were."""
+def tell_transitions(shared: Shared, now: float) -> list[Transition]:
+    """Judges the nodes that may have changed; each change of state becomes an event."""
     changes = shared.inventory.tick(now)
     for change in changes:
         name = orchestrator_pb2.NodeState.Name(change.after).removeprefix("NODE_STATE_").lower()
         before = orchestrator_pb2.NodeState.Name(change.before).removeprefix("NODE_STATE_").lower()
         shared.history.say("node_state_changed", change.node_id, change.reason, state=name, before=before)
-    return len(changes)
+    return changes

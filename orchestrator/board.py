@@ -3,6 +3,9 @@
 A replica's share of the batches is its weight over the sum of its VNode's weights, so a node's time per batch of the job is the sum of share times
 step over what it hosts, and the pace is that of the slowest node. Weights follow the nodes' speeds for that stage. They change only where the
 replicas of a VNode change, and then only by more than the hysteresis factor: every changed weight moves units between replicas.
+
+A board outlives its plan: the next one begins with the same seats, and looks at the VNodes that are unfinished or touched by what nodes offer now.
+Every figure follows from seats and offers alone, never from the order of changes, so a board that was carried on says the same as a new one.
 """
 
 from __future__ import annotations
@@ -15,15 +18,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dcnr.v1 import model_pb2
-from orchestrator.costs import StageCost, disk_bytes, predicted_step_s, spool_bytes
+from orchestrator.columns import Columns
+from orchestrator.costs import StageCost, disk_bytes, predicted_step_s, seconds_per_flop, spool_bytes
 from orchestrator.offers import PLACEABLE, NodeOffer, PlanPolicy, PlanRequest
-from orchestrator.ranks import Ranks
 
 NUMBER_RANGES: Final = 900_000
 RANGE_SIZE: Final = 1_000
 """Replica numbers: each model begins in a range of its own, at most nine digits."""
 MAX_CORRECTION: Final = 8.0
 """A measured step counts for at most this factor over or under the prediction."""
+CORRECTION_STEP: Final = 1.1
+"""What everybody's measurements say together counts in steps of this factor: it concerns every node, and is never exact."""
 MAX_DOUBT: Final = 4
 LOSS_DOUBT: Final = 0.25
 """Each late loss of a node makes it look slower by this part, up to `MAX_DOUBT` of them, when something new is placed."""
@@ -31,30 +36,54 @@ WORKING: Final = frozenset((model_pb2.ROLE_PRIMARY, model_pb2.ROLE_CONTRIBUTOR))
 """Roles that own units."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Load:
-    """A node while a plan is made."""
+    """A node while plans are made."""
 
     offer: NodeOffer
     correction: float
-    free_bytes: int
-    free_disk_bytes: int
+    """A factor on what is predicted."""
+    row: int = 0
+    """Where it stands in the columns."""
+    seats: list[Seat] = field(default_factory=list)
+    free_bytes: int = 0
+    free_disk_bytes: int = 0
     seconds: float = 0.0
     """Per batch of the job."""
     hosted: int = 0
-    is_open: bool = field(init=False)
+    is_open: bool = False
     """Whether it takes anything new."""
-    spool_bytes: int = field(init=False)
+    spool_bytes: int = 0
+    slowness: float = 0.0
+    """Seconds per FLOP, as predicted and corrected."""
 
     def __post_init__(self) -> None:
-        self.is_open = self.offer.state in PLACEABLE and self.offer.accepts_work
-        self.spool_bytes = spool_bytes(self.offer.disk_bytes)
+        self.offered(self.offer, self.correction)
+
+    def offered(self, offer: NodeOffer, correction: float) -> None:
+        """What the node offers now; its seats stay."""
+        self.offer, self.correction = offer, correction
+        self.is_open = offer.state in PLACEABLE and offer.accepts_work
+        self.spool_bytes = spool_bytes(offer.disk_bytes)
+        self.slowness = correction * seconds_per_flop(offer.gflops)
+        for seat in self.seats:
+            seat.measure()
+        self.account()
+
+    def account(self) -> None:
+        """What the seats leave, and take."""
+        memory_bytes = used_disk_bytes = 0
+        for seat in self.seats:
+            memory_bytes += seat.memory_bytes
+            used_disk_bytes += seat.disk_bytes
+        self.hosted = len(self.seats)
+        self.free_bytes, self.free_disk_bytes = self.offer.memory_bytes - memory_bytes, self.offer.disk_bytes - used_disk_bytes
+        self.seconds = math.fsum([seat.seconds for seat in self.seats])
 
     def step_s(self, cost: StageCost) -> float:
         """Seconds per batch of a stage here, as measured or else as predicted and corrected."""
-        predicted = predicted_step_s(cost, self.offer.gflops)
         measured = self.offer.measured.get(cost.vnode, 0.0)
-        return bounded(measured, predicted) if measured > 0.0 else predicted * self.correction
+        return bounded(measured, predicted_step_s(cost, self.offer.gflops)) if measured > 0.0 else cost.step_flops * self.slowness
 
     def disk(self, cost: StageCost) -> int:
         """Disk that a stage reserves here."""
@@ -66,9 +95,9 @@ class Load:
         return 1.0 + LOSS_DOUBT * min(self.offer.num_losses, MAX_DOUBT)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Seat:
-    """One replica on one node; what it takes there is kept by the board."""
+    """One replica on one node, and what it takes there."""
 
     cost: StageCost
     replica: str
@@ -78,11 +107,40 @@ class Seat:
     weight: float = 0.0
     seconds: float = 0.0
     memory_bytes: int = 0
+    disk_bytes: int = 0
+    step_s: float = 0.0
+    """Per batch that it learns."""
+
+    def __post_init__(self) -> None:
+        self.measure()
+
+    def measure(self) -> None:
+        """What follows from the node's offer."""
+        self.step_s, self.disk_bytes = self.load.step_s(self.cost), self.load.disk(self.cost)
 
     @property
     def works(self) -> bool:
         """Whether it owns units."""
         return self.role in WORKING
+
+    def row(self) -> model_pb2.Assignment:
+        """As the plan says it."""
+        return model_pb2.Assignment(
+            replica=self.replica,
+            vnode=self.cost.vnode,
+            pnode_id=self.load.offer.node_id,
+            role=self.role,
+            weight=self.weight,
+            reason=self.reason,
+            hosted=self.cost.hosted,
+            predicted_step_s=self.step_s,
+            memory_bytes=self.memory_bytes,
+        )
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among the replicas of its VNode: by role, then by number."""
+        return int(self.role), int(self.replica.rpartition(".")[2])
 
 
 def first_replica(model: str) -> int:
@@ -95,22 +153,32 @@ class Board:
 
     def __init__(self, request: PlanRequest, policy: PlanPolicy) -> None:
         self.request, self.policy = request, policy
-        self.loads = _loads(request)
-        self.ranks = Ranks(self.loads.values())
+        self.costs = {cost.vnode: cost for cost in request.stages}
+        nodes = sorted(request.nodes, key=lambda node: node.node_id)
+        self._measured = {node.node_id: _measured(node, self.costs) for node in nodes if node.measured}
+        self._common = _in_steps(self._measured)
+        self.loads = {node.node_id: Load(node, self._correction(node)) for node in nodes}
+        self.columns = Columns(tuple(self.loads.values()), policy.max_vnodes_per_node)
         self.seats: dict[str, list[Seat]] = {cost.vnode: [] for cost in request.stages}
         self.away: dict[str, model_pb2.Assignment] = {}
         """By VNode: a lost primary that is waited for; it takes nothing of its node."""
-        self.awaited = Counter(vnode for node in request.nodes for vnode in node.awaited)
+        self.awaited: Mapping[str, int] = awaited_by_vnode(request.nodes)
         """By VNode: nodes that hosted it when they were lost a moment ago."""
+        self.unfinished: set[str] = set(self.costs)
+        """VNodes that may lack something since the plan before."""
+        self.touched: set[str] = set(self.costs)
+        """VNodes of which something has changed since the plan before."""
+        self.helpers: set[Seat] = set()
+        """Every seat but primaries."""
         self.unsettled: set[str] = set()
         """VNodes whose replicas this plan has changed for a fault: they get nothing more in the same breath."""
         previous = request.previous
         self.next_replica = previous.next_replica if previous is not None else first_replica(request.model)
-        self._weights = (
-            {item.replica: item.weight for item in previous.assignments if item.role in WORKING and item.weight > 0.0}
-            if previous is not None and request.goes_on
-            else {}
-        )
+        self._weights: dict[str, dict[str, float]] = {}
+        """By VNode and replica, as in the plan before."""
+        for item in previous.assignments if previous is not None and request.goes_on else ():
+            if item.role in WORKING and item.weight > 0.0:
+                self._weights.setdefault(item.vnode, {})[item.replica] = item.weight
 
     # Changes
 
@@ -120,27 +188,67 @@ class Board:
             replica = f"{cost.vnode}.{self.next_replica}"
             self.next_replica += 1
         seat = Seat(cost, replica, load, role, reason)
-        self._charge(load, 1, load.disk(cost), 0, 0.0)
+        load.seats.append(seat)
         self.seats[cost.vnode].append(seat)
+        if role != model_pb2.ROLE_PRIMARY:
+            self.helpers.add(seat)
         self._settle(cost.vnode)
         return seat
 
     def leave(self, seat: Seat) -> None:
         """Takes a replica off again."""
         self.seats[seat.cost.vnode].remove(seat)
-        self._charge(seat.load, -1, -seat.load.disk(seat.cost), -seat.memory_bytes, -seat.seconds)
+        seat.load.seats.remove(seat)
+        self.helpers.discard(seat)
+        self._account(seat.load)
         self._settle(seat.cost.vnode)
 
     def promote(self, seat: Seat, reason: str) -> None:
         """The same replica goes on as its VNode's primary."""
         seat.role, seat.reason = model_pb2.ROLE_PRIMARY, reason
+        self.helpers.discard(seat)
         self.unsettled.add(seat.cost.vnode)
         self._settle(seat.cost.vnode)
 
     def reweigh(self, vnode: str, weights: Mapping[str, float]) -> None:
         """Gives the replicas of a VNode these weights."""
-        self._weights.update(weights)
+        self._weights.setdefault(vnode, {}).update(weights)
         self._settle(vnode)
+
+    # From plan to plan
+
+    def close(self) -> None:
+        """The plan is made: what sits where now is what the next one begins with. `touched` and `unsettled` begin anew."""
+        for vnode in self.touched:
+            seats = self.seats[vnode]
+            seats.sort(key=lambda seat: seat.rank)
+            self._weights[vnode] = {seat.replica: seat.weight for seat in seats if seat.weight > 0.0}
+        self.touched.clear()
+        self.unsettled.clear()
+
+    def offered(self, load: Load, offer: NodeOffer) -> None:
+        """What a node offers now, once nothing sits there that cannot stay."""
+        self.columns.leave(load)
+        self._note_measured(offer)
+        load.offered(offer, self._correction(offer))
+        self.columns.enter(load)
+        for seat in tuple(load.seats):
+            self._settle(seat.cost.vnode)
+
+    def joined(self, offer: NodeOffer) -> None:
+        """A node more."""
+        self._note_measured(offer)
+        load = self.loads[offer.node_id] = Load(offer, self._correction(offer))
+        self.columns.insert(load)
+
+    def left(self, load: Load) -> None:
+        """A node less, on which nothing sits any more."""
+        self._measured.pop(load.offer.node_id, None)
+        self.columns.remove(self.loads.pop(load.offer.node_id))
+
+    def is_in_step(self) -> bool:
+        """Whether corrections are still those that everybody's measurements call for."""
+        return _in_steps(self._measured) == self._common
 
     # Questions
 
@@ -152,13 +260,9 @@ class Board:
         """Primary and contributors."""
         return [seat for seat in self.seats[vnode] if seat.works]
 
-    def on(self, load: Load) -> list[Seat]:
-        """Everything that sits on a node."""
-        return [seat for seats in self.seats.values() for seat in seats if seat.load is load]
-
     def slowest(self) -> Load | None:
         """The node that sets the pace; None where nothing is placed."""
-        return max((load for load in self.loads.values() if load.hosted), key=lambda load: load.seconds, default=None)
+        return self.columns.slowest()
 
     def pace_s(self) -> float:
         """Seconds per batch of the slowest node."""
@@ -167,7 +271,7 @@ class Board:
 
     def speed(self, vnode: str) -> float:
         """Batches per second of all replicas of a VNode together."""
-        return math.fsum(1.0 / max(seat.load.step_s(seat.cost), 1e-12) for seat in self.working(vnode))
+        return math.fsum(1.0 / max(seat.step_s, 1e-12) for seat in self.seats[vnode] if seat.works)
 
     def share_s(self, cost: StageCost, load: Load) -> float:
         """Seconds per batch that one more working replica would take of a node, at a share by its speed."""
@@ -176,43 +280,61 @@ class Board:
 
     def fresh_weights(self, vnode: str) -> dict[str, float]:
         """In proportion to the nodes' present speeds for that stage: batches per second."""
-        return {seat.replica: _rounded(1.0 / max(seat.load.step_s(seat.cost), 1e-9)) for seat in self.working(vnode)}
+        return {seat.replica: _rounded(1.0 / max(seat.step_s, 1e-9)) for seat in self.seats[vnode] if seat.works}
+
+    def open_questions(self) -> list[StageCost]:
+        """Stages that may lack something, as they are placed: the largest first."""
+        return sorted(
+            (self.costs[vnode] for vnode in self.unfinished | self.touched), key=lambda cost: (-cost.step_flops, cost.vnode)
+        )
 
     # Inside
 
-    def _charge(self, load: Load, hosted: int, disk: int, memory: int, seconds: float) -> None:
-        """Takes so much more of a node."""
-        self.ranks.taken_out(load)
-        load.hosted += hosted
-        load.free_disk_bytes -= disk
-        load.free_bytes -= memory
-        load.seconds = load.seconds + seconds if load.hosted else 0.0
-        self.ranks.put_back(load)
+    def _correction(self, offer: NodeOffer) -> float:
+        """Measured over predicted seconds of everybody's VNodes, and at least that of its own.
+
+        A node that hosts nothing is thus never taken for slower than an equal one that is busy and measured.
+        """
+        measured_s, predicted_s = self._measured.get(offer.node_id, (0.0, 0.0))
+        return max(self._common, measured_s / predicted_s) if predicted_s > 0.0 else self._common
+
+    def _note_measured(self, offer: NodeOffer) -> None:
+        self._measured.pop(offer.node_id, None)
+        if offer.measured:
+            self._measured[offer.node_id] = _measured(offer, self.costs)
+
+    def _account(self, load: Load) -> None:
+        load.account()
+        self.columns.note(load)
 
     def _settle(self, vnode: str) -> None:
         """Brings weights, shares and reservations of a VNode's replicas up to date."""
+        self.touched.add(vnode)
         seats = self.seats[vnode]
         weights = self._weigh(vnode)
         total = math.fsum(weights.values())
         for seat in seats:
             seat.weight = weights.get(seat.replica, 0.0)
-            seconds = seat.load.step_s(seat.cost) * seat.weight / total if seat.weight else 0.0
-            memory = seat.cost.memory_bytes + (seat.cost.sharing_bytes if len(seats) > 1 else 0)
-            self._charge(seat.load, 0, 0, memory - seat.memory_bytes, seconds - seat.seconds)
-            seat.seconds, seat.memory_bytes = seconds, memory
+            seat.seconds = seat.step_s * seat.weight / total if seat.weight else 0.0
+            seat.memory_bytes = seat.cost.memory_bytes + (seat.cost.sharing_bytes if len(seats) > 1 else 0)
+            self._account(seat.load)
 
     def _weigh(self, vnode: str) -> dict[str, float]:
         """Weights of the plan before where they are still about right, in its scale."""
+        before = self._weights.get(vnode)
+        if not before:
+            return self.fresh_weights(vnode)
+        names = [seat.replica for seat in self.seats[vnode] if seat.works]
+        known = [name for name in names if name in before]
+        if len(known) == len(names):
+            return {name: before[name] for name in names}
         fresh = self.fresh_weights(vnode)
-        known = [(replica, self._weights[replica]) for replica in fresh if replica in self._weights]
-        if len(known) == len(fresh):
-            return dict(known)
         if not known:
             return fresh
-        scale = known[0][1] / fresh[known[0][0]]
+        scale = before[known[0]] / fresh[known[0]]
         result: dict[str, float] = {}
         for replica, speed in fresh.items():
-            old, new = self._weights.get(replica, 0.0), scale * speed
+            old, new = before.get(replica, 0.0), scale * speed
             close = old > 0.0 and max(old / new, new / old) <= self.policy.min_gain
             result[replica] = old if close else _rounded(new)
         return result
@@ -232,33 +354,31 @@ def shares(assignments: Iterable[model_pb2.Assignment]) -> dict[str, float]:
     return {item.replica: item.weight / totals[item.vnode] if item.weight else 0.0 for item in rows}
 
 
+def awaited_by_vnode(nodes: Iterable[NodeOffer]) -> Mapping[str, int]:
+    """How many nodes had a replica of a VNode when they were lost a moment ago."""
+    return Counter(vnode for node in nodes if node.awaited for vnode in node.awaited)
+
+
+def _in_steps(totals: Mapping[str, tuple[float, float]]) -> float:
+    """Measured over predicted seconds of all nodes, in steps of `CORRECTION_STEP`; 1 where nothing was measured."""
+    measured_s, predicted_s = math.fsum(pair[0] for pair in totals.values()), math.fsum(pair[1] for pair in totals.values())
+    if measured_s <= 0.0 or predicted_s <= 0.0:
+        return 1.0
+    return float(CORRECTION_STEP ** round(math.log(measured_s / predicted_s, CORRECTION_STEP)))
+
+
+def _measured(node: NodeOffer, costs: Mapping[str, StageCost]) -> tuple[float, float]:
+    """Of all steps that a node has measured: seconds as measured, and as predicted."""
+    measured_s = predicted_s = 0.0
+    for vnode in sorted(node.measured):
+        cost, step_s = costs.get(vnode), node.measured[vnode]
+        predicted = predicted_step_s(cost, node.gflops) if cost is not None else 0.0
+        if step_s > 0.0 and predicted > 0.0:
+            measured_s += bounded(step_s, predicted)
+            predicted_s += predicted
+    return measured_s, predicted_s
+
+
 def _rounded(weight: float) -> float:
     """Six digits: equal machines get equal weights."""
     return float(f"{weight:.6g}")
-
-
-def _loads(request: PlanRequest) -> dict[str, Load]:
-    """Every node with its correction: measured over predicted seconds of everybody's VNodes, and at least that of its own.
-
-    A node that hosts nothing is thus never taken for slower than an equal one that is busy and measured.
-    """
-    costs = {cost.vnode: cost for cost in request.stages}
-    nodes = sorted(request.nodes, key=lambda node: node.node_id)
-    totals: dict[str, tuple[float, float]] = {}
-    for node in nodes:
-        measured_s = predicted_s = 0.0
-        for vnode in sorted(node.measured):
-            cost, step_s = costs.get(vnode), node.measured[vnode]
-            predicted = predicted_step_s(cost, node.gflops) if cost is not None else 0.0
-            if step_s > 0.0 and predicted > 0.0:
-                measured_s += bounded(step_s, predicted)
-                predicted_s += predicted
-        if predicted_s > 0.0:
-            totals[node.node_id] = (measured_s, predicted_s)
-    everybodys_s = math.fsum(pair[1] for pair in totals.values())
-    common = math.fsum(pair[0] for pair in totals.values()) / everybodys_s if everybodys_s else 1.0
-    loads: dict[str, Load] = {}
-    for node in nodes:
-        measured_s, predicted_s = totals.get(node.node_id, (0.0, 1.0))
-        loads[node.node_id] = Load(node, max(common, measured_s / predicted_s), node.memory_bytes, node.disk_bytes)
-    return loads

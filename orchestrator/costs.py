@@ -74,9 +74,14 @@ def spool_bytes(node_disk_bytes: int) -> int:
     return min(limits.SPOOL_BYTES, node_disk_bytes // SPOOL_FRACTION)
 
 
+def states_bytes(cost: StageCost) -> int:
+    """Disk for the states that a VNode keeps."""
+    return KEPT_STATES * cost.state_bytes
+
+
 def disk_bytes(cost: StageCost, spool: int) -> int:
     """Disk that a VNode reserves on a node whose spools have so much room."""
-    return KEPT_STATES * cost.state_bytes + max(spool, cost.output_bytes)
+    return states_bytes(cost) + max(spool, cost.output_bytes)
 
 
 def spool_batches(cost: StageCost, node_disk_bytes: int) -> int:
@@ -86,4 +91,9 @@ def spool_batches(cost: StageCost, node_disk_bytes: int) -> int:
 
 def predicted_step_s(cost: StageCost, gflops: float) -> float:
     """Seconds per batch when the stage has the node for itself."""
-    return cost.step_flops / (max(gflops, MIN_GFLOPS) * 1e9)
+    return cost.step_flops * seconds_per_flop(gflops)
+
+
+def seconds_per_flop(gflops: float) -> float:
+    """Of a node that measured so much."""
+    return 1e-9 / max(gflops, MIN_GFLOPS)

@@ -29,7 +29,7 @@ from orchestrator.jobbook import JobBook
 from orchestrator.jobs import Progress, ends_to_write, next_change
 from orchestrator.naming import Naming
 from orchestrator.offers import PlanPolicy
-from orchestrator.planner import make_plan, same_placement
+from orchestrator.planner import Planner
 from orchestrator.planning import plan_changes, plan_reason, plan_request
 from orchestrator.progress import progress_of, reports_of
 from orchestrator.signal import Signal
@@ -76,7 +76,7 @@ class Decider:
         self._key, self._policy, self._store, self._clock, self._loop = key, policy, store, clock, loop
         self._view, self._jobs, self._jobs_read_at = view, jobs, jobs_read_at
         self._inventory, self._nodes_changed, self._exits, self._history = inventory, nodes_changed, exits, history
-        self._plan_policy = plan_policy
+        self._planner = Planner(plan_policy)
         self._term: _Term | None = None
         self.naming = Naming(key=key, store=store, clock=clock, loader=loader, history=history)
         self._emptied: set[tuple[str, str]] = set()
@@ -222,11 +222,11 @@ class Decider:
             since_last_plan_s=now - term.planned_at,
         )  # fmt: skip
         request = replace(request, nodes=self._contributions.judged(request.nodes, now))
-        plan = await asyncio.to_thread(make_plan, request, self._plan_policy)
-        if same_placement(previous, plan) and previous is not None and previous.epoch == head.epoch:
+        made = await asyncio.to_thread(self._planner.make, request)
+        if made.stays and previous is not None and previous.epoch == head.epoch:
             return
-        plan.reason = plan_reason(previous, plan)
-        await self._publish(view, plan, job.request_digest)
+        made.plan.reason = plan_reason(previous, made.plan)
+        self._planner.named(await self._publish(view, made.plan, job.request_digest))
         term.planned_at = self._clock.monotonic()
 
     def _due(self, view: ModelView, term: _Term, now: float) -> bool:
@@ -245,8 +245,8 @@ class Decider:
     def _epoch_is_new(view: ModelView) -> bool:
         return view.plan is not None and view.plan.epoch != view.head.epoch
 
-    async def _publish(self, view: ModelView, plan: model_pb2.Plan, request_digest: str) -> None:
-        """Plan and desired states into the store, then the head."""
+    async def _publish(self, view: ModelView, plan: model_pb2.Plan, request_digest: str) -> str:
+        """Plan and desired states into the store, then the head. Returns the digest under which it is named."""
         known = self._loop.core.known
         assert known is not None
         plan.sequence = int(known.head.sequence) + SEQUENCE_AHEAD
@@ -275,6 +275,7 @@ class Decider:
             self._history.say(change.kind, change.replica, change.reason, **change.facts)
         gone = {item.replica for item in view.plan.assignments} if view.plan is not None else set()
         self._note_placements(view, plan.reason, gone - {item.replica for item in plan.assignments})
+        return stored.digest
 
     def _note_placements(self, view: ModelView, outcome: str, replicas: Iterable[str]) -> None:
         wanted = set(replicas)
@@ -307,12 +308,7 @@ class Decider:
         plan, digest = view.plan, view.head.plan_digest
         if plan is None:
             return
-        placed = {item.pnode_id for item in plan.assignments}
-        for node_id, record in list(self._inventory.nodes().items()):
-            beat = record.beat
-            stray = record.streams and beat.replicas and node_id not in placed and beat.plan_digest not in ("", digest)
-            if not stray or (digest, node_id) in self._emptied:
-                continue
+        for node_id in self._strays(view):
             desired = desired_states(
                 model_pb2.Plan(
                     network_id=plan.network_id, model=plan.model, number=plan.number, epoch=view.head.epoch, holder=self._key.node_id,
@@ -323,6 +319,16 @@ class Decider:
             data = sealed(identity_pb2.DOMAIN_DESIRED_STATE, desired, self._key).data
             await put_once(self._store, keys.desired(view.model, digest, node_id), data)
             self._emptied.add((digest, node_id))
+
+    def _strays(self, view: ModelView) -> list[str]:
+        digest = view.head.plan_digest
+        others = [names for known, names in self._inventory.hosting_by().items() if known not in ("", digest)]
+        nodes = self._inventory.nodes()
+        return sorted(
+            node_id
+            for node_id in frozenset().union(*others)
+            if nodes[node_id].streams and not view.hosted_by(node_id) and (digest, node_id) not in self._emptied
+        )
 
     # Manifest
 

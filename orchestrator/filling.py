@@ -15,13 +15,12 @@ from orchestrator.placement import Rejections, best, cannot_share
 
 def fill(board: Board, rejections: Rejections) -> None:
     """Places what is owed, round by round: no VNode gets its third replica before another its second."""
-    owed = {cost.vnode: _owed(board, cost) for cost in board.request.stages}
-    order = sorted(board.request.stages, key=lambda cost: (-cost.step_flops, cost.vnode))
-    rounds = max(owed.values(), default=0)
-    for _ in range(rounds):
-        for cost in order:
-            if owed[cost.vnode] > 0:
-                owed[cost.vnode] = owed[cost.vnode] - 1 if _one_more(board, cost, rejections) else 0
+    order = board.open_questions()
+    owed = {cost.vnode: _owed(board, cost) for cost in order}
+    lacking = order
+    while lacking := [cost for cost in lacking if owed[cost.vnode] > 0]:
+        for cost in lacking:
+            owed[cost.vnode] = owed[cost.vnode] - 1 if _one_more(board, cost, rejections) else 0
     for cost in order:
         _stand_by(board, cost, rejections)
 
@@ -34,17 +33,23 @@ def is_ready(board: Board, vnode: str) -> bool:
     return not board.request.goes_on or primary.replica in board.request.live
 
 
+def is_finished(board: Board, cost: StageCost) -> bool:
+    """Whether a VNode has everything that it is owed: a primary, contributors, a standby where one is needed."""
+    return board.primary(cost.vnode) is not None and not _owed(board, cost) and not _conflict(board, cost)
+
+
 def say_short(board: Board, rejections: Rejections, why: str) -> None:
     """Names every VNode that lacks replicas, where nothing is placed now."""
-    for cost in board.request.stages:
+    for cost in board.open_questions():
         if _owed(board, cost):
             rejections.short(cost.vnode, f"{_lacks(board, cost)}: {why}")
 
 
 def _is_awaited(board: Board, cost: StageCost, load: Load) -> bool:
     """Whether a replica that is lacking is rather waited for: the node that had it may be back in a moment, and the one that would take it has no time."""
-    is_busy = load.seconds + board.share_s(cost, load) > EVEN * board.pace_s()
-    return is_busy and _owed(board, cost) <= board.awaited[cost.vnode]
+    if _owed(board, cost) > board.awaited.get(cost.vnode, 0):
+        return False
+    return load.seconds + board.share_s(cost, load) > EVEN * board.pace_s()
 
 
 def _owed(board: Board, cost: StageCost) -> int:
@@ -74,20 +79,27 @@ def _one_more(board: Board, cost: StageCost, rejections: Rejections) -> bool:
 
 def _stand_by(board: Board, cost: StageCost, rejections: Rejections) -> None:
     """One standby for a VNode that has no other copy and whose checkpoints take too long."""
-    policy, primary = board.policy, board.primary(cost.vnode)
-    if primary is None or len(board.seats[cost.vnode]) > 1 or not policy.max_lost_work_s:
+    conflict = _conflict(board, cost)
+    if not conflict or not is_ready(board, cost.vnode):
         return
-    uplink_mbit = primary.load.offer.uplink_mbit * policy.uplink_share
-    upload_s = cost.state_bytes * 8 / (uplink_mbit * 1e6) if uplink_mbit > 0.0 else 0.0
-    if upload_s <= policy.max_lost_work_s or not is_ready(board, cost.vnode):
-        return
-    conflict = (
-        f"a checkpoint takes {upload_s:.0f} s over {policy.uplink_share:.0%} of its node's uplink, "
-        f"at most {policy.max_lost_work_s:g} s of work may be lost"
-    )
     why = cannot_share(board, cost)
     load = best(board, cost, model_pb2.ROLE_STANDBY, rejections) if not why else None
     if load is None:
         rejections.short(cost.vnode, f"a standby waits ({conflict}): {why or 'no further node fits'}")
     else:
         board.seat(cost, load, model_pb2.ROLE_STANDBY, f"standby: {conflict}")
+
+
+def _conflict(board: Board, cost: StageCost) -> str:
+    """Why the VNode's only copy needs a standby; empty if it does not, or is not the only one."""
+    policy, primary = board.policy, board.primary(cost.vnode)
+    if primary is None or len(board.seats[cost.vnode]) > 1 or not policy.max_lost_work_s:
+        return ""
+    uplink_mbit = primary.load.offer.uplink_mbit * policy.uplink_share
+    upload_s = cost.state_bytes * 8 / (uplink_mbit * 1e6) if uplink_mbit > 0.0 else 0.0
+    if upload_s <= policy.max_lost_work_s:
+        return ""
+    return (
+        f"a checkpoint takes {upload_s:.0f} s over {policy.uplink_share:.0%} of its node's uplink, "
+        f"at most {policy.max_lost_work_s:g} s of work may be lost"
+    )

@@ -59,7 +59,7 @@ def _relieve(board: Board) -> Seat | None:
     slowest = board.slowest()
     if slowest is None:
         return None
-    chosen = [seat for seat in board.on(slowest) if seat.works and _may_grow(board, seat.cost)]
+    chosen = [seat for seat in slowest.seats if seat.works and _may_grow(board, seat.cost)]
     for seat in sorted(chosen, key=lambda seat: (-seat.seconds, seat.cost.vnode)):
         load = best(board, seat.cost, model_pb2.ROLE_CONTRIBUTOR, None)
         if load is not None and load.seconds + board.share_s(seat.cost, load) < slowest.seconds:
@@ -85,7 +85,7 @@ def _reweigh(board: Board, before_s: float) -> bool:
     if slowest is None:
         return False
     old: dict[str, dict[str, float]] = {}
-    for seat in board.on(slowest):
+    for seat in slowest.seats:
         working = board.working(seat.cost.vnode)
         if seat.works and len(working) > 1:
             old[seat.cost.vnode] = {item.replica: item.weight for item in working}
@@ -104,7 +104,7 @@ def _best_move(board: Board) -> _Move | None:
     if slowest is None:
         return None
     found: _Move | None = None
-    for seat in sorted(board.on(slowest), key=lambda seat: seat.cost.vnode):
+    for seat in sorted(slowest.seats, key=lambda seat: seat.cost.vnode):
         if seat.role == model_pb2.ROLE_STANDBY or (seat.role == model_pb2.ROLE_PRIMARY and len(board.seats[seat.cost.vnode]) > 1):
             continue
         board.leave(seat)

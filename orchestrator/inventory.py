@@ -5,47 +5,35 @@ where others confirm it: own probes that used to be answered, or neighbours. Eac
 leaving is never punished.
 
 A fact costs the same however many nodes there are: a node is judged anew when a fact about it may change its state, or when time may, never with
-every beat of others.
+every beat of others; and what it offers is put together anew only when that may have changed (`orchestrator.lending`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
 
-from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1 import membership_pb2, orchestrator_pb2
+from orchestrator.lending import counted_steps, is_passing, offer_of
 from orchestrator.offers import USABLE, NodeOffer
 from orchestrator.silence import FORGET_S, Judgement, NodeRecord, judge, next_look
 from trust.addresses import is_public, split_address, subnet_of
 
 START_GRACE_S: Final = 10.0
 """After a takeover or a start, PNodes of the plan that are not attached yet are expected for this long."""
-MAY_RETURN_S: Final = 120.0
-"""For this long a lost node's VNodes wait for it where nobody else fits."""
-AWAITED_S: Final = 30.0
-"""For this long what a lost node helped with waits for it where only busy nodes could take it: killed processes are back sooner."""
 REFUSED_AFTER_S: Final = 3.0
 """An assignment that failed for this long under a living worker goes elsewhere."""
-REFUSED_FOR_S: Final = 120.0
-"""For this long the node is not asked again to host that VNode."""
 PAUSE_S: Final = 1.5
 """A look at the inventory this much after the last one says that this process stood still; looks come several times a second."""
-HAND_OVER_S: Final = 15.0
-"""A node that leaves politely keeps what it hosts for at most this long, until its last checkpoints are durable and its frames are taken."""
 HOSTED: Final = frozenset((orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING))
 """A lost node's replicas in these states are awaited with it."""
-MAX_NODES: Final = 4096
-_UNTOLD_BYTES: Final = 1 << 62
+MAX_NODES: Final = 12_288
 MAX_ACCUSERS: Final = 16
 """Neighbours whose word is kept per node."""
-RECORD_S: Final = 3600.0
-"""Losses count against a node's record for this long."""
 MAX_LOSSES: Final = 8
-MEASURED_BATCHES: Final = 32
-"""A measured step time counts once the replica has learned this many batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +58,10 @@ class Inventory:
         self._looks: list[tuple[float, str]] = []
         """A heap: when to look at whom."""
         self._overdue: set[str] = set()
+        self._offers: dict[str, NodeOffer] = {}
+        self._renewed: set[str] = set()
+        """Nodes whose offers may have changed since they were last asked for."""
+        self._hosting: dict[str, set[str]] = {}
 
     # Facts
 
@@ -80,6 +72,7 @@ class Inventory:
         record.address = advert.control_addresses[0] if advert.control_addresses else ""
         record.subnet = _public_subnet(record.address)
         record.incarnation = max(record.incarnation, advert.incarnation)
+        self._renewed.add(advert.node_id)
         if record.beat_at is None:
             record.capability.CopyFrom(advert.capability)
             self._stirred.add(advert.node_id)
@@ -90,6 +83,7 @@ class Inventory:
         if record.beat_at is None:
             record.expected_until = max(record.expected_until, now + START_GRACE_S)
             self._stirred.add(node_id)
+            self._renewed.add(node_id)
 
     def attached(self, node_id: str, now: float) -> None:
         """A stream of this PNode opened."""
@@ -112,6 +106,8 @@ class Inventory:
     def beat(self, node_id: str, now: float, beat: orchestrator_pb2.Beat, interval_s: float) -> list[str]:
         """A heartbeat. Returns PNodes that it accuses: the shell probes them."""
         record = self._record(node_id, now)
+        if record.beat_at is None:
+            self._renewed.add(node_id)
         record.beat_at, record.beat, record.interval_s = now, beat, interval_s
         record.probe_failed_at, record.probe_asked = None, False
         record.accusers.clear()
@@ -123,9 +119,15 @@ class Inventory:
             record.draining_since = None
         elif record.draining_since is None:
             record.draining_since = now
-        if beat.HasField("capability"):
+        if beat.HasField("capability") and beat.capability != record.capability:
             record.capability.CopyFrom(beat.capability)
+            self._renewed.add(node_id)
+        steps = counted_steps(record.steps, beat)
+        if steps != record.steps:
+            record.steps = steps
+            self._renewed.add(node_id)
         self._note_refusals(record, now, beat)
+        self._note_hosting(record, beat.plan_digest if beat.replicas else None)
         if beat.draining or not beat.worker_alive or record.judgement.state != orchestrator_pb2.NODE_STATE_ACTIVE:
             self._stirred.add(node_id)
         return self._accuse(node_id, now, beat)
@@ -142,8 +144,20 @@ class Inventory:
         self._stirred |= accused
         return sorted(accused)
 
-    @staticmethod
-    def _note_refusals(record: NodeRecord, now: float, beat: orchestrator_pb2.Beat) -> None:
+    def _note_hosting(self, record: NodeRecord, plan_digest: str | None) -> None:
+        """``plan_digest`` None: it hosts nothing."""
+        if plan_digest == record.hosts_by:
+            return
+        if record.hosts_by is not None:
+            known = self._hosting[record.hosts_by]
+            known.discard(record.node_id)
+            if not known:
+                del self._hosting[record.hosts_by]
+        if plan_digest is not None:
+            self._hosting.setdefault(plan_digest, set()).add(record.node_id)
+        record.hosts_by = plan_digest
+
+    def _note_refusals(self, record: NodeRecord, now: float, beat: orchestrator_pb2.Beat) -> None:
         """An assignment that stays failed under a living worker is the node's refusal; one that a dead worker took along is not."""
         failed = {
             item.vnode: item.reason
@@ -154,6 +168,7 @@ class Inventory:
         for vnode, since in record.failing_since.items():
             if now - since >= REFUSED_AFTER_S:
                 record.refused[vnode] = (now, failed[vnode])
+                self._renewed.add(record.node_id)
 
     def probed(self, node_id: str, now: float, *, reachable: bool) -> None:
         """The answer to our own probe."""
@@ -167,7 +182,7 @@ class Inventory:
         """Gossip knows the node no longer: one that was never attached here, or has been offline since, is forgotten with it."""
         record = self._nodes.get(node_id)
         if record is not None and record.streams == 0 and record.beat_at is None and not record.expected_until:
-            del self._nodes[node_id]
+            self._drop(record)
 
     def is_leaving(self, node_id: str) -> bool:
         """Whether the node said in its last beat that it hands over."""
@@ -198,6 +213,8 @@ class Inventory:
         before, record.judgement = record.judgement, judge(record, now)
         after = record.judgement
         changes: list[Transition] = []
+        if after != before:
+            self._renewed.add(record.node_id)
         if after.state != before.state:
             changes.append(Transition(record.node_id, before.state, after.state, after.reason))
             gone = after.state == orchestrator_pb2.NODE_STATE_OFFLINE
@@ -206,8 +223,7 @@ class Inventory:
                 record.lost_at = [*record.lost_at[1 - MAX_LOSSES :], now]
                 record.lost_with = frozenset(item.vnode for item in record.beat.replicas if item.state in HOSTED)
         if record.gone_at is not None and now >= record.gone_at + FORGET_S:
-            self._num_attached -= record.streams > 0
-            del self._nodes[record.node_id]
+            self._drop(record)
             return changes
         if record.is_overdue(now) and record.answers and not record.probe_asked:
             record.probe_asked = True
@@ -257,38 +273,31 @@ class Inventory:
         return (found, now - record.beat_at) if found is not None else None
 
     def offers(self, now: float) -> tuple[NodeOffer, ...]:
-        """What the planner sees: every PNode that was ever attached here or is expected, with its state."""
-        return tuple(
-            NodeOffer(
-                node_id=record.node_id,
-                state=record.judgement.state,
-                reason=record.judgement.reason,
-                gflops=record.capability.gflops,
-                memory_bytes=record.capability.memory_bytes if _is_told(record) else _UNTOLD_BYTES,
-                disk_bytes=record.capability.disk_bytes if _is_told(record) else _UNTOLD_BYTES,
-                accepts_work=record.capability.accepts_work or record.judgement.state == orchestrator_pb2.NODE_STATE_SUSPECT,
-                handing_over=_handing_over(record, now),
-                may_return=_may_return(record, now),
-                measured={
-                    item.vnode: item.step_s
-                    for item in record.beat.replicas
-                    if item.step_s > 0.0 and item.num_learned >= MEASURED_BATCHES
-                },
-                refused={vnode: why for vnode, (when, why) in record.refused.items() if now - when < REFUSED_FOR_S},
-                subnet=record.subnet,
-                uplink_mbit=record.capability.uplink_mbit,
-                awaited=_awaited(record, now),
-                num_losses=sum(now - when < RECORD_S for when in record.lost_at),
-            )
-            for _, record in sorted(self._nodes.items())
-            if record.beat_at is not None or record.expected_until > 0.0
-        )
+        """What the planner sees: every PNode that was ever attached here or is expected, with its state. An offer that did not change is the same object."""
+        passing: set[str] = set()
+        for node_id in sorted(self._renewed):
+            record = self._nodes.get(node_id)
+            offer = offer_of(record, now) if record is not None else None
+            if offer is None:
+                self._offers.pop(node_id, None)
+            elif self._offers.get(node_id) != offer:
+                self._offers[node_id] = offer
+            if record is not None and is_passing(record, now):
+                passing.add(node_id)
+        self._renewed = passing
+        return tuple(self._offers.values())
+
+    def hosting_by(self) -> Mapping[str, Set[str]]:
+        """PNodes that host anything, by the digest of the plan that they say gave it to them."""
+        return self._hosting
 
     def check(self) -> None:
         """Asserts what must always hold."""
         assert len(self._nodes) <= MAX_NODES
         assert all(record.streams >= 0 and record.node_id == key for key, record in self._nodes.items())
         assert self._num_attached == sum(record.streams > 0 for record in self._nodes.values())
+        hosting = {(digest, node_id) for digest, names in self._hosting.items() for node_id in names}
+        assert hosting == {(item.hosts_by, item.node_id) for item in self._nodes.values() if item.hosts_by is not None}
         due = {node_id for _, node_id in self._looks} | self._stirred
         assert all(record.node_id in due or record.look_at == math.inf for record in self._nodes.values())
 
@@ -298,48 +307,17 @@ class Inventory:
             if len(self._nodes) >= MAX_NODES:
                 idle = [item for item in self._nodes.values() if item.streams == 0]
                 oldest = min(idle or self._nodes.values(), key=lambda item: (item.seen_at, item.node_id))
-                self._num_attached -= oldest.streams > 0
-                del self._nodes[oldest.node_id]
+                self._drop(oldest)
             record = self._nodes[node_id] = NodeRecord(node_id, now)
         record.seen_at = now
         return record
 
-
-def _may_return(record: NodeRecord, now: float) -> bool:
-    """Whether it is gone, but not for long, or back without its worker."""
-    joins = record.judgement.state == orchestrator_pb2.NODE_STATE_JOINING and record.lost_at
-    gone_at = record.lost_at[-1] if joins else record.gone_at
-    return gone_at is not None and now - gone_at < MAY_RETURN_S
-
-
-def _awaited(record: NodeRecord, now: float) -> frozenset[str]:
-    """What it had when it was lost, until it takes work again or has been away for too long."""
-    if record.judgement.state in USABLE or record.beat.draining or not record.lost_at or now - record.lost_at[-1] >= AWAITED_S:
-        return frozenset()
-    return record.lost_with
-
-
-def _is_told(record: NodeRecord) -> bool:
-    """Whether what the node lends is known here. One that the plan names and nobody has heard of yet is not said to lend nothing."""
-    return record.beat_at is not None or record.capability.ByteSize() > 0
-
-
-def _handing_over(record: NodeRecord, now: float) -> bool:
-    """Whether a leaving node still brings its last checkpoints into the store, or frames to its successors."""
-    if record.judgement.state != orchestrator_pb2.NODE_STATE_DRAINING or record.draining_since is None:
-        return False
-    if now - record.draining_since >= HAND_OVER_S or record.worker_dead_since is not None:
-        return False
-    giving = (orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrator_pb2.ASSIGNMENT_STATE_RELEASING)
-    released = orchestrator_pb2.ASSIGNMENT_STATE_RELEASED
-    return any(item.state in giving or (item.state == released and _brings(item)) for item in record.beat.replicas)
-
-
-def _brings(report: orchestrator_pb2.ReplicaReport) -> bool:
-    """Whether a replica holds something that nobody else has yet: a primary what is not durable, a contributor what is not merged."""
-    if report.role in (model_pb2.ROLE_CONTRIBUTOR, model_pb2.ROLE_STANDBY):
-        return bool(report.unmerged.intervals)
-    return report.durable != report.lineage
+    def _drop(self, record: NodeRecord) -> None:
+        """Forgets a node."""
+        self._num_attached -= record.streams > 0
+        self._note_hosting(record, None)
+        self._renewed.add(record.node_id)
+        del self._nodes[record.node_id]
 
 
 def _public_subnet(address: str) -> str:

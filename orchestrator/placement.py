@@ -5,18 +5,20 @@ Rejections are bounded per VNode, so that those of one VNode never push out anot
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import nsmallest
-from itertools import islice
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dcnr import limits
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.board import Board, Load, Seat
-from orchestrator.costs import StageCost, disk_bytes
+from orchestrator.columns import Floats, Mask
+from orchestrator.costs import StageCost, disk_bytes, states_bytes
 from orchestrator.offers import PLACEABLE
 
 MAX_REJECTIONS: Final = 1024
@@ -84,32 +86,15 @@ class _Siblings:
 def best(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejections: Rejections | None) -> Load | None:
     """The node for one more replica; None where none fits. ``rejections`` None: nobody asks why.
 
-    Looks at nodes in the order of `orchestrator.ranks` and stops where none that follows can be better.
+    Of all nodes at once: those that fit, of these the ones that have least in common with its siblings, then with room for the siblings that it
+    will get, then the soonest done, then the one that hosts least, then the lowest id.
     """
-    siblings, needed = _siblings(board.seats[cost.vnode]), _needed(board, cost)
-    roomy = cost.memory_bytes + (cost.sharing_bytes if cost.wanted_replicas > 1 else 0)
-    others = board.speed(cost.vnode)
-    found: list[tuple[int, bool, float, int, str]] = []
-    refused: list[tuple[Obstacle, str]] = []
-    soonest = math.inf  # of those that leave nothing to be desired
-    for is_idle, row in ((True, board.ranks.idle), (False, board.ranks.busy)):
-        for key, node_id in row:
-            load = board.loads[node_id]
-            step_s = load.step_s(cost) if role != model_pb2.ROLE_STANDBY else 0.0
-            more_s = step_s / (1.0 + others * step_s)
-            if more_s >= soonest if is_idle else key > soonest:
-                break
-            obstacle = _obstacle(board, cost, load, siblings, needed)
-            if obstacle is not Obstacle.NONE:
-                refused.append((obstacle, node_id))
-                continue
-            near, tight, after_s = siblings.nearness(load), load.free_bytes < roomy, (load.seconds + more_s) * load.doubt
-            found.append((near, tight, after_s, load.hosted, node_id))
-            if not near and not tight:
-                soonest = min(soonest, after_s)
-    ranked = [board.loads[item[-1]] for item in nsmallest(1 + RUNNERS_UP, found)]
+    siblings = _siblings(board.seats[cost.vnode])
+    fits = _fitting(board, cost, siblings)
+    num_named = min(RUNNERS_UP, rejections.room(cost.vnode)) if rejections is not None else 0
+    ranked = _ranked(board, cost, role, siblings, fits, 1 + num_named)
     if rejections is not None:
-        _explain(board, cost, role, rejections, ranked, refused)
+        _explain(board, cost, role, rejections, ranked, fits)
     return ranked[0] if ranked else None
 
 
@@ -127,10 +112,8 @@ def make_room(board: Board, cost: StageCost) -> Load | None:
     """Frees a node for a VNode that has no primary, by taking contributors and standbys of other VNodes off it; as few as possible."""
     siblings, needed = _siblings(board.seats[cost.vnode]), _needed(board, cost)
     by_node: dict[str, list[Seat]] = {}
-    for seats in board.seats.values():
-        for seat in seats:
-            if seat.role != model_pb2.ROLE_PRIMARY:
-                by_node.setdefault(seat.load.offer.node_id, []).append(seat)
+    for seat in board.helpers:
+        by_node.setdefault(seat.load.offer.node_id, []).append(seat)
     found: list[tuple[int, float, str, list[Seat]]] = []
     for node_id in sorted(by_node):
         load = board.loads[node_id]
@@ -161,6 +144,60 @@ def _siblings(seats: Sequence[Seat]) -> _Siblings:
         frozenset(offer.owner for offer in offers if offer.owner),
         frozenset(offer.subnet for offer in offers if offer.subnet),
     )
+
+
+def _fitting(board: Board, cost: StageCost, siblings: _Siblings) -> Mask:
+    """Nodes to which nothing stands in the way, as `_obstacle` says it of one."""
+    fits = board.columns.fitting(cost.vnode, _needed(board, cost), states_bytes(cost), cost.output_bytes)
+    for node_id in siblings.nodes:
+        fits[board.loads[node_id].row] = False
+    return fits
+
+
+def _ranked(
+    board: Board, cost: StageCost, role: model_pb2.Role.ValueType, siblings: _Siblings, fits: Mask, count: int
+) -> list[Load]:  # fmt: skip
+    """The best of those that fit, at most ``count``."""
+    columns = board.columns
+    after_s = columns.seconds
+    if role != model_pb2.ROLE_STANDBY:
+        step_s, others = cost.step_flops * columns.slowness, board.speed(cost.vnode)
+        for load in columns.measuring(cost.vnode):
+            step_s[load.row] = load.step_s(cost)
+        after_s = after_s + (step_s / (1.0 + others * step_s) if others else step_s)
+    after_s = after_s * columns.doubt
+    grades = _grades(board, cost, siblings)
+    left, ranked = fits.copy(), list[Load]()
+    while len(ranked) < count and left.any():
+        row = _first(left, grades, after_s, columns.hosted)
+        ranked.append(columns.loads[row])
+        left[row] = False
+    return ranked
+
+
+def _first(left: Mask, grades: NDArray[np.int8] | None, after_s: Floats, hosted: NDArray[np.int64]) -> int:
+    """The best of those that are left: by grade, then time, then by what they host, then by id."""
+    if grades is not None:
+        left = left & (grades == grades[left].min())
+    alike = np.where(left, after_s, np.inf)
+    row = int(np.argmin(alike))
+    if not hosted[row]:
+        return row
+    rows = np.flatnonzero(alike == alike[row])
+    return int(rows[np.argmin(hosted[rows])])
+
+
+def _grades(board: Board, cost: StageCost, siblings: _Siblings) -> NDArray[np.int8] | None:
+    """What comes before speed: twice the nearness, and 1 more where the siblings that it will get find no room to merge. None: nobody has any."""
+    roomy = cost.memory_bytes + (cost.sharing_bytes if cost.wanted_replicas > 1 else 0)
+    has_room = roomy <= _needed(board, cost)
+    if has_room and not siblings.owners and not siblings.subnets:
+        return None
+    grades = board.columns.nearness(siblings.owners, siblings.subnets)
+    grades *= 2
+    if not has_room:
+        grades += board.columns.free_bytes < roomy
+    return grades
 
 
 def _needed(board: Board, cost: StageCost) -> int:
@@ -208,9 +245,9 @@ def _told(board: Board, cost: StageCost, load: Load, obstacle: Obstacle) -> str:
 
 def _explain(
     board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejections: Rejections, ranked: Sequence[Load],
-    refused: Sequence[tuple[Obstacle, str]],
+    fits: Mask,
 ) -> None:  # fmt: skip
-    """Names runners-up, then those that were looked at and refused, then those that take nothing at all; and how many there are beside them."""
+    """Names runners-up, then the nearest misses, then those that take nothing at all; and how many there are beside them."""
     if not board.loads:
         need = f"no PNode is attached; it needs {_mib(cost.memory_bytes)} MiB of memory and {_mib(disk_bytes(cost, 0))} MiB of disk"
         rejections.add(cost.vnode, "", need)
@@ -219,15 +256,22 @@ def _explain(
         seconds = load.seconds + (0.0 if role == model_pb2.ROLE_STANDBY else board.share_s(cost, load))
         late = f", lost {load.offer.num_losses} times lately" if load.offer.num_losses else ""
         rejections.add(cost.vnode, load.offer.node_id, f"fits, but another is better: {seconds:.3g} s per batch with it{late}")
-    room = max(0, rejections.room(cost.vnode))
-    closed = [
-        (_closed(load), load.offer.node_id) for load in islice((one for one in board.loads.values() if not one.is_open), room)
-    ]
-    named = nsmallest(room, [*refused, *closed])
+    room = rejections.room(cost.vnode)
+    named = nsmallest(room, _refused(board, cost, fits, room)) if room > 0 else []
     left = len(board.loads) - len(ranked) - len(named)
     for index, (obstacle, node_id) in enumerate(named):
         more = f"; and {left} candidates more" if index == len(named) - 1 and left > 0 else ""
         rejections.add(cost.vnode, node_id, _told(board, cost, board.loads[node_id], obstacle) + more)
+
+
+def _refused(board: Board, cost: StageCost, fits: Mask, room: int) -> list[tuple[Obstacle, str]]:
+    """Of those that do not fit: some that have most memory left, and the first that take nothing."""
+    columns, siblings, needed = board.columns, _siblings(board.seats[cost.vnode]), _needed(board, cost)
+    misses = np.flatnonzero(columns.takes & ~fits)
+    if len(misses) > 2 * room:
+        misses = misses[np.argsort(-columns.free_bytes[misses], kind="stable")[: 2 * room]]
+    rows = [*misses.tolist(), *np.flatnonzero(~columns.takes)[:room].tolist()]
+    return [(_obstacle(board, cost, load, siblings, needed), load.offer.node_id) for load in (columns.loads[row] for row in rows)]
 
 
 def _closed(load: Load) -> Obstacle:

@@ -4,46 +4,80 @@ Equal inputs give equal plans. In this order: what can stay stays (`orchestrator
 replica, else on the node that is done soonest (`orchestrator.placement`; longest processing time first, Graham 1969); owed replicas are
 added (`orchestrator.filling`); and where nothing was lost and nothing waits, idle nodes get their part (`orchestrator.spreading`), or one improvement is
 made if it is worth it (`orchestrator.growth`). What no node can take is listed as waiting, with the reasons.
+
+`Planner` makes plans that follow each other, and gives the very same ones: it keeps the board on which the plan before was made, and looks only at
+the nodes whose offers changed since, at their VNodes, and at those that lacked something.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from dcnr.errors import InvariantBroken
 from dcnr.v1 import model_pb2
-from orchestrator.board import Board, Seat, shares
-from orchestrator.costs import StageCost, spool_batches
-from orchestrator.filling import fill, say_short
+from orchestrator.board import Board, shares
+from orchestrator.costs import StageCost
+from orchestrator.filling import fill, is_finished, say_short
 from orchestrator.growth import grow, improve
 from orchestrator.offers import PlanPolicy, PlanRequest
 from orchestrator.placement import Rejections, best, cannot_share, make_room
 from orchestrator.spreading import even_out, idle_nodes, spread
-from orchestrator.succession import Loss, heir, keep, weakest
+from orchestrator.succession import Loss, follow, heir, keep, weakest
+from orchestrator.writing import PlanWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A plan, and whether it leaves everything where the plan before had it."""
+
+    plan: model_pb2.Plan
+    stays: bool
+
+
+class Planner:
+    """Plans that follow each other. Equal requests get equal plans, whatever was planned before: remembering only saves work."""
+
+    def __init__(self, policy: PlanPolicy) -> None:
+        self._policy = policy
+        self._kept: tuple[Board, PlanWriter] | None = None
+        self._digest = ""
+        """The plan that the board stands for."""
+
+    def make(self, request: PlanRequest) -> Made:
+        """The next plan. Where it changes anything, say with `named` under which digest it came into force, or the next one begins anew."""
+        kept, self._kept = self._kept, None
+        losses: list[Loss] | None = None
+        if kept is not None and request.previous_digest and request.previous_digest == self._digest:
+            board, writer = kept
+            losses = follow(board, request)
+        has_followed = losses is not None
+        if losses is None:
+            board, writer = Board(request, self._policy), PlanWriter(request.stages)
+            losses = keep(board)
+        rejections = Rejections(len(request.stages))
+        waiting = _decide(board, losses, rejections)
+        rows, changed = writer.rewrite(board)
+        _check(rows, board.touched, waiting)
+        plan = writer.plan(board, rejections, waiting)
+        if has_followed:
+            assert request.previous is not None
+            stays = not changed and not waiting and plan.lead_batches == request.previous.lead_batches
+        else:
+            stays = same_placement(request.previous, plan)
+        board.unfinished = {cost.vnode for cost in board.open_questions() if not is_finished(board, cost)}
+        board.close()
+        self._kept, self._digest = (board, writer), request.previous_digest if stays else ""
+        return Made(plan, stays)
+
+    def named(self, digest: str) -> None:
+        """The plan that was made last is in force under this digest."""
+        self._digest = digest
 
 
 def make_plan(request: PlanRequest, policy: PlanPolicy) -> model_pb2.Plan:
     """The next plan. `same_placement` tells whether it differs from the previous one in anything that matters."""
-    board, rejections = Board(request, policy), Rejections(len(request.stages))
-    losses = keep(board)
-    by_vnode = {loss.assignment.vnode: loss for loss in losses if loss.assignment.role == model_pb2.ROLE_PRIMARY}
-    waiting: list[str] = []
-    for cost in sorted(request.stages, key=lambda cost: (-cost.step_flops, cost.vnode)):
-        loss = by_vnode.get(cost.vnode)
-        if board.primary(cost.vnode) is None and not _give_primary(board, cost, loss, rejections):
-            waiting.append(cost.vnode)
-            if loss is not None and _may_wait(board, loss):
-                board.away[cost.vnode] = loss.assignment
-    if waiting:
-        say_short(board, rejections, "until every VNode has a primary")
-    else:
-        fill(board, rejections)
-        if not request.goes_on:
-            even_out(board)
-            grow(board)
-        elif not losses and request.allow_moves:
-            _without_a_fault(board)
-    return _plan(board, rejections, waiting)
+    return Planner(policy).make(request).plan
 
 
 def same_placement(old: model_pb2.Plan | None, new: model_pb2.Plan) -> bool:
@@ -62,18 +96,46 @@ def seconds_per_batch(plan: model_pb2.Plan) -> float:
 
 def check_plan(plan: model_pb2.Plan, stages: Sequence[StageCost]) -> None:
     """Asserts what every plan must keep: each VNode has one primary or waits, its replicas are on different nodes, and only standbys own nothing."""
-    if len({item.replica for item in plan.assignments}) != len(plan.assignments):
+    _check(plan.assignments, {cost.vnode for cost in stages}, plan.waiting)
+
+
+def _check(rows: Sequence[model_pb2.Assignment], vnodes: Iterable[str], waiting: Iterable[str]) -> None:
+    """`check_plan` for these VNodes; a replica's name begins with its VNode's, so none is named twice for two of them."""
+    if len({item.replica for item in rows}) != len(rows):
         raise InvariantBroken("a plan names a replica twice", code="bad_plan")
-    if len({(item.vnode, item.pnode_id) for item in plan.assignments}) != len(plan.assignments):
+    if len({(item.vnode, item.pnode_id) for item in rows}) != len(rows):
         raise InvariantBroken("a plan puts two replicas of a VNode on one node", code="bad_plan")
-    primaries = [item.vnode for item in plan.assignments if item.role == model_pb2.ROLE_PRIMARY]
+    primaries = [item.vnode for item in rows if item.role == model_pb2.ROLE_PRIMARY]
     if len(set(primaries)) != len(primaries):
         raise InvariantBroken("a plan names two primaries of a VNode", code="bad_plan")
-    if any((item.weight > 0.0) == (item.role == model_pb2.ROLE_STANDBY) for item in plan.assignments):
+    if any((item.weight > 0.0) == (item.role == model_pb2.ROLE_STANDBY) for item in rows):
         raise InvariantBroken("a plan gives units to a standby, or none to a replica that learns", code="bad_plan")
-    missing = {cost.vnode for cost in stages} - set(primaries) - set(plan.waiting)
+    missing = set(vnodes) - set(primaries) - set(waiting)
     if missing:
         raise InvariantBroken(f"a plan forgets {sorted(missing)}", code="bad_plan")
+
+
+def _decide(board: Board, losses: Sequence[Loss], rejections: Rejections) -> list[str]:
+    """Who sits where. Returns the VNodes that wait."""
+    request = board.request
+    by_vnode = {loss.assignment.vnode: loss for loss in losses if loss.assignment.role == model_pb2.ROLE_PRIMARY}
+    waiting: list[str] = []
+    for cost in board.open_questions():
+        loss = by_vnode.get(cost.vnode)
+        if board.primary(cost.vnode) is None and not _give_primary(board, cost, loss, rejections):
+            waiting.append(cost.vnode)
+            if loss is not None and _may_wait(board, loss):
+                board.away[cost.vnode] = _away(loss.assignment)
+    if waiting:
+        say_short(board, rejections, "until every VNode has a primary")
+        return waiting
+    fill(board, rejections)
+    if not request.goes_on:
+        even_out(board)
+        grow(board)
+    elif not losses and request.allow_moves:
+        _without_a_fault(board)
+    return []
 
 
 def _without_a_fault(board: Board) -> None:
@@ -120,75 +182,14 @@ def _may_wait(board: Board, loss: Loss) -> bool:
     return load is not None and load.offer.may_return
 
 
-def _shape(plan: model_pb2.Plan) -> tuple[object, ...]:
-    places = tuple(sorted((item.replica, item.pnode_id, item.role, item.weight) for item in plan.assignments))
-    return plan.job_id, plan.graph_digest, places, tuple(sorted(plan.waiting)), plan.lead_batches
-
-
-def _lead_in_force(board: Board) -> tuple[int, str]:
-    """The smaller of the job's lead (at least one unit) and what the smallest spool that anyone reads from holds."""
-    request = board.request
-    lead = max(request.lead_batches, request.unit_batches, 1)
-    reason = "set by the job"
-    read = {name for cost in request.stages for name in cost.predecessors}
-    for cost in request.stages:
-        for seat in board.working(cost.vnode) if cost.vnode in read else ():
-            held = spool_batches(cost, seat.load.offer.disk_bytes)
-            if held < lead:
-                lead = held
-                reason = f"the spool of {cost.vnode} on {seat.load.offer.node_id[:8]} holds {held} batches"
-    return lead, reason
-
-
-def _plan(board: Board, rejections: Rejections, waiting: Sequence[str]) -> model_pb2.Plan:
-    request = board.request
-    lead, lead_reason = _lead_in_force(board)
-    taken = {(vnode, seat.load.offer.node_id) for vnode, seats in board.seats.items() for seat in seats}
-    plan = model_pb2.Plan(
-        network_id=request.network_id,
-        model=request.model,
-        number=request.previous.number + 1 if request.previous is not None else 1,
-        parent_digest=request.previous_digest,
-        job_id=request.job_id,
-        graph_digest=request.graph_digest,
-        epoch=request.epoch,
-        holder=request.holder,
-        rejections=[row for row in rejections.rows() if (row.vnode, row.pnode_id) not in taken],
-        waiting=sorted(waiting),
-        lead_batches=lead,
-        lead_reason=lead_reason,
-        reason=request.reason,
-        next_replica=board.next_replica,
-    )
-    for cost in request.stages:
-        if cost.vnode in board.away:
-            plan.assignments.append(_away(board.away[cost.vnode]))
-        plan.assignments.extend(_assignment(seat) for seat in sorted(board.seats[cost.vnode], key=_rank))
-    check_plan(plan, request.stages)
-    return plan
-
-
-def _rank(seat: Seat) -> tuple[int, int]:
-    return int(seat.role), int(seat.replica.rpartition(".")[2])
-
-
-def _assignment(seat: Seat) -> model_pb2.Assignment:
-    return model_pb2.Assignment(
-        replica=seat.replica,
-        vnode=seat.cost.vnode,
-        pnode_id=seat.load.offer.node_id,
-        role=seat.role,
-        weight=seat.weight,
-        reason=seat.reason,
-        hosted=seat.cost.hosted,
-        predicted_step_s=seat.load.step_s(seat.cost),
-        memory_bytes=seat.memory_bytes,
-    )
-
-
 def _away(lost: model_pb2.Assignment) -> model_pb2.Assignment:
     """A lost primary that is waited for."""
     kept = model_pb2.Assignment()
     kept.CopyFrom(lost)
     kept.reason = "kept: nobody else fits, it may come back"
     return kept
+
+
+def _shape(plan: model_pb2.Plan) -> tuple[object, ...]:
+    places = tuple(sorted((item.replica, item.pnode_id, item.role, item.weight) for item in plan.assignments))
+    return plan.job_id, plan.graph_digest, places, tuple(sorted(plan.waiting)), plan.lead_batches

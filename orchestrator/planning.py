@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.inventory import Inventory
 from orchestrator.offers import PlanRequest
-from orchestrator.progress import held_of, reports_of
+from orchestrator.progress import held_of
+from orchestrator.silence import NodeRecord
 from orchestrator.view import JobFacts, ModelView
 
 MAX_REASON: Final = 500
@@ -24,6 +25,31 @@ class PlanChange:
     replica: str
     reason: str
     facts: Mapping[str, str] = field(default_factory=dict)
+
+
+class LiveReplicas(Mapping[str, int]):
+    """A plan's replicas that report to be at work, with the number of batches in their state. Beats count as they are now; each is read when asked for."""
+
+    def __init__(self, hosted: Mapping[str, Iterable[model_pb2.Assignment]], nodes: Mapping[str, NodeRecord]) -> None:
+        self._beats = {
+            item.replica: record.beat
+            for pnode_id, items in hosted.items()
+            if (record := nodes.get(pnode_id)) is not None
+            for item in items
+        }
+
+    def __getitem__(self, replica: str) -> int:
+        beat = self._beats[replica]
+        report = next((item for item in beat.replicas if item.replica == replica), None)
+        if report is None or report.state != orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE:
+            raise KeyError(replica)
+        return len(held_of(report))
+
+    def __iter__(self) -> Iterator[str]:
+        return (replica for replica in self._beats if replica in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def plan_request(
@@ -47,20 +73,9 @@ def plan_request(
         since_last_plan_s=since_last_plan_s,
         allow_moves=head.active.state == model_pb2.JOB_STATE_RUNNING,
         reason="",
-        live=live_replicas(view.plan, inventory, now) if view.plan is not None else {},
+        live=LiveReplicas(view.hosted, inventory.nodes()),
         durable={vnode: len(lineage) for vnode, lineage in view.durable(head.active.job_id).items()},
     )
-
-
-def live_replicas(plan: model_pb2.Plan, inventory: Inventory, now: float) -> dict[str, int]:
-    """The plan's replicas that report to be at work, with the number of batches in their state."""
-    report = reports_of(inventory, now)
-    live: dict[str, int] = {}
-    for item in plan.assignments:
-        found = report(item)
-        if found is not None and found.state == orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE:
-            live[item.replica] = len(held_of(found))
-    return live
 
 
 def plan_changes(before: model_pb2.Plan | None, after: model_pb2.Plan) -> list[PlanChange]:

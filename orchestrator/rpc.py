@@ -29,7 +29,7 @@ from trust.envelope import seal
 from trust.records import VerifiedAdvert, VerifiedLocation, open_advert
 
 MAX_JOBS: Final = 256
-MAX_NODES: Final = 4096
+MAX_NODES: Final = 12_288
 FRAMING_BYTES: Final = 16
 """Tag and length of one more field."""
 MAX_WATCHED_NODES: Final = 1024

@@ -230,13 +230,16 @@ async def _reach(dialer: Dialer, node_id: str, addresses: list[str]) -> bool:
 
 
 async def _judge(shared: Shared, attach: AttachService, membership: Membership) -> None:
-    """Judges all nodes several times a second; those that are lost here are looked for, so that they leave everybody's view if they are dead."""
+    """Judges several times a second whoever may have changed; those that are lost here are looked for, so that they leave everybody's view if they are dead."""
+    lost: set[str] = set()
     while True:
-        if tell_transitions(shared, shared.clock.monotonic()):
+        if changes := tell_transitions(shared, shared.clock.monotonic()):
             shared.nodes_changed.fire()
-            for node_id, record in list(shared.inventory.nodes().items()):
-                if record.judgement.state == orchestrator_pb2.NODE_STATE_OFFLINE:
-                    membership.suspect(node_id)
+            for change in changes:
+                (lost.add if change.after == orchestrator_pb2.NODE_STATE_OFFLINE else lost.discard)(change.node_id)
+            lost &= shared.inventory.nodes().keys()
+            for node_id in sorted(lost):
+                membership.suspect(node_id)
         for node_id in shared.inventory.take_overdue():
             attach.probe(node_id)
         await asyncio.sleep(JUDGE_S)

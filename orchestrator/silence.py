@@ -70,6 +70,10 @@ class NodeRecord:
     lost_with: frozenset[str] = frozenset()
     """VNodes that it hosted when it was last lost."""
     failing_since: dict[str, float] = field(default_factory=dict)
+    steps: dict[str, float] = field(default_factory=dict)
+    """Seconds per batch by VNode, as far as they count."""
+    hosts_by: str | None = None
+    """The digest of the plan that gave it what it hosts, as it says; None where it hosts nothing."""
     refused: dict[str, tuple[float, str]] = field(default_factory=dict)
     """By VNode: when the node refused it, and why."""
     judgement: Judgement = field(default_factory=lambda: Judgement(orchestrator_pb2.NODE_STATE_UNSPECIFIED, ""))

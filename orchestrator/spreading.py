@@ -103,7 +103,7 @@ def _moves(board: Board, rules: _Rules) -> list[_Move]:
 def _give(board: Board, giver: Load, rules: _Rules, moves: list[_Move]) -> _Move | None:
     """One replica leaves this node for another one; None where none is worth it."""
     before_s = giver.seconds * giver.doubt
-    chosen = [seat for seat in board.on(giver) if rules.may_leave(seat, moves)]
+    chosen = [seat for seat in giver.seats if rules.may_leave(seat, moves)]
     for seat in sorted(chosen, key=lambda seat: (-seat.seconds, seat.cost.vnode)):
         board.leave(seat)
         target = best(board, seat.cost, seat.role, None)

@@ -7,11 +7,15 @@ replica restores that, and nothing durable is learned again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from dcnr.v1 import model_pb2
-from orchestrator.board import Board, Load, Seat
+from orchestrator.board import Board, Load, Seat, awaited_by_vnode
 from orchestrator.costs import StageCost
-from orchestrator.offers import PLACEABLE, USABLE
+from orchestrator.offers import PLACEABLE, USABLE, NodeOffer, PlanRequest
+
+MAX_FRESH: Final = 64
+"""More new nodes than this between two plans, and the next one begins with an empty board."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,9 @@ def keep(board: Board) -> list[Loss]:
     request = board.request
     if request.previous is None or not request.goes_on:
         return []
-    costs = {cost.vnode: cost for cost in request.stages}
     losses: list[Loss] = []
     for item in sorted(request.previous.assignments, key=lambda item: item.role):
-        cost = costs.get(item.vnode)
+        cost = board.costs.get(item.vnode)
         if cost is None:
             continue
         load = board.loads.get(item.pnode_id)
@@ -44,6 +47,46 @@ def keep(board: Board) -> list[Loss]:
             losses.append(Loss(item, why))
         else:
             board.seat(cost, load, item.role, item.reason, replica=item.replica)
+    return losses
+
+
+def follow(board: Board, request: PlanRequest) -> list[Loss] | None:
+    """Carries a board on, from the plan that was made with it to the next: only nodes whose offers changed are looked at. Returns what is lost.
+
+    None where that would not be exact, and everything has to be seated anew: VNodes wait, nodes lend less than is used, many came at once, or
+    measurements changed everybody's correction. The board is of no use then.
+    """
+    if (
+        board.away
+        or request.previous is None
+        or request.previous.waiting
+        or not request.goes_on
+        or board.request.stages != request.stages
+    ):
+        return None
+    board.request, board.next_replica = request, request.previous.next_replica
+    board.awaited = awaited_by_vnode(request.nodes)
+    losses: list[Loss] = []
+    fresh: list[NodeOffer] = []
+    changed: list[Load] = []
+    for offer in request.nodes:
+        load = board.loads.get(offer.node_id)
+        if load is None:
+            fresh.append(offer)
+        elif load.offer is not offer and load.offer != offer:
+            losses += _lose(board, load, offer)
+            board.offered(load, offer)
+            changed.append(load)
+    if len(board.loads) + len(fresh) > len(request.nodes):
+        for node_id in sorted(board.loads.keys() - {offer.node_id for offer in request.nodes}):
+            losses += _lose(board, board.loads[node_id], None)
+            board.left(board.loads[node_id])
+    if len(fresh) > MAX_FRESH or not board.is_in_step():
+        return None
+    if any(load.seats and min(load.free_bytes, load.free_disk_bytes) < 0 for load in changed):
+        return None
+    for offer in fresh:
+        board.joined(offer)
     return losses
 
 
@@ -64,6 +107,17 @@ def weakest(board: Board, vnode: str) -> Seat | None:
     return min(fit, key=lambda seat: (live.get(seat.replica, -1), seat.works, _number(seat)), default=None)
 
 
+def _lose(board: Board, load: Load, offer: NodeOffer | None) -> list[Loss]:
+    """Takes off what cannot stay on a node that offers this now."""
+    losses: list[Loss] = []
+    for seat in tuple(load.seats):
+        why = _why_gone(seat.cost, offer)
+        if why:
+            losses.append(Loss(seat.row(), why))
+            board.leave(seat)
+    return losses
+
+
 def _number(seat: Seat) -> int:
     return -int(seat.replica.rpartition(".")[2])
 
@@ -75,20 +129,28 @@ def _may_lead(load: Load) -> bool:
 
 def _why_lost(cost: StageCost, load: Load | None, board: Board) -> str:
     """Why a placed stage cannot stay; empty if it can."""
-    if load is None:
-        return "not known any more"
-    if load.offer.handing_over:
-        return ""
-    if load.offer.state not in USABLE:
-        return load.offer.reason or "is gone"
-    if not load.offer.accepts_work:
-        return "takes no work at the moment"
-    if cost.vnode in load.offer.refused:
-        return f"refused by the node: {load.offer.refused[cost.vnode]}"
+    why = _why_gone(cost, load.offer if load is not None else None)
+    if why or load is None or load.offer.handing_over:
+        return why
     siblings = board.seats[cost.vnode]
     memory = cost.memory_bytes + (cost.sharing_bytes if siblings else 0)
     if memory > load.free_bytes or load.disk(cost) > load.free_disk_bytes:
         return "lends less than before"
     if len(siblings) == 1 and cost.sharing_bytes > siblings[0].load.free_bytes:
         return f"{siblings[0].load.offer.node_id[:8]} has no memory left to merge"
+    return ""
+
+
+def _why_gone(cost: StageCost, offer: NodeOffer | None) -> str:
+    """Why a stage cannot stay on a node, whatever else is there; empty if it can."""
+    if offer is None:
+        return "not known any more"
+    if offer.handing_over:
+        return ""
+    if offer.state not in USABLE:
+        return offer.reason or "is gone"
+    if not offer.accepts_work:
+        return "takes no work at the moment"
+    if cost.vnode in offer.refused:
+        return f"refused by the node: {offer.refused[cost.vnode]}"
     return ""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dcnr import limits
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from membership.network_time import NetworkTime
@@ -18,11 +19,14 @@ from orchestrator import placement as placement_module
 from orchestrator import planner as planner_module
 from orchestrator.ancestry import Ancestry, contributions_of
 from orchestrator.checkpoints import CheckpointJudge
+from orchestrator.columns import Columns, Mask
 from orchestrator.contribution import Contributions
 from orchestrator.head import HeadCore
 from orchestrator.inventory import Inventory
 from orchestrator.jobbook import JobBook
+from orchestrator.offers import PlanRequest
 from orchestrator.placement import Obstacle
+from orchestrator.planner import Made, Planner
 from orchestrator.silence import Judgement
 from pnode.budget import Budget, Reservation
 from pnode.duties import Duties
@@ -56,15 +60,15 @@ def new_primaries_keep_quiet(patch: pytest.MonkeyPatch) -> None:
 
 def placed_without_reason(patch: pytest.MonkeyPatch) -> None:
     """Invariant 11: plans do not say why."""
-    make = planner_module.make_plan
+    make = Planner.make
 
-    def silent(request: Any, policy: Any) -> model_pb2.Plan:
-        plan = make(request, policy)
-        for item in plan.assignments:
+    def silent(self: Planner, request: PlanRequest) -> Made:
+        made = make(self, request)
+        for item in made.plan.assignments:
             item.reason = ""
-        return plan
+        return made
 
-    patch.setattr(decider_module, "make_plan", silent)
+    patch.setattr(Planner, "make", silent)
 
 
 def anybody_succeeds(patch: pytest.MonkeyPatch) -> None:
@@ -76,7 +80,7 @@ def siblings_share_a_node(patch: pytest.MonkeyPatch) -> None:
     """Replicas of one VNode go wherever it is quickest."""
     nowhere = placement_module._Siblings(frozenset(), frozenset(), frozenset())
     patch.setattr(placement_module, "_siblings", lambda seats: nowhere)
-    patch.setattr(planner_module, "check_plan", lambda plan, stages: None)
+    patch.setattr(planner_module, "_check", lambda rows, vnodes, waiting: None)
 
 
 def siblings_are_not_told(patch: pytest.MonkeyPatch) -> None:
@@ -202,9 +206,13 @@ def limits_are_a_wish(patch: pytest.MonkeyPatch) -> None:
         found = before(*arguments)
         return Obstacle.NONE if found in (Obstacle.MEMORY, Obstacle.DISK) else found
 
-    before = placement._obstacle
+    def fitting(self: Columns, vnode: str, *wanted_bytes: int) -> Mask:
+        return measured(self, vnode, *(-limits.MAX_OBJECT_BYTES for _ in wanted_bytes))
+
+    before, measured = placement._obstacle, Columns.fitting
     patch.setattr(Budget, "admit", admit)
     patch.setattr(placement, "_obstacle", obstacle)
+    patch.setattr(Columns, "fitting", fitting)
     patch.setattr("orchestrator.succession._why_lost", lambda cost, load, board: "")
 
 

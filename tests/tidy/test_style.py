@@ -90,7 +90,7 @@ def test_pure_cores_read_no_clock_and_no_randomness() -> None:
         *ROOT.glob("vnode/core.py"), *ROOT.glob("vnode/intake.py"), *ROOT.glob("vnode/outlet.py"), *ROOT.glob("vnode/floor.py"),
         *ROOT.glob("orchestrator/head.py"), *ROOT.glob("orchestrator/planner.py"), *ROOT.glob("orchestrator/inventory.py"),
         *ROOT.glob("orchestrator/jobs.py"), *ROOT.glob("membership/gossip.py"),
-        *(ROOT / "orchestrator" / f"{name}.py" for name in ("board", "ranks", "succession", "placement", "filling", "growth")),
+        *(ROOT / "orchestrator" / f"{name}.py" for name in ("board", "columns", "writing", "succession", "placement", "filling", "growth")),
         *(ROOT / "orchestrator" / f"{name}.py" for name in ("silence", "batch_story", "planning")),
         ROOT / "pnode" / "authority.py", ROOT / "pnode" / "budget.py", ROOT / "dataservice" / "manifests.py", ROOT / "dcnr" / "demo" / "story.py",
     ]  # fmt: skip

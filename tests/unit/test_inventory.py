@@ -6,6 +6,7 @@ import pytest
 
 from dcnr.v1 import membership_pb2, orchestrator_pb2
 from orchestrator import inventory as inventory_module
+from orchestrator import lending
 from orchestrator.inventory import Inventory
 
 A, B = "a" * 40, "b" * 40
@@ -285,7 +286,7 @@ def test_what_a_lost_node_hosted_is_awaited_until_it_takes_work_again_or_stays_a
     assert awaited(6.0) == frozenset()
     inventory.detached(A, 7.0, "reset")
     inventory.tick(8.0)
-    assert awaited(8.0 + inventory_module.AWAITED_S) == frozenset(), "whoever stays away is not waited for"
+    assert awaited(8.0 + lending.AWAITED_S) == frozenset(), "whoever stays away is not waited for"
 
 
 def test_who_leaves_politely_is_not_awaited() -> None:

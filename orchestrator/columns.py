@@ -1,0 +1,144 @@
+"""The nodes of a board as columns of numbers: a search looks at all of them in a few array operations, whatever they lend, host or are busy with.
+
+Rows stand in the order of node ids, so the first of equals is the one with the lowest id. The figures are those of `orchestrator.board.Load`, to the last bit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from orchestrator.board import Load
+
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+_COLUMNS: Final = (
+    "takes", "free_bytes", "free_disk_bytes", "unspooled_bytes", "hosted", "seconds", "slowness", "doubt",
+)  # fmt: skip
+
+
+class Columns:
+    """Of ``loads``, in the order of their ids. `note` after a load changed, `enter` after its offer did."""
+
+    def __init__(self, loads: Sequence[Load], max_hosted: int) -> None:
+        count = len(loads)
+        self._max_hosted = max_hosted
+        self.loads = list(loads)
+        self.takes: Mask = np.zeros(count, np.bool_)
+        """Whether it takes anything new, and hosts fewer than the most."""
+        self.free_bytes: NDArray[np.int64] = np.zeros(count, np.int64)
+        self.free_disk_bytes: NDArray[np.int64] = np.zeros(count, np.int64)
+        self.unspooled_bytes: NDArray[np.int64] = np.zeros(count, np.int64)
+        """Free disk once one more spool is taken off."""
+        self.hosted: NDArray[np.int64] = np.zeros(count, np.int64)
+        self.seconds: Floats = np.zeros(count)
+        self.slowness: Floats = np.ones(count)
+        self.doubt: Floats = np.ones(count)
+        self._by_owner: dict[str, set[Load]] = {}
+        self._by_subnet: dict[str, set[Load]] = {}
+        self._measuring: dict[str, set[Load]] = {}
+        """By VNode: nodes that say how long a step of it takes them."""
+        self._refusing: dict[str, set[Load]] = {}
+        for row, load in enumerate(self.loads):
+            load.row = row
+            self.enter(load)
+
+    # Changes
+
+    def enter(self, load: Load) -> None:
+        """What a node offers, the first time or anew after `leave`."""
+        row = load.row
+        self.slowness[row], self.doubt[row] = load.slowness, load.doubt
+        for index, names in self._indices(load):
+            for name in names:
+                index.setdefault(name, set()).add(load)
+        self.note(load)
+
+    def leave(self, load: Load) -> None:
+        """Forgets what a node offers, before that changes."""
+        for index, names in self._indices(load):
+            for name in names:
+                index[name].discard(load)
+
+    def note(self, load: Load) -> None:
+        """What it has left, and has to do, now."""
+        row = load.row
+        self.takes[row] = load.is_open and load.hosted < self._max_hosted
+        self.free_bytes[row], self.free_disk_bytes[row] = load.free_bytes, load.free_disk_bytes
+        self.unspooled_bytes[row] = load.free_disk_bytes - load.spool_bytes
+        self.hosted[row], self.seconds[row] = load.hosted, load.seconds
+
+    def insert(self, load: Load) -> None:
+        """A node more."""
+        row = bisect_left(self.loads, load.offer.node_id, key=lambda one: one.offer.node_id)
+        self.loads.insert(row, load)
+        for name in _COLUMNS:
+            setattr(self, name, np.insert(getattr(self, name), row, 0))
+        self._number(row)
+        self.enter(load)
+
+    def remove(self, load: Load) -> None:
+        """A node less."""
+        self.leave(load)
+        del self.loads[load.row]
+        for name in _COLUMNS:
+            setattr(self, name, np.delete(getattr(self, name), load.row))
+        self._number(load.row)
+
+    # Questions
+
+    def fitting(self, vnode: str, memory_bytes: int, states_bytes: int, frame_bytes: int) -> Mask:
+        """Who takes something new, does not refuse this VNode, and has room for so much memory, for states, and for a spool of a frame at least."""
+        fits = self.free_bytes >= memory_bytes
+        fits &= self.unspooled_bytes >= states_bytes
+        fits &= self.free_disk_bytes >= states_bytes + frame_bytes
+        fits &= self.takes
+        for load in self._refusing.get(vnode, ()):
+            fits[load.row] = False
+        return fits
+
+    def measuring(self, vnode: str) -> Iterable[Load]:
+        """Nodes for which a measurement of that VNode counts instead."""
+        return self._measuring.get(vnode, ())
+
+    def nearness(self, owners: Iterable[str], subnets: Iterable[str]) -> NDArray[np.int8]:
+        """2 for whoever has one of these owners, and 1 more for whoever is in one of these subnets."""
+        near = np.zeros(len(self.loads), np.int8)
+        for index, names, weight in ((self._by_owner, owners, 2), (self._by_subnet, subnets, 1)):
+            rows = [load.row for name in names for load in index.get(name, ())]
+            if rows:
+                near[rows] += weight
+        return near
+
+    def slowest(self) -> Load | None:
+        """Who takes longest of those that host anything."""
+        if not self.loads:
+            return None
+        load = self.loads[int(np.argmax(np.where(self.hosted > 0, self.seconds, -1.0)))]
+        return load if load.hosted else None
+
+    def check(self) -> None:
+        """Asserts that the columns say what the loads say."""
+        fresh = Columns(self.loads, self._max_hosted)
+        assert all(np.array_equal(getattr(self, name), getattr(fresh, name)) for name in _COLUMNS)
+        for mine, theirs in zip(self._all_indices(), fresh._all_indices(), strict=True):
+            assert {name: rows for name, rows in mine.items() if rows} == theirs
+
+    # Inside
+
+    def _number(self, first: int) -> None:
+        for row in range(first, len(self.loads)):
+            self.loads[row].row = row
+
+    def _all_indices(self) -> tuple[dict[str, set[Load]], ...]:
+        return self._by_owner, self._by_subnet, self._measuring, self._refusing
+
+    def _indices(self, load: Load) -> Iterable[tuple[dict[str, set[Load]], Iterable[Any]]]:
+        offer = load.offer
+        owners, subnets = ([offer.owner] if offer.owner else ()), ([offer.subnet] if offer.subnet else ())
+        return zip(self._all_indices(), (owners, subnets, offer.measured, offer.refused), strict=True)

@@ -1,0 +1,112 @@
+"""What the inventory tells the planner of a node: a function of its record and the time, and whether time alone may change it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.offers import USABLE, NodeOffer
+from orchestrator.silence import NodeRecord
+
+MAY_RETURN_S: Final = 120.0
+"""For this long a lost node's VNodes wait for it where nobody else fits."""
+AWAITED_S: Final = 30.0
+"""For this long what a lost node helped with waits for it where only busy nodes could take it: killed processes are back sooner."""
+REFUSED_FOR_S: Final = 120.0
+"""For this long the node is not asked again to host that VNode."""
+HAND_OVER_S: Final = 15.0
+"""A node that leaves politely keeps what it hosts for at most this long, until its last checkpoints are durable and its frames are taken."""
+RECORD_S: Final = 3600.0
+"""Losses count against a node's record for this long."""
+MEASURED_BATCHES: Final = 32
+"""A measured step time counts once the replica has learned this many batches."""
+STEP_CHANGE: Final = 1.1
+"""A step time counts anew when it differs from the one that counts by more than this factor: it is never exact, and each change is looked at."""
+_UNTOLD_BYTES: Final = 1 << 62
+
+
+def offer_of(record: NodeRecord, now: float) -> NodeOffer | None:
+    """What the planner sees of a node; None for one that was never attached here and is not expected."""
+    if record.beat_at is None and record.expected_until <= 0.0:
+        return None
+    is_told = _is_told(record)
+    return NodeOffer(
+        node_id=record.node_id,
+        state=record.judgement.state,
+        reason=record.judgement.reason,
+        gflops=record.capability.gflops,
+        memory_bytes=record.capability.memory_bytes if is_told else _UNTOLD_BYTES,
+        disk_bytes=record.capability.disk_bytes if is_told else _UNTOLD_BYTES,
+        accepts_work=record.capability.accepts_work or record.judgement.state == orchestrator_pb2.NODE_STATE_SUSPECT,
+        handing_over=_handing_over(record, now),
+        may_return=_may_return(record, now),
+        measured=record.steps,
+        refused={vnode: why for vnode, (when, why) in record.refused.items() if now - when < REFUSED_FOR_S},
+        subnet=record.subnet,
+        uplink_mbit=record.capability.uplink_mbit,
+        awaited=_awaited(record, now),
+        num_losses=_num_losses(record, now),
+    )
+
+
+def is_passing(record: NodeRecord, now: float) -> bool:
+    """Whether the offer may change without any news of the node."""
+    return (
+        record.draining_since is not None
+        or _may_return(record, now)
+        or _num_losses(record, now) > 0
+        or any(now - when < REFUSED_FOR_S for when, _ in record.refused.values())
+    )
+
+
+def counted_steps(known: Mapping[str, float], beat: orchestrator_pb2.Beat) -> dict[str, float]:
+    """Seconds per batch by VNode as a beat reports them; those that count already stay while they are about right."""
+    steps: dict[str, float] = {}
+    for item in beat.replicas:
+        step_s = item.step_s
+        if step_s > 0.0 and item.num_learned >= MEASURED_BATCHES:
+            old = known.get(item.vnode, 0.0)
+            steps[item.vnode] = old if old / STEP_CHANGE <= step_s <= old * STEP_CHANGE else step_s
+    return steps
+
+
+def _may_return(record: NodeRecord, now: float) -> bool:
+    """Whether it is gone, but not for long, or back without its worker."""
+    joins = record.judgement.state == orchestrator_pb2.NODE_STATE_JOINING and record.lost_at
+    gone_at = record.lost_at[-1] if joins else record.gone_at
+    return gone_at is not None and now - gone_at < MAY_RETURN_S
+
+
+def _awaited(record: NodeRecord, now: float) -> frozenset[str]:
+    """What it had when it was lost, until it takes work again or has been away for too long."""
+    if record.judgement.state in USABLE or record.beat.draining or not record.lost_at or now - record.lost_at[-1] >= AWAITED_S:
+        return frozenset()
+    return record.lost_with
+
+
+def _num_losses(record: NodeRecord, now: float) -> int:
+    return sum(now - when < RECORD_S for when in record.lost_at)
+
+
+def _is_told(record: NodeRecord) -> bool:
+    """Whether what the node lends is known here. One that the plan names and nobody has heard of yet is not said to lend nothing."""
+    return record.beat_at is not None or record.capability.ByteSize() > 0
+
+
+def _handing_over(record: NodeRecord, now: float) -> bool:
+    """Whether a leaving node still brings its last checkpoints into the store, or frames to its successors."""
+    if record.judgement.state != orchestrator_pb2.NODE_STATE_DRAINING or record.draining_since is None:
+        return False
+    if now - record.draining_since >= HAND_OVER_S or record.worker_dead_since is not None:
+        return False
+    giving = (orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrator_pb2.ASSIGNMENT_STATE_RELEASING)
+    released = orchestrator_pb2.ASSIGNMENT_STATE_RELEASED
+    return any(item.state in giving or (item.state == released and _brings(item)) for item in record.beat.replicas)
+
+
+def _brings(report: orchestrator_pb2.ReplicaReport) -> bool:
+    """Whether a replica holds something that nobody else has yet: a primary what is not durable, a contributor what is not merged."""
+    if report.role in (model_pb2.ROLE_CONTRIBUTOR, model_pb2.ROLE_STANDBY):
+        return bool(report.unmerged.intervals)
+    return report.durable != report.lineage
