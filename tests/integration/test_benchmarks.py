@@ -73,6 +73,15 @@ def test_startup_measures_commands_and_daemons(tmp_path: Path) -> None:
     assert row["daemon_hosting_rss_mib"] > 10
 
 
+def test_scale_measures_plans_beats_and_entries(tmp_path: Path) -> None:
+    document = run_short("scale", tmp_path)
+    (row,) = document["rounds"]
+    for size in document["settings"]["num_replicas"]:
+        assert row[f"first_plan_of_{size}_s"] > 0
+        assert row[f"replan_of_{size}_ms"] > 0
+    assert row["beat_us"] > 0
+
+
 def test_discovery_measures_every_phase(tmp_path: Path) -> None:
     (row,) = run_short("discovery", tmp_path)["rounds"]
     assert row["get_after_kill_ok"] > 0
