@@ -1,6 +1,6 @@
 """The nodes of a board as columns of numbers: a search looks at all of them in a few array operations, whatever they lend, host or are busy with.
 
-Rows stand in the order of node ids, so the first of equals is the one with the lowest id. The figures are those of `orchestrator.board.Load`, to the last bit.
+Rows stand in the order of node ids. The figures are those of `orchestrator.board.Load`, to the last bit.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Rejections are bounded per VNode, so that those of one VNode never push out anot
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -87,7 +88,8 @@ def best(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejectio
     """The node for one more replica; None where none fits. ``rejections`` None: nobody asks why.
 
     Of all nodes at once: those that fit, of these the ones that have least in common with its siblings, then with room for the siblings that it
-    will get, then the soonest done, then the one that hosts least, then the lowest id.
+    will get, then the soonest done, then the one that hosts least, then the first from a place that is the VNode's own: equals take different
+    VNodes together, so that what one of them loses is spread over all others.
     """
     siblings = _siblings(board.seats[cost.vnode])
     fits = _fitting(board, cost, siblings)
@@ -166,25 +168,28 @@ def _ranked(
             step_s[load.row] = load.step_s(cost)
         after_s = after_s + (step_s / (1.0 + others * step_s) if others else step_s)
     after_s = after_s * columns.doubt
-    grades = _grades(board, cost, siblings)
+    grades, start = _grades(board, cost, siblings), _place_of(cost.vnode) % max(1, len(columns.loads))
     left, ranked = fits.copy(), list[Load]()
     while len(ranked) < count and left.any():
-        row = _first(left, grades, after_s, columns.hosted)
+        row = _first(left, grades, after_s, columns.hosted, start)
         ranked.append(columns.loads[row])
         left[row] = False
     return ranked
 
 
-def _first(left: Mask, grades: NDArray[np.int8] | None, after_s: Floats, hosted: NDArray[np.int64]) -> int:
-    """The best of those that are left: by grade, then time, then by what they host, then by id."""
+def _place_of(vnode: str) -> int:
+    return int.from_bytes(hashlib.sha256(vnode.encode()).digest()[:4], "little")
+
+
+def _first(left: Mask, grades: NDArray[np.int8] | None, after_s: Floats, hosted: NDArray[np.int64], start: int) -> int:
+    """The best of those that are left: by grade, then time, then by what they host, then the first from ``start``."""
     if grades is not None:
         left = left & (grades == grades[left].min())
     alike = np.where(left, after_s, np.inf)
-    row = int(np.argmin(alike))
-    if not hosted[row]:
-        return row
-    rows = np.flatnonzero(alike == alike[row])
-    return int(rows[np.argmin(hosted[rows])])
+    rows = np.flatnonzero(alike == alike.min())
+    if len(rows) > 1:
+        rows = rows[hosted[rows] == hosted[rows].min()]
+    return int(rows[np.searchsorted(rows, start) % len(rows)])
 
 
 def _grades(board: Board, cost: StageCost, siblings: _Siblings) -> NDArray[np.int8] | None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dcnr import limits
 from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator import placement, succession
 from orchestrator import planner as planner_module
-from orchestrator import succession
 from orchestrator.board import Board
 from orchestrator.costs import StageCost
 from orchestrator.offers import NodeOffer, PlanPolicy, PlanRequest
@@ -117,7 +117,7 @@ def test_remembering_changes_no_plan(stages: tuple[StageCost, ...], machines: li
 def test_the_work_of_a_plan_follows_what_changed_and_not_the_number_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, not timed: searches and rows of a first plan are as many as replicas, and after a loss as many as it touches."""
     counted = Counter[str]()
-    settle, best = Board._settle, planner_module.best
+    settle, best = Board._settle, placement.best
 
     def settled(self: Board, vnode: str) -> None:
         counted["settled"] += 1

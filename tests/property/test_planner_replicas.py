@@ -388,9 +388,11 @@ def test_machines_that_join_get_their_part_soon_and_once() -> None:
     stages, nodes = [stage(index, 4) for index in range(8)], [node(index, memory_mib=4000) for index in range(12)]
     plan = make_plan(request(stages, nodes[:8]), POLICY)
     after = make_plan(request(stages, nodes, plan, since_s=1.0), POLICY)
-    assert all(hosted(after)[item.node_id] == 2 for item in nodes[8:])
+    taken = [hosted(after)[item.node_id] for item in nodes[8:]]
+    assert set(taken) <= {1, 2}
+    assert sum(taken) >= 7, "at most one VNode is left of which every busy machine has given another one already"
     moved = {item.vnode for item in after.assignments if item.replica not in {one.replica for one in plan.assignments}}
-    assert len(moved) == 8, "of each VNode one replica at a time"
+    assert len(moved) == sum(taken), "of each VNode one replica at a time"
     assert {of(after, cost.vnode)[0].replica for cost in stages} == {of(plan, cost.vnode)[0].replica for cost in stages}
     again = make_plan(request(stages, nodes, after, since_s=1.0), POLICY)
     assert same_placement(after, again)
