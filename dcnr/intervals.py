@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Final
@@ -107,15 +107,28 @@ class IntervalSet:
         return chain.from_iterable(range(lo, hi) for lo, hi in self.pairs())
 
     def __or__(self, other: IntervalSet) -> IntervalSet:
-        if not other.bounds or self.bounds == other.bounds:
+        a, b = self.bounds, other.bounds
+        if not b or a == b:
             return self
-        return _combine(self, other, operator.or_) if self.bounds else other
+        return IntervalSet(_combine(a, b, _OR)) if a else other
 
     def __and__(self, other: IntervalSet) -> IntervalSet:
-        return _combine(self, other, operator.and_) if self.bounds and other.bounds else _EMPTY
+        a, b = self.bounds, other.bounds
+        if not a or not b or a[-1] <= b[0] or b[-1] <= a[0]:
+            return _EMPTY
+        if a == b or (len(b) == 2 and b[0] <= a[0] and a[-1] <= b[1]):
+            return self
+        if len(a) == 2 and a[0] <= b[0] and b[-1] <= a[1]:
+            return other
+        return IntervalSet(_combine(a, b, _AND))
 
     def __sub__(self, other: IntervalSet) -> IntervalSet:
-        return _combine(self, other, operator.gt) if self.bounds and other.bounds else self
+        a, b = self.bounds, other.bounds
+        if not a or not b or a[-1] <= b[0] or b[-1] <= a[0]:
+            return self
+        if a == b or (len(b) == 2 and b[0] <= a[0] and a[-1] <= b[1]):
+            return _EMPTY
+        return IntervalSet(_combine(a, b, _SUB))
 
     def __repr__(self) -> str:
         return f"IntervalSet.of({', '.join(f'({lo}, {hi})' for lo, hi in self.pairs())})"
@@ -152,6 +165,11 @@ class IntervalSet:
     def above(self, number: int) -> IntervalSet:
         """The elements strictly greater than ``number``."""
         return self._split(number + 1)[1]
+
+    def below(self, number: int) -> IntervalSet:
+        """The elements strictly smaller than ``number``."""
+        bounds = self.bounds
+        return self if not bounds or bounds[-1] <= number else self._split(number)[0]
 
     def is_exactly(self, lo: int, hi: int) -> bool:
         """Whether this set is [lo, hi), no more and no less."""
@@ -192,17 +210,29 @@ def _bound(number: int) -> int:
     return value
 
 
-def _combine(left: IntervalSet, right: IntervalSet, keep: Callable[[bool, bool], bool]) -> IntervalSet:
+_OR: Final = (False, True, True, True)
+_AND: Final = (False, False, False, True)
+_SUB: Final = (False, False, True, False)
+"""Whether a number belongs to the result: by whether it is in the left set (2) and in the right one (1)."""
+
+
+def _combine(a: tuple[int, ...], b: tuple[int, ...], keep: tuple[bool, ...]) -> tuple[int, ...]:
     """Sweeps over both lists of bounds once; an odd count of passed bounds means inside, so the result is canonical."""
-    a, b = left.bounds, right.bounds
     i = j = 0
+    num_a, num_b = len(a), len(b)
+    x, y = a[0], b[0]
     bounds: list[int] = []
     inside = False
-    while i < len(a) or j < len(b):
-        at = min(a[i] if i < len(a) else END + 1, b[j] if j < len(b) else END + 1)
-        i += i < len(a) and a[i] == at
-        j += j < len(b) and b[j] == at
-        if keep(i & 1 == 1, j & 1 == 1) is not inside:
+    while True:
+        at = x if x < y else y
+        if at > END:
+            return tuple(bounds)
+        if x == at:
+            i += 1
+            x = a[i] if i < num_a else END + 1
+        if y == at:
+            j += 1
+            y = b[j] if j < num_b else END + 1
+        if keep[(i & 1) << 1 | (j & 1)] is not inside:
             bounds.append(at)
             inside = not inside
-    return IntervalSet(tuple(bounds))

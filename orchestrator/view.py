@@ -68,6 +68,10 @@ class ModelView:
     """What the job began with, as far as it could be read."""
     hosted: Mapping[str, tuple[model_pb2.Assignment, ...]] = field(default_factory=dict)
     """The plan's assignments by PNode."""
+    _durable: dict[str, tuple[model_pb2.Manifest, Mapping[str, IntervalSet]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """By job: what `durable` has found, and in which manifest."""
 
     def hosted_by(self, pnode_id: str) -> tuple[model_pb2.Assignment, ...]:
         """What the plan puts on a PNode."""
@@ -85,15 +89,19 @@ class ModelView:
         entry = next((item for item in self.manifest.entries if item.vnode == vnode), None)
         return entry.working[0] if entry is not None and entry.working else None
 
-    def durable(self, job_id: str) -> dict[str, IntervalSet]:
+    def durable(self, job_id: str) -> Mapping[str, IntervalSet]:
         """By VNode: the lineage in ``job_id`` of the newest working checkpoint; empty for one of another job."""
         if self.manifest is None:
             return {}
-        return {
-            entry.vnode: intervals(entry.working[0].lineage) if entry.working[0].job_id == job_id else IntervalSet.empty()
-            for entry in self.manifest.entries
-            if entry.working
-        }
+        known = self._durable.get(job_id)
+        if known is None or known[0] is not self.manifest:
+            found = {
+                entry.vnode: intervals(entry.working[0].lineage) if entry.working[0].job_id == job_id else IntervalSet.empty()
+                for entry in self.manifest.entries
+                if entry.working
+            }
+            known = self._durable[job_id] = (self.manifest, found)
+        return known[1]
 
 
 class ViewLoader:

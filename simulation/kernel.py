@@ -6,6 +6,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from simulation.transcript import Transcript
 
@@ -35,7 +36,7 @@ class Kernel:
     def after(self, delay_s: float, action: Action) -> None:
         """Runs ``action`` that much later."""
         self._count += 1
-        heapq.heappush(self._queue, (self.now_s + max(0.0, delay_s), self._count, action))
+        heapq.heappush(self._queue, (self.now_s + delay_s if delay_s > 0.0 else self.now_s, self._count, action))
 
     def soon(self, action: Action) -> None:
         """Runs ``action`` at this very time, before anything that is still in the queue."""
@@ -84,11 +85,11 @@ class Process:
 
     def after(self, delay_s: float, action: Action) -> None:
         """Posts ``action`` that much later."""
-        self.kernel.after(delay_s, lambda: self.post(action))
+        self.kernel.after(delay_s, partial(self.post, action))
 
     def soon(self, action: Action) -> None:
         """Posts ``action`` at this very time, after what is running now."""
-        self.kernel.soon(lambda: self.post(action))
+        self.kernel.soon(partial(self.post, action))
 
     def pause(self, for_s: float) -> None:
         """Stops it, as SIGSTOP or a disk that hangs does, and resumes it later; of two pauses the one that ends later counts."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from simulation.kernel import Kernel, Process
@@ -53,7 +54,7 @@ class Stream:
         if on_left is not None:
             self.processes[side].after(leave_s, on_left)
         arrive_s = leave_s + network.latency_s(self.processes[side].host, self.processes[1 - side].host)
-        network.kernel.after(arrive_s, lambda: self._arrive(side, data))
+        network.kernel.after(arrive_s, partial(self._arrive, side, data))
         if network.rng.random() < network.knobs.repeat_probability:
             network.kernel.after(arrive_s + network.rng.random(), lambda: self._arrive(side, data))
 
@@ -67,7 +68,7 @@ class Stream:
                 self.fail(1.0, 6.0)
         elif not self._lossy[side]:
             self._network.note_message("message", self.processes[side].host, self.processes[other].host, data)
-            self.processes[other].post(lambda: self._deliver(other, data))
+            self.processes[other].post(partial(self._deliver, other, data))
 
     def _deliver(self, side: int, data: bytes) -> None:
         if not self._told[side]:

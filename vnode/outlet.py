@@ -15,7 +15,7 @@ from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from vnode.events import AckHeard, DurableHeard, FrameMissing, FrameSent, LinkDown, LinkUp, NeedHeard, SendFrame, WindowHeard
 from vnode.floor import Behind
-from vnode.replica_config import MAX_ASKED_ROUNDS, MAX_SENT_MARKS, MAX_UNSENT_FRAMES, ReplicaConfig, below
+from vnode.replica_config import MAX_ASKED_ROUNDS, MAX_SENT_MARKS, MAX_UNSENT_FRAMES, ReplicaConfig
 from vnode.spool import Frame, Spool
 from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer
 
@@ -35,7 +35,7 @@ class _Ask:
 
     def open(self) -> IntervalSet:
         """What it needs and has room for."""
-        return below(self.wanted | self.forward_only, self.end)
+        return (self.wanted | self.forward_only).below(self.end)
 
 
 @dataclass(slots=True)

@@ -107,12 +107,6 @@ class ReplicaConfig:
         return self.window_batches if lane.is_train else max(1, self.window_batches // 4)
 
 
-def below(batches: IntervalSet, end: int) -> IntervalSet:
-    """The batches lower than ``end``."""
-    highest = batches.highest()
-    return batches if highest is None or highest < end else batches & IntervalSet.span(0, max(0, end))
-
-
 def lowest_intervals(batches: IntervalSet) -> IntervalSet:
     """As much of the set, from below, as one statement holds."""
     return batches if len(batches.bounds) <= 2 * STATED_INTERVALS else IntervalSet(batches.bounds[: 2 * STATED_INTERVALS])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dcnr import limits
-from simulation.liveness import HomeLink, tally
+from simulation.home_line import HomeLink
+from simulation.liveness import tally
 
 
 def test_living_nodes_are_almost_never_taken_for_gone_and_dead_ones_soon() -> None:
