@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 from network_rig import ACTIVE, BATCH_SIZE, SAMPLES, Rig, running_network
 
-from dcnr.testing import LocalPNode
-from dcnr.v1 import model_pb2, orchestrator_pb2
+from dcnr.cli.local_door import ask
+from dcnr.errors import DcnrError
+from dcnr.testing import LocalPNode, Process
+from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 
 PER_PASS = SAMPLES // BATCH_SIZE
 PASSES = 60
@@ -38,6 +41,27 @@ def merges(rig: Rig, vnode: str) -> int:
     return int(primary.num_merged) if primary is not None else 0
 
 
+def reason_of(rig: Rig, process: Process) -> str:
+    """Of its state, as an orchestrator sees it."""
+    with rig.client() as client:
+        return next((node.reason for node in client.nodes() if node.node_id == process.node_id), "")
+
+
+def has_merged(rig: Rig, job_id: str) -> bool:
+    """Whether each VNode's primary in this job has taken a delta in, and a manifest names a checkpoint of it."""
+    with contextlib.suppress(DcnrError):
+        found = rig.job(job_id).vnodes
+        return len(found) == len(rig.vnodes) and all(
+            item.report.num_merged and item.working.replica == item.assignment.replica for item in found
+        )
+    return False
+
+
+def primary_in(rig: Rig, job_id: str, vnode: str) -> model_pb2.Assignment:
+    """As the job's plan has it."""
+    return next(item.assignment for item in rig.job(job_id).vnodes if item.vnode == vnode)
+
+
 def test_two_replicas_of_each_vnode_share_the_work_and_a_contributor_takes_the_place_of_a_killed_primary(rig: Rig) -> None:
     job_id = rig.submit("shared", passes=PASSES, replicas=2)
     rig.until(lambda: all(merges(rig, vnode) >= 2 for vnode in rig.vnodes), "both primaries have merged", LONG_S)
@@ -65,3 +89,22 @@ def test_two_replicas_of_each_vnode_share_the_work_and_a_contributor_takes_the_p
         assert item.exact, (item.vnode, item.reason)
         assert item.num_batches == PASSES * PER_PASS
         assert len({replica for replica, _, _ in item.learned}) >= 2, item.learned
+
+
+def test_a_primary_that_leaves_politely_goes_by_itself_and_the_others_learn_on(rig: Rig) -> None:
+    job_id = rig.submit("leaving", passes=PASSES, replicas=2)
+    rig.until(lambda: has_merged(rig, job_id), "both primaries of this job have merged and are durable", LONG_S)
+    before = primary_in(rig, job_id, "b")
+    leaving = rig.network.process_of(before.pnode_id)
+    assert leaving is not None
+    ask(leaving.home, "Stop", local_pb2.StopRequest(hand_over=True), start="pnode start")
+    rig.until(lambda: not leaving.alive, "it has gone", LONG_S)
+    assert leaving.popen is not None
+    assert leaving.popen.returncode == 0
+    rig.until(lambda: "politely" in reason_of(rig, leaving), "it is known to have left politely", LONG_S)
+    rig.network.kill(leaving)  # it is gone: this closes what we held of it
+    rig.ended(job_id, LONG_S)
+    for item in rig.audit():
+        assert item.exact, (item.vnode, item.reason)
+        assert item.num_batches == PASSES * PER_PASS
+        assert item.vnode != "b" or before.replica in {replica for replica, _, _ in item.learned}, "what it learned counts"
