@@ -30,8 +30,8 @@ from dcnr.errors import DcnrError, InvalidInput
 RESULTS: Final = machine.ROOT / "chaos" / "results"
 SCHEDULES: Final = machine.ROOT / "chaos" / "schedules"
 DEFAULT: Final = "faults125"
-CPU_PERCENT: Final = 4.0
-"""Of one core, for each of 24 PNodes, of which 16 need half of it: what is left of two cores starts killed ones again."""
+CPU_PERCENT: Final = 3.5
+"""Of one core, for each of twenty PNodes: what is left of two cores, with all daemons and orchestrators, starts killed ones again."""
 
 LONG_SAMPLES: Final = 80_000
 """Of a job that outlasts any round of joiners: it is not run to its end."""

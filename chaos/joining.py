@@ -23,7 +23,7 @@ from dcnr.v1 import orchestrator_pb2
 
 FORMAT: Final = "dcnr-chaos-joining-1"
 VIEW_S: Final = 0.25
-TRAINING_S: Final = 180.0
+TRAINING_S: Final = 300.0
 SPAN_S: Final = 10.0
 """Rates are those of so many seconds: deltas are merged every few of them."""
 STEP_S: Final = 0.5

@@ -42,7 +42,7 @@ VIEW_S: Final = 0.25
 POLL_S: Final = 0.05
 LOAD_S: Final = 5.0
 SAMPLE_S: Final = 0.5
-TRAINING_S: Final = 180.0
+TRAINING_S: Final = 300.0
 """From submission until every VNode learns."""
 FINISH_S: Final = 1200.0
 """From the end of the schedule until the job has ended."""
@@ -51,6 +51,8 @@ PROBE_S: Final = 40.0
 SETTLING_S: Final = 10.0
 """A job's rate is taken for so long, and so long after every VNode has learned something."""
 MIN_BATCHES: Final = 200
+LEAD_BATCHES: Final = 64
+"""Machines with less to do run ahead of the others for so long only: then the rate is that of the network, from the first window on."""
 SPARE: Final = 1.1
 """A job is made so much longer than the schedule: a short one is mostly beginning and end."""
 Row = dict[str, Any]
@@ -136,7 +138,7 @@ def fitted(setup: Setup, stand: Stand, say: Say) -> Setup:
     """
     probe = replace(setup.work, name="probe", samples=PROBE_BATCHES * setup.work.batch_size, passes=1)
     stand.stage(probe)
-    job_id = stand.submit(probe, "probe", checkpoint_s=setup.checkpoint_s)
+    job_id = stand.submit(probe, "probe", checkpoint_s=setup.checkpoint_s, lead_batches=LEAD_BATCHES)
     meter, began_s, rate = Meter(probe.num_batches, probe.vnodes), time.monotonic(), None
     with stand.client() as client:
         for view in client.watch(job_id, model=probe.name, interval_s=VIEW_S):
@@ -219,7 +221,9 @@ class _Measured:
         """The next job."""
         work = self.setup.work
         key = f"chaos-{len(self.job_ids) + 1}"
-        self.job_ids.append(await asyncio.to_thread(self.stand.submit, work, key, checkpoint_s=self.setup.checkpoint_s))
+        self.job_ids.append(
+            await asyncio.to_thread(self.stand.submit, work, key, checkpoint_s=self.setup.checkpoint_s, lead_batches=LEAD_BATCHES)
+        )
         self.meter = Meter(work.num_batches, work.vnodes)
 
     async def _within(self, event: asyncio.Event, limit_s: float, what: str) -> None:
