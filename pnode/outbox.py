@@ -1,8 +1,9 @@
 """Outputs of one replica on their way: live tensors for the newest, encoded frames in the spool for all that somebody may still ask for.
 
-The compute thread only hands a tensor over; encoding, digest and disk belong to the executor. A raw encoding is the tensor's own memory. What is
-held: the newest `HOT_BYTES` of live tensors with their encodings (at least one frame, at most `HOT_FRAMES`), and at most `MAX_BACKLOG` frames
-that are being encoded, which `keep` waits for.
+The compute thread only hands a tensor over; encoding, digest and disk belong to the executor, but for the digest of a small raw frame, which costs
+less than the way to another thread. A raw encoding is the tensor's own memory. What is held: the newest `HOT_BYTES` of live tensors with their
+encodings (at least one frame, at most `HOT_FRAMES`), and at most `MAX_BACKLOG` frames that are not in the spool yet, which `keep` waits for. A
+frame may be sent before it is in the spool: until then it stays here.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from vnode.vocabulary import Lane, TensorHandle
 HOT_BYTES: Final = 24 * limits.MIB
 HOT_FRAMES: Final = 64
 MAX_BACKLOG: Final = 3
+QUICK_BYTES: Final = 1 * limits.MIB
+"""Raw frames of at most so much are digested at once."""
 _Key = tuple[Lane, int]
 
 
@@ -34,6 +37,8 @@ class _Hot:
     tensor: TensorHandle
     num_bytes: int
     frame: asyncio.Future[Frame]
+    in_spool: bool = False
+    """Or not to be put there: the disk refused it."""
 
 
 class Outbox:
@@ -45,6 +50,8 @@ class Outbox:
         self._held_bytes = 0
         self._backlog = asyncio.Semaphore(MAX_BACKLOG)
         self._not_kept: dict[str, int] = {}
+        self._unwritten: list[tuple[_Key, _Hot]] = []
+        self._writing = self._closed = False
 
     @property
     def num_bytes(self) -> int:
@@ -65,12 +72,17 @@ class Outbox:
         """Takes over a detached tensor; returns when few enough are being encoded. Nothing may write to the tensor any more."""
         await self._backlog.acquire()
         self._forget((lane, batch))
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._executor, self._encode_and_spool, lane, batch, tensor, step, self._codec())
-        hot = _Hot(tensor, 2 * int(tensor.nbytes), work)  # with its encoding, at most
+        loop, codec = asyncio.get_running_loop(), self._codec()
+        frame: asyncio.Future[Frame]
+        if codec == "raw" and tensor.nbytes <= QUICK_BYTES and _is_at_hand(tensor):
+            frame = loop.create_future()
+            frame.set_result(_encode(tensor, step, codec))
+        else:
+            frame = loop.run_in_executor(self._executor, _encode, tensor, step, codec)
+        hot = _Hot(tensor, 2 * int(tensor.nbytes), frame)  # with its encoding, at most
         self._hot[(lane, batch)] = hot
         self._held_bytes += hot.num_bytes
-        work.add_done_callback(lambda done: self._encoded((lane, batch), hot, done))
+        frame.add_done_callback(lambda done: self._encoded((lane, batch), hot, done))
 
     def tensor(self, lane: Lane, batch: int) -> TensorHandle | None:
         """The live tensor, if it is one of the newest."""
@@ -101,39 +113,52 @@ class Outbox:
 
     def close(self) -> None:
         """Removes the spool; nothing may be kept afterwards."""
+        self._closed = True
         self._hot.clear()
         self._spool.close()
-
-    def _encode_and_spool(self, lane: Lane, batch: int, tensor: TensorHandle, step: int, codec: str) -> Frame:
-        array = as_array(tensor)
-        if array.dtype != np.float32:
-            codec = "raw"
-        try:
-            encoded = encode_final(array, codec)
-        except InvalidInput:
-            encoded = encode_final(array, "raw")
-        frame = Frame(encoded, step)
-        try:
-            self._spool.put(lane, batch, frame)
-        except DcnrError as error:
-            self._not_kept[error.code] = self._not_kept.get(error.code, 0) + 1
-        return frame
 
     def _load(self, lane: Lane, batch: int) -> Array:
         frame = self._spool.get(lane, batch)
         return decode(frame.encoded.header, frame.encoded.payload)
 
     def _encoded(self, key: _Key, hot: _Hot, done: asyncio.Future[Frame]) -> None:
-        self._backlog.release()
-        failed = done.cancelled() or done.exception() is not None
-        if self._hot.get(key) is not hot:
+        if done.cancelled() or done.exception() is not None:
+            self._backlog.release()
+            if self._hot.get(key) is hot:
+                self._forget(key)
+            return
+        if self._hot.get(key) is hot:
+            self._count(hot, done.result())
+        self._unwritten.append((key, hot))
+        self._write_behind()
+
+    def _write_behind(self) -> None:
+        """Writes all that waits, in order, by one thread at a time."""
+        if self._writing or self._closed or not self._unwritten:
+            return
+        due, self._unwritten, self._writing = self._unwritten, [], True
+        frames = [(key, hot.frame.result()) for key, hot in due if self._hot.get(key) is hot]  # the others were dropped meanwhile
+        work = asyncio.get_running_loop().run_in_executor(self._executor, self._put_all, frames)
+        work.add_done_callback(lambda done: self._written(due, done))
+
+    def _written(self, due: list[tuple[_Key, _Hot]], done: asyncio.Future[None]) -> None:
+        self._writing = False
+        for key, hot in due:
+            self._backlog.release()
+            hot.in_spool = True
             if key not in self._hot:  # dropped meanwhile; a newer tensor of that number replaces it in the spool itself
                 self._spool.drop(key[0], IntervalSet.of((key[1], key[1] + 1)))
-        elif failed:
-            self._forget(key)
-        else:
-            self._count(hot, done.result())
         self._shrink()
+        self._write_behind()
+        if not done.cancelled():
+            done.result()
+
+    def _put_all(self, frames: list[tuple[_Key, Frame]]) -> None:
+        for (lane, batch), frame in frames:
+            try:
+                self._spool.put(lane, batch, frame)
+            except DcnrError as error:
+                self._not_kept[error.code] = self._not_kept.get(error.code, 0) + 1
 
     def _count(self, hot: _Hot, frame: Frame) -> None:
         """Exactly, now that it is known whether the encoding has memory of its own."""
@@ -144,14 +169,29 @@ class Outbox:
     def _shrink(self) -> None:
         while len(self._hot) > 1 and (self._held_bytes > self._hot_bytes or len(self._hot) > HOT_FRAMES):
             oldest = next(iter(self._hot))
-            if not self._hot[oldest].frame.done():
-                return  # it is being encoded: the next one to finish tries again
+            if not self._hot[oldest].in_spool:
+                return  # it is on its way there: the next one to arrive tries again
             self._forget(oldest)
 
     def _forget(self, key: _Key) -> None:
         hot = self._hot.pop(key, None)
         if hot is not None:
             self._held_bytes -= hot.num_bytes
+
+
+def _encode(tensor: TensorHandle, step: int, codec: str) -> Frame:
+    array = as_array(tensor)
+    if array.dtype != np.float32:
+        codec = "raw"
+    try:
+        return Frame(encode_final(array, codec), step)
+    except InvalidInput:
+        return Frame(encode_final(array, "raw"), step)
+
+
+def _is_at_hand(tensor: TensorHandle) -> bool:
+    """In main memory: nothing has to be waited for."""
+    return isinstance(tensor, np.ndarray) or bool(getattr(tensor, "is_cpu", False))
 
 
 def as_array(tensor: TensorHandle) -> Array:
