@@ -70,16 +70,28 @@ class _Edge:
     primary: ReplicaId | None = None
     owned: dict[ReplicaId, IntervalSet] | None = None
     """By replica of the newest plan; None before the first."""
+    _shared_out: tuple[IntervalSet, dict[ReplicaId | None, IntervalSet]] = (_NONE, {})
+    """The last set of training batches and whom it is asked from: statements and reports ask again for the same one, many times a second."""
 
-    def asked(self, lane: Lane, batches: IntervalSet) -> list[tuple[ReplicaId | None, IntervalSet]]:
+    def plan(self, shares: tuple[Share, ...], owned: dict[ReplicaId, IntervalSet]) -> None:
+        """Whom to ask from now on."""
+        self.primary = shares[0].replica if shares else None
+        self.owned, self._shared_out = owned, (_NONE, {})
+
+    def asked(self, lane: Lane, batches: IntervalSet) -> Mapping[ReplicaId | None, IntervalSet]:
         """Who is asked for which of ``batches``: the owner, for evaluations the primary; None where there is nobody to ask."""
         if not lane.is_train:
-            return [(self.primary, batches)]
-        parts: list[tuple[ReplicaId | None, IntervalSet]] = []
+            return {self.primary: batches} if batches else {}
+        if batches != self._shared_out[0]:
+            self._shared_out = (batches, self._share_out(batches))
+        return self._shared_out[1]
+
+    def _share_out(self, batches: IntervalSet) -> dict[ReplicaId | None, IntervalSet]:
+        parts: dict[ReplicaId | None, IntervalSet] = {}
         for replica, owned in (self.owned or {}).items():
-            parts.append((replica, batches & owned))
+            parts[replica] = batches & owned
             batches -= owned
-        return [(replica, part) for replica, part in [*parts, (None, batches)] if part]
+        return {replica: part for replica, part in [*parts.items(), (None, batches)] if part}
 
 
 class Intake:
@@ -102,8 +114,7 @@ class Intake:
         """Whom to ask for which batches from now on; what arrives from others is taken in all the same."""
         for number, edge in self._edges.items():
             shares = predecessors.get(number, ())
-            edge.primary = shares[0].replica if shares else None
-            edge.owned = split(shares, self._config.num_batches, self._config.unit_batches)
+            edge.plan(shares, split(shares, self._config.num_batches, self._config.unit_batches))
 
     def edge_up(self, event: EdgeUp) -> None:
         """The way is open: everything is stated anew."""
@@ -135,15 +146,15 @@ class Intake:
         before, self._waiting_for = self._waiting_for, {}
         for lane, current in work.items():
             for edge in range(self._config.num_inputs):
-                for source, lacking in self._asked(edge, lane, self._lacking(edge, lane, current.needed)):
+                for source, lacking in self._asked(edge, lane, self._lacking(edge, lane, current.needed)).items():
                     lowest = lacking.lowest()
                     if lowest is not None:
                         known = before.get((edge, lane, source))
                         self._waiting_for[edge, lane, source] = known if known and known[0] == lowest else (lowest, now_s)
 
-    def _asked(self, edge: int, lane: Lane, batches: IntervalSet) -> list[tuple[ReplicaId | None, IntervalSet]]:
+    def _asked(self, edge: int, lane: Lane, batches: IntervalSet) -> Mapping[ReplicaId | None, IntervalSet]:
         known = self._edges.get(edge)
-        return [(None, batches)] if known is None else known.asked(lane, batches)
+        return {None: batches} if known is None else known.asked(lane, batches)
 
     def arrived(self, event: FrameArrived) -> None:
         """Takes in an input that is needed and new; the highest batch gives way where there are too many."""
@@ -218,7 +229,7 @@ class Intake:
             if not edge.ways:
                 continue
             for lane, work in self._work.items():
-                parts = {source: part for source, part in edge.asked(lane, self._lacking(number, lane, work.needed)) if source}
+                parts = edge.asked(lane, self._lacking(number, lane, work.needed))
                 for source, stated in edge.ways.items():
                     part = parts.get(source, _NONE)
                     if part or lane in stated or lane.is_train:
@@ -266,7 +277,7 @@ class Intake:
             self._waiting_for.items(), key=lambda item: (*item[0][:2], item[0][2] or "")
         ):
             work = self._work[lane]
-            part = dict(self._asked(number, lane, self._lacking(number, lane, work.needed))).get(source, _NONE)
+            part = self._asked(number, lane, self._lacking(number, lane, work.needed)).get(source, _NONE)
             why = self._why(number, lane, source, lowest)
             views.append(NeedView(number, source, lane, part & work.wanted, part & work.forward_only, since_s, why))
         return tuple(views)
