@@ -203,8 +203,8 @@ def manifest_goes_back(patch: pytest.MonkeyPatch) -> None:
 def everything_is_asked_of_everyone(patch: pytest.MonkeyPatch) -> None:
     """Rule 2: a receiver does not ask the owner of a batch for it, but all replicas of the predecessor."""
 
-    def asked(self: _Edge, lane: Lane, batches: IntervalSet) -> list[tuple[ReplicaId | None, IntervalSet]]:
-        return [(replica, batches) for replica in self.owned or {}] or [(None, batches)]
+    def asked(self: _Edge, lane: Lane, batches: IntervalSet) -> dict[ReplicaId | None, IntervalSet]:
+        return dict.fromkeys(self.owned or [None], batches)
 
     patch.setattr(_Edge, "asked", asked)
 
