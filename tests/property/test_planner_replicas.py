@@ -7,69 +7,30 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_rig import (
+    ACTIVE,
+    CONTRIBUTOR,
+    MIB,
+    NODES,
+    OFFLINE,
+    POLICY,
+    PRIMARY,
+    STAGES,
+    STANDBY,
+    down,
+    hosted,
+    node,
+    of,
+    request,
+    stage,
+)
 
-from dcnr import limits
-from dcnr.v1 import model_pb2, orchestrator_pb2
+from dcnr.v1 import model_pb2
 from orchestrator import placement
 from orchestrator.board import Board, Load
 from orchestrator.costs import StageCost, disk_bytes, spool_bytes
-from orchestrator.offers import NodeOffer, PlanPolicy, PlanRequest
+from orchestrator.offers import NodeOffer, PlanRequest
 from orchestrator.planner import make_plan, same_placement, seconds_per_batch
-
-ACTIVE, OFFLINE = orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_OFFLINE
-PRIMARY, CONTRIBUTOR, STANDBY = model_pb2.ROLE_PRIMARY, model_pb2.ROLE_CONTRIBUTOR, model_pb2.ROLE_STANDBY
-POLICY = PlanPolicy()
-MIB = limits.MIB
-
-
-def stage(index: int, replicas: int = 1, gflop: float = 1.0, memory_mib: int = 100) -> StageCost:
-    before = (f"v{index - 1}",) if index else ()
-    return StageCost(
-        f"v{index}", before, (), index == 0, replicas, gflop * 1e9, 4 * MIB, memory_mib * MIB, MIB, sharing_bytes=20 * MIB
-    )
-
-
-def node(index: int, gflops: float = 10.0, memory_mib: int = 1000, **more: object) -> NodeOffer:
-    offer = NodeOffer(f"{index:040x}", ACTIVE, "", gflops, memory_mib * MIB, 40_000 * MIB, accepts_work=True)
-    return replace(offer, **more)  # type: ignore[arg-type]
-
-
-def request(
-    stages: list[StageCost], nodes: list[NodeOffer], previous: model_pb2.Plan | None = None, *, live: dict[str, int] | None = None,
-    durable: dict[str, int] | None = None, since_s: float = 1e9,
-) -> PlanRequest:  # fmt: skip
-    """Where nothing is said of what lives, everything on an active node does, with 100 batches."""
-    up = {offer.node_id for offer in nodes if offer.state == ACTIVE}
-    if live is None and previous is not None:
-        live = {item.replica: 100 for item in previous.assignments if item.pnode_id in up}
-    return PlanRequest(
-        "n" * 40, "m", "j", "g" * 64, 1, "h" * 40, tuple(stages), tuple(nodes), previous, "p" if previous else "", 256, 8, since_s, True,
-        "test", live=live or {}, durable=durable or {},
-    )  # fmt: skip
-
-
-def of(plan: model_pb2.Plan, vnode: str, role: int = PRIMARY) -> list[model_pb2.Assignment]:
-    return [item for item in plan.assignments if item.vnode == vnode and item.role == role]
-
-
-def down(nodes: list[NodeOffer], *gone: str) -> list[NodeOffer]:
-    return [replace(item, state=OFFLINE, reason="silent") if item.node_id in gone else item for item in nodes]
-
-
-STAGES = st.lists(st.tuples(st.floats(0.01, 50), st.integers(1, 900), st.integers(0, 4)), min_size=1, max_size=8).map(
-    lambda rows: [stage(index, replicas, gflop, memory) for index, (gflop, memory, replicas) in enumerate(rows)]
-)
-NODES = st.lists(
-    st.tuples(
-        st.floats(0.1, 500), st.integers(1, 2500), st.sampled_from([ACTIVE, ACTIVE, OFFLINE]), st.sampled_from(["", "x", "y"]), st.integers(0, 5)
-    ),
-    max_size=10,
-).map(
-    lambda rows: [
-        node(index, speed, memory, state=state, owner=owner, num_losses=losses)
-        for index, (speed, memory, state, owner, losses) in enumerate(rows)
-    ]
-)  # fmt: skip
 
 
 def check(plan: model_pb2.Plan, asked: PlanRequest) -> None:
@@ -345,92 +306,3 @@ def asking_everybody(board: Board, cost: StageCost) -> Load | None:
         load for load in board.loads.values() if placement._obstacle(board, cost, load, siblings, needed) is placement.Obstacle.NONE
     ]
     return min(fit, key=lambda load: grade(board, cost, load), default=None)
-
-
-def hosted(plan: model_pb2.Plan) -> Counter[str]:
-    return Counter(item.pnode_id for item in plan.assignments)
-
-
-def test_what_a_killed_machine_helped_with_waits_for_it_and_is_given_back() -> None:
-    """Every machine is busy: a second of waiting is better than a move there and one back."""
-    stages, nodes = [stage(index, 4) for index in range(8)], [node(index, memory_mib=4000) for index in range(8)]
-    plan = make_plan(request(stages, nodes), POLICY)
-    assert set(hosted(plan).values()) == {4}
-    victim = nodes[3].node_id
-    lost = [item for item in plan.assignments if item.pnode_id == victim]
-    away = [replace(item, awaited=frozenset(one.vnode for one in lost)) for item in down(nodes, victim)]
-    for _ in range(3):
-        plan = make_plan(request(stages, away, plan, since_s=1.0), POLICY)
-        assert len(plan.assignments) == 28
-        assert not plan.waiting
-        assert all(len(of(plan, cost.vnode)) == 1 for cost in stages)
-    assert any("may be back" in row.reason for row in plan.rejections)
-    back = make_plan(request(stages, nodes, plan, since_s=1.0), POLICY)
-    assert set(hosted(back).values()) == {4}
-    assert {item.replica for item in plan.assignments} <= {item.replica for item in back.assignments}, "nobody else moves"
-    for_good = make_plan(request(stages, down(nodes, victim), plan, since_s=1.0), POLICY)
-    assert len(for_good.assignments) == 32, "one that stays away is not waited for"
-
-
-def test_an_idle_machine_takes_over_what_a_killed_one_had() -> None:
-    stages, nodes = [stage(index, 4) for index in range(8)], [node(index, memory_mib=4000) for index in range(9)]
-    plan = make_plan(request(stages, nodes[:8]), POLICY)
-    victim = nodes[3].node_id
-    vnodes = frozenset(item.vnode for item in plan.assignments if item.pnode_id == victim)
-    away = [replace(item, awaited=vnodes) if item.node_id == victim else item for item in down(nodes, victim)]
-    for _ in range(3):
-        plan = make_plan(request(stages, away, plan, since_s=1.0), POLICY)
-    assert hosted(plan)[nodes[8].node_id] >= 2
-
-
-def test_machines_that_join_get_their_part_soon_and_once() -> None:
-    """Four join eight that host four replicas each, a second after another plan."""
-    stages, nodes = [stage(index, 4) for index in range(8)], [node(index, memory_mib=4000) for index in range(12)]
-    plan = make_plan(request(stages, nodes[:8]), POLICY)
-    after = make_plan(request(stages, nodes, plan, since_s=1.0), POLICY)
-    taken = [hosted(after)[item.node_id] for item in nodes[8:]]
-    assert set(taken) <= {1, 2}
-    assert sum(taken) >= 7, "at most one VNode is left of which every busy machine has given another one already"
-    moved = {item.vnode for item in after.assignments if item.replica not in {one.replica for one in plan.assignments}}
-    assert len(moved) == sum(taken), "of each VNode one replica at a time"
-    assert {of(after, cost.vnode)[0].replica for cost in stages} == {of(plan, cost.vnode)[0].replica for cost in stages}
-    again = make_plan(request(stages, nodes, after, since_s=1.0), POLICY)
-    assert same_placement(after, again)
-    unready = {item.replica: 100 for item in plan.assignments if item.vnode != "v0"}
-    slow = make_plan(request(stages, nodes, plan, live=unready, since_s=1.0), POLICY)
-    assert {item.replica for item in slow.assignments if item.vnode == "v0"} == {
-        item.replica for item in plan.assignments if item.vnode == "v0"
-    }
-
-
-def test_only_copies_move_to_an_idle_machine_once_things_have_settled() -> None:
-    stages, nodes = [stage(0, 1), stage(1, 1)], [node(0), node(1)]
-    plan = make_plan(request(stages, nodes[:1]), POLICY)
-    assert same_placement(plan, make_plan(request(stages, nodes, plan, since_s=4.0), POLICY))
-    moved = make_plan(request(stages, nodes, plan, since_s=6.0), POLICY)
-    assert set(hosted(moved).values()) == {1}
-
-
-@given(STAGES, st.integers(4, 9), st.data())
-@settings(max_examples=60, deadline=None)
-def test_a_return_moves_at_most_one_part_of_everything(stages: list[StageCost], count: int, data: st.DataObject) -> None:
-    """Machines die and come back at random; after each change plans settle, and what moves of its own accord is in proportion to the returns."""
-    nodes = [node(index, gflops=10.0 + index, memory_mib=6000) for index in range(count)]
-    plan = make_plan(request(stages, nodes), POLICY)
-    for _ in range(4):
-        victim = nodes[data.draw(st.integers(0, count - 1))]
-        for state in (OFFLINE, ACTIVE):
-            nodes = [replace(item, state=state, reason="silent") if item.node_id == victim.node_id else item for item in nodes]
-            up = {item.node_id for item in nodes if item.state == ACTIVE}
-            idle = len(up - set(hosted(plan)))
-            taken = 0
-            for _ in range(6):
-                after = make_plan(request(stages, nodes, plan, since_s=6.0), POLICY)
-                now = {item.replica for item in after.assignments}
-                taken += sum(item.replica not in now for item in plan.assignments if item.pnode_id in up)
-                settled, plan = same_placement(plan, after), after
-                if settled:
-                    break
-            assert settled, "the planner keeps changing its mind"
-            part = -(-len(plan.assignments) // len(up))
-            assert taken <= (idle + 1) * (part + 1)

@@ -2,80 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
 import pytest
+from merges_rig import (
+    ME,
+    MINE,
+    NONE,
+    NUM_BATCHES,
+    PRIMARY,
+    THEIRS,
+    THIRD,
+    anchored,
+    answer,
+    config,
+    learn,
+    of,
+    plan,
+    primary,
+    with_delta,
+)
 
 from dcnr import limits
 from dcnr.errors import InvariantBroken
-from dcnr.ids import ReplicaId, VNodeId
+from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.units import Share, split
 from vnode import events as ev
 from vnode import merge_events as mev
 from vnode.core import ReplicaCore
 from vnode.events import Instruction
-from vnode.replica_config import ReplicaConfig
-from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer, Role, Verdict
-
-PRIMARY, ME, THIRD = (ReplicaId(f"here.{number}") for number in range(3))
-SHARES = (Share(PRIMARY, 1.0), Share(ME, 1.0), Share(THIRD, 0.0))
-NUM_BATCHES = 24
-OWNED = split(SHARES, NUM_BATCHES, 2)
-MINE, THEIRS = OWNED[ME], OWNED[PRIMARY]
-NONE = IntervalSet.empty()
-T = TypeVar("T")
-
-
-def config(replica: ReplicaId, role: Role, **changes: Any) -> ReplicaConfig:
-    values: dict[str, Any] = {
-        "vnode": VNodeId("here"), "replica": replica, "incarnation": 1, "num_inputs": 1, "input_edges": frozenset({0}),
-        "num_batches": NUM_BATCHES, "spool_batches": 8, "window_batches": 4, "lead_batches": 100, "unit_batches": 2, "merge_every": 3,
-        "eval_batches": {"validation": 2, "test": 2}, "role": role, "checkpoint_steps": 1000, "checkpoint_s": 50.0,
-    }  # fmt: skip
-    return ReplicaConfig(**(values | changes))
-
-
-def of(kind: type[T], instructions: list[Instruction]) -> list[T]:
-    return [instruction for instruction in instructions if isinstance(instruction, kind)]
-
-
-def plan(role: Role, now_s: float = 0.0, primary: ReplicaId = PRIMARY, shares: tuple[Share, ...] = SHARES) -> ev.PlanChanged:
-    return ev.PlanChanged(now_s, {}, frozenset(), 100, shares, role, primary)
-
-
-def anchored(lineage: IntervalSet = NONE, **changes: Any) -> ReplicaCore:
-    """A contributor that has the primary's anchor."""
-    core = ReplicaCore(config(ME, Role.CONTRIBUTOR, **changes), NONE, 0.0)
-    (ask,) = of(mev.AskMerge, core.handle(plan(Role.CONTRIBUTOR)))
-    assert ask.sequence is None
-    answer(core, ask, Verdict.ANCHOR, lineage)
-    return core
-
-
-def answer(
-    core: ReplicaCore, ask: mev.AskMerge, verdict: Verdict, lineage: IntervalSet, now_s: float = 0.0, incarnation: int = 1
-) -> tuple[mev.Rebase, list[Instruction]]:
-    arrived = mev.AnchorArrived(now_s, ask.ask, Peer(ask.primary, incarnation), verdict, lineage, "anchor")
-    (rebase,) = of(mev.Rebase, core.handle(arrived))
-    return rebase, core.handle(mev.Rebased(now_s))
-
-
-def learn(core: ReplicaCore, batch: int, now_s: float = 0.0) -> list[Instruction]:
-    assert [item.batch for item in of(ev.Learn, core.handle(ev.FrameArrived(now_s, 0, TRAIN_LANE, batch, "x")))] == [batch]
-    return core.handle(ev.Learned(now_s, batch, 1.0, 0.1))
-
-
-def with_delta(**changes: Any) -> tuple[ReplicaCore, mev.AskMerge, IntervalSet]:
-    """A contributor whose first delta is on its way."""
-    core = anchored(**changes)
-    batches = list(MINE)[:3]
-    for batch in batches:
-        out = learn(core, batch)
-    (made,) = of(mev.MakeDelta, out)
-    (ask,) = of(mev.AskMerge, core.handle(mev.DeltaMade(0.0, made.sequence, made.batches)))
-    return core, ask, made.batches
-
+from vnode.vocabulary import TRAIN_LANE, Peer, Role, Verdict
 
 # ---- a contributor ----------------------------------------------------------------------------------------------------------------
 
@@ -240,12 +195,6 @@ def test_a_primary_that_the_plan_has_replaced_stops() -> None:
 # ---- a primary --------------------------------------------------------------------------------------------------------------------
 
 
-def primary(lineage: IntervalSet = NONE, **changes: Any) -> ReplicaCore:
-    core = ReplicaCore(config(PRIMARY, Role.PRIMARY, **changes), lineage, 0.0)
-    core.handle(plan(Role.PRIMARY))
-    return core
-
-
 def asked(
     core: ReplicaCore, request: int, batches: IntervalSet, sequence: int | None = 1, source: ReplicaId = ME, incarnation: int = 1
 ) -> list[Instruction]:
@@ -366,62 +315,3 @@ def test_an_answer_to_nothing_is_a_bug() -> None:
     for event in (mev.DeltaMade(0.0, 1, NONE), mev.Rebased(0.0), mev.MergesDone(0.0), mev.AnchorCaptured(0.0)):
         with pytest.raises(InvariantBroken):
             primary().handle(event)
-
-
-# ---- who is asked for what --------------------------------------------------------------------------------------------------------
-
-BEFORE = (Share(ReplicaId("before.0"), 1.0), Share(ReplicaId("before.1"), 1.0))
-
-
-def sole(**changes: Any) -> ReplicaCore:
-    core = ReplicaCore(config(PRIMARY, Role.PRIMARY, input_edges=frozenset(), **changes), NONE, 0.0)
-    core.handle(ev.PlanChanged(0.0, {0: BEFORE}, frozenset({ReplicaId("next.0")}), 100))
-    return core
-
-
-def test_each_replica_of_the_predecessor_is_asked_for_what_it_owns() -> None:
-    core = sole()
-    parts = split(BEFORE, NUM_BATCHES, 2)
-    for share in BEFORE:
-        (need,) = of(ev.SendNeed, core.handle(ev.EdgeUp(0.0, 0, Peer(share.replica, 1))))
-        assert (need.source, need.wanted) == (share.replica, parts[share.replica])
-    core.handle(ev.EdgeDown(0.1, 0, BEFORE[0].replica))
-    waits = {view.predecessor: view.why for view in core.view().needs}
-    assert waits == {BEFORE[0].replica: "no open way to the predecessor", BEFORE[1].replica: "not received yet"}
-    out = core.handle(ev.PlanChanged(0.2, {0: (Share(BEFORE[0].replica, 0.0), BEFORE[1])}, frozenset(), 100))
-    assert [(need.source, need.wanted) for need in of(ev.SendNeed, out)] == [(BEFORE[1].replica, IntervalSet.span(0, NUM_BATCHES))]
-
-
-def test_floors_and_durable_sets_are_stated_over_every_way() -> None:
-    core = sole()
-    for share in BEFORE:
-        core.handle(ev.EdgeUp(0.0, 0, Peer(share.replica, 1)))
-    out = core.handle(ev.Tick(30.0))
-    for kind in (ev.SendAck, ev.SendDurable, ev.SendWindow):
-        assert {item.source for item in of(kind, out)} == {share.replica for share in BEFORE}
-
-
-def test_evaluations_are_asked_of_the_predecessors_primary() -> None:
-    core = sole(evaluate_every=1)
-    for share in BEFORE:
-        core.handle(ev.EdgeUp(0.0, 0, Peer(share.replica, 1)))
-    out = learn(core, 0)
-    asked_of = {need.source for need in of(ev.SendNeed, out) if need.lane == Lane("validation", 1)}
-    assert asked_of == {BEFORE[0].replica}
-
-
-def test_what_it_owns_is_learned_first_and_what_it_does_not_own_is_only_computed() -> None:
-    core = primary()
-    core.handle(ev.PlanChanged(0.0, {}, frozenset({ReplicaId("next.0")}), 100, SHARES, Role.PRIMARY, PRIMARY))
-    mine, theirs = next(iter(THEIRS)), next(iter(MINE))  # as this replica is the primary
-    core.handle(ev.LinkUp(0.0, 1, Peer(ReplicaId("next.0"), 1)))
-    core.handle(ev.NeedHeard(0.0, 1, 1, TRAIN_LANE, IntervalSet.of((mine, mine + 1), (theirs, theirs + 1)), NONE, NONE))
-    core.handle(ev.WindowHeard(0.0, 1, 2, TRAIN_LANE, NUM_BATCHES))
-    found: list[Instruction] = []
-    for batch in sorted((mine, theirs)):
-        out = core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, batch, "x"))
-        found += [*of(ev.Learn, out), *of(ev.Forward, out)]
-        core.handle(ev.Learned(0.0, mine, 1.0, 0.1) if batch == mine else ev.Forwarded(0.0, TRAIN_LANE, theirs, 0.1))
-    assert {type(item) for item in found} == {ev.Learn, ev.Forward}
-    assert all(item.mode is Mode.FORWARD_ONLY for item in of(ev.Forward, found))
-    assert core.view().lineage == IntervalSet.span(mine, mine + 1)
