@@ -30,8 +30,8 @@ from dcnr.errors import DcnrError, InvalidInput
 RESULTS: Final = machine.ROOT / "chaos" / "results"
 SCHEDULES: Final = machine.ROOT / "chaos" / "schedules"
 DEFAULT: Final = "faults125"
-CPU_PERCENT: Final = 3.5
-"""Of one core, for each of twenty PNodes: what is left of two cores, with all daemons and orchestrators, starts killed ones again."""
+CPU_PERCENT: Final = 9.0
+"""Of one core, for each of eight PNodes: about half of two cores is left, which starts killed ones again."""
 
 LONG_SAMPLES: Final = 80_000
 """Of a job that outlasts any round of joiners: it is not run to its end."""
@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     four.add_argument("--joiners", type=int, default=4)
     four.add_argument("--vnodes", type=int, default=8, help="length of the chain")
     four.add_argument("--replicas", type=int, default=4, help="wanted per VNode")
-    four.add_argument("--cpu-percent", type=float, default=2 * CPU_PERCENT, help="of one core, per PNode")
+    four.add_argument("--cpu-percent", type=float, default=CPU_PERCENT, help="of one core, per PNode")
     four.add_argument("--before-s", type=float, default=60.0)
     four.add_argument("--after-s", type=float, default=90.0)
     three = commands.add_parser("schedule", help="print a schedule made from a recipe")

@@ -6,14 +6,14 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks import machine
 from benchmarks.meter import Meter
 from chaos.figures import Points, rate, rounded
+from chaos.run import POLL_S, TRAINING_S, VIEW_S, Row, Say
 from chaos.stand import Stand
 from chaos.track import copies_of
 from chaos.work import Work
@@ -22,15 +22,11 @@ from dcnr.testing import LocalNetwork, LocalPNode, Process
 from dcnr.v1 import orchestrator_pb2
 
 FORMAT: Final = "dcnr-chaos-joining-1"
-VIEW_S: Final = 0.25
-TRAINING_S: Final = 300.0
 SPAN_S: Final = 10.0
 """Rates are those of so many seconds: deltas are merged every few of them."""
 STEP_S: Final = 0.5
 LEAST: Final = 0.8
 """Of the rate before."""
-Row = dict[str, Any]
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +37,7 @@ class Joining:
     num_pnodes: int = 8
     num_joiners: int = 4
     num_orchestrators: int = 2
-    cpu_percent: float = 7.0
+    cpu_percent: float = 9.0
     memory_mb: int = 768
     checkpoint_s: float = 15.0
     before_s: float = 60.0
@@ -92,10 +88,10 @@ def run(joining: Joining, *, say: Say = lambda text: None) -> Row:
 
 
 def _watched(joining: Joining, stand: Stand, job_id: str, specs: list[LocalPNode], say: Say) -> Row:
-    """Follows the job: until every VNode learns, a while without joiners, a while with them."""
+    """Follows the job: until every VNode learns, a while without joiners, a while with them. Raises TimedOut where it takes much longer."""
     meter, comers, learned = Meter(joining.work.num_batches, joining.work.vnodes), list[_Comer](), list[list[float]]()
     submitted_s, steady_s = time.monotonic(), None
-    while True:
+    while time.monotonic() < submitted_s + 2 * TRAINING_S + joining.before_s + joining.after_s:
         with contextlib.suppress(DcnrError), stand.client() as client:
             for view in client.watch(job_id, model=joining.work.name, interval_s=VIEW_S):
                 now = time.monotonic()
@@ -118,6 +114,8 @@ def _watched(joining: Joining, stand: Stand, job_id: str, specs: list[LocalPNode
                         "learned": [[round(at_s - zero_s, 2), count] for at_s, count in learned],
                         "contributed_s": [rounded(comer.contributed_s, 2) for comer in comers],
                     }
+        time.sleep(POLL_S)
+    raise TimedOut("no orchestrator told of the job for long enough", code="chaos_timeout")
 
 
 def conclude(document: Row) -> Row:

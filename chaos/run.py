@@ -53,8 +53,8 @@ SETTLING_S: Final = 10.0
 MIN_BATCHES: Final = 200
 LEAD_BATCHES: Final = 64
 """Machines with less to do run ahead of the others for so long only: then the rate is that of the network, from the first window on."""
-SPARE: Final = 1.1
-"""A job is made so much longer than the schedule: a short one is mostly beginning and end."""
+SPARE: Final = 1.5
+"""A job is made so much longer than the schedule: one that ends before it leaves no figures, and machines that have just begun are slower than later."""
 Row = dict[str, Any]
 Say = Callable[[str], None]
 
