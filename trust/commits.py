@@ -53,7 +53,7 @@ class VerifiedDelta:
 def open_commit(envelope: identity_pb2.Envelope, place: Place, *, now_wall: float | None = None) -> VerifiedCommit:
     """A commit about that place. ``now_wall`` None: its delegation need only have been valid when it was made.
 
-    Raises Refused (``wrong_commit``, ``wrong_signer``, ``delegation_expired``), Corrupt.
+    Raises Refused (``wrong_commit``, ``wrong_signer``, ``stale_incarnation``, ``delegation_expired``), Corrupt.
     """
     payload, signer = open_single(envelope, identity_pb2.DOMAIN_COMMIT, max_bytes=MAX_COMMIT_BYTES)
     commit = parse(model_pb2.Commit, payload, MAX_COMMIT_BYTES)
@@ -62,6 +62,8 @@ def open_commit(envelope: identity_pb2.Envelope, place: Place, *, now_wall: floa
     delegation = _delegation(commit.delegation, place.network_id, now_wall)
     if delegation.worker_public_der != signer.public_der:
         raise Refused("a commit that its delegated worker did not sign", code="wrong_signer")
+    if commit.incarnation != delegation.incarnation:
+        raise Refused("a commit of another incarnation than its delegation", code="stale_incarnation")
     return VerifiedCommit(commit, delegation)
 
 
