@@ -76,7 +76,7 @@ def why_not(candidate: Candidate, subject: Subject, separation: Separation) -> s
     """Why a PNode may not audit it; empty if it may."""
     name = candidate.party.node_id
     if candidate.state is not State.ACTIVE:
-        return candidate.state.value
+        return str(candidate.state.value)
     if together := separation.why_together(candidate.party, subject.accused):
         return together
     if name in subject.involved:
