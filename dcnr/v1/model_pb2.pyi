@@ -1252,6 +1252,9 @@ class Contribution(_message.Message):
     PNODE_ID_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    DECIDED_UNIX_MS_FIELD_NUMBER: _builtins.int
     vnode: _builtins.str
     """to which VNode"""
     replica: _builtins.str
@@ -1259,7 +1262,13 @@ class Contribution(_message.Message):
     pnode_id: _builtins.str
     """whose"""
     verdict: _builtins.str
-    """unaudited, cleared or void"""
+    """unaudited where audits are not in force; else open or spared when first named, and passed, failed, unverifiable, void or dropped later"""
+    interval: _builtins.str
+    """digest of the signed statement that ends it; empty where audits are not in force"""
+    evidence: _builtins.str
+    """digest of the fault record behind a verdict of failed"""
+    decided_unix_ms: _builtins.int
+    """holder's clock when this verdict was decided"""
     @_builtins.property
     def batches(self) -> _common_pb2.IntervalSet:
         """what"""
@@ -1272,10 +1281,13 @@ class Contribution(_message.Message):
         pnode_id: _builtins.str = ...,
         batches: _common_pb2.IntervalSet | None = ...,
         verdict: _builtins.str = ...,
+        interval: _builtins.str = ...,
+        evidence: _builtins.str = ...,
+        decided_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "pnode_id", b"pnode_id", "replica", b"replica", "verdict", b"verdict", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "decided_unix_ms", b"decided_unix_ms", "evidence", b"evidence", "interval", b"interval", "pnode_id", b"pnode_id", "replica", b"replica", "verdict", b"verdict", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
