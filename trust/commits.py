@@ -98,8 +98,13 @@ def open_delta(envelope: identity_pb2.Envelope, place: Place, *, now_wall: float
 
 
 def follows(commit: model_pb2.Commit, parent: model_pb2.Commit) -> bool:
-    """Whether a commit begins where its parent ended: at its state, or at the anchor that contributors took."""
-    return bool(commit.parent_digest) and commit.parent_digest in (parent.state_digest, parent.anchor_digest)
+    """Whether a commit begins where its parent ended, at its state or at the anchor that contributors took, and has a higher number if one incarnation of a
+    replica made both. Commits of software that numbered none have 0.
+    """
+    begins = bool(commit.parent_digest) and commit.parent_digest in (parent.state_digest, parent.anchor_digest)
+    of_one_life = (commit.replica, commit.incarnation) == (parent.replica, parent.incarnation)
+    grows = commit.sequence > parent.sequence or commit.sequence == parent.sequence == 0
+    return begins and (grows or not of_one_life)
 
 
 def _delegation(envelope: identity_pb2.Envelope, network_id: str, now_wall: float | None) -> VerifiedDelegation:

@@ -78,7 +78,7 @@ def test_a_draw_repeats_and_a_higher_rate_draws_whatever_a_lower_one_drew(
 
 
 def test_draws_come_at_their_rate_and_secrets_do_not_agree() -> None:
-    intervals, other = names(8_000), Secret(b"o" * 32)
+    intervals, other = names(4_000), Secret(b"o" * 32)
     for p in (0.01, 0.05, 0.5):
         mine = [is_drawn(SECRET, one, p) for one in intervals]
         spread = math.sqrt(p * (1 - p) / len(intervals))
@@ -89,7 +89,7 @@ def test_draws_come_at_their_rate_and_secrets_do_not_agree() -> None:
 
 def test_names_do_not_run_into_each_other_and_purposes_are_apart() -> None:
     assert SECRET.number(b"x", "ab", "c") != SECRET.number(b"x", "a", "bc")
-    assert SECRET.number(b"x", "ab") != SECRET.number(b"xa", "b")
+    assert SECRET.number(b"x", "a") != SECRET.number(b"x\0\0\0\1a")
     assert SECRET.number(b"x", "a") != SECRET.number(b"y", "a")
 
 
@@ -112,7 +112,7 @@ def test_no_rate_outside_its_range_is_taken(p: float) -> None:
 @pytest.mark.parametrize("p", [0.01, 0.05, 0.2, 0.9])
 def test_a_cheat_in_every_interval_is_drawn_within_the_stated_number_in_99_of_100_lives(p: float) -> None:
     """One life per secret; the number of lives that get away is binomial, at most one in a hundred on average."""
-    within, lives, intervals = intervals_until_caught(p), 600, names(500)
+    within, lives, intervals = intervals_until_caught(p), 400, names(500)
     rng = random.Random(7)
     escaped = sum(
         not any(is_drawn(secret, one, p) for one in intervals[:within])
@@ -130,7 +130,7 @@ def test_a_cheat_in_every_interval_is_drawn_within_the_stated_number_in_99_of_10
 @settings(max_examples=5, deadline=None)
 @given(st.binary(min_size=32, max_size=32))
 def test_one_audit_in_twenty_is_a_canary_and_half_of_them_are_wrong(key: bytes) -> None:
-    tasks = [task_of(Secret(key), one, "auditor", 1) for one in names(4_000)]
+    tasks = [task_of(Secret(key), one, "auditor", 1) for one in names(2_000)]
     wrong, right = tasks.count(Task.WRONG_CANARY), tasks.count(Task.RIGHT_CANARY)
     spread = math.sqrt(len(tasks) * CANARY_RATE)
     assert abs(wrong + right - len(tasks) * CANARY_RATE) < 6 * spread

@@ -11,7 +11,7 @@ import pytest
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused
 from dcnr.ids import digest_of
 from dcnr.v1 import identity_pb2, model_pb2
-from trust.commits import Place
+from trust.commits import Place, follows
 from trust.delegation import make_delegation
 from trust.envelope import digest_of_envelope, seal
 from trust.equivocation import equivocation_of
@@ -213,3 +213,19 @@ def test_what_the_node_did_not_sign_there_is_not_held_against_it(foreign: identi
             never,
             TOLERANCE,
         )
+
+
+def test_numbers_grow_along_a_chain() -> None:
+    """Else whoever numbers every commit alike would prove its own honest chain to be an equivocation, and hide a fork among others."""
+
+    def stated(**changes: object) -> model_pb2.Commit:
+        return model_pb2.Commit.FromString(commit(**changes).payload)
+
+    parent = stated()
+    assert follows(stated(parent_digest=AFTER, sequence=8), parent)
+    assert follows(stated(parent_digest=AFTER, sequence=1, incarnation=4), parent), "another incarnation counts anew"
+    assert follows(stated(parent_digest=AFTER, sequence=1, replica="a.1"), parent), "so does another replica"
+    assert follows(stated(parent_digest=AFTER, sequence=0), stated(sequence=0))
+    for number in (0, 6, 7):
+        assert not follows(stated(parent_digest=AFTER, sequence=number), parent)
+    assert not follows(stated(parent_digest=ELSE, sequence=8), parent)
