@@ -65,10 +65,6 @@ def audited_again(heard: Iterable[Heard], truth: Mapping[str, Truth], payer: str
         if one.auditor == payer and one.is_canary and truth.get(one.interval) is Truth.WRONG and one.finding is Finding.FAULT
     ]
     since = max(honest, default=-1)
-    passed = {
-        one.interval
-        for one in told
-        if one.auditor == payer and one.number > since and one.finding is Finding.PASS and not one.is_canary
-    }
+    passed = {one.interval for one in told if one.auditor == payer and one.number > since and one.finding is Finding.PASS}
     by_others = {one.interval for one in told if one.auditor != payer and one.finding is Finding.PASS}
     return frozenset(interval for interval in passed - by_others if interval not in truth)

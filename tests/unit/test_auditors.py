@@ -146,8 +146,9 @@ def test_what_passed_on_the_payers_word_alone_since_its_last_honest_canary_is_au
         heard(4, "lazy", "i3", Finding.PASS), heard(5, "other", "i3", Finding.PASS), heard(6, "lazy", "i4", Finding.FAULT),
         heard(7, "other", "i5", Finding.PASS), heard(8, "lazy", "c2", Finding.PASS, True), heard(9, "lazy", "i6", Finding.PASS),
         heard(10, "lazy", "bad", Finding.PASS), heard(11, "lazy", "c3", Finding.PASS, True),
+        heard(12, "lazy", "worse", Finding.FAULT),
     ]  # fmt: skip
-    truth = {"c1": Truth.WRONG, "c2": Truth.WRONG, "c3": Truth.RIGHT, "bad": Truth.WRONG}
+    truth = {"c1": Truth.WRONG, "c2": Truth.WRONG, "c3": Truth.RIGHT, "bad": Truth.WRONG, "worse": Truth.WRONG}
     assert audited_again(told, truth, "lazy") == {"i2", "i6"}
     assert audited_again(told, truth, "other") == {"i5"}
 

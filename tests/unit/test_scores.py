@@ -74,7 +74,16 @@ def test_a_fading_sum_stays_between_nothing_and_everything_and_only_falls_with_t
     assert found.seen(found.at_s - 1e9) == found.amount, "a clock that goes back fades nothing"
 
 
+def test_what_is_told_late_counts_as_if_told_now() -> None:
+    late = Faded(10.0).plus(1.0, 100.0).plus(1.0, 50.0)
+    assert (late.amount, late.at_s) == (2.0, 100.0)
+
+
 def test_what_cannot_be_added_is_refused() -> None:
+    with pytest.raises(InvalidInput):
+        Faded(1.0).plus(5.0, T).plus(-1.0, T)
+    with pytest.raises(InvalidInput):
+        FadedMean.empty(1.0).plus(1.1, T)
     for wrong in (-1.0, math.nan, math.inf):
         with pytest.raises(InvalidInput):
             Faded(1.0).plus(wrong, T)
