@@ -27,12 +27,8 @@ class Separation:
 
     single_host: bool = False
 
-    def are_apart(self, one: Party, other: Party) -> bool:
-        """Whether one may judge the other: different nodes, known and different owners, known and different subnets."""
-        return not self.why_together(one, other)
-
     def why_together(self, one: Party, other: Party) -> str:
-        """What they have in common; empty if they are apart."""
+        """What they have in common; empty if one may judge the other: different nodes, known and different owners, known and different subnets."""
         if one.node_id == other.node_id:
             return "the same node"
         if self.single_host:
