@@ -215,6 +215,20 @@ def test_an_interval_that_went_back_already_takes_only_those_behind_along() -> N
     assert way.verdict is Verdict.FAILED
 
 
+def test_told_again_those_that_have_learned_anew_stay() -> None:
+    first, _ = line("a", [("x", 4, P), ("x", 4, OPEN)])
+    second, _ = line("b", [("y", 4, P), ("y", 4, S)], first=10)
+    ledger = Ledger({**first.lines, **second.lines}, {**first.intervals, **second.intervals})
+    ledger = gone_back(ledger, way_back(ledger, "a.2", Cause.WRONG_OUTPUTS, BEHIND))
+    assert [len(ledger.lines[vnode]) for vnode in "ab"] == [2, 2]
+    for number, vnode in enumerate("ab", 90):
+        again = Interval(f"{vnode}.9", number, vnode, f"{vnode}.r", "z", IntervalSet.span(4, 8), S)
+        lines = {**ledger.lines, vnode: (*ledger.lines[vnode], Named(f"{vnode}9", (again.name,)))}
+        ledger = Ledger(lines, {**ledger.intervals, again.name: again})
+    way = way_back(ledger, "a.2", Cause.WRONG_OUTPUTS, BEHIND)
+    assert (way.returns, way.verdict) == ({}, Verdict.FAILED)
+
+
 def test_without_any_kept_checkpoint_or_for_unknown_intervals_it_says_so() -> None:
     ledger, _ = line("a", [("x", 4, OPEN)])
     with pytest.raises(NotFound):
