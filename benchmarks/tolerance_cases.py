@@ -10,9 +10,10 @@ import numpy as np
 from dcnr.specs import Config, TensorSpec
 from dcnr.stages import Stage, VNodeSpec, stages_of
 from vnode.checks.torch_record import Entry
-from vnode.compute import Mode
 from vnode.registry import default_registry
+from vnode.state import Array
 from vnode.torch_stage import initial_state
+from vnode.vocabulary import Mode
 
 REGISTRY: Final = default_registry()
 NUM_CLASSES: Final = 10
@@ -69,11 +70,13 @@ class Case:
         teacher = rng.standard_normal((features, NUM_CLASSES), dtype=np.float32)
         found: list[Entry] = []
         for number in range(self.num_steps if num_steps is None else num_steps):
+            size = (self.batch_size, *self.shape)
             if spec.dtype == "uint8":
-                x = rng.integers(0, 256, (self.batch_size, *self.shape), dtype=np.uint8)
-                y = x.astype(np.int64) % NUM_CLASSES
+                letters = rng.integers(0, 256, size, dtype=np.uint8)
+                x: Array = letters
+                y = letters.astype(np.int64) % NUM_CLASSES
             else:
-                x = rng.standard_normal((self.batch_size, *self.shape), dtype=np.float32)
+                x = rng.standard_normal(size, dtype=np.float32)
                 y = (x.reshape(self.batch_size, -1, features) @ teacher).argmax(-1)
                 y = y if self.is_text else y[:, 0]
             mode = Mode.FORWARD_ONLY if number % FORWARD_ONLY_EVERY == FORWARD_ONLY_EVERY - 1 else Mode.TRAIN

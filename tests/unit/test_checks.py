@@ -23,15 +23,15 @@ from vnode.checks.tolerances import read, table, tolerances_for
 from vnode.checks.torch_record import Entry, as_array, record
 from vnode.checks.torch_referee import Referee
 from vnode.checks.torch_sketch import Sketch
-from vnode.compute import Mode
 from vnode.registry import default_registry
 from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import initial_state, schema_of
+from vnode.vocabulary import Mode
 
 REGISTRY = default_registry()
 NUM_STEPS = 16
 NUM_BATCHES = 64
-SGD: Config = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+SGD: Config = {"lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
 ADAMW: Config = {"lr": 3e-3, "weight_decay": 0.05}
 
 
@@ -132,9 +132,9 @@ def test_a_replay_passes_honest_work_in_every_codec(name: str, codec: str) -> No
 @by_behaviour
 @pytest.mark.parametrize("name", sorted(STAGES))
 def test_a_replay_sees_every_cheat(name: str, behaviour: Behaviour) -> None:
-    outcome = judge(replayed(STAGES[name], cheated(STAGES[name], behaviour)))
-    assert outcome.first_over is not None
-    assert outcome.first_over.ratio > 3
+    outcome = judge(replayed(STAGES[name], cheated(STAGES[name], behaviour)), to_the_end=True)
+    assert outcome.worst is not None
+    assert outcome.worst.ratio > 10
 
 
 @by_behaviour
@@ -230,9 +230,9 @@ def test_a_sketch_passes_honest_work(name: str, codec: str) -> None:
 @by_behaviour
 @pytest.mark.parametrize("name", SKETCHED)
 def test_a_sketch_sees_every_cheat(name: str, behaviour: Behaviour) -> None:
-    outcome = judge(sketched(STAGES[name], cheated(STAGES[name], behaviour)))
-    assert outcome.first_over is not None
-    assert outcome.first_over.ratio > 3
+    outcome = judge(sketched(STAGES[name], cheated(STAGES[name], behaviour)), to_the_end=True)
+    assert outcome.worst is not None
+    assert outcome.worst.ratio > 10
 
 
 def test_a_sketch_sees_products_and_gradients_that_are_made_up() -> None:
@@ -311,7 +311,7 @@ def test_every_optimizer_and_level_has_measured_tolerances() -> None:
                 tolerances = tolerances_for(level, optimizer, smooth=smooth)
                 assert tolerances.span_steps >= 1
                 assert {"output", "loss", "weights", "slots", "rate", "lineage"} <= set(tolerances.by_part)
-                assert all(0 < value < 0.1 for value in tolerances.by_part.values())
+                assert all(0 < value < 0.01 for part, value in tolerances.by_part.items() if part != "wander")
     with pytest.raises(InvariantBroken):
         tolerances_for("replay", "unheard_of", smooth=True)
     with pytest.raises(InvariantBroken):

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from dcnr.tensor import decode, encode
 from vnode.checks.claims import Claim, ClaimedStep, MapClaim
-from vnode.compute import Mode
 from vnode.state import Array
 from vnode.torch_compute import TorchCompute
+from vnode.vocabulary import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def watched(compute: TorchCompute, maps: Sequence[str]) -> Iterator[dict[str, Ma
     def before(name: str, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         alias = given[0].view_as(given[0])  # its gradient is this map's share, whoever else reads the tensor
         if alias.requires_grad:
-            alias.register_hook(lambda gradient: gradients.__setitem__(name, gradient.clone()))
+            alias.register_hook(lambda gradient: gradients.__setitem__(name, gradient.clone()))  # type: ignore[no-untyped-call]
         return (alias,)
 
     with ExitStack() as hooks:

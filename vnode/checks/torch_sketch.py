@@ -26,13 +26,15 @@ from vnode.checks.plan import StageChecks
 from vnode.checks.replay import lineage_residual
 from vnode.checks.tolerances import Tolerances
 from vnode.checks.torch_projection import MapKind, Projection
-from vnode.compute import Mode
 from vnode.state import Array, parse
 from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
+from vnode.vocabulary import Mode
 
 
 class _Claimed(nn.Module):
     """In the place of a map: gives the claimed output, remembers the input. Keeps the bias under its own name."""
+
+    bias: nn.Parameter | None
 
     def __init__(self, kind: MapKind, weight: Tensor, bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -94,7 +96,7 @@ class Sketch:
     def _mapped(self, name: str, index: int, secret: bytes, *, linear: bool) -> _Map:
         original = self._module.get_submodule(name)
         kind = MapKind.of(original)
-        rows, columns = original.weight.shape[:2]  # type: ignore[index,union-attr]
+        rows, columns = original.weight.shape[:2]  # type: ignore[index]
         claimed = _Claimed(kind, original.weight, original.bias)  # type: ignore[arg-type]
         self._module.set_submodule(name, claimed)
         inward = Projection.draw(secret, f"in {name}", int(columns), linear=linear) if index else None
