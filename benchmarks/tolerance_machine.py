@@ -1,7 +1,7 @@
 """``python -m benchmarks.tolerance_machine record|check DIRECTORY ROUNDS THREADS [quick]``: one machine of `benchmarks.tolerances`, a process of its own.
 
 ``record`` trains every case and keeps what a worker would claim; ``check`` looks at these claims with every check, and judges its own steps as a referee.
-CPU capability and kernels come from the environment, which the libraries read once. Prints rows as JSON.
+CPU capability and kernels come from the environment, which the libraries read once. Prints one row a line as JSON.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ def main(arguments: list[str]) -> None:
     """Entry point."""
     action, directory, rounds, threads = arguments[:4]
     torch.set_num_threads(int(threads))
-    rows: list[Row] = []
     for number, case in enumerate(cases(int(rounds), quick="quick" in arguments)):
         path = Path(directory) / str(number)
         if action == "record":
             save(path, honest(case))
         else:
-            rows += measured(case, load(path, case))
-    print(json.dumps(rows))
+            for row in measured(case, load(path, case)):
+                print(json.dumps(row), flush=True)
 
 
 def honest(case: Case) -> Claim:
@@ -65,7 +64,7 @@ def honest(case: Case) -> Claim:
 
 def _pieces(num_steps: int) -> list[tuple[int, int]]:
     """Between two states: 16 entries, with single ones at the beginning, in the middle and at the end."""
-    cuts = sorted({0, 1, num_steps // 2 + 1, num_steps - 1, *range(0, num_steps + 1, 16)})
+    cuts = sorted({0, 1, num_steps // 2, num_steps // 2 + 1, num_steps - 1, *range(0, num_steps + 1, 16)})
     return list(pairwise(cuts))
 
 

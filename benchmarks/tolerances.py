@@ -68,8 +68,7 @@ def elsewhere(action: str, claims: Path, rounds: int, environment: Mapping[str, 
         check=True,
         timeout=LIMIT_S,
     )
-    rows: list[Row] = json.loads(done.stdout)
-    return rows
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def conclude(result: Result) -> None:
