@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from trust.findings import DOUBT_FACTOR, finding_of
+from trust.overturned import Finding
+
 PARTS: Final = ("rate", "lineage", "map", "input_gradient", "output", "loss", "weights", "wander", "slots", "buffers")
 """Learning rate, what a state says it holds, a map's product, the gradient of its input, output, loss, and the parts of a state."""
 
@@ -54,9 +57,14 @@ class Outcome:
         """Whether everything compared was within its tolerance."""
         return self.num_compared > 0 and self.first_over is None
 
+    @property
+    def finding(self) -> Finding:
+        """Pass, doubt or fault, from the worst. Raises InvalidInput where nothing was compared."""
+        return finding_of(math.nan if self.worst is None else self.worst.ratio, 1.0)
+
 
 def judge(comparisons: Iterable[Comparison], *, to_the_end: bool = False) -> Outcome:
-    """The outcome of comparisons in the order of their steps; reads no further than the first that is over unless ``to_the_end``."""
+    """The outcome of comparisons in the order of their steps; reads no further than the first that is a fault unless ``to_the_end``."""
     count = 0
     worst: Comparison | None = None
     first: Comparison | None = None
@@ -66,6 +74,6 @@ def judge(comparisons: Iterable[Comparison], *, to_the_end: bool = False) -> Out
             worst = comparison
         if comparison.is_over and first is None:
             first = comparison
-            if not to_the_end:
-                break
+        if comparison.ratio > DOUBT_FACTOR and not to_the_end:
+            break
     return Outcome(count, worst, first)
