@@ -10,10 +10,10 @@ import numpy as np
 from dcnr.specs import Config, TensorSpec
 from dcnr.stages import Stage, VNodeSpec, stages_of
 from vnode.checks.torch_record import Entry
+from vnode.compute import Mode
 from vnode.registry import default_registry
 from vnode.state import Array
 from vnode.torch_stage import initial_state
-from vnode.vocabulary import Mode
 
 REGISTRY: Final = default_registry()
 NUM_CLASSES: Final = 10

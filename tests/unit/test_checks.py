@@ -23,10 +23,10 @@ from vnode.checks.tolerances import read, table, tolerances_for
 from vnode.checks.torch_record import Entry, as_array, record
 from vnode.checks.torch_referee import Referee
 from vnode.checks.torch_sketch import Sketch
+from vnode.compute import Mode
 from vnode.registry import default_registry
 from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import initial_state, schema_of
-from vnode.vocabulary import Mode
 
 REGISTRY = default_registry()
 NUM_STEPS = 16

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dcnr.errors import Corrupt
+from vnode.compute import Mode
 from vnode.state import Array
-from vnode.vocabulary import Mode
 
 MAX_STEPS = 4096
 """Entries of one interval: far above the 256 between two snapshots."""

@@ -17,9 +17,8 @@ from trust.comparison import Comparison
 from vnode.checks import residuals
 from vnode.checks.claims import Claim, ClaimedStep
 from vnode.checks.tolerances import Tolerances
-from vnode.compute import Compute, Tensor
+from vnode.compute import Compute, Mode, Tensor
 from vnode.state import Array, StateInfo, StateSchema, parse
-from vnode.vocabulary import Mode
 
 
 def replay(

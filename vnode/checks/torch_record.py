@@ -17,9 +17,9 @@ from torch import Tensor
 
 from dcnr.tensor import decode, encode
 from vnode.checks.claims import Claim, ClaimedStep, MapClaim
+from vnode.compute import Mode
 from vnode.state import Array
 from vnode.torch_compute import TorchCompute
-from vnode.vocabulary import Mode
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from vnode.checks import residuals
 from vnode.checks.claims import Claim, ClaimedStep
 from vnode.checks.replay import lineage_residual
 from vnode.checks.tolerances import Tolerances
+from vnode.compute import Mode
 from vnode.state import Array, StateInfo, parse
 from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
-from vnode.vocabulary import Mode
 
 
 class Referee:

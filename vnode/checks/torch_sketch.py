@@ -26,9 +26,9 @@ from vnode.checks.plan import StageChecks
 from vnode.checks.replay import lineage_residual
 from vnode.checks.tolerances import Tolerances
 from vnode.checks.torch_projection import MapKind, Projection
+from vnode.compute import Mode
 from vnode.state import Array, parse
 from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
-from vnode.vocabulary import Mode
 
 
 class _Claimed(nn.Module):
