@@ -17,10 +17,13 @@ from vnode.torch_stage import initial_state
 
 REGISTRY: Final = default_registry()
 NUM_CLASSES: Final = 10
+NARROW: Final = 64
 OPTIMIZERS: Final[dict[str, Config]] = {
     "sgd": {"lr": 0.03, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "one_cycle"},
     "adamw": {"lr": 3e-3, "weight_decay": 0.05, "schedule": "cosine"},
 }
+WIDE_RATES: Final = {"sgd": 3e-3, "adamw": 3e-4}
+"""At width 1024 the rates above are past the edge of stability, where no two machines stay together."""
 FORWARD_ONLY_EVERY: Final = 17
 """Some entries learn nothing."""
 
@@ -53,6 +56,8 @@ class Case:
         source = TensorSpec("uint8" if self.component == "byte_embedding" else "float32", self.shape)
         target = TensorSpec("int64", self.shape[:1] if self.is_text else ())
         config = {**OPTIMIZERS[self.optimizer], "clip": self.clip}
+        if self.width > NARROW:
+            config["lr"] = WIDE_RATES[self.optimizer]
         vnode = VNodeSpec(
             "v", self.component, self.config, ("input",), self.objective, self.objective_config or {}, self.optimizer, config
         )
