@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 from dcnr.errors import Corrupt, InvalidInput, InvariantBroken
@@ -86,16 +87,24 @@ def chronicle_of(manifests: Sequence[model_pb2.Manifest], stored: Collection[str
     return Chronicle(ledger, tuple(reading.told))
 
 
-def standings_of(chronicle: Chronicle, verified: Collection[str]) -> dict[str, Standing]:
-    """By PNode: its standing as the chain gives it. ``verified``: evidence that this process has verified itself; without it a fault moves nothing."""
-    events: dict[str, list[Event]] = {}
+def standings_of(
+    chronicle: Chronicle, verified: Collection[str], own: Mapping[str, Sequence[Event]] = MappingProxyType({})
+) -> dict[str, Standing]:
+    """By PNode: its standing as the chain gives it. ``verified``: evidence that this process has verified itself; without it a fault moves nothing.
+
+    ``own``: what this orchestrator alone saw of a PNode, such as units in rehab. Where it was lost, rehab begins again.
+    """
+    events = {pnode_id: list(seen) for pnode_id, seen in own.items()}
     first_s: dict[str, float] = {}
     for one in chronicle.told:
         first_s.setdefault(one.pnode_id, one.committed_s)
         event = _event_of(one, verified)
         if event is not None:
             events.setdefault(one.pnode_id, []).append(event)
-    return {pnode_id: folded(begun(first_s[pnode_id]), events.get(pnode_id, ())) for pnode_id in sorted(first_s)}
+    return {
+        pnode_id: folded(begun(first_s[pnode_id]), sorted(events.get(pnode_id, ()), key=lambda event: event.at_s))
+        for pnode_id in sorted(first_s)
+    }
 
 
 def _event_of(told: Told, verified: Collection[str]) -> Event | None:

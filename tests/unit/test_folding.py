@@ -16,7 +16,7 @@ from dcnr.v1 import common_pb2, model_pb2
 from trust.folding import AUDITS_DRAWN, FIRST, NEXT, Chronicle, chronicle_of, standings_of
 from trust.going_back import Cause, gone_back, way_back
 from trust.ledger import Verdict
-from trust.standing import State
+from trust.standing import SHADOW_UNITS, ShadowPassed, Standing, State
 
 NODES = {letter: digest_of(letter.encode())[:40] for letter in "xyz"}
 BEHIND = {"a": frozenset("b"), "b": frozenset[str]()}
@@ -162,6 +162,27 @@ def test_an_interval_that_nobody_can_verify_blames_nobody() -> None:
     assert 19 < standings_of(chain.read(), ())[NODES["x"]].passes.amount < 20
 
 
+def test_after_rehab_new_work_counts_and_old_offences_do_not() -> None:
+    chain = Chain()
+    chain.learned("a", ("a1", "x", OPEN), ("a2", "x", OPEN))
+    chain.fails("a1", Cause.WRONG_STATE)
+    end_s = chain.now_ms / 1000 + 900
+    own = {NODES["x"]: [ShadowPassed(end_s)] * SHADOW_UNITS}
+    chain.now_ms += 3_600_000
+    chain.judged("a2", FAILED, name_of("evidence"))
+
+    def standing() -> Standing:
+        return standings_of(chain.read(), {name_of("evidence")}, own)[NODES["x"]]
+
+    assert (standing().state, standing().num_quarantines) == (State.PROBATION, 1)
+    assert standings_of(chain.read(), {name_of("evidence")})[NODES["x"]].state is State.REHAB, (
+        "without the own record it begins again"
+    )
+    chain.learned("a", ("a3", "x", OPEN))
+    chain.fails("a3", Cause.WRONG_STATE)
+    assert (standing().state, standing().num_quarantines) == (State.QUARANTINED, 2)
+
+
 def change(**fields: object) -> Callable[[Chain], None]:
     """Something else in the last contribution."""
 
@@ -189,6 +210,11 @@ def unnamed(chain: Chain) -> None:
     del chain.manifests[-1].entries[1].working[0]
 
 
+def nameless(chain: Chain) -> None:
+    chain.learned("b", ("b2", "x", OPEN))
+    del chain.manifests[-1].entries[1]
+
+
 LIES: dict[str, Callable[[Chain], None]] = {
     "another node": change(pnode_id=NODES["z"]),
     "another VNode": change(vnode="a"),
@@ -203,6 +229,7 @@ LIES: dict[str, Callable[[Chain], None]] = {
     "a retracted state named again": unretract,
     "batches that count already": batches_again,
     "no checkpoint of its own": unnamed,
+    "no checkpoint at all": nameless,
     "another beginning": lambda chain: setattr(chain.manifests[0].entries[1].working[0], "digest", name_of("other")),
     "audits not in force": lambda chain: setattr(chain.manifests[2], "audits", "none"),
     "nothing at all": lambda chain: chain.manifests.clear(),
