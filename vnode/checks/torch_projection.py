@@ -26,10 +26,10 @@ NUM_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Takes the ``n`` entries of one dimension to a few. Exactly one of both is there."""
+    """Takes the ``n`` entries of one dimension to a few: sums with signs, or some rows. With neither it leaves all as they are."""
 
-    signs: Tensor | None
-    rows: Tensor | None
+    signs: Tensor | None = None
+    rows: Tensor | None = None
 
     @classmethod
     def draw(cls, secret: bytes, purpose: str, n: int, *, linear: bool) -> Projection:
@@ -45,9 +45,8 @@ class Projection:
     def take(self, values: Tensor, dim: int) -> Tensor:
         """``values`` with that dimension projected, contiguous: the fused updates go through memory in order."""
         if self.signs is not None:
-            return torch.movedim(torch.tensordot(values, self.signs, dims=([dim], [0])), -1, dim).contiguous()
-        assert self.rows is not None
-        return values.index_select(dim, self.rows)
+            return torch.movedim(torch.tensordot(values, self.signs.to(values.dtype), dims=([dim], [0])), -1, dim).contiguous()
+        return values if self.rows is None else values.index_select(dim, self.rows)
 
     @property
     def scale(self) -> float:

@@ -75,10 +75,14 @@ class _Map:
 
 
 class Sketch:
-    """Checks claims about ``stage``. ``secret`` is drawn anew for every claim and known to nobody before the worker has committed."""
+    """Checks claims about ``stage``. ``secret`` is drawn anew for every claim and known to nobody before the worker has committed.
+
+    With None whole weights are followed: as dear as a replay, and the judge of stages with kinks, where two honest machines may take different
+    sides of one and part; here the worker's own product says which side it took.
+    """
 
     def __init__(
-        self, stage: Stage, registry: Registry, checks: StageChecks, *, secret: bytes, num_batches: int, seed: int
+        self, stage: Stage, registry: Registry, checks: StageChecks, *, secret: bytes | None, num_batches: int, seed: int
     ) -> None:
         if not checks.maps:
             raise InvariantBroken("nothing in this stage is sketchable: replay it", code="not_sketchable")
@@ -93,12 +97,14 @@ class Sketch:
         self._values: dict[str, Tensor] = {}
         """Everything followed, by the name it has in a state: parameters in full and projections."""
 
-    def _mapped(self, name: str, index: int, secret: bytes, *, linear: bool) -> _Map:
+    def _mapped(self, name: str, index: int, secret: bytes | None, *, linear: bool) -> _Map:
         original = self._module.get_submodule(name)
         kind = MapKind.of(original)
         rows, columns = original.weight.shape[:2]  # type: ignore[index]
         claimed = _Claimed(kind, original.weight, original.bias)  # type: ignore[arg-type]
         self._module.set_submodule(name, claimed)
+        if secret is None:
+            return _Map(name, kind, claimed, Projection(), Projection() if index else None)
         inward = Projection.draw(secret, f"in {name}", int(columns), linear=linear) if index else None
         return _Map(name, kind, claimed, Projection.draw(secret, f"out {name}", int(rows), linear=linear), inward)
 
@@ -145,9 +151,9 @@ class Sketch:
             if kind == "b" or parameter not in weights:
                 result[name] = array
                 continue
-            whole = torch.tensor(array)
+            whole = torch.tensor(array, dtype=torch.float64)  # sums of many values, rounded once
             for short, projection, dim in weights[parameter].projections():
-                result[f"{kind}/{short}/{slot}" if slot else f"{kind}/{short}"] = projection.take(whole, dim).numpy()
+                result[f"{kind}/{short}/{slot}" if slot else f"{kind}/{short}"] = projection.take(whole, dim).float().numpy()
         return result
 
     def _take_over(self, arrays: Mapping[str, Array]) -> None:
