@@ -84,4 +84,5 @@ def conclude(result: Result) -> None:
 
 
 def _share(rows: list[Row], level: str) -> float:
-    return round(sum(row[level] > 1 for row in rows) / len(rows), 4)
+    caught = sum(1 for row in rows if float(row[level]) > 1)
+    return round(caught / len(rows), 4)
