@@ -94,7 +94,8 @@ def cases(rounds: int, *, quick: bool = False) -> list[Case]:
     found: list[Case] = []
     for optimizer in OPTIMIZERS:
         for seed in range(2 if quick else rounds):
-            found += _narrow(optimizer, seed, 16 if quick else 256)
+            narrow = _narrow(optimizer, seed, 16 if quick else 256)
+            found += [case for case in narrow if case.name in LONG] if quick else narrow
         found += [] if quick else _wide(optimizer)
     return found if quick else found + [growth(width) for width in (64, 128, 256, 512, 1024)]
 
