@@ -15,7 +15,19 @@ from typing import Any, Final
 from benchmarks import machine, report
 from benchmarks.result import Options, Result
 
-NAMES: Final = ("handover", "training", "merging", "startup", "failure", "store_away", "discovery", "deciders", "scale")
+NAMES: Final = (
+    "handover",
+    "training",
+    "merging",
+    "startup",
+    "failure",
+    "store_away",
+    "discovery",
+    "deciders",
+    "scale",
+    "tolerances",
+    "detection",
+)
 DEFAULT_OUT: Final = machine.ROOT / "benchmarks" / "results"
 DEFAULT_ROUNDS: Final = 5
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from dcnr.errors import InvalidInput
 
@@ -57,6 +57,34 @@ class ObjectivePlan:
     num_parameters: int = 0
     forward_flops: int = 0
     activation_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPlan:
+    """Which checks of somebody's training apply (ALGORITHMS.md, "Checks"). Replay applies to everything; the default asks for the shortest.
+
+    ``smooth``: no kinks (ReLU, max pool) between input and loss, so trajectories of different machines stay together for longer.
+    ``sketched``: the linear and convolutional maps (``nn.Linear``, ``nn.Conv2d``) inside the module that a sketch may stand for, in the order
+    of the forward pass, the module itself being ``""``. The first must read what carries no gradient. What is between and behind them is
+    computed in full by the checker and should be cheap.
+    """
+
+    smooth: bool = False
+    sketched: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A component or objective that says which checks apply to it."""
+
+    def checks(self, config: Config) -> CheckPlan:
+        """For a configuration that `check` took."""
+        ...
+
+
+def checks_of(spec: object, config: Config) -> CheckPlan:
+    """What ``spec`` declares; the default for one that declares nothing."""
+    return spec.checks(config) if isinstance(spec, Checked) else CheckPlan()
 
 
 class ComponentSpec(Protocol):

@@ -58,12 +58,17 @@ class _Kept:
 
 
 class CommitChain:
-    """Begins at the restored state. ``delegation()`` is the newest one of this worker."""
+    """Begins at the restored state. ``delegation()`` is the newest one of this worker.
+
+    ``sequence``: of the last commit that this worker signed for the replica in an earlier life; two commits of one number would prove an equivocation.
+    """
 
     def __init__(
-        self, standing: Standing, key: NodeKey, delegation: Callable[[], identity_pb2.Envelope], state: str, commit: str
-    ) -> None:
+        self, standing: Standing, key: NodeKey, delegation: Callable[[], identity_pb2.Envelope], state: str, commit: str,
+        *, sequence: int = 0,
+    ) -> None:  # fmt: skip
         self._standing, self._key, self._delegation = standing, key, delegation
+        self.sequence = sequence
         self._state, self._commit = state, commit
         self._learned: list[tuple[int, float]] = []
         self._open: list[tuple[int, float]] = []
@@ -107,6 +112,7 @@ class CommitChain:
     def close(self, *, state: str = "", anchor: str = "") -> Link:
         """The commit of a new state or anchor. Raises nothing: what it states has happened."""
         standing = self._standing
+        self.sequence += 1
         commit = model_pb2.Commit(
             network_id=standing.network_id,
             model=standing.model,
@@ -122,6 +128,7 @@ class CommitChain:
             merges=self._merges,
             parent_commit=self._commit,
             delegation=self._delegation(),
+            sequence=self.sequence,
         )
         envelope = seal(identity_pb2.DOMAIN_COMMIT, commit, self._key)
         link = Link(envelope, digest_of_envelope(envelope), self._state, state)

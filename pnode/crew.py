@@ -54,6 +54,9 @@ class Member:
     reason: str = ""
     prepared: Prepared | None = None
     host: ReplicaHost | None = None
+    chain: CommitChain | None = None
+    sequence: int = 0
+    """Of the last commit that this worker signed for the replica before."""
     rate: Rate = field(default_factory=Rate)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -169,6 +172,7 @@ class Crew:
     async def _life(self, replica: ReplicaId, member: Member, before: Member | None) -> None:
         if before is not None:
             await before.ended.wait()  # it uses the same directory
+            member.sequence = before.chain.sequence if before.chain is not None else before.sequence
         thread = hosting.compute_thread(replica)
         try:
             prepared = await asyncio.get_running_loop().run_in_executor(thread, self._prepare, member.order)
@@ -215,6 +219,9 @@ class Crew:
                 wanted, link_bytes_s=host.slowest_bytes_s, frame_bytes=prepared.frame_bytes, step_s=host.averages.step_s
             )
 
+        member.chain = chain = CommitChain(
+            standing, self._key, self._delegation, order.state_digest, order.state_commit, sequence=member.sequence
+        )
         inputs = Inputs(
             prepared.samples,
             self._executor,
@@ -227,7 +234,7 @@ class Crew:
             core=hosting.core_of(prepared, self._clock),
             compute=prepared.compute,
             info=prepared.info,
-            chain=CommitChain(standing, self._key, self._delegation, order.state_digest, order.state_commit),
+            chain=chain,
             inputs=inputs,
             outbox=hosting.outbox_of(prepared, order, self._executor, codec),
             hub=self._hub,

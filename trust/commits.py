@@ -53,7 +53,7 @@ class VerifiedDelta:
 def open_commit(envelope: identity_pb2.Envelope, place: Place, *, now_wall: float | None = None) -> VerifiedCommit:
     """A commit about that place. ``now_wall`` None: its delegation need only have been valid when it was made.
 
-    Raises Refused (``wrong_commit``, ``wrong_signer``, ``delegation_expired``), Corrupt.
+    Raises Refused (``wrong_commit``, ``wrong_signer``, ``stale_incarnation``, ``delegation_expired``), Corrupt.
     """
     payload, signer = open_single(envelope, identity_pb2.DOMAIN_COMMIT, max_bytes=MAX_COMMIT_BYTES)
     commit = parse(model_pb2.Commit, payload, MAX_COMMIT_BYTES)
@@ -62,6 +62,8 @@ def open_commit(envelope: identity_pb2.Envelope, place: Place, *, now_wall: floa
     delegation = _delegation(commit.delegation, place.network_id, now_wall)
     if delegation.worker_public_der != signer.public_der:
         raise Refused("a commit that its delegated worker did not sign", code="wrong_signer")
+    if commit.incarnation != delegation.incarnation:
+        raise Refused("a commit of another incarnation than its delegation", code="stale_incarnation")
     return VerifiedCommit(commit, delegation)
 
 
@@ -96,8 +98,13 @@ def open_delta(envelope: identity_pb2.Envelope, place: Place, *, now_wall: float
 
 
 def follows(commit: model_pb2.Commit, parent: model_pb2.Commit) -> bool:
-    """Whether a commit begins where its parent ended: at its state, or at the anchor that contributors took."""
-    return bool(commit.parent_digest) and commit.parent_digest in (parent.state_digest, parent.anchor_digest)
+    """Whether a commit begins where its parent ended, at its state or at the anchor that contributors took, and has a higher number if one incarnation of a
+    replica made both. Commits of software that numbered none have 0.
+    """
+    begins = bool(commit.parent_digest) and commit.parent_digest in (parent.state_digest, parent.anchor_digest)
+    of_one_life = (commit.replica, commit.incarnation) == (parent.replica, parent.incarnation)
+    grows = commit.sequence > parent.sequence or commit.sequence == parent.sequence == 0
+    return begins and (grows or not of_one_life)
 
 
 def _delegation(envelope: identity_pb2.Envelope, network_id: str, now_wall: float | None) -> VerifiedDelegation:

@@ -27,6 +27,11 @@ Update = Callable[["Sequence[Tensor]", "Sequence[Tensor]", Slots, float, int], N
 class Optimizer(OptimizerSpec, Protocol):
     """What the torch adapter asks of a registered optimiser."""
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether an update is linear in weights, gradients and slots (unless it clips); else element by element."""
+        ...
+
     def schedule(self, config: Config) -> Schedule:
         """The learning-rate schedule."""
         ...
@@ -46,6 +51,7 @@ class Sgd:
 
     name: str = "sgd"
     slots_per_parameter: int = 1
+    is_linear: bool = True
 
     def check(self, config: Config) -> None:
         """Raises InvalidInput with ``details['field']``."""
@@ -99,6 +105,7 @@ class AdamW:
 
     name: str = "adamw"
     slots_per_parameter: int = 2
+    is_linear: bool = False
 
     def check(self, config: Config) -> None:
         """Raises InvalidInput with ``details['field']``."""

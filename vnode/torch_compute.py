@@ -126,6 +126,10 @@ class TorchCompute:
             self._set(module, 0, Mode.INFER)
             return module.objective.readout(self._as_tensor(output))
 
+    def part(self, name: str) -> torch.nn.Module:
+        """A part of the restored stage's module, to look on while it computes."""
+        return self._ready().get_submodule(name)
+
     def snapshot(self, info: StateInfo) -> bytes:
         """The whole state. ``info.updates`` is replaced by this adapter's own count."""
         tensors = self._weights_and_buffers()

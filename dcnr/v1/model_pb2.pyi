@@ -101,6 +101,30 @@ ROLE_STANDBY: Role.ValueType  # 3
 """keeps a copy"""
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
+class _FaultKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FaultKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FaultKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FAULT_KIND_UNSPECIFIED: _FaultKind.ValueType  # 0
+    """refused"""
+    FAULT_KIND_COMPUTATION: _FaultKind.ValueType  # 1
+    """what was stated does not follow from what was taken in"""
+    FAULT_KIND_EQUIVOCATION: _FaultKind.ValueType  # 2
+    """two statements for one place in a chain of commits"""
+
+class FaultKind(_FaultKind, metaclass=_FaultKindEnumTypeWrapper):
+    """What a fault record proves."""
+
+FAULT_KIND_UNSPECIFIED: FaultKind.ValueType  # 0
+"""refused"""
+FAULT_KIND_COMPUTATION: FaultKind.ValueType  # 1
+"""what was stated does not follow from what was taken in"""
+FAULT_KIND_EQUIVOCATION: FaultKind.ValueType  # 2
+"""two statements for one place in a chain of commits"""
+Global___FaultKind: _TypeAlias = FaultKind  # noqa: Y015
+
 @_typing.final
 class ConfigValue(_message.Message):
     """A validated configuration value."""
@@ -1228,6 +1252,9 @@ class Contribution(_message.Message):
     PNODE_ID_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    DECIDED_UNIX_MS_FIELD_NUMBER: _builtins.int
     vnode: _builtins.str
     """to which VNode"""
     replica: _builtins.str
@@ -1235,7 +1262,13 @@ class Contribution(_message.Message):
     pnode_id: _builtins.str
     """whose"""
     verdict: _builtins.str
-    """unaudited, cleared or void"""
+    """unaudited where audits are not in force; else open or spared when first named, and passed, failed, unverifiable, void or dropped later"""
+    interval: _builtins.str
+    """digest of the signed statement that ends it; empty where audits are not in force"""
+    evidence: _builtins.str
+    """digest of the fault record behind a verdict of failed"""
+    decided_unix_ms: _builtins.int
+    """holder's clock when this verdict was decided"""
     @_builtins.property
     def batches(self) -> _common_pb2.IntervalSet:
         """what"""
@@ -1248,10 +1281,13 @@ class Contribution(_message.Message):
         pnode_id: _builtins.str = ...,
         batches: _common_pb2.IntervalSet | None = ...,
         verdict: _builtins.str = ...,
+        interval: _builtins.str = ...,
+        evidence: _builtins.str = ...,
+        decided_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "pnode_id", b"pnode_id", "replica", b"replica", "verdict", b"verdict", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "decided_unix_ms", b"decided_unix_ms", "evidence", b"evidence", "interval", b"interval", "pnode_id", b"pnode_id", "replica", b"replica", "verdict", b"verdict", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1355,6 +1391,7 @@ class Commit(_message.Message):
     DELEGATION_FIELD_NUMBER: _builtins.int
     MERGES_FIELD_NUMBER: _builtins.int
     ANCHOR_DIGEST_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -1375,6 +1412,8 @@ class Commit(_message.Message):
     """digest of the commit before; empty after checkpoint 0"""
     anchor_digest: _builtins.str
     """of the anchor after the last merge: weights, running statistics and lineage, as contributors take it; empty if none was made"""
+    sequence: _builtins.int
+    """grows with every commit of a replica's incarnation, over all its lives there; the same number is the same commit"""
     @_builtins.property
     def batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """learned in between, in this order; packed"""
@@ -1408,10 +1447,11 @@ class Commit(_message.Message):
         delegation: _identity_pb2.Envelope | None = ...,
         merges: _abc.Iterable[Global___Merged] | None = ...,
         anchor_digest: _builtins.str = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_digest", b"anchor_digest", "batches", b"batches", "delegation", b"delegation", "incarnation", b"incarnation", "job_id", b"job_id", "losses", b"losses", "merges", b"merges", "model", b"model", "network_id", b"network_id", "parent_commit", b"parent_commit", "parent_digest", b"parent_digest", "replica", b"replica", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_digest", b"anchor_digest", "batches", b"batches", "delegation", b"delegation", "incarnation", b"incarnation", "job_id", b"job_id", "losses", b"losses", "merges", b"merges", "model", b"model", "network_id", b"network_id", "parent_commit", b"parent_commit", "parent_digest", b"parent_digest", "replica", b"replica", "sequence", b"sequence", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1444,6 +1484,64 @@ class Merged(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Merged: _TypeAlias = Merged  # noqa: Y015
+
+@_typing.final
+class FaultRecord(_message.Message):
+    """Evidence against a PNode: what it signed, and how anybody measures again that it is wrong. Nobody signs it; it proves itself or weighs nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    VNODE_FIELD_NUMBER: _builtins.int
+    STATEMENTS_FIELD_NUMBER: _builtins.int
+    CHALLENGED_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    RESIDUAL_FIELD_NUMBER: _builtins.int
+    kind: Global___FaultKind.ValueType
+    """what it proves"""
+    network_id: _builtins.str
+    """of what was stated"""
+    model: _builtins.str
+    """likewise"""
+    job_id: _builtins.str
+    """likewise"""
+    vnode: _builtins.str
+    """likewise"""
+    seed: _builtins.bytes
+    """of the check, 32 bytes; empty for an equivocation"""
+    residual: _builtins.float
+    """as the auditor measured it, for people"""
+    @_builtins.property
+    def statements(self) -> _containers.RepeatedCompositeFieldContainer[_identity_pb2.Envelope]:
+        """the accused's signed Commit or Delta that ends the interval; two Commits for an equivocation"""
+
+    @_builtins.property
+    def challenged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """digests of the tensors that the check reads, in its order; the statement names each"""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___FaultKind.ValueType = ...,
+        network_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        vnode: _builtins.str = ...,
+        statements: _abc.Iterable[_identity_pb2.Envelope] | None = ...,
+        challenged: _abc.Iterable[_builtins.str] | None = ...,
+        seed: _builtins.bytes = ...,
+        residual: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenged", b"challenged", "job_id", b"job_id", "kind", b"kind", "model", b"model", "network_id", b"network_id", "residual", b"residual", "seed", b"seed", "statements", b"statements", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FaultRecord: _TypeAlias = FaultRecord  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):

@@ -17,6 +17,8 @@ from benchmarks.merging import WAYS
 from benchmarks.meter import Meter
 from benchmarks.profiles import parse, summary, thread_cpu_s, thread_table
 from benchmarks.result import Options, Result, Target
+from benchmarks.tolerances import table_of
+from vnode.checks.tolerances import table, tolerances_for
 
 
 def concluded(document: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +67,20 @@ def test_merging_measures_every_way(tmp_path: Path) -> None:
     for row in document["rounds"]:
         assert 0 < row["one_replica"] < 100
         assert {key.rsplit("_", 1)[0] for key in row if key.endswith("_5")} == set(WAYS)
+
+
+def test_honest_machines_with_other_kernels_stay_within_the_committed_tolerances(tmp_path: Path) -> None:
+    document = run_short("tolerances", tmp_path)
+    assert {row["level"] for row in document["rounds"]} == {"replay", "sketch", "referee"}
+    for row in document["rounds"]:
+        limits = tolerances_for(row["level"], row["optimizer"], smooth=row["smooth"])
+        if row["span"] <= limits.span_steps:
+            assert [part for part, limit in limits.by_part.items() if row.get(part, 0.0) > limit] == [], row
+
+
+def test_the_committed_tolerances_are_those_of_the_committed_measurement() -> None:
+    document = json.loads((command.DEFAULT_OUT / "tolerances.json").read_text())
+    assert table_of(document["rounds"], document["settings"]) == table()
 
 
 def test_startup_measures_commands_and_daemons(tmp_path: Path) -> None:

@@ -7,12 +7,16 @@ import signal
 from pathlib import Path
 
 import psutil
-from worker_rig import DaemonEnd, Job, make_job, worker, workers
+import pytest
+from worker_rig import JOB, MODEL, NETWORK_ID, DaemonEnd, Job, make_job, worker, workers
 
+from dcnr.errors import Refused
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
+from trust.commits import Place
 from trust.envelope import digest_of_envelope, open_single
+from trust.equivocation import equivocation_of
 from vnode.torch_compute import TorchCompute  # noqa: F401  imports torch once, before timing begins
 
 
@@ -143,6 +147,36 @@ def test_drain_hands_over_a_snapshot_and_updates_do_not_disturb(tmp_path: Path) 
                 commit = check_snapshot(ready, end, job)
                 assert len(commit.batches) == ready.checkpoint.step > 0
             assert {ready.replica: ready.checkpoint.epoch for ready in end.snapshots}["s2.1"] == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_given_anew_to_the_same_worker_numbers_its_commits_on(tmp_path: Path) -> None:
+    """Two honest commits with one parent: they must not look like an equivocation."""
+    job = make_job(tmp_path)
+
+    async def scenario() -> None:
+        commits: list[identity_pb2.Envelope] = []
+        async with worker(tmp_path) as end:
+            for _ in range(2):
+                end.snapshots.clear()
+                for vnode in ("s1", "s2"):
+                    await end.host(job, vnode, {"s1": end, "s2": end})
+                await end.until(
+                    lambda: any(one.replica == "s1.1" and one.checkpoint.step == job.num_batches for one in end.snapshots)
+                )
+                commits += [one.commit for one in end.snapshots if one.replica == "s1.1"][-1:]
+                for vnode in ("s1", "s2"):
+                    await end.pipe.send(local_pb2.ToWorker(release=local_pb2.ReleaseReplica(replica=f"{vnode}.1")))
+                await end.until(
+                    lambda: {item.state for item in end.reports.values()} == {orchestrator_pb2.ASSIGNMENT_STATE_RELEASED}
+                )
+        first, second = (model_pb2.Commit.FromString(one.payload) for one in commits)
+        assert (first.parent_digest, first.incarnation) == (second.parent_digest, second.incarnation)
+        assert 0 < first.sequence < second.sequence
+        with pytest.raises(Refused) as refused:
+            equivocation_of(commits[0], commits[1], Place(NETWORK_ID, MODEL, JOB, "s1"))
+        assert refused.value.code == "no_equivocation"
 
     asyncio.run(scenario())
 

@@ -56,6 +56,14 @@ def test_commits_name_parents_batches_and_losses_in_order() -> None:
     assert list(following.batches) == [2]
 
 
+def test_commits_are_numbered_on_over_the_lives_of_a_replica() -> None:
+    first = chain()
+    told = [commit_of(first.close(state=str(number) * 64).commit).sequence for number in (1, 2)]
+    second = CommitChain(standing(), KEY, identity_pb2.Envelope, START, "", sequence=first.sequence)
+    told.append(commit_of(second.close(anchor="3" * 64).commit).sequence)
+    assert told == [1, 2, 3]
+
+
 def test_deltas_stand_between_own_batches_and_an_anchor_is_a_parent() -> None:
     made = chain()
     learn(made, 0, 1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import ComponentPlan, Config, Fields, TensorSpec
+from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
 from vnode.components.shapes import bad_inputs, one_input
 from vnode.components.transformer_block import block_cost
 
@@ -40,6 +40,10 @@ class ByteEmbedding:
             if blocks and width % heads:
                 raise f.error("heads", f"width {width} is not a multiple of {heads} heads")
             return width, blocks, heads, f.number("dropout", 0.0, low=0.0, high=0.9)
+
+    def checks(self, config: Config) -> CheckPlan:
+        """Which checks apply."""
+        return CheckPlan(smooth=True)
 
     def build(self, config: Config, inputs: Sequence[TensorSpec]) -> Any:
         """The embedding as a module."""

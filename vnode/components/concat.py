@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import ComponentPlan, Config, Fields, TensorSpec
+from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
 from vnode.components.shapes import bad_inputs
 
 
@@ -32,6 +32,10 @@ class Concat:
     def _read(self, config: Config) -> int:
         with Fields(config, self.name) as f:
             return f.integer("dim", 0, low=0, high=6)
+
+    def checks(self, config: Config) -> CheckPlan:
+        """Which checks apply."""
+        return CheckPlan(smooth=True)
 
     def build(self, config: Config, inputs: Sequence[TensorSpec]) -> Any:
         """A module that concatenates."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import ComponentPlan, Config, Fields, TensorSpec
+from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
 from vnode.components.shapes import bad_inputs, one_float_input
 
 ACTIVATIONS = ("none", "relu", "gelu")
@@ -66,6 +66,11 @@ class ConvBlock:
             if settings.kernel % 2 == 0:
                 raise f.error("kernel", "field 'kernel' must be odd")
         return settings
+
+    def checks(self, config: Config) -> CheckPlan:
+        """A sketch may stand for the convolution; ReLU and max pool have kinks."""
+        s = self._read(config)
+        return CheckPlan(smooth=s.activation != "relu" and s.pool == 1, sketched=("conv",))
 
     def build(self, config: Config, inputs: Sequence[TensorSpec]) -> Any:
         """A torch.nn.Sequential with named parts."""

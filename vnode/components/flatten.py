@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import ComponentPlan, Config, Fields, TensorSpec
+from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
 from vnode.components.shapes import one_input
 
 
@@ -23,6 +23,10 @@ class Flatten:
             pass
         spec = one_input(self.name, inputs)
         return ComponentPlan(TensorSpec(spec.dtype, (spec.num_elements,)))
+
+    def checks(self, config: Config) -> CheckPlan:
+        """Which checks apply."""
+        return CheckPlan(smooth=True)
 
     def build(self, config: Config, inputs: Sequence[TensorSpec]) -> Any:
         """torch.nn.Flatten."""

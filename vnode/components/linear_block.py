@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import ComponentPlan, Config, Fields, TensorSpec
+from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
 from vnode.components.shapes import one_float_input
 
 
@@ -31,6 +31,10 @@ class LinearBlock:
     def _read(self, config: Config) -> float:
         with Fields(config, self.name) as f:
             return f.number("dropout", 0.0, low=0.0, high=0.9)
+
+    def checks(self, config: Config) -> CheckPlan:
+        """A sketch may stand for each of the two maps."""
+        return CheckPlan(smooth=True, sketched=("inner", "outer"))
 
     def build(self, config: Config, inputs: Sequence[TensorSpec]) -> Any:
         """The residual block as a module."""

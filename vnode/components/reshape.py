@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcnr.limits import MAX_TENSOR_RANK
-from dcnr.specs import ComponentPlan, Config, Fields, TensorSpec
+from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
 from vnode.components.shapes import one_input
 
 
@@ -38,6 +38,10 @@ class Reshape:
             if len(sides) != len(shape):
                 raise f.error("shape", "field 'shape' must hold positive integers")
         return sides
+
+    def checks(self, config: Config) -> CheckPlan:
+        """Which checks apply."""
+        return CheckPlan(smooth=True)
 
     def build(self, config: Config, inputs: Sequence[TensorSpec]) -> Any:
         """torch.nn.Unflatten after a flatten."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import ComponentPlan, Config, Fields, TensorSpec
+from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
 from vnode.components.shapes import bad_inputs, one_float_input
 
 
@@ -34,6 +34,10 @@ class TransformerBlock:
     def _read(self, config: Config) -> tuple[int, float]:
         with Fields(config, self.name) as f:
             return f.integer("heads", low=1, high=256), f.number("dropout", 0.0, low=0.0, high=0.9)
+
+    def checks(self, config: Config) -> CheckPlan:
+        """Which checks apply."""
+        return CheckPlan(smooth=True)
 
     def build(self, config: Config, inputs: Sequence[TensorSpec]) -> Any:
         """The block."""

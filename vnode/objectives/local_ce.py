@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import Config, ObjectivePlan, TensorSpec
+from dcnr.specs import CheckPlan, Config, ObjectivePlan, TensorSpec
 from vnode.objectives.head import read_head
 
 
@@ -20,6 +20,10 @@ class LocalCe:
     def check(self, config: Config, output: TensorSpec, target: TensorSpec, num_classes: int) -> ObjectivePlan:
         """Cost of the head. Raises InvalidInput."""
         return read_head(config, self.name).plan(self.name, output, target, num_classes)
+
+    def checks(self, config: Config) -> CheckPlan:
+        """Only a ReLU in the head has a kink."""
+        return CheckPlan(smooth=read_head(config, self.name).activation != "relu")
 
     def build(self, config: Config, output: TensorSpec, target: TensorSpec, num_classes: int) -> Any:
         """A `vnode.torch_objective.LocalObjective`."""

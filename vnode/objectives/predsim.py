@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcnr.errors import InvalidInput
-from dcnr.specs import Config, Fields, ObjectivePlan, TensorSpec
+from dcnr.specs import CheckPlan, Config, Fields, ObjectivePlan, TensorSpec
 from vnode.objectives.head import Head
 
 
@@ -41,6 +41,10 @@ class PredSim:
     def _read(self, config: Config) -> tuple[Head, float]:
         with Fields(config, self.name) as f:
             return Head.read(f), f.number("similarity", 0.5, low=0.0, high=1.0)
+
+    def checks(self, config: Config) -> CheckPlan:
+        """Only a ReLU in the head has a kink."""
+        return CheckPlan(smooth=self._read(config)[0].activation != "relu")
 
     def build(self, config: Config, output: TensorSpec, target: TensorSpec, num_classes: int) -> Any:
         """A `vnode.torch_objective.LocalObjective`."""

@@ -1,0 +1,1 @@
+"""PNodes that cheat, for tests and demonstrations. Never installed."""

@@ -1,0 +1,147 @@
+"""Goal: everybody is audited at a rate that falls with a record and never to zero, by draws that nobody can foresee and anybody with the key repeats."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcnr.errors import InvalidInput
+from trust.draw import CANARY_RATE, LOWEST_FLOOR, Floors, Secret, Task, floors_of, is_drawn, rate, task_of
+from trust.exposure import intervals_until_caught
+from trust.standing import State
+
+SECRET = Secret(b"k" * 32)
+FLOORS = floors_of(0.0)
+MIDDLE = st.floats(0.0, 1e6)
+
+
+def names(count: int, seed: int = 0) -> list[str]:
+    """Digests of intervals."""
+    rng = random.Random(seed)
+    return [rng.randbytes(32).hex() for _ in range(count)]
+
+
+# ---- rates ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_follows_the_record_down_to_the_floor() -> None:
+    shown = [rate(k, State.ACTIVE, FLOORS, trusted=False) for k in (10, 19, 39, 99, 399, 10_000)]
+    assert shown == [1.0, 1.0, 0.5, 0.2, 0.05, 0.05]
+    assert rate(10_000, State.ACTIVE, FLOORS, trusted=True) == 0.01
+    assert rate(39, State.ACTIVE, FLOORS, trusted=True) == 0.5, "trust lowers the floor, not the way there"
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.ACTIVE])
+@pytest.mark.parametrize("trusted", [True, False])
+def test_whoever_is_not_active_is_always_audited(state: State, trusted: bool) -> None:
+    assert rate(1e6, state, FLOORS, trusted=trusted) == 1.0
+
+
+@settings(deadline=None)
+@given(MIDDLE, MIDDLE, st.sampled_from(State), st.floats(0.0, 1.0), st.booleans())
+def test_rates_are_never_zero_and_never_rise_with_a_better_record(
+    one: float, other: float, state: State, floor: float, trusted: bool
+) -> None:
+    floors = floors_of(floor)
+    worse, better = sorted((one, other))
+    low, high = (rate(k, state, floors, trusted=trusted) for k in (better, worse))
+    assert LOWEST_FLOOR <= (floors.trusted if trusted else floors.untrusted) <= low <= high <= 1.0
+    assert rate(one, state, floors, trusted=True) <= rate(one, state, floors, trusted=False)
+
+
+def test_a_document_raises_and_lowers_floors_within_bounds() -> None:
+    assert floors_of(0.0) == Floors(0.05, 0.01)
+    assert floors_of(0.5) == Floors(0.5, 0.1)
+    assert floors_of(1e-9) == Floors(0.01, 0.01)
+    assert floors_of(1.0) == Floors(1.0, 0.2)
+    for wrong in (-0.1, 1.1, math.nan):
+        with pytest.raises(InvalidInput):
+            floors_of(wrong)
+
+
+# ---- the draw -------------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.binary(min_size=32, max_size=64), st.text(max_size=80), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_a_draw_repeats_and_a_higher_rate_draws_whatever_a_lower_one_drew(
+    key: bytes, interval: str, one: float, other: float
+) -> None:
+    low, high = sorted((max(one, 1e-9), max(other, 1e-9)))
+    assert is_drawn(Secret(key), interval, low) == is_drawn(Secret(key), interval, low)
+    assert is_drawn(Secret(key), interval, high) or not is_drawn(Secret(key), interval, low)
+    assert is_drawn(Secret(key), interval, 1.0)
+
+
+def test_draws_come_at_their_rate_and_secrets_do_not_agree() -> None:
+    intervals, other = names(4_000), Secret(b"o" * 32)
+    for p in (0.01, 0.05, 0.5):
+        mine = [is_drawn(SECRET, one, p) for one in intervals]
+        spread = math.sqrt(p * (1 - p) / len(intervals))
+        assert abs(sum(mine) / len(intervals) - p) < 5 * spread
+        both = sum(a and is_drawn(other, one, p) for a, one in zip(mine, intervals, strict=True))
+        assert abs(both / len(intervals) - p * p) < 5 * math.sqrt(p * p / len(intervals))
+
+
+def test_names_do_not_run_into_each_other_and_purposes_are_apart() -> None:
+    assert SECRET.number(b"x", "ab", "c") != SECRET.number(b"x", "a", "bc")
+    assert SECRET.number(b"x", "a") != SECRET.number(b"x\0\0\0\1a")
+    assert SECRET.number(b"x", "a") != SECRET.number(b"y", "a")
+
+
+@pytest.mark.parametrize("key", [b"", b"k" * 31, b"k" * 1025])
+def test_short_and_endless_secrets_are_refused(key: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        Secret(key)
+
+
+def test_a_secret_is_not_told() -> None:
+    assert "kkkk" not in repr(SECRET)
+
+
+@pytest.mark.parametrize("p", [0.0, -1.0, 1.5, math.nan])
+def test_no_rate_outside_its_range_is_taken(p: float) -> None:
+    with pytest.raises(InvalidInput):
+        is_drawn(SECRET, "a", p)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.05, 0.2, 0.9])
+def test_a_cheat_in_every_interval_is_drawn_within_the_stated_number_in_99_of_100_lives(p: float) -> None:
+    """One life per secret; the number of lives that get away is binomial, at most one in a hundred on average."""
+    within, lives, intervals = intervals_until_caught(p), 400, names(500)
+    rng = random.Random(7)
+    escaped = sum(
+        not any(is_drawn(secret, one, p) for one in intervals[:within])
+        for secret in (Secret(rng.randbytes(32)) for _ in range(lives))
+    )
+    assert escaped <= lives * 0.01 + 4 * math.sqrt(lives * 0.01 * 0.99)
+    if within > 10:
+        sooner = within // 2
+        assert 1 - (1 - p) ** sooner < 0.95, "the number is not stated too high"
+
+
+# ---- canaries -------------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.binary(min_size=32, max_size=32))
+def test_one_audit_in_twenty_is_a_canary_and_half_of_them_are_wrong(key: bytes) -> None:
+    tasks = [task_of(Secret(key), one, "auditor", 1) for one in names(2_000)]
+    wrong, right = tasks.count(Task.WRONG_CANARY), tasks.count(Task.RIGHT_CANARY)
+    spread = math.sqrt(len(tasks) * CANARY_RATE)
+    assert abs(wrong + right - len(tasks) * CANARY_RATE) < 6 * spread
+    assert abs(wrong - right) < 6 * spread
+
+
+def test_a_canary_is_drawn_for_each_auditor_and_attempt_and_apart_from_the_audit() -> None:
+    intervals = names(2_000)
+    kinds = {
+        (auditor, attempt): [task_of(SECRET, one, auditor, attempt) for one in intervals] for auditor in "ab" for attempt in (1, 2)
+    }
+    assert len({tuple(kind) for kind in kinds.values()}) == 4
+    drawn = [one for one in intervals if is_drawn(SECRET, one, 0.05)]
+    assert any(task_of(SECRET, one, "a", 1) is Task.REAL for one in drawn), "what is drawn is not all canary"

@@ -1,0 +1,231 @@
+"""Goal: a fault record proves itself to whoever reads it or weighs nothing; two different commits of one number prove an equivocation and nothing else does."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused
+from dcnr.ids import digest_of
+from dcnr.v1 import identity_pb2, model_pb2
+from trust.commits import Place, follows
+from trust.delegation import make_delegation
+from trust.envelope import digest_of_envelope, seal
+from trust.equivocation import equivocation_of
+from trust.evidence import MAX_CHALLENGED, MAX_RECORD_BYTES, Exhibit, verify
+from trust.findings import DOUBT_FACTOR, finding_of
+from trust.identity import NodeKey
+from trust.overturned import Finding
+
+NOW, NETWORK = 1_700_000_000.0, "5" * 40
+NODE, WORKER, STRANGER = (NodeKey.generate() for _ in range(3))
+PLACE = Place(NETWORK, "m", "j", "a")
+BEFORE, AFTER, ANCHOR, ELSE = ("1" * 64, "2" * 64, "3" * 64, "4" * 64)
+TOLERANCE = 1e-5
+
+
+def delegation(*, node: NodeKey = NODE, worker: NodeKey = WORKER, incarnation: int = 3, at_s: float = NOW) -> identity_pb2.Envelope:
+    return make_delegation(node, NETWORK, worker.public_der, incarnation, ["127.0.0.1:1"], at_s)
+
+
+def commit(worker: NodeKey = WORKER, **changes: object) -> identity_pb2.Envelope:
+    facts: dict[str, object] = {
+        "network_id": NETWORK, "model": "m", "job_id": "j", "vnode": "a", "replica": "a.0", "incarnation": 3, "parent_digest": BEFORE,
+        "state_digest": AFTER, "batches": [1, 2], "losses": [0.5, 0.25], "sequence": 7, "delegation": delegation(), **changes,
+    }  # fmt: skip
+    return seal(identity_pb2.DOMAIN_COMMIT, model_pb2.Commit(**facts), worker)  # type: ignore[arg-type]
+
+
+def delta() -> identity_pb2.Envelope:
+    message = model_pb2.Delta(
+        network_id=NETWORK, model="m", job_id="j", vnode="a", replica="a.1", incarnation=3, sequence=1, anchor_digest=ANCHOR, batches=[5],
+        losses=[1.0], codec="raw", digest=AFTER, size_bytes=9, delegation=delegation(),
+    )  # fmt: skip
+    return seal(identity_pb2.DOMAIN_DELTA, message, WORKER)
+
+
+def record(**changes: object) -> bytes:
+    facts: dict[str, object] = {
+        "kind": model_pb2.FAULT_KIND_COMPUTATION, "network_id": NETWORK, "model": "m", "job_id": "j", "vnode": "a", "statements": [commit()],
+        "challenged": [BEFORE, AFTER], "seed": b"s" * 32, "residual": 1.0, **changes,
+    }  # fmt: skip
+    return model_pb2.FaultRecord(**facts).SerializeToString(deterministic=True)  # type: ignore[arg-type]
+
+
+def measured(residual: float) -> Callable[[Exhibit, model_pb2.FaultRecord], float]:
+    return lambda exhibit, told: residual
+
+
+def never(exhibit: Exhibit, told: model_pb2.FaultRecord) -> float:
+    raise AssertionError("nothing is measured for a record that cannot hold")
+
+
+# ---- computations ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fault_is_proven_by_an_own_measurement() -> None:
+    data = record()
+    found = verify(data, NETWORK, measured(1e-3), TOLERANCE)
+    assert (found.accused, found.interval, found.record) == (NODE.node_id, digest_of_envelope(commit_in(data)), digest_of(data))
+    assert found.residual == 1e-3, "as measured here, not as told"
+
+
+def commit_in(data: bytes) -> identity_pb2.Envelope:
+    return model_pb2.FaultRecord.FromString(data).statements[0]
+
+
+def test_a_delta_ends_an_interval_too() -> None:
+    data = record(statements=[delta()], challenged=[ANCHOR, AFTER])
+    assert verify(data, NETWORK, measured(1.0), TOLERANCE).accused == NODE.node_id
+
+
+def test_what_is_told_weighs_nothing_against_what_is_measured() -> None:
+    for residual in (0.0, TOLERANCE, DOUBT_FACTOR * TOLERANCE, math.nan, -1.0):
+        with pytest.raises(Refused) as refused:
+            verify(record(residual=1e9), NETWORK, measured(residual), TOLERANCE)
+        assert refused.value.code == "unproven"
+
+
+def test_without_the_tensors_nothing_is_proven() -> None:
+    def missing(exhibit: Exhibit, told: model_pb2.FaultRecord) -> float:
+        raise NotFound("no such tensor")
+
+    with pytest.raises(NotFound):
+        verify(record(), NETWORK, missing, TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff" * 40,
+        b"\0" * (MAX_RECORD_BYTES + 1),
+        record(kind=model_pb2.FAULT_KIND_UNSPECIFIED),
+        record(network_id="6" * 40),
+        record(model="other"),
+        record(job_id="other"),
+        record(vnode="b"),
+        record(statements=[]),
+        record(statements=[commit(), commit()]),
+        record(statements=[commit(STRANGER)]),
+        record(statements=[commit(incarnation=4)]),
+        record(statements=[commit(delegation=delegation(worker=STRANGER))]),
+        record(statements=[delegation()]),
+        record(challenged=[]),
+        record(challenged=[BEFORE] * (MAX_CHALLENGED + 1)),
+        record(challenged=["x"]),
+        record(challenged=[BEFORE, ELSE]),
+        record(challenged=[BEFORE, ANCHOR]),
+        record(seed=b"s" * 31),
+        record(seed=b""),
+    ],
+)
+def test_what_cannot_hold_is_refused_before_anything_is_measured(data: bytes) -> None:
+    with pytest.raises((Corrupt, Refused)):
+        verify(data, NETWORK, never, TOLERANCE)
+
+
+def test_a_hundred_forged_records_prove_nothing() -> None:
+    """Whatever byte a liar changes in a record about an honest node: no fault. The tensors are right, so their residual is small."""
+    rng, good = random.Random(5), record()
+    proven = 0
+    for _ in range(100):
+        forged = bytearray(good)
+        for _ in range(rng.randint(1, 4)):
+            forged[rng.randrange(len(forged))] ^= rng.randint(1, 255)
+        try:
+            verify(bytes(forged), NETWORK, measured(1e-7), TOLERANCE)
+            proven += 1
+        except DcnrError:
+            pass
+    assert proven == 0
+
+
+def test_findings_follow_the_residual() -> None:
+    assert [finding_of(factor * TOLERANCE, TOLERANCE) for factor in (0.0, 1.0, 1.5, 2.0, 2.1, 5.0, math.inf)] == [
+        Finding.PASS, Finding.PASS, Finding.DOUBT, Finding.DOUBT, Finding.FAULT, Finding.FAULT, Finding.FAULT,
+    ]  # fmt: skip
+    for residual, tolerance in ((math.nan, 1.0), (-1e-9, 1.0), (1.0, 0.0), (1.0, math.inf), (1.0, math.nan)):
+        with pytest.raises(InvalidInput):
+            finding_of(residual, tolerance)
+
+
+# ---- equivocation ---------------------------------------------------------------------------------------------------------------
+
+
+def proof(one: identity_pb2.Envelope, other: identity_pb2.Envelope) -> bytes:
+    kind = model_pb2.FAULT_KIND_EQUIVOCATION
+    return record(kind=kind, statements=[one, other], challenged=[], seed=b"")
+
+
+def test_two_stories_about_one_place_prove_themselves_in_any_order() -> None:
+    one, other = commit(), commit(losses=[0.5, 0.125])
+    found = equivocation_of(one, other, PLACE)
+    assert (found.pnode_id, found.replica, found.incarnation, found.sequence) == (NODE.node_id, "a.0", 3, 7)
+    assert found == equivocation_of(other, one, PLACE)
+    assert verify(proof(one, other), NETWORK, never, TOLERANCE).accused == NODE.node_id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"state_digest": ELSE}, {"parent_commit": ELSE}, {"batches": [2, 1]}, {"anchor_digest": ANCHOR}, {"parent_digest": ELSE}],
+    ids=lambda change: next(iter(change)),
+)
+def test_every_difference_in_what_is_stated_counts(change: dict[str, object]) -> None:
+    assert equivocation_of(commit(), commit(**change), PLACE).sequence == 7
+
+
+def test_another_worker_key_of_the_same_incarnation_is_the_same_node() -> None:
+    other = commit(STRANGER, state_digest=ELSE, delegation=delegation(worker=STRANGER))
+    assert equivocation_of(commit(), other, PLACE).pnode_id == NODE.node_id
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (commit(), commit()),
+        (commit(), commit(delegation=delegation(at_s=NOW + 60))),
+        (commit(), commit(sequence=8, state_digest=ELSE)),
+        (commit(sequence=0), commit(sequence=0, state_digest=ELSE)),
+        (commit(), commit(replica="a.1", state_digest=ELSE)),
+        (commit(), commit(incarnation=4, state_digest=ELSE, delegation=delegation(incarnation=4))),
+        (commit(), commit(state_digest=ELSE, delegation=delegation(node=STRANGER))),
+    ],
+    ids=["twice", "renewed delegation", "next", "not numbered", "another replica", "another incarnation", "another node"],
+)
+def test_honest_pairs_prove_nothing(one: identity_pb2.Envelope, other: identity_pb2.Envelope) -> None:
+    with pytest.raises(Refused) as refused:
+        equivocation_of(one, other, PLACE)
+    assert refused.value.code == "no_equivocation"
+
+
+@pytest.mark.parametrize("foreign", [commit(STRANGER), commit(job_id="other"), commit(vnode="b"), commit(incarnation=4)])
+def test_what_the_node_did_not_sign_there_is_not_held_against_it(foreign: identity_pb2.Envelope) -> None:
+    for pair in ((commit(), foreign), (foreign, commit())):
+        with pytest.raises(Refused):
+            equivocation_of(*pair, PLACE)
+    with pytest.raises(Corrupt):
+        verify(
+            record(kind=model_pb2.FAULT_KIND_EQUIVOCATION, statements=[commit()], challenged=[], seed=b""),
+            NETWORK,
+            never,
+            TOLERANCE,
+        )
+
+
+def test_numbers_grow_along_a_chain() -> None:
+    """Else whoever numbers every commit alike would prove its own honest chain to be an equivocation, and hide a fork among others."""
+
+    def stated(**changes: object) -> model_pb2.Commit:
+        return model_pb2.Commit.FromString(commit(**changes).payload)
+
+    parent = stated()
+    assert follows(stated(parent_digest=AFTER, sequence=8), parent)
+    assert follows(stated(parent_digest=AFTER, sequence=1, incarnation=4), parent), "another incarnation counts anew"
+    assert follows(stated(parent_digest=AFTER, sequence=1, replica="a.1"), parent), "so does another replica"
+    assert follows(stated(parent_digest=AFTER, sequence=0), stated(sequence=0))
+    for number in (0, 6, 7):
+        assert not follows(stated(parent_digest=AFTER, sequence=number), parent)
+    assert not follows(stated(parent_digest=ELSE, sequence=8), parent)

@@ -1,0 +1,104 @@
+"""Which intervals are audited: drawn after their commit, with a probability that falls with a record and never to zero, by a function only the drawer knows.
+
+An interval is what lies between two signed statements of a replica: of a primary from one state to the next, of a contributor from anchor to delta. It is
+named by the digest of the statement that ends it. The draw is HMAC-SHA256 over that name under a secret of the orchestrator, read as a number in
+[0, 1): the same key draws the same interval at any time, and who does not know the key learns nothing from any number of earlier draws. A
+probability that is raised draws everything that a lower one drew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from dcnr.errors import InvalidInput
+from trust.standing import State
+
+MIN_SECRET_BYTES: Final = 32
+MAX_SECRET_BYTES: Final = 1024
+FULL_PASSES: Final = 20.0
+"""p = 20 / (k + 1), k the passed audits that still count."""
+FLOOR: Final = 0.05
+"""Lowest rate for whom nobody trusts, where the network document sets none."""
+LOWEST_FLOOR: Final = 0.01
+"""No rate is ever lower, whoever trusts whom."""
+TRUSTED_DIVISOR: Final = 5.0
+"""A trusted PNode's floor is everybody's divided by this."""
+CANARY_RATE: Final = 0.05
+"""Of all audits: their answer is known."""
+WRONG_RATE: Final = 0.5
+"""Of all canaries: they are wrong on purpose."""
+ALWAYS: Final = frozenset((State.PROBATION, State.SUSPECT, State.QUARANTINED, State.REHAB, State.BANNED))
+"""States in which every interval is audited."""
+_DRAW, _CANARY, _WRONG = b"dcnr/draw/v1\0", b"dcnr/canary/v1\0", b"dcnr/wrong/v1\0"
+_HASH_BITS: Final = 53
+
+
+class Task(Enum):
+    """What an auditor is given; it cannot tell which."""
+
+    REAL = "real"
+    RIGHT_CANARY = "right canary"
+    WRONG_CANARY = "wrong canary"
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """The lowest rates, for untrusted and trusted PNodes."""
+
+    untrusted: float
+    trusted: float
+
+
+def floors_of(audit_floor: float) -> Floors:
+    """The floors that a network document's ``audit_floor`` gives; 0 there: the default. Raises InvalidInput outside [0, 1]."""
+    if not 0.0 <= audit_floor <= 1.0:
+        raise InvalidInput(f"an audit floor lies in [0, 1], not {audit_floor!r}", code="bad_rate")
+    untrusted = max(LOWEST_FLOOR, audit_floor or FLOOR)
+    return Floors(untrusted, max(LOWEST_FLOOR, untrusted / TRUSTED_DIVISOR))
+
+
+def rate(passes: float, state: State, floors: Floors, *, trusted: bool) -> float:
+    """The probability in (0, 1] with which a PNode's interval is drawn. ``passes``: audits passed, as far as they still count."""
+    if state in ALWAYS:
+        return 1.0
+    floor = floors.trusted if trusted else floors.untrusted
+    return min(1.0, max(floor, FULL_PASSES / (max(0.0, passes) + 1.0)))
+
+
+class Secret:
+    """What an orchestrator draws with: 32 to 1024 bytes that it never tells and keeps over restarts. Raises InvalidInput for fewer or more."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        if not MIN_SECRET_BYTES <= len(key) <= MAX_SECRET_BYTES:
+            raise InvalidInput(f"a secret has {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes, not {len(key)}", code="bad_secret")
+        self._key = key
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def number(self, purpose: bytes, *names: str) -> float:
+        """A number in [0, 1) that depends on everything named; names of any length never run into each other."""
+        parts = b"".join(len(name.encode()).to_bytes(4) + name.encode() for name in names)
+        digest = hmac.new(self._key, len(purpose).to_bytes(4) + purpose + parts, hashlib.sha256).digest()
+        return (int.from_bytes(digest[:8]) >> (64 - _HASH_BITS)) / 2.0**_HASH_BITS
+
+
+def is_drawn(secret: Secret, interval: str, probability: float) -> bool:
+    """Whether that interval is audited. ``interval``: the digest of the statement that ends it. Raises InvalidInput for a rate of zero."""
+    if not 0.0 < probability <= 1.0:
+        raise InvalidInput(f"a rate lies in (0, 1], not {probability!r}: nothing is never checked", code="bad_rate")
+    return secret.number(_DRAW, interval) < probability
+
+
+def task_of(secret: Secret, interval: str, auditor: str, attempt: int) -> Task:
+    """Whether this auditor is first given a canary in the place of a real interval. What canaries are is as secret as the draw."""
+    names = (interval, auditor, str(attempt))
+    if secret.number(_CANARY, *names) >= CANARY_RATE:
+        return Task.REAL
+    return Task.WRONG_CANARY if secret.number(_WRONG, *names) < WRONG_RATE else Task.RIGHT_CANARY

@@ -1,0 +1,190 @@
+"""The ledger and everybody's standing as a chain of manifests gives them: read from the oldest on, and the first entry that cannot be is named. Pure.
+
+A contribution whose interval is new says what the draw said, and belongs to the checkpoint that the same manifest names newest of its VNode. One whose interval
+is known changes its verdict. What a manifest retracts leaves its line. So a process with an empty disk, or one that distrusts its holder, finds the same as
+everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
+
+from dcnr.errors import Corrupt, InvalidInput, InvariantBroken
+from dcnr.ids import check_digest, check_node_id
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import model_pb2
+from trust.ledger import Interval, Ledger, Named, Verdict
+from trust.standing import Event, Faulted, Passed, Standing, Unverified, begun, folded
+
+AUDITS_DRAWN: Final = "drawn"
+"""What ``Manifest.audits`` says where audits are in force."""
+FIRST: Final = frozenset((Verdict.OPEN, Verdict.SPARED))
+"""What the draw can say."""
+NEXT: Final[Mapping[Verdict, frozenset[Verdict]]] = {
+    Verdict.OPEN: frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE, Verdict.VOID, Verdict.DROPPED)),
+    Verdict.SPARED: frozenset((Verdict.FAILED, Verdict.VOID, Verdict.DROPPED)),
+    Verdict.PASSED: frozenset((Verdict.OPEN, Verdict.FAILED, Verdict.VOID, Verdict.DROPPED)),
+    Verdict.VOID: frozenset((Verdict.FAILED,)),
+    Verdict.DROPPED: frozenset((Verdict.FAILED,)),
+    Verdict.FAILED: frozenset(),
+    Verdict.UNVERIFIABLE: frozenset(),
+}
+"""What a verdict may become. A passed one is open again where its auditor was found lying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A verdict as a manifest told it, for standings."""
+
+    pnode_id: str
+    interval: str
+    verdict: Verdict
+    decided_s: float
+    committed_s: float
+    """When a manifest first named the interval."""
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chronicle:
+    """Everything that follows from a chain."""
+
+    ledger: Ledger
+    told: tuple[Told, ...] = ()
+
+
+@dataclass(slots=True)
+class _Reading:
+    lines: dict[str, list[Named]]
+    intervals: dict[str, Interval] = field(default_factory=dict)
+    committed_s: dict[str, float] = field(default_factory=dict)
+    told: list[Told] = field(default_factory=list)
+
+
+def chronicle_of(manifests: Sequence[model_pb2.Manifest], stored: Collection[str]) -> Chronicle:
+    """What these manifests of one job say, oldest first, each verified by the caller; the first is what the job began with.
+
+    ``stored``: digests of the states that are still in the store. Raises Corrupt (``bad_ledger``), naming manifest and entry.
+    """
+    if not manifests:
+        raise Corrupt("a ledger begins with a manifest", code="bad_ledger")
+    beginnings = {entry.vnode: [Named(entry.working[0].digest, ())] for entry in manifests[0].entries if entry.working}
+    reading = _Reading(beginnings)
+    for manifest in manifests[1:]:
+        try:
+            _read(reading, manifest)
+        except (Corrupt, InvalidInput) as error:
+            raise Corrupt(f"manifest {manifest.number}: {error.message}", code="bad_ledger") from error
+    lines = {vnode: tuple(replace(one, is_kept=one.digest in stored) for one in line) for vnode, line in reading.lines.items()}
+    ledger = Ledger(lines, reading.intervals)
+    try:
+        ledger.check()
+    except InvariantBroken as error:
+        raise Corrupt(error.message, code="bad_ledger") from error
+    return Chronicle(ledger, tuple(reading.told))
+
+
+def standings_of(
+    chronicle: Chronicle, verified: Collection[str], own: Mapping[str, Sequence[Event]] = MappingProxyType({})
+) -> dict[str, Standing]:
+    """By PNode: its standing as the chain gives it. ``verified``: evidence that this process has verified itself; without it a fault moves nothing.
+
+    ``own``: what this orchestrator alone saw of a PNode, such as units in rehab. Where it was lost, rehab begins again.
+    """
+    events = {pnode_id: list(seen) for pnode_id, seen in own.items()}
+    first_s: dict[str, float] = {}
+    for one in chronicle.told:
+        first_s.setdefault(one.pnode_id, one.committed_s)
+        event = _event_of(one, verified)
+        if event is not None:
+            events.setdefault(one.pnode_id, []).append(event)
+    return {
+        pnode_id: folded(begun(first_s[pnode_id]), sorted(events.get(pnode_id, ()), key=lambda event: event.at_s))
+        for pnode_id in sorted(first_s)
+    }
+
+
+def _event_of(told: Told, verified: Collection[str]) -> Event | None:
+    match told.verdict:
+        case Verdict.PASSED:
+            return Passed(told.decided_s, told.committed_s)
+        case Verdict.UNVERIFIABLE:
+            return Unverified(told.decided_s, told.committed_s)
+        case Verdict.FAILED if told.evidence in verified:
+            return Faulted(told.decided_s, told.committed_s, told.evidence, f"interval {told.interval[:12]} failed its audit")
+        case _:
+            return None
+
+
+def _read(reading: _Reading, manifest: model_pb2.Manifest) -> None:
+    """One manifest more: verdicts, then what it retracts, then what it names."""
+    if manifest.audits != AUDITS_DRAWN:
+        raise Corrupt(f"audits are {manifest.audits!r:.20} in it", code="bad_ledger")
+    fresh: dict[str, list[str]] = {}
+    for one in manifest.contributions:
+        name = check_digest(one.interval)
+        if name in reading.intervals:
+            _change(reading, name, one)
+        else:
+            _begin(reading, name, one)
+            fresh.setdefault(one.vnode, []).append(name)
+    retracted = set(manifest.retracted)
+    for vnode, line in reading.lines.items():
+        reading.lines[vnode] = [one for one in line if one.digest not in retracted]
+    _name(reading, manifest.entries, fresh)
+
+
+def _begin(reading: _Reading, name: str, one: model_pb2.Contribution) -> None:
+    verdict, decided_s = _verdict(one), one.decided_unix_ms / 1000
+    if verdict not in FIRST:
+        raise Corrupt(f"interval {name[:12]} begins as {verdict.value}", code="bad_ledger")
+    batches = _batches(one)
+    reading.intervals[name] = Interval(
+        name, len(reading.intervals), one.vnode, one.replica, check_node_id(one.pnode_id), batches, verdict
+    )
+    reading.committed_s[name] = decided_s
+    reading.told.append(Told(one.pnode_id, name, verdict, decided_s, decided_s, ""))
+
+
+def _change(reading: _Reading, name: str, one: model_pb2.Contribution) -> None:
+    before, verdict = reading.intervals[name], _verdict(one)
+    same = (one.vnode, one.replica, one.pnode_id, _batches(one)) == (before.vnode, before.replica, before.pnode_id, before.batches)
+    if not same:
+        raise Corrupt(f"interval {name[:12]} is another than before", code="bad_ledger")
+    if verdict not in NEXT[before.verdict]:
+        raise Corrupt(f"interval {name[:12]} was {before.verdict.value} and becomes {verdict.value}", code="bad_ledger")
+    if verdict is Verdict.FAILED and not one.evidence:
+        raise Corrupt(f"interval {name[:12]} failed without evidence", code="bad_ledger")
+    reading.intervals[name] = replace(before, verdict=verdict)
+    committed_s = reading.committed_s[name]
+    reading.told.append(Told(one.pnode_id, name, verdict, one.decided_unix_ms / 1000, committed_s, one.evidence))
+
+
+def _name(reading: _Reading, entries: Iterable[model_pb2.ManifestEntry], fresh: Mapping[str, Sequence[str]]) -> None:
+    """Appends the checkpoint that brings each VNode's new intervals; anything else that is newest must be in its line already."""
+    named = {entry.vnode: entry.working[0].digest for entry in entries if entry.working}
+    if missing := set(fresh) - named.keys():
+        raise Corrupt(f"{min(missing)} has new intervals and no checkpoint", code="bad_ledger")
+    for vnode, digest in sorted(named.items()):
+        line = reading.lines.setdefault(vnode, [])
+        known = any(one.digest == digest for one in line)
+        if vnode in fresh:
+            if known or not line:
+                raise Corrupt(f"the new intervals of {vnode} come with no checkpoint of their own", code="bad_ledger")
+            line.append(Named(check_digest(digest), tuple(fresh[vnode])))
+        elif not known:
+            raise Corrupt(f"{vnode} goes on from {digest[:12]}, which nothing leads to", code="bad_ledger")
+
+
+def _verdict(one: model_pb2.Contribution) -> Verdict:
+    try:
+        return Verdict(one.verdict)
+    except ValueError as error:
+        raise Corrupt(f"{one.verdict!r:.20} is no verdict", code="bad_ledger") from error
+
+
+def _batches(one: model_pb2.Contribution) -> IntervalSet:
+    return IntervalSet.from_pairs((int(pair.first), int(pair.end)) for pair in one.batches.intervals)

@@ -1,0 +1,70 @@
+"""What an auditor pays for a finding that did not hold, and which intervals have to be audited again because of it. Pure.
+
+Whoever passes what is wrong, or faults what is right, is treated as whoever computes wrong: it is a fault of its own. The truth is known for canaries, from
+a fault record that this orchestrator verified itself, or from a referee.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Finding(Enum):
+    """What an auditor says of an interval."""
+
+    PASS = "pass"
+    DOUBT = "doubt"
+    FAULT = "fault"
+
+
+class Truth(Enum):
+    """What is known of an interval or canary without that auditor."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+
+
+class Payment(Enum):
+    """What an auditor is at fault for."""
+
+    WAVED_THROUGH = "it passed what is wrong"
+    SLANDERED = "it faulted what is right"
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A signed finding, in the order in which they came (``number``)."""
+
+    number: int
+    auditor: str
+    interval: str
+    finding: Finding
+    is_canary: bool
+
+
+def payments(heard: Iterable[Heard], truth: Mapping[str, Truth]) -> dict[str, Payment]:
+    """Who pays, by auditor; a doubt is never wrong. Of several faults the first counts."""
+    found: dict[str, Payment] = {}
+    for one in sorted(heard, key=lambda one: one.number):
+        known = truth.get(one.interval)
+        if known is Truth.WRONG and one.finding is Finding.PASS:
+            found.setdefault(one.auditor, Payment.WAVED_THROUGH)
+        elif known is Truth.RIGHT and one.finding is Finding.FAULT:
+            found.setdefault(one.auditor, Payment.SLANDERED)
+    return found
+
+
+def audited_again(heard: Iterable[Heard], truth: Mapping[str, Truth], payer: str) -> frozenset[str]:
+    """Intervals that count as audited on the payer's word alone, since its last wrong canary that it found out: their audits are open again."""
+    told = sorted(heard, key=lambda one: one.number)
+    honest = [
+        one.number
+        for one in told
+        if one.auditor == payer and one.is_canary and truth.get(one.interval) is Truth.WRONG and one.finding is Finding.FAULT
+    ]
+    since = max(honest, default=-1)
+    passed = {one.interval for one in told if one.auditor == payer and one.number > since and one.finding is Finding.PASS}
+    by_others = {one.interval for one in told if one.auditor != payer and one.finding is Finding.PASS}
+    return frozenset(interval for interval in passed - by_others if interval not in truth)

@@ -1,0 +1,80 @@
+"""What a worker says it did in one interval, decoded and ready to be checked. Torch-free.
+
+Whoever builds a claim has verified signatures and digests against the chain of commits: states, inputs, outputs and losses here are those the
+worker is bound to, batches and ``num_learned`` those that the chain assigns. The checks decide only whether the values follow from one another.
+
+What a worker keeps until the verdict: the interval's first state, its intermediate states every ``span`` steps (`vnode.checks.tolerances`), its
+inputs (or their senders' spools) and its outputs as encoded. A sketch needs, beyond that, `MapClaim` per step and map: 4·rows·(outputs + inputs)
+bytes, kept while learning, or made on challenge by running the interval again from its first state, which gives the same bits on the same machine
+(`vnode.checks.record`). A referee needs the state before every step, made in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from dcnr.errors import Corrupt
+from vnode.state import Array
+from vnode.vocabulary import Mode
+
+MAX_STEPS = 4096
+"""Entries of one interval: far above the 256 between two snapshots."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapClaim:
+    """What a linear or convolutional map gave: ``output`` = map(input) + bias before anything after it, float32.
+
+    ``input_gradient``: gradient of the loss for the map's input; None for the first map, whose input carries none.
+    """
+
+    output: Array
+    input_gradient: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedStep:
+    """One entry of the chain: TRAIN, or FORWARD_ONLY with the weights that ``num_learned`` names (loss and lr are 0 there)."""
+
+    batch: int
+    mode: Mode
+    inputs: tuple[Array, ...]
+    """As everyone decodes them: not blurred."""
+    target: Array
+    num_learned: int
+    """Batches that the state's lineage held before this entry."""
+    output: Array
+    """As the receiver decodes it."""
+    codec: str
+    """In which the output travelled: ``raw`` for a local hand-over."""
+    loss: float
+    lr: float
+    maps: Mapping[str, MapClaim] = field(default_factory=dict)
+    """By name of the sketched map; empty where nothing is sketched or nothing was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One interval. ``states`` by number of entries before them: 0 and ``len(steps)`` at least, others where short replays need them."""
+
+    steps: tuple[ClaimedStep, ...]
+    states: Mapping[int, bytes]
+
+    def check(self) -> None:
+        """Raises Corrupt (``bad_claim``) where the form does not hold: nothing of the values is looked at."""
+        last = len(self.steps)
+        if not 1 <= last <= MAX_STEPS:
+            raise _bad(f"{last} entries")
+        if 0 not in self.states or last not in self.states or not all(0 <= at <= last for at in self.states):
+            raise _bad("it lacks its first or last state, or holds one outside")
+        if any(step.mode not in (Mode.TRAIN, Mode.FORWARD_ONLY) for step in self.steps):
+            raise _bad("an entry is neither TRAIN nor FORWARD_ONLY")
+        for before, after in pairwise(self.steps):
+            if after.num_learned != before.num_learned + (before.mode is Mode.TRAIN):
+                raise _bad(f"entry for batch {after.batch} does not follow from the one before it")
+
+
+def _bad(message: str) -> Corrupt:
+    return Corrupt(f"claim refused: {message}", code="bad_claim")

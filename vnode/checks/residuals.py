@@ -1,0 +1,173 @@
+"""How far claimed values lie from those a checker found, as numbers that do not depend on scale, width or codec. Torch-free.
+
+All sums are in float64. Every residual is infinite where shapes differ or a claimed value is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcnr.codecs import BLOCK_VALUES
+from vnode.state import Array
+
+ULP = 2.0**-23
+"""Distance of float32 numbers next to each other, relative."""
+LOSS_FLOOR = 0.1
+"""Nats: losses below it are compared as if they were as large."""
+OUTPUT_FLOOR = 0.1
+"""Outputs of a smaller rms are compared as if they were as large: what an activation leaves of almost nothing is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateResidual:
+    """Of one tensor of a state. ``part``: weights, slots or buffers."""
+
+    part: str
+    name: str
+    residual: float
+
+
+def output_residual(claimed: Array, found: Array, codec: str) -> float:
+    """Rms of what the codec cannot explain, relative to the rms of what was found: an honest output lies within half a quantum."""
+    if not _comparable(claimed, found):
+        return math.inf
+    wide = claimed.astype(np.float64)
+    excess = np.maximum(np.abs(wide - found) - half_quantum(wide, codec), 0.0)
+    return rms(excess) / max(rms(found), OUTPUT_FLOOR)
+
+
+def value_residual(claimed: Array, found: Array, scale: float) -> float:
+    """Rms of the difference in units of ``scale``; a scale of zero is a fault of whoever claims."""
+    return _relative(rms(claimed.astype(np.float64) - found), scale) if _comparable(claimed, found) else math.inf
+
+
+def loss_residual(claimed: float, found: float) -> float:
+    """Relative difference of two losses."""
+    return abs(claimed - found) / (abs(found) + LOSS_FLOOR) if math.isfinite(claimed) else math.inf
+
+
+def rate_residual(claimed: float, found: float) -> float:
+    """Relative difference of two learning rates; both come from the same few float64 operations."""
+    return abs(claimed - found) / max(abs(found), 1e-30) if math.isfinite(claimed) else math.inf
+
+
+def state_residuals(
+    first: Mapping[str, Array], claimed: Mapping[str, Array], found: Mapping[str, Array], num_steps: int
+) -> Iterator[StateResidual]:
+    """At least one residual per tensor: the distance in units of what the tensor should have moved from ``first``.
+
+    A tensor that moves less than others of its part is measured by their rms movement: gradients that are zero up to rounding say nothing. From
+    the distance is taken what float32 cannot tell: one unit in the last place per step, as a random walk. Integers have to be equal.
+
+    An optimiser that divides by the size of gradients (it keeps their ``square``) moves weights without a gradient as far as others, in a
+    direction that rounding decides. Its weights are therefore compared twice: times the size of their gradient, which is what the loss feels, and
+    plainly (``wander``), with a tolerance of its own.
+    """
+    felt = [_Residuals(first, found, num_steps, "weights", _gradient_sizes(found))] if _has_squares(found) else []
+    plain = _Residuals(first, found, num_steps, "wander" if felt else "weights", {})
+    for name in sorted(found):
+        mine, theirs = found[name], claimed.get(name)
+        if theirs is None or not _comparable(theirs, mine):
+            yield StateResidual(_part(name), name, math.inf)
+        elif mine.dtype.kind != "f":
+            yield StateResidual(_part(name), name, 0.0 if np.array_equal(mine, theirs) else math.inf)
+        else:
+            yield plain.residual(name, theirs)
+            if name.startswith("w/"):
+                yield from (weighted.residual(name, theirs) for weighted in felt)
+
+
+class _Residuals:
+    """Distances of one state, each value times its weight, if it has one."""
+
+    def __init__(
+        self, first: Mapping[str, Array], found: Mapping[str, Array], num_steps: int, part: str, weights: Mapping[str, Array]
+    ) -> None:
+        self._first, self._found, self._num_steps, self._part, self._weights = first, found, num_steps, part, weights
+        self._moved = {
+            name: norm(self._weighted(name, _moved(name, first, found))) for name in found if found[name].dtype.kind == "f"
+        }
+        self._sums: dict[str, list[float]] = {}
+        for name, moved in self._moved.items():
+            sums = self._sums.setdefault(_kind(name), [0.0, 0.0])
+            sums[0] += moved**2
+            sums[1] += found[name].size
+
+    def residual(self, name: str, claimed: Array) -> StateResidual:
+        """Of a tensor that can be compared."""
+        mine = self._found[name]
+        squares, size = self._sums[_kind(name)]
+        scale = max(self._moved[name], math.sqrt(squares / max(size, 1.0) * mine.size))
+        rounding = ULP * norm(self._weighted(name, mine)) * math.sqrt(self._num_steps)
+        distance = max(norm(self._weighted(name, claimed.astype(np.float64) - mine)) - rounding, 0.0)
+        return StateResidual(self._part if name.startswith("w/") else _part(name), name, _relative(distance, scale))
+
+    def _weighted(self, name: str, values: Array) -> Array:
+        weight = self._weights.get(name)
+        return values if weight is None else values * weight
+
+
+def _has_squares(state: Mapping[str, Array]) -> bool:
+    return any(name.startswith("o/") and name.endswith("/square") for name in state)
+
+
+def _gradient_sizes(state: Mapping[str, Array]) -> dict[str, Array]:
+    """By weight, the root of the mean square of its gradients."""
+    return {f"w/{name[2:-7]}": np.sqrt(state[name].astype(np.float64)) for name in state if name.endswith("/square")}
+
+
+def half_quantum(decoded: Array, codec: str) -> Array:
+    """The largest error that encoding alone can have made of each decoded value (float64)."""
+    match codec:
+        case "int8":
+            flat = np.abs(decoded).reshape(-1)
+            whole = np.zeros(-(-flat.size // BLOCK_VALUES) * BLOCK_VALUES)
+            whole[: flat.size] = flat
+            scale = whole.reshape(-1, BLOCK_VALUES).max(axis=1) / 127
+            return np.repeat(scale * (0.5 + 1e-4), BLOCK_VALUES)[: flat.size].reshape(decoded.shape)
+        case "fp16":
+            return np.maximum(np.abs(decoded) * 2.0**-11, 2.0**-25) * (1 + 1e-3)
+        case "bf16":
+            return np.abs(decoded) * 2.0**-8 * (1 + 1e-3)
+        case _:
+            return np.zeros(decoded.shape)
+
+
+def norm(values: Array) -> float:
+    """Euclidean, in float64."""
+    flat = values.astype(np.float64, copy=False).reshape(-1)
+    return math.sqrt(float(np.dot(flat, flat)))
+
+
+def rms(values: Array) -> float:
+    """Root of the mean square; 0 for nothing."""
+    return norm(values) / math.sqrt(max(values.size, 1))
+
+
+def _relative(distance: float, scale: float) -> float:
+    if distance == 0:
+        return 0.0
+    return distance / scale if scale > 0 else math.inf
+
+
+def _comparable(claimed: Array, found: Array) -> bool:
+    return claimed.shape == found.shape and claimed.dtype.kind == found.dtype.kind and bool(np.isfinite(claimed).all())
+
+
+def _moved(name: str, first: Mapping[str, Array], found: Mapping[str, Array]) -> Array:
+    """What the steps did to a tensor. Slots forget where they began: their own size is the measure."""
+    wide = found[name].astype(np.float64)
+    return wide if name.startswith("o/") else wide - first[name]
+
+
+def _part(name: str) -> str:
+    return {"w": "weights", "o": "slots", "b": "buffers"}[name[0]]
+
+
+def _kind(name: str) -> str:
+    """Tensors that are measured by one another's movement: weights, or one slot of all of them; buffers are not alike."""
+    return "w" if name.startswith("w/") else name.rpartition("/")[2] if name.startswith("o/") else name

@@ -1,0 +1,98 @@
+"""Secret projections of linear and convolutional maps: a few columns that follow every step in the place of a whole weight.
+
+For an update that is linear in weights and gradients (SGD with momentum) the projection is S in {-1, +1}^(n x k): every weight enters every column.
+For one that goes element by element (AdamW) it is k secret rows, followed exactly: a lie that spares them is not seen in them. After Freivalds 1977,
+as far as a single product goes; that the projection is carried through the optimiser is ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+from dcnr.errors import InvariantBroken
+
+NUM_SIGNS = 4
+NUM_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Takes the ``n`` entries of one dimension to a few: sums with signs, or some rows. With neither it leaves all as they are."""
+
+    signs: Tensor | None = None
+    rows: Tensor | None = None
+
+    @classmethod
+    def draw(cls, secret: bytes, purpose: str, n: int, *, linear: bool) -> Projection:
+        """A function of (secret, purpose): nobody who does not know the secret can tell it."""
+        key = np.frombuffer(hashlib.sha256(secret + b"\0dcnr sketch 1\0" + purpose.encode()).digest()[:16], dtype="<u8")
+        words = np.random.Philox(key=key.astype(np.uint64)).random_raw(n * NUM_SIGNS)
+        if linear:
+            signs = np.where(words >> np.uint64(63), 1.0, -1.0).astype(np.float32).reshape(n, NUM_SIGNS)
+            return cls(torch.from_numpy(signs), None)
+        rows = np.sort(np.argsort(words[:n], kind="stable")[: min(n, NUM_ROWS)])
+        return cls(None, torch.from_numpy(rows.copy()))
+
+    def take(self, values: Tensor, dim: int) -> Tensor:
+        """``values`` with that dimension projected, contiguous: the fused updates go through memory in order."""
+        if self.signs is not None:
+            return torch.movedim(torch.tensordot(values, self.signs.to(values.dtype), dims=([dim], [0])), -1, dim).contiguous()
+        return values if self.rows is None else values.index_select(dim, self.rows)
+
+    @property
+    def scale(self) -> float:
+        """How much larger than a value its projection is, in the rms."""
+        return math.sqrt(self.signs.shape[0]) if self.signs is not None else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MapKind:
+    """The products of an ``nn.Linear`` or ``nn.Conv2d``, for a weight of which only some outputs or inputs are there."""
+
+    conv: nn.Conv2d | None
+
+    @classmethod
+    def of(cls, module: nn.Module) -> MapKind:
+        """Raises InvariantBroken for a module that a sketch cannot stand for: a component declared it wrongly."""
+        if isinstance(module, nn.Linear):
+            return cls(None)
+        if isinstance(module, nn.Conv2d) and module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros":
+            return cls(module)
+        raise InvariantBroken(f"{type(module).__name__} cannot be sketched", code="bad_component")
+
+    @property
+    def channel(self) -> int:
+        """Which dimension of inputs and outputs the weight goes over."""
+        return -1 if self.conv is None else 1
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """What the map gives without its bias."""
+        if self.conv is None:
+            return functional.linear(x, weight)
+        return functional.conv2d(x, weight, None, self.conv.stride, self.conv.padding)
+
+    def weight_gradient(self, x: Tensor, gradient: Tensor, shape: Sequence[int]) -> Tensor:
+        """Of a weight of that shape, from inputs and the gradient of the outputs, either projected."""
+        if self.conv is None:
+            return torch.mm(gradient.reshape(-1, gradient.shape[-1]).T, x.reshape(-1, x.shape[-1]))
+        return conv2d_weight(x, shape, gradient, stride=self.conv.stride, padding=self.conv.padding)  # type: ignore[no-any-return,no-untyped-call]
+
+    def input_gradient(self, gradient: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
+        """Of inputs of that shape; the weight may be projected over its inputs."""
+        if self.conv is None:
+            return torch.matmul(gradient, weight)
+        return conv2d_input(shape, weight, gradient, stride=self.conv.stride, padding=self.conv.padding)  # type: ignore[no-any-return,no-untyped-call]
+
+    def bias_gradient(self, gradient: Tensor) -> Tensor:
+        """Sum over everything but the channel."""
+        channel = self.channel % gradient.dim()
+        return gradient.sum(dim=[dim for dim in range(gradient.dim()) if dim != channel])

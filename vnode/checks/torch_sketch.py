@@ -1,0 +1,269 @@
+"""A sketch of an interval: every step checked without making the large products, for stages whose maps a component declares.
+
+The checker follows secret projections of each map's weight (`vnode.checks.torch_projection`) and, in full, the few other parameters: biases, norms,
+head. Per step it compares the claimed output Z of each map with its own, (Z - b)·S against X·(Wᵀ·S), recomputes from the *claimed* Z everything
+after it up to the loss, takes the gradient G of Z from there, compares the claimed gradient of the map's input where there is one, and updates
+the projections from G·S and X with the stage's own optimiser. At the end what it followed is compared with the claimed state. So errors do not build up from
+step to step: each starts from the worker's values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dcnr.errors import Corrupt, InvariantBroken
+from dcnr.specs import Registry
+from dcnr.stages import Stage
+from trust.comparison import Comparison
+from vnode.checks import residuals
+from vnode.checks.claims import Claim, ClaimedStep
+from vnode.checks.plan import StageChecks
+from vnode.checks.replay import lineage_residual
+from vnode.checks.tolerances import Tolerances
+from vnode.checks.torch_projection import MapKind, Projection
+from vnode.state import Array, parse
+from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
+from vnode.vocabulary import Mode
+
+
+class _Claimed(nn.Module):
+    """In the place of a map: gives the claimed output, remembers the input. Keeps the bias under its own name."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, kind: MapKind, weight: Tensor, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.register_parameter("bias", bias)
+        self._kind, self._shape = kind, weight.shape
+        self.output: Tensor = torch.empty(0)
+        self.input: Tensor = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The claimed output, whatever the input. Raises RuntimeError if it has not the size that the map would give."""
+        made = self._kind.product(x.detach().to("meta"), torch.empty(self._shape, device="meta"))
+        if made.shape != self.output.shape:
+            raise RuntimeError("a claimed product of another size")
+        self.input = x
+        return self.output
+
+
+@dataclass(frozen=True, slots=True)
+class _Map:
+    """One sketched map. ``inward`` is None for the first: nobody asks for the gradient of its input."""
+
+    name: str
+    kind: MapKind
+    claimed: _Claimed
+    outward: Projection
+    inward: Projection | None
+
+    @property
+    def weight(self) -> str:
+        """The weight's name in a state."""
+        return f"{self.name}.weight"
+
+    def projections(self) -> Iterator[tuple[str, Projection, int]]:
+        """(name of what is followed, how it is projected, over which dimension of the weight)."""
+        yield self.weight, self.outward, 0
+        if self.inward is not None:
+            yield f"{self.weight}.inward", self.inward, 1
+
+
+class Sketch:
+    """Checks claims about ``stage``. ``secret`` is drawn anew for every claim and known to nobody before the worker has committed.
+
+    With None whole weights are followed: as dear as a replay, and the judge of stages with kinks, where two honest machines may take different
+    sides of one and part; here the worker's own product says which side it took.
+    """
+
+    def __init__(
+        self, stage: Stage, registry: Registry, checks: StageChecks, *, secret: bytes | None, num_batches: int, seed: int
+    ) -> None:
+        if not checks.maps:
+            raise InvariantBroken("nothing in this stage is sketchable: replay it", code="not_sketchable")
+        self._stage, self._num_batches, self._seed = stage, num_batches, seed
+        self._schema = schema_of(stage, registry)
+        optimizer = optimizer_of(stage, registry)
+        self._schedule = optimizer.schedule(stage.optimizer_config)
+        self._update = optimizer.build(stage.optimizer_config)
+        self._slot_names = optimizer.slots()
+        self._module: StageModule = skeleton(stage, registry)
+        self._maps = [self._mapped(name, index, secret, linear=optimizer.is_linear) for index, name in enumerate(checks.maps)]
+        self._values: dict[str, Tensor] = {}
+        """Everything followed, by the name it has in a state: parameters in full and projections."""
+
+    def _mapped(self, name: str, index: int, secret: bytes | None, *, linear: bool) -> _Map:
+        original = self._module.get_submodule(name)
+        kind = MapKind.of(original)
+        rows, columns = original.weight.shape[:2]  # type: ignore[index]
+        claimed = _Claimed(kind, original.weight, original.bias)  # type: ignore[arg-type]
+        self._module.set_submodule(name, claimed)
+        if secret is None:
+            return _Map(name, kind, claimed, Projection(), Projection() if index else None)
+        inward = Projection.draw(secret, f"in {name}", int(columns), linear=linear) if index else None
+        return _Map(name, kind, claimed, Projection.draw(secret, f"out {name}", int(rows), linear=linear), inward)
+
+    def check(self, claim: Claim, tolerances: Tolerances) -> Iterator[Comparison]:
+        """From the first to the last state of the claim; states between them are not needed.
+
+        Raises Corrupt where the form of the claim does not hold, or its first state is none of this stage.
+        """
+        claim.check()
+        last = len(claim.steps)
+        info, arrays = parse(claim.states[0], self._schema)
+        if len(info.lineage) != claim.steps[0].num_learned:
+            raise Corrupt("a state does not hold as many batches as its entry says", code="bad_claim")
+        first = self._followed(arrays)
+        self._take_over(first)
+        updates = info.updates
+        for index, step in enumerate(claim.steps):
+            if not self._fits(step):
+                yield tolerances.comparison(index, "map", math.inf)
+                return
+            try:
+                yield from self._step(index, step, updates, tolerances)
+            except InvariantBroken as error:
+                if error.code != "not_finite":
+                    raise
+                yield tolerances.comparison(index, "loss", math.inf)
+                return
+            updates += step.mode is Mode.TRAIN
+        claimed_info, claimed = parse(claim.states[last], self._schema)
+        yield tolerances.comparison(last - 1, "lineage", lineage_residual(info, claimed_info, claim.steps))
+        found = {name: value.detach().numpy() for name, value in self._values.items()}
+        for item in residuals.state_residuals(first, self._followed(claimed), found, last):
+            yield tolerances.comparison(last - 1, item.part, item.residual, item.name)
+
+    # ---- the state that is followed -----------------------------------------------------------------------------------------------
+
+    def _followed(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Of a whole state what a sketch follows: maps projected, everything else as it is."""
+        weights = {item.weight: item for item in self._maps}
+        result: dict[str, Array] = {}
+        for name, array in arrays.items():
+            kind, _, rest = name.partition("/")
+            parameter, _, slot = rest.rpartition("/") if kind == "o" else (rest, "", "")
+            if kind == "b" or parameter not in weights:
+                result[name] = array
+                continue
+            whole = torch.tensor(array, dtype=torch.float64)  # sums of many values, rounded once
+            for short, projection, dim in weights[parameter].projections():
+                result[f"{kind}/{short}/{slot}" if slot else f"{kind}/{short}"] = projection.take(whole, dim).float().numpy()
+        return result
+
+    def _take_over(self, arrays: Mapping[str, Array]) -> None:
+        self._values = {name: torch.tensor(array) for name, array in arrays.items()}
+        inside = {*dict(self._module.named_parameters()), *dict(self._module.named_buffers())}
+        held = {name[2:]: value for name, value in self._values.items() if name[:2] in ("w/", "b/") and name[2:] in inside}
+        self._module.load_state_dict(held, strict=True, assign=True)
+        self._values.update({f"w/{name}": parameter for name, parameter in self._module.named_parameters()})
+        self._values.update({f"b/{name}": buffer for name, buffer in self._module.named_buffers()})
+
+    # ---- one step -----------------------------------------------------------------------------------------------------------------
+
+    def _fits(self, step: ClaimedStep) -> bool:
+        """Whether everything claimed is there, in the size of the inputs, and finite."""
+        gradients = step.mode is Mode.TRAIN
+        return all(
+            (claim := step.maps.get(item.name)) is not None
+            and claim.output.dtype.name == "float32"
+            and claim.output.size > 0
+            and residuals.rms(claim.output) < math.inf
+            and (item.inward is None or not gradients or claim.input_gradient is not None)
+            for item in self._maps
+        )
+
+    def _step(self, index: int, step: ClaimedStep, updates: int, tolerances: Tolerances) -> Iterator[Comparison]:
+        module = self._module
+        learning = step.mode is Mode.TRAIN
+        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        module.train(True)
+        module.key(self._seed, step.batch)
+        for item in self._maps:
+            item.claimed.output = torch.tensor(step.maps[item.name].output, requires_grad=learning)
+        tensors = [torch.tensor(value) for value in step.inputs]
+        try:
+            with torch.set_grad_enabled(learning):
+                output = module(tensors)
+                loss = module.objective.step(output, tensors, torch.tensor(step.target).long())[0] if learning else output.sum()
+        except RuntimeError:  # a claimed product of another shape than the stage's
+            yield tolerances.comparison(index, "map", math.inf)
+            return
+        for item in self._maps:
+            yield tolerances.comparison(index, "map", self._forward_residual(item, step), item.name)
+        yield tolerances.comparison(index, "output", residuals.output_residual(step.output, output.detach().numpy(), step.codec))
+        if not learning:
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+            return
+        yield tolerances.comparison(index, "loss", residuals.loss_residual(step.loss, float(loss.detach())))
+        lr = self._schedule.rate(step.num_learned, self._num_batches)
+        yield tolerances.comparison(index, "rate", residuals.rate_residual(step.lr, lr))
+        yield from self._learn(index, step, loss, lr, updates, tolerances)
+
+    def _forward_residual(self, item: _Map, step: ClaimedStep) -> float:
+        """(Z - b)·S against X·(Wᵀ·S), in units of Z."""
+        with torch.no_grad():
+            z, x = item.claimed.output.detach(), item.claimed.input.detach()
+            mine = item.kind.product(x, self._values[f"w/{item.weight}"])
+            channel, bias = item.kind.channel, item.claimed.bias
+            theirs = item.outward.take(z, channel)
+            if bias is not None:
+                shift = item.outward.take(bias, 0)
+                theirs = theirs - (shift if channel == -1 else shift.view(-1, 1, 1))
+            return residuals.value_residual(theirs.numpy(), mine.numpy(), residuals.rms(z.numpy()) * item.outward.scale)
+
+    def _learn(
+        self, index: int, step: ClaimedStep, loss: Tensor, lr: float, updates: int, tolerances: Tolerances
+    ) -> Iterator[Comparison]:
+        """Gradients from the claimed products, the claimed input gradients against the followed ones, and the update."""
+        inner = [item for item in self._maps if item.inward is not None and item.claimed.input.requires_grad]
+        passed_on = [torch.tensor(step.maps[item.name].input_gradient) for item in inner]
+        own = dict(self._module.named_parameters())
+        heads = [loss, *(item.claimed.input for item in inner)]
+        wanted = [*(item.claimed.output for item in self._maps), *own.values()]
+        if any(given.shape != item.claimed.input.shape for given, item in zip(passed_on, inner, strict=True)):
+            yield tolerances.comparison(index, "input_gradient", math.inf)
+            return
+        made = torch.autograd.grad(heads, wanted, [torch.ones_like(loss), *passed_on], allow_unused=True, materialize_grads=True)
+        gradients = {f"w/{name}": value for name, value in zip(own, made[len(self._maps) :], strict=True)}
+        for item, gradient in zip(self._maps, made, strict=False):
+            gradients.update(self._map_gradients(item, gradient))
+            if item.inward is not None:
+                given = torch.tensor(step.maps[item.name].input_gradient)
+                yield tolerances.comparison(index, "input_gradient", self._backward_residual(item, gradient, given), item.name)
+        names = sorted(gradients)
+        slots = {slot: [self._values[f"o/{name[2:]}/{slot}"] for name in names] for slot in self._slot_names}
+        with torch.no_grad():
+            self._update(
+                [self._values[name] for name in names], [gradients[name].contiguous() for name in names], slots, lr, updates
+            )
+
+    def _backward_residual(self, item: _Map, gradient: Tensor, given: Tensor) -> float:
+        """D·T against G·(W·T), in units of D."""
+        assert item.inward is not None
+        shape = list(given.shape)
+        weight = self._values[f"w/{item.weight}.inward"]
+        shape[item.kind.channel] = weight.shape[1]
+        with torch.no_grad():
+            mine = item.kind.input_gradient(gradient, weight, shape)
+        theirs = item.inward.take(given, item.kind.channel)
+        return residuals.value_residual(theirs.numpy(), mine.numpy(), residuals.rms(given.numpy()) * item.inward.scale)
+
+    def _map_gradients(self, item: _Map, gradient: Tensor) -> dict[str, Tensor]:
+        """Of what is followed of one map: its projected weight, and its bias, which autograd does not see."""
+        x, kind, channel = item.claimed.input.detach(), item.kind, item.kind.channel
+        outward = f"w/{item.weight}"
+        result = {outward: kind.weight_gradient(x, item.outward.take(gradient, channel), self._values[outward].shape)}
+        if item.inward is not None:
+            name = f"{outward}.inward"
+            result[name] = kind.weight_gradient(item.inward.take(x, channel), gradient, self._values[name].shape)
+        if item.claimed.bias is not None:
+            result[f"w/{item.name}.bias"] = kind.bias_gradient(gradient)
+        return result
