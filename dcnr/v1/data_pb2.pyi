@@ -52,6 +52,8 @@ class _ObjectKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectKind
     """owner = data set name, digest"""
     OBJECT_KIND_JOB_END: _ObjectKind.ValueType  # 11
     """model, owner = job id"""
+    OBJECT_KIND_EVIDENCE: _ObjectKind.ValueType  # 12
+    """model, owner = VNode id, digest: bundles and fault records"""
 
 class ObjectKind(_ObjectKind, metaclass=_ObjectKindEnumTypeWrapper):
     """What kind of object is meant; keys are built by code from these parts only."""
@@ -80,6 +82,8 @@ OBJECT_KIND_SHARD: ObjectKind.ValueType  # 10
 """owner = data set name, digest"""
 OBJECT_KIND_JOB_END: ObjectKind.ValueType  # 11
 """model, owner = job id"""
+OBJECT_KIND_EVIDENCE: ObjectKind.ValueType  # 12
+"""model, owner = VNode id, digest: bundles and fault records"""
 Global___ObjectKind: _TypeAlias = ObjectKind  # noqa: Y015
 
 class _Access:

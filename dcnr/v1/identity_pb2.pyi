@@ -60,6 +60,14 @@ class _DomainEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Domain.ValueTy
     """JobEnd, signed by the holder that wrote it"""
     DOMAIN_DELTA: _Domain.ValueType  # 16
     """Delta, signed by the worker key of a contributor"""
+    DOMAIN_CHALLENGE: _Domain.ValueType  # 17
+    """Challenge, signed by the holder of its epoch"""
+    DOMAIN_AUDIT_TASK: _Domain.ValueType  # 18
+    """AuditTask, signed by the holder of its epoch"""
+    DOMAIN_AUDIT_REPORT: _Domain.ValueType  # 19
+    """AuditReport, signed by the worker key of an auditor"""
+    DOMAIN_OWNERSHIP: _Domain.ValueType  # 20
+    """Ownership, signed by an owner key: this node is mine"""
 
 class Domain(_Domain, metaclass=_DomainEnumTypeWrapper):
     """What a signed payload is. The domain is part of the signed bytes, so one kind never passes for another."""
@@ -98,6 +106,14 @@ DOMAIN_JOB_END: Domain.ValueType  # 15
 """JobEnd, signed by the holder that wrote it"""
 DOMAIN_DELTA: Domain.ValueType  # 16
 """Delta, signed by the worker key of a contributor"""
+DOMAIN_CHALLENGE: Domain.ValueType  # 17
+"""Challenge, signed by the holder of its epoch"""
+DOMAIN_AUDIT_TASK: Domain.ValueType  # 18
+"""AuditTask, signed by the holder of its epoch"""
+DOMAIN_AUDIT_REPORT: Domain.ValueType  # 19
+"""AuditReport, signed by the worker key of an auditor"""
+DOMAIN_OWNERSHIP: Domain.ValueType  # 20
+"""Ownership, signed by an owner key: this node is mine"""
 Global___Domain: _TypeAlias = Domain  # noqa: Y015
 
 class _Locality:
@@ -448,6 +464,7 @@ class NetworkDocument(_message.Message):
     EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
     NETWORK_ID_FIELD_NUMBER: _builtins.int
     STORE_SCHEME_FIELD_NUMBER: _builtins.int
+    AUDITS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """only grows"""
     name: _builtins.str
@@ -472,6 +489,8 @@ class NetworkDocument(_message.Message):
     """empty in version 1, its digest later"""
     store_scheme: _builtins.str
     """http or https; empty means https"""
+    audits: _builtins.str
+    """none or drawn; empty means none"""
     @_builtins.property
     def maintainer_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """SubjectPublicKeyInfo, DER; n of them, at most 32"""
@@ -527,10 +546,11 @@ class NetworkDocument(_message.Message):
         expires_unix_ms: _builtins.int = ...,
         network_id: _builtins.str = ...,
         store_scheme: _builtins.str = ...,
+        audits: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_floor", b"audit_floor", "bootstrap", b"bootstrap", "codecs", b"codecs", "components", b"components", "created_unix_ms", b"created_unix_ms", "data_hosts", b"data_hosts", "expires_unix_ms", b"expires_unix_ms", "locality", b"locality", "maintainer_keys", b"maintainer_keys", "max_vnode_state_bytes", b"max_vnode_state_bytes", "name", b"name", "network_id", b"network_id", "orchestrator_ids", b"orchestrator_ids", "protocol", b"protocol", "store_address", b"store_address", "store_bucket", b"store_bucket", "store_scheme", b"store_scheme", "threshold", b"threshold", "trusted_pnodes", b"trusted_pnodes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_floor", b"audit_floor", "audits", b"audits", "bootstrap", b"bootstrap", "codecs", b"codecs", "components", b"components", "created_unix_ms", b"created_unix_ms", "data_hosts", b"data_hosts", "expires_unix_ms", b"expires_unix_ms", "locality", b"locality", "maintainer_keys", b"maintainer_keys", "max_vnode_state_bytes", b"max_vnode_state_bytes", "name", b"name", "network_id", b"network_id", "orchestrator_ids", b"orchestrator_ids", "protocol", b"protocol", "store_address", b"store_address", "store_bucket", b"store_bucket", "store_scheme", b"store_scheme", "threshold", b"threshold", "trusted_pnodes", b"trusted_pnodes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

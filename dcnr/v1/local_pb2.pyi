@@ -82,6 +82,7 @@ class HostReplica(_message.Message):
     CPU_SHARE_FIELD_NUMBER: _builtins.int
     FROM_EARLIER_JOB_FIELD_NUMBER: _builtins.int
     BULK_BYTES_S_FIELD_NUMBER: _builtins.int
+    AUDITED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """whose"""
     job_id: _builtins.str
@@ -126,6 +127,8 @@ class HostReplica(_message.Message):
     """the state is not of this job: its weights go on, lineage and optimiser start anew; a false value refuses it"""
     bulk_bytes_s: _builtins.float
     """anchors, deltas and donated states of the whole worker leave at no more; 0: no limit"""
+    audited: _builtins.bool
+    """audits are in force: steps are logged and evidence kept until the verdict"""
     @_builtins.property
     def assignment(self) -> _model_pb2.DesiredAssignment:
         """what"""
@@ -156,10 +159,11 @@ class HostReplica(_message.Message):
         cpu_share: _builtins.float = ...,
         from_earlier_job: _builtins.bool = ...,
         bulk_bytes_s: _builtins.float = ...,
+        audited: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "bulk_bytes_s", b"bulk_bytes_s", "checkpoint_s", b"checkpoint_s", "checkpoint_steps", b"checkpoint_steps", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "epoch", b"epoch", "from_earlier_job", b"from_earlier_job", "graph", b"graph", "horizon_s", b"horizon_s", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "num_batches", b"num_batches", "plan_number", b"plan_number", "shard_dir", b"shard_dir", "spool_bytes", b"spool_bytes", "state_commit", b"state_commit", "state_digest", b"state_digest", "state_path", b"state_path", "threads", b"threads", "unit_batches", b"unit_batches", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "audited", b"audited", "bulk_bytes_s", b"bulk_bytes_s", "checkpoint_s", b"checkpoint_s", "checkpoint_steps", b"checkpoint_steps", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "epoch", b"epoch", "from_earlier_job", b"from_earlier_job", "graph", b"graph", "horizon_s", b"horizon_s", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "num_batches", b"num_batches", "plan_number", b"plan_number", "shard_dir", b"shard_dir", "spool_bytes", b"spool_bytes", "state_commit", b"state_commit", "state_digest", b"state_digest", "state_path", b"state_path", "threads", b"threads", "unit_batches", b"unit_batches", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -270,6 +274,9 @@ class ToWorker(_message.Message):
     HEAD_SEEN_FIELD_NUMBER: _builtins.int
     SHARD_READY_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    GATHER_FIELD_NUMBER: _builtins.int
+    AUDIT_FIELD_NUMBER: _builtins.int
+    VERDICTS_FIELD_NUMBER: _builtins.int
     NETWORK_TIME_OFFSET_S_FIELD_NUMBER: _builtins.int
     network_time_offset_s: _builtins.float
     """network time minus this machine's wall clock, s; what the worker judges the age of records by"""
@@ -309,6 +316,18 @@ class ToWorker(_message.Message):
     def snapshot(self) -> Global___Snapshot:
         """take one anew"""
 
+    @_builtins.property
+    def gather(self) -> Global___GatherEvidence:
+        """make the bundle of an interval"""
+
+    @_builtins.property
+    def audit(self) -> Global___WorkerAudit:
+        """check somebody's interval"""
+
+    @_builtins.property
+    def verdicts(self) -> Global___WorkerVerdicts:
+        """evidence that need not be kept any more"""
+
     def __init__(
         self,
         *,
@@ -321,13 +340,16 @@ class ToWorker(_message.Message):
         head_seen: Global___HeadSeen | None = ...,
         shard_ready: Global___ShardReady | None = ...,
         snapshot: Global___Snapshot | None = ...,
+        gather: Global___GatherEvidence | None = ...,
+        audit: Global___WorkerAudit | None = ...,
+        verdicts: Global___WorkerVerdicts | None = ...,
         network_time_offset_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation", "drain", b"drain", "durable", b"durable", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "release", b"release", "shard_ready", b"shard_ready", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "release", b"release", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation", "drain", b"drain", "durable", b"durable", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "network_time_offset_s", b"network_time_offset_s", "release", b"release", "shard_ready", b"shard_ready", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "network_time_offset_s", b"network_time_offset_s", "release", b"release", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["delegation", "host", "release", "neighbour", "durable", "drain", "head_seen", "shard_ready", "snapshot"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["delegation", "host", "release", "neighbour", "durable", "drain", "head_seen", "shard_ready", "snapshot", "gather", "audit", "verdicts"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -430,6 +452,194 @@ class Snapshot(_message.Message):
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
 
 @_typing.final
+class GatherEvidence(_message.Message):
+    """Make the bundle of an interval."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """whose"""
+    interval: _builtins.str
+    """which"""
+    path: _builtins.str
+    """where the bundle is written"""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        interval: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval", "path", b"path", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GatherEvidence: _TypeAlias = GatherEvidence  # noqa: Y015
+
+@_typing.final
+class EvidenceGathered(_message.Message):
+    """The bundle lies there, or cannot be had."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    interval: _builtins.str
+    """which"""
+    path: _builtins.str
+    """the bundle"""
+    digest: _builtins.str
+    """SHA-256 of it"""
+    size_bytes: _builtins.int
+    """of it"""
+    reason: _builtins.str
+    """why it cannot be had"""
+    def __init__(
+        self,
+        *,
+        interval: _builtins.str = ...,
+        path: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "interval", b"interval", "path", b"path", "reason", b"reason", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvidenceGathered: _TypeAlias = EvidenceGathered  # noqa: Y015
+
+@_typing.final
+class WorkerAudit(_message.Message):
+    """Check somebody's interval."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    BUNDLE_PATH_FIELD_NUMBER: _builtins.int
+    GRAPH_FIELD_NUMBER: _builtins.int
+    NUM_BATCHES_FIELD_NUMBER: _builtins.int
+    DATASET_MANIFEST_PATH_FIELD_NUMBER: _builtins.int
+    SHARD_DIR_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
+    CPU_SHARE_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    bundle_path: _builtins.str
+    """verified by size and digest"""
+    graph: _builtins.bytes
+    """serialised ModelGraph, verified by the daemon"""
+    num_batches: _builtins.int
+    """N"""
+    dataset_manifest_path: _builtins.str
+    """verified manifest of the data set"""
+    shard_dir: _builtins.str
+    """cache directory, files named by digest"""
+    threads: _builtins.int
+    """of torch"""
+    cpu_share: _builtins.float
+    """of the worker's time"""
+    record: _builtins.bytes
+    """a FaultRecord to be measured again instead of a task's check; empty: the check"""
+    @_builtins.property
+    def task(self) -> _model_pb2.AuditTask:
+        """what was asked; signature verified by the daemon"""
+
+    def __init__(
+        self,
+        *,
+        task: _model_pb2.AuditTask | None = ...,
+        bundle_path: _builtins.str = ...,
+        graph: _builtins.bytes = ...,
+        num_batches: _builtins.int = ...,
+        dataset_manifest_path: _builtins.str = ...,
+        shard_dir: _builtins.str = ...,
+        threads: _builtins.int = ...,
+        cpu_share: _builtins.float = ...,
+        record: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_path", b"bundle_path", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "graph", b"graph", "num_batches", b"num_batches", "record", b"record", "shard_dir", b"shard_dir", "task", b"task", "threads", b"threads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerAudit: _TypeAlias = WorkerAudit  # noqa: Y015
+
+@_typing.final
+class WorkerAudited(_message.Message):
+    """What was found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    task_id: _builtins.str
+    """which"""
+    record: _builtins.bytes
+    """FaultRecord, with a fault"""
+    @_builtins.property
+    def report(self) -> _identity_pb2.Envelope:
+        """signed AuditReport"""
+
+    def __init__(
+        self,
+        *,
+        task_id: _builtins.str = ...,
+        report: _identity_pb2.Envelope | None = ...,
+        record: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record", "report", b"report", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerAudited: _TypeAlias = WorkerAudited  # noqa: Y015
+
+@_typing.final
+class WorkerVerdicts(_message.Message):
+    """Intervals that are decided: their evidence may go."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    DECIDED_FIELD_NUMBER: _builtins.int
+    NUM_OPEN_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """whose"""
+    num_open: _builtins.int
+    """that wait for an audit; above the limit nothing is learned"""
+    @_builtins.property
+    def decided(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of intervals"""
+
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        decided: _abc.Iterable[_builtins.str] | None = ...,
+        num_open: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "num_open", b"num_open", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerVerdicts: _TypeAlias = WorkerVerdicts  # noqa: Y015
+
+@_typing.final
 class SnapshotReady(_message.Message):
     """A snapshot lies on disk."""
 
@@ -522,6 +732,8 @@ class FromWorker(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     EVENT_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
+    GATHERED_FIELD_NUMBER: _builtins.int
+    AUDITED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello:
         """first"""
@@ -550,6 +762,14 @@ class FromWorker(_message.Message):
     def drained(self) -> Global___WorkerDrained:
         """nothing is left"""
 
+    @_builtins.property
+    def gathered(self) -> Global___EvidenceGathered:
+        """a bundle"""
+
+    @_builtins.property
+    def audited(self) -> Global___WorkerAudited:
+        """an audit's result"""
+
     def __init__(
         self,
         *,
@@ -560,12 +780,14 @@ class FromWorker(_message.Message):
         shards: Global___ShardsWanted | None = ...,
         event: _common_pb2.Event | None = ...,
         drained: Global___WorkerDrained | None = ...,
+        gathered: Global___EvidenceGathered | None = ...,
+        audited: Global___WorkerAudited | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "event", b"event", "hello", b"hello", "kind", b"kind", "lost", b"lost", "report", b"report", "shards", b"shards", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "drained", b"drained", "event", b"event", "gathered", b"gathered", "hello", b"hello", "kind", b"kind", "lost", b"lost", "report", b"report", "shards", b"shards", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "event", b"event", "hello", b"hello", "kind", b"kind", "lost", b"lost", "report", b"report", "shards", b"shards", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "drained", b"drained", "event", b"event", "gathered", b"gathered", "hello", b"hello", "kind", b"kind", "lost", b"lost", "report", b"report", "shards", b"shards", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "report", "snapshot", "lost", "shards", "event", "drained"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "report", "snapshot", "lost", "shards", "event", "drained", "gathered", "audited"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

@@ -125,6 +125,114 @@ FAULT_KIND_EQUIVOCATION: FaultKind.ValueType  # 2
 """two statements for one place in a chain of commits"""
 Global___FaultKind: _TypeAlias = FaultKind  # noqa: Y015
 
+class _EvidenceKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EvidenceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EvidenceKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EVIDENCE_KIND_UNSPECIFIED: _EvidenceKind.ValueType  # 0
+    """refused"""
+    EVIDENCE_KIND_STATEMENT: _EvidenceKind.ValueType  # 1
+    """the signed Commit or Delta that ends the interval, serialised envelope"""
+    EVIDENCE_KIND_STEPS: _EvidenceKind.ValueType  # 2
+    """serialised StepLog"""
+    EVIDENCE_KIND_STATE: _EvidenceKind.ValueType  # 3
+    """a state that the log or the statement names"""
+    EVIDENCE_KIND_INPUT: _EvidenceKind.ValueType  # 4
+    """encoded bytes of an input, with its sender's header"""
+    EVIDENCE_KIND_OUTPUT: _EvidenceKind.ValueType  # 5
+    """encoded bytes of an output"""
+    EVIDENCE_KIND_MAPS: _EvidenceKind.ValueType  # 6
+    """products of the sketched maps of one step, as the check wants them"""
+    EVIDENCE_KIND_DISPLACEMENT: _EvidenceKind.ValueType  # 7
+    """encoded bytes of a delta that was merged in between, or that ends the interval"""
+
+class EvidenceKind(_EvidenceKind, metaclass=_EvidenceKindEnumTypeWrapper):
+    """What a part of a bundle is."""
+
+EVIDENCE_KIND_UNSPECIFIED: EvidenceKind.ValueType  # 0
+"""refused"""
+EVIDENCE_KIND_STATEMENT: EvidenceKind.ValueType  # 1
+"""the signed Commit or Delta that ends the interval, serialised envelope"""
+EVIDENCE_KIND_STEPS: EvidenceKind.ValueType  # 2
+"""serialised StepLog"""
+EVIDENCE_KIND_STATE: EvidenceKind.ValueType  # 3
+"""a state that the log or the statement names"""
+EVIDENCE_KIND_INPUT: EvidenceKind.ValueType  # 4
+"""encoded bytes of an input, with its sender's header"""
+EVIDENCE_KIND_OUTPUT: EvidenceKind.ValueType  # 5
+"""encoded bytes of an output"""
+EVIDENCE_KIND_MAPS: EvidenceKind.ValueType  # 6
+"""products of the sketched maps of one step, as the check wants them"""
+EVIDENCE_KIND_DISPLACEMENT: EvidenceKind.ValueType  # 7
+"""encoded bytes of a delta that was merged in between, or that ends the interval"""
+Global___EvidenceKind: _TypeAlias = EvidenceKind  # noqa: Y015
+
+class _CheckKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CheckKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CheckKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CHECK_KIND_UNSPECIFIED: _CheckKind.ValueType  # 0
+    """refused"""
+    CHECK_KIND_REPLAY: _CheckKind.ValueType  # 1
+    """run again from the first state"""
+    CHECK_KIND_SKETCH: _CheckKind.ValueType  # 2
+    """secret projections of the maps, the rest recomputed"""
+    CHECK_KIND_REFEREE: _CheckKind.ValueType  # 3
+    """each step alone, in float64, from the claimed values"""
+
+class CheckKind(_CheckKind, metaclass=_CheckKindEnumTypeWrapper):
+    """How an interval is checked."""
+
+CHECK_KIND_UNSPECIFIED: CheckKind.ValueType  # 0
+"""refused"""
+CHECK_KIND_REPLAY: CheckKind.ValueType  # 1
+"""run again from the first state"""
+CHECK_KIND_SKETCH: CheckKind.ValueType  # 2
+"""secret projections of the maps, the rest recomputed"""
+CHECK_KIND_REFEREE: CheckKind.ValueType  # 3
+"""each step alone, in float64, from the claimed values"""
+Global___CheckKind: _TypeAlias = CheckKind  # noqa: Y015
+
+class _AuditFinding:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AuditFindingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditFinding.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AUDIT_FINDING_UNSPECIFIED: _AuditFinding.ValueType  # 0
+    """refused"""
+    AUDIT_FINDING_PASS: _AuditFinding.ValueType  # 1
+    """everything within tolerance"""
+    AUDIT_FINDING_DOUBT: _AuditFinding.ValueType  # 2
+    """a little above: others are asked"""
+    AUDIT_FINDING_FAULT: _AuditFinding.ValueType  # 3
+    """clearly above; the record proves it"""
+    AUDIT_FINDING_UNVERIFIABLE: _AuditFinding.ValueType  # 4
+    """the bundle lacks what the check needs, or is not what the statement names"""
+    AUDIT_FINDING_REFUSED: _AuditFinding.ValueType  # 5
+    """the auditor cannot: limits, time, a component that it does not have"""
+
+class AuditFinding(_AuditFinding, metaclass=_AuditFindingEnumTypeWrapper):
+    """What an audit found."""
+
+AUDIT_FINDING_UNSPECIFIED: AuditFinding.ValueType  # 0
+"""refused"""
+AUDIT_FINDING_PASS: AuditFinding.ValueType  # 1
+"""everything within tolerance"""
+AUDIT_FINDING_DOUBT: AuditFinding.ValueType  # 2
+"""a little above: others are asked"""
+AUDIT_FINDING_FAULT: AuditFinding.ValueType  # 3
+"""clearly above; the record proves it"""
+AUDIT_FINDING_UNVERIFIABLE: AuditFinding.ValueType  # 4
+"""the bundle lacks what the check needs, or is not what the statement names"""
+AUDIT_FINDING_REFUSED: AuditFinding.ValueType  # 5
+"""the auditor cannot: limits, time, a component that it does not have"""
+Global___AuditFinding: _TypeAlias = AuditFinding  # noqa: Y015
+
 @_typing.final
 class ConfigValue(_message.Message):
     """A validated configuration value."""
@@ -1392,6 +1500,7 @@ class Commit(_message.Message):
     MERGES_FIELD_NUMBER: _builtins.int
     ANCHOR_DIGEST_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    STEPS_DIGEST_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -1414,6 +1523,8 @@ class Commit(_message.Message):
     """of the anchor after the last merge: weights, running statistics and lineage, as contributors take it; empty if none was made"""
     sequence: _builtins.int
     """grows with every commit of a replica's incarnation, over all its lives there; the same number is the same commit"""
+    steps_digest: _builtins.str
+    """of the StepLog of these batches; empty where audits are not in force"""
     @_builtins.property
     def batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """learned in between, in this order; packed"""
@@ -1448,10 +1559,11 @@ class Commit(_message.Message):
         merges: _abc.Iterable[Global___Merged] | None = ...,
         anchor_digest: _builtins.str = ...,
         sequence: _builtins.int = ...,
+        steps_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_digest", b"anchor_digest", "batches", b"batches", "delegation", b"delegation", "incarnation", b"incarnation", "job_id", b"job_id", "losses", b"losses", "merges", b"merges", "model", b"model", "network_id", b"network_id", "parent_commit", b"parent_commit", "parent_digest", b"parent_digest", "replica", b"replica", "sequence", b"sequence", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_digest", b"anchor_digest", "batches", b"batches", "delegation", b"delegation", "incarnation", b"incarnation", "job_id", b"job_id", "losses", b"losses", "merges", b"merges", "model", b"model", "network_id", b"network_id", "parent_commit", b"parent_commit", "parent_digest", b"parent_digest", "replica", b"replica", "sequence", b"sequence", "state_digest", b"state_digest", "steps_digest", b"steps_digest", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1563,6 +1675,7 @@ class Delta(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     DELEGATION_FIELD_NUMBER: _builtins.int
+    STEPS_DIGEST_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -1585,6 +1698,8 @@ class Delta(_message.Message):
     """SHA-256 of its encoded bytes, hex"""
     size_bytes: _builtins.int
     """of the encoded bytes"""
+    steps_digest: _builtins.str
+    """of the StepLog of these batches; empty where audits are not in force"""
     @_builtins.property
     def batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """learned, in this order; packed"""
@@ -1614,11 +1729,484 @@ class Delta(_message.Message):
         digest: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         delegation: _identity_pb2.Envelope | None = ...,
+        steps_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_digest", b"anchor_digest", "batches", b"batches", "codec", b"codec", "delegation", b"delegation", "digest", b"digest", "incarnation", b"incarnation", "job_id", b"job_id", "losses", b"losses", "model", b"model", "network_id", b"network_id", "replica", b"replica", "sequence", b"sequence", "size_bytes", b"size_bytes", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_digest", b"anchor_digest", "batches", b"batches", "codec", b"codec", "delegation", b"delegation", "digest", b"digest", "incarnation", b"incarnation", "job_id", b"job_id", "losses", b"losses", "model", b"model", "network_id", b"network_id", "replica", b"replica", "sequence", b"sequence", "size_bytes", b"size_bytes", "steps_digest", b"steps_digest", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015
+
+@_typing.final
+class StepOutput(_message.Message):
+    """An output as it left: one per codec in which it was wanted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODEC_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    codec: _builtins.str
+    """raw where it was handed over inside a worker"""
+    digest: _builtins.bytes
+    """BLAKE3 over the encoded bytes, 32 bytes"""
+    def __init__(
+        self,
+        *,
+        codec: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepOutput: _TypeAlias = StepOutput  # noqa: Y015
+
+@_typing.final
+class Step(_message.Message):
+    """One entry of a replica's chain: everything that it is bound to for one batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    FORWARD_ONLY_FIELD_NUMBER: _builtins.int
+    NUM_LEARNED_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    LR_FIELD_NUMBER: _builtins.int
+    STATE_DIGEST_FIELD_NUMBER: _builtins.int
+    batch: _builtins.int
+    """which"""
+    forward_only: _builtins.bool
+    """computed with weights of now and not learned"""
+    num_learned: _builtins.int
+    """batches in the lineage before this entry: names the weights"""
+    loss: _builtins.float
+    """nats; 0 for forward_only"""
+    lr: _builtins.float
+    """learning rate of this step; 0 for forward_only"""
+    state_digest: _builtins.str
+    """SHA-256 of the state after this entry, where the checks of the stage ask for one in between"""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """BLAKE3 over each input's encoded bytes, in the order of the stage's inputs; none for what comes from the data set"""
+
+    @_builtins.property
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepOutput]:
+        """sorted by codec; none where nobody wanted it"""
+
+    def __init__(
+        self,
+        *,
+        batch: _builtins.int = ...,
+        forward_only: _builtins.bool = ...,
+        num_learned: _builtins.int = ...,
+        inputs: _abc.Iterable[_builtins.bytes] | None = ...,
+        outputs: _abc.Iterable[Global___StepOutput] | None = ...,
+        loss: _builtins.float = ...,
+        lr: _builtins.float = ...,
+        state_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "forward_only", b"forward_only", "inputs", b"inputs", "loss", b"loss", "lr", b"lr", "num_learned", b"num_learned", "outputs", b"outputs", "state_digest", b"state_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Step: _TypeAlias = Step  # noqa: Y015
+
+@_typing.final
+class StepLog(_message.Message):
+    """What lies between two signed statements, entry by entry. Its serialised bytes are named by the statement that ends it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    VNODE_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    BEGIN_DIGEST_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    network_id: _builtins.str
+    """only valid here"""
+    model: _builtins.str
+    """whose"""
+    job_id: _builtins.str
+    """in which job"""
+    vnode: _builtins.str
+    """which VNode"""
+    replica: _builtins.str
+    """which replica"""
+    incarnation: _builtins.int
+    """of the replica"""
+    begin_digest: _builtins.str
+    """state or anchor that it begins with"""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]:
+        """in order; at most 4096"""
+
+    def __init__(
+        self,
+        *,
+        network_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        vnode: _builtins.str = ...,
+        replica: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        begin_digest: _builtins.str = ...,
+        steps: _abc.Iterable[Global___Step] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_digest", b"begin_digest", "incarnation", b"incarnation", "job_id", b"job_id", "model", b"model", "network_id", b"network_id", "replica", b"replica", "steps", b"steps", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepLog: _TypeAlias = StepLog  # noqa: Y015
+
+@_typing.final
+class EvidencePart(_message.Message):
+    """Begins one part of a bundle; its bytes follow. A bundle is a sequence of (length of this header as 4 bytes big-endian, header, bytes)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    kind: Global___EvidenceKind.ValueType
+    """what it is"""
+    size_bytes: _builtins.int
+    """of the bytes that follow"""
+    batch: _builtins.int
+    """of inputs, outputs and maps"""
+    port: _builtins.int
+    """which input; 0 elsewhere"""
+    entry: _builtins.int
+    """of states: how many entries of the log come before it; of maps: which entry"""
+    @_builtins.property
+    def frame(self) -> Global___FrameProof:
+        """of inputs that came over a link: who signed them"""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___EvidenceKind.ValueType = ...,
+        size_bytes: _builtins.int = ...,
+        batch: _builtins.int = ...,
+        port: _builtins.int = ...,
+        frame: Global___FrameProof | None = ...,
+        entry: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "entry", b"entry", "frame", b"frame", "kind", b"kind", "port", b"port", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvidencePart: _TypeAlias = EvidencePart  # noqa: Y015
+
+@_typing.final
+class FrameProof(_message.Message):
+    """What a sender signed about a frame."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_REPLICA_FIELD_NUMBER: _builtins.int
+    TARGET_REPLICA_FIELD_NUMBER: _builtins.int
+    TARGET_INCARNATION_FIELD_NUMBER: _builtins.int
+    SOURCE_INCARNATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    DELEGATION_FIELD_NUMBER: _builtins.int
+    source_replica: _builtins.str
+    """who sent"""
+    target_replica: _builtins.str
+    """to whom"""
+    target_incarnation: _builtins.int
+    """of whom"""
+    source_incarnation: _builtins.int
+    """of who sent"""
+    step: _builtins.int
+    """size of the sender's lineage"""
+    dtype: _builtins.str
+    """before encoding"""
+    codec: _builtins.str
+    """as encoded"""
+    signature: _builtins.bytes
+    """of the sender's worker key"""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """before encoding"""
+
+    @_builtins.property
+    def delegation(self) -> _identity_pb2.Envelope:
+        """that binds this key; in the first part of a sender only"""
+
+    def __init__(
+        self,
+        *,
+        source_replica: _builtins.str = ...,
+        target_replica: _builtins.str = ...,
+        target_incarnation: _builtins.int = ...,
+        source_incarnation: _builtins.int = ...,
+        step: _builtins.int = ...,
+        dtype: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        codec: _builtins.str = ...,
+        signature: _builtins.bytes = ...,
+        delegation: _identity_pb2.Envelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "delegation", b"delegation", "dtype", b"dtype", "shape", b"shape", "signature", b"signature", "source_incarnation", b"source_incarnation", "source_replica", b"source_replica", "step", b"step", "target_incarnation", b"target_incarnation", "target_replica", b"target_replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FrameProof: _TypeAlias = FrameProof  # noqa: Y015
+
+@_typing.final
+class Challenge(_message.Message):
+    """Asks a PNode for the evidence of one of its intervals (domain CHALLENGE, the holder's key)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    VNODE_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    PNODE_ID_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    UNTIL_UNIX_MS_FIELD_NUMBER: _builtins.int
+    network_id: _builtins.str
+    """only valid here"""
+    model: _builtins.str
+    """whose"""
+    job_id: _builtins.str
+    """in which job"""
+    vnode: _builtins.str
+    """which VNode"""
+    replica: _builtins.str
+    """whose interval"""
+    interval: _builtins.str
+    """digest of the statement that ends it"""
+    pnode_id: _builtins.str
+    """who is asked"""
+    manifest_digest: _builtins.str
+    """that says open"""
+    epoch: _builtins.int
+    """of the holder"""
+    until_unix_ms: _builtins.int
+    """then it counts as not answered; network time"""
+    def __init__(
+        self,
+        *,
+        network_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        vnode: _builtins.str = ...,
+        replica: _builtins.str = ...,
+        interval: _builtins.str = ...,
+        pnode_id: _builtins.str = ...,
+        manifest_digest: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        until_unix_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "interval", b"interval", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "network_id", b"network_id", "pnode_id", b"pnode_id", "replica", b"replica", "until_unix_ms", b"until_unix_ms", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Challenge: _TypeAlias = Challenge  # noqa: Y015
+
+@_typing.final
+class Evidence(_message.Message):
+    """How a PNode answers a challenge (its session proves who speaks)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    interval: _builtins.str
+    """which"""
+    digest: _builtins.str
+    """SHA-256 of the bundle, which lies in the store; empty: it cannot be had"""
+    size_bytes: _builtins.int
+    """of the bundle"""
+    reason: _builtins.str
+    """why it cannot be had"""
+    def __init__(
+        self,
+        *,
+        interval: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "interval", b"interval", "reason", b"reason", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Evidence: _TypeAlias = Evidence  # noqa: Y015
+
+@_typing.final
+class AuditTask(_message.Message):
+    """Asks a PNode to audit (domain AUDIT_TASK, the holder's key). It does not say whether the answer is known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    VNODE_FIELD_NUMBER: _builtins.int
+    TASK_ID_FIELD_NUMBER: _builtins.int
+    PNODE_ID_FIELD_NUMBER: _builtins.int
+    BUNDLE_DIGEST_FIELD_NUMBER: _builtins.int
+    BUNDLE_BYTES_FIELD_NUMBER: _builtins.int
+    REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    UNTIL_UNIX_MS_FIELD_NUMBER: _builtins.int
+    network_id: _builtins.str
+    """only valid here"""
+    model: _builtins.str
+    """whose"""
+    job_id: _builtins.str
+    """in which job"""
+    vnode: _builtins.str
+    """which VNode: the stage comes from the signed graph"""
+    task_id: _builtins.str
+    """32 hex characters, drawn"""
+    pnode_id: _builtins.str
+    """who is asked"""
+    bundle_digest: _builtins.str
+    """of the evidence"""
+    bundle_bytes: _builtins.int
+    """its size"""
+    request_digest: _builtins.str
+    """of the stored job request envelope"""
+    check: Global___CheckKind.ValueType
+    """how"""
+    seed: _builtins.bytes
+    """32 bytes, secret until now"""
+    epoch: _builtins.int
+    """of the holder"""
+    until_unix_ms: _builtins.int
+    """then another one is asked; network time"""
+    def __init__(
+        self,
+        *,
+        network_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        vnode: _builtins.str = ...,
+        task_id: _builtins.str = ...,
+        pnode_id: _builtins.str = ...,
+        bundle_digest: _builtins.str = ...,
+        bundle_bytes: _builtins.int = ...,
+        request_digest: _builtins.str = ...,
+        check: Global___CheckKind.ValueType = ...,
+        seed: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        until_unix_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_bytes", b"bundle_bytes", "bundle_digest", b"bundle_digest", "check", b"check", "epoch", b"epoch", "job_id", b"job_id", "model", b"model", "network_id", b"network_id", "pnode_id", b"pnode_id", "request_digest", b"request_digest", "seed", b"seed", "task_id", b"task_id", "until_unix_ms", b"until_unix_ms", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditTask: _TypeAlias = AuditTask  # noqa: Y015
+
+@_typing.final
+class AuditReport(_message.Message):
+    """What an auditor found (domain AUDIT_REPORT, its worker key under a delegation)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TASK_ID_FIELD_NUMBER: _builtins.int
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    PNODE_ID_FIELD_NUMBER: _builtins.int
+    FINDING_FIELD_NUMBER: _builtins.int
+    RESIDUAL_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    RECORD_DIGEST_FIELD_NUMBER: _builtins.int
+    DELEGATION_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    network_id: _builtins.str
+    """only valid here"""
+    model: _builtins.str
+    """whose"""
+    task_id: _builtins.str
+    """which task"""
+    interval: _builtins.str
+    """digest of the statement in the bundle"""
+    pnode_id: _builtins.str
+    """who audited"""
+    finding: Global___AuditFinding.ValueType
+    """what was found"""
+    residual: _builtins.float
+    """worst residual in units of its tolerance"""
+    part: _builtins.str
+    """which comparison was worst: output, loss, weights, ..."""
+    entry: _builtins.int
+    """at which entry of the log"""
+    record_digest: _builtins.str
+    """of the FaultRecord in the store, with a fault"""
+    compute_s: _builtins.float
+    """processor seconds that it took"""
+    reason: _builtins.str
+    """of unverifiable or refused"""
+    @_builtins.property
+    def delegation(self) -> _identity_pb2.Envelope:
+        """binds the worker key to the PNode"""
+
+    def __init__(
+        self,
+        *,
+        network_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        task_id: _builtins.str = ...,
+        interval: _builtins.str = ...,
+        pnode_id: _builtins.str = ...,
+        finding: Global___AuditFinding.ValueType = ...,
+        residual: _builtins.float = ...,
+        part: _builtins.str = ...,
+        entry: _builtins.int = ...,
+        record_digest: _builtins.str = ...,
+        delegation: _identity_pb2.Envelope | None = ...,
+        compute_s: _builtins.float = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "delegation", b"delegation", "entry", b"entry", "finding", b"finding", "interval", b"interval", "model", b"model", "network_id", b"network_id", "part", b"part", "pnode_id", b"pnode_id", "reason", b"reason", "record_digest", b"record_digest", "residual", b"residual", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditReport: _TypeAlias = AuditReport  # noqa: Y015

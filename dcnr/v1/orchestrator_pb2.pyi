@@ -441,6 +441,8 @@ class PNodeMessage(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     BEAT_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    AUDIT_REPORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first"""
@@ -449,17 +451,27 @@ class PNodeMessage(_message.Message):
     def beat(self) -> Global___Beat:
         """then at the told interval, and at once on news"""
 
+    @_builtins.property
+    def evidence(self) -> _model_pb2.Evidence:
+        """answers a challenge"""
+
+    @_builtins.property
+    def audit_report(self) -> _identity_pb2.Envelope:
+        """answers an audit task"""
+
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         beat: Global___Beat | None = ...,
+        evidence: _model_pb2.Evidence | None = ...,
+        audit_report: _identity_pb2.Envelope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "hello", b"hello", "kind", b"kind"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_report", b"audit_report", "beat", b"beat", "evidence", b"evidence", "hello", b"hello", "kind", b"kind"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "hello", b"hello", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_report", b"audit_report", "beat", b"beat", "evidence", b"evidence", "hello", b"hello", "kind", b"kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "beat"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "beat", "evidence", "audit_report"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -582,6 +594,8 @@ class OrchestratorMessage(_message.Message):
     DESIRED_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
     BEAT_ACK_FIELD_NUMBER: _builtins.int
+    CHALLENGE_FIELD_NUMBER: _builtins.int
+    AUDIT_TASK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """first"""
@@ -602,6 +616,14 @@ class OrchestratorMessage(_message.Message):
     def beat_ack(self) -> Global___BeatAck:
         """answers each beat"""
 
+    @_builtins.property
+    def challenge(self) -> _identity_pb2.Envelope:
+        """Challenge: hand the evidence of an interval over"""
+
+    @_builtins.property
+    def audit_task(self) -> _identity_pb2.Envelope:
+        """AuditTask: check somebody's interval"""
+
     def __init__(
         self,
         *,
@@ -610,12 +632,14 @@ class OrchestratorMessage(_message.Message):
         desired: _identity_pb2.Envelope | None = ...,
         durable: Global___DurableNews | None = ...,
         beat_ack: Global___BeatAck | None = ...,
+        challenge: _identity_pb2.Envelope | None = ...,
+        audit_task: _identity_pb2.Envelope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "desired", b"desired", "durable", b"durable", "head", b"head", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_task", b"audit_task", "beat_ack", b"beat_ack", "challenge", b"challenge", "desired", b"desired", "durable", b"durable", "head", b"head", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "desired", b"desired", "durable", b"durable", "head", b"head", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_task", b"audit_task", "beat_ack", b"beat_ack", "challenge", b"challenge", "desired", b"desired", "durable", b"durable", "head", b"head", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "head", "desired", "durable", "beat_ack"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "head", "desired", "durable", "beat_ack", "challenge", "audit_task"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -631,6 +655,7 @@ class BeatAck(_message.Message):
     BEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """of the beat"""
     beat_interval_s: _builtins.float
@@ -639,6 +664,8 @@ class BeatAck(_message.Message):
     """in this view"""
     reason: _builtins.str
     """of that state"""
+    evidence: _builtins.str
+    """digest of the fault record behind it; empty without one"""
     def __init__(
         self,
         *,
@@ -646,10 +673,11 @@ class BeatAck(_message.Message):
         beat_interval_s: _builtins.float = ...,
         state: Global___NodeState.ValueType = ...,
         reason: _builtins.str = ...,
+        evidence: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_interval_s", b"beat_interval_s", "reason", b"reason", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_interval_s", b"beat_interval_s", "evidence", b"evidence", "reason", b"reason", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
