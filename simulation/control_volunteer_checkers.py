@@ -49,7 +49,7 @@ class VolunteerCheckers(StoreCheckers):
         held = open_desired(data, world.community.policy, MODEL).assignments if data is not None else ()
         named = any(item.replica == name for item in held)
         world.require(named, "persist_first", f"{pnode.host} hosts {name}, which its persisted state does not name")
-        signed = message.job_id in world.accepted and message.graph == world.community.graph_bytes
+        signed = message.job_id in world.signed and message.graph == world.community.graph_bytes
         world.require(signed, "strangers_code", f"{pnode.host} hosts {name} of {message.job_id}, which no maintainer has signed")
 
     def limits(self, pnode: PNodeShell) -> None:

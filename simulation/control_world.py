@@ -52,6 +52,8 @@ class ControlWorld:
         self.is_unsafe = True
         self.store_away_until_s = 0.0
         self.healed_s = 0.0
+        self.signed: set[str] = set()
+        """Jobs that the maintainers ask for; the network may act on one before its maintainer hears that the store has it."""
         self.accepted: dict[str, bytes] = {}
         self.error: BaseException | None = None
         self.wire = Tamperer(self)
@@ -228,6 +230,7 @@ class ControlWorld:
 
     async def _accept(self, store: StoreClient, name: str, expires_unix_ms: int) -> None:
         data = self._request(name, expires_unix_ms)
+        self.signed.add(name)
         await self._insist(store, keys.job_request(MODEL, name), data)
         self.accepted[name] = data
 
