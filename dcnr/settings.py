@@ -337,6 +337,7 @@ class OrchestratorSettings:
     store_listen: str = setting("127.0.0.1", "address that the embedded store listens on")
     store_port: int = _port(7790, "TCP port of the embedded store")
     store_public_url: str = setting("", "address of the store as volunteers reach it; empty: bytes are proxied")
+    trusted: str = setting("", "path of a list of PNodes that this orchestrator checks less")
     log_level: str = _log_level()
     log_json: bool = setting(False, "log lines as JSON")
 

@@ -28,6 +28,7 @@ from orchestrator.signal import Signal
 from orchestrator.view import ModelView, ViewLoader
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
+from trust.trusted import OwnList
 
 JOBS_READ_S: Final = 1.0
 JOBS_READ_IDLE_S: Final = 4.0
@@ -54,6 +55,8 @@ class Shared:
     history: History
     times: HeadTimes = field(default_factory=lambda: HeadTimes(request_timeout_s=limits.HEAD_TTL_S / 4))
     plan_policy: PlanPolicy = field(default_factory=PlanPolicy)
+    trusted: OwnList = field(default_factory=OwnList)
+    """PNodes that the operator's own file trusts."""
     nodes_changed: Signal = field(default_factory=Signal)
     news: Signal = field(default_factory=Signal)
     """Fires whenever anything that streams show may have changed."""

@@ -41,6 +41,7 @@ from trust.addresses import join_address
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 from trust.session import RandomBytes
+from trust.trusted import OwnList, read_own_list
 from vnode.registry import default_registry
 
 JUDGE_S: Final = 0.25
@@ -120,14 +121,18 @@ async def run_orchestrator(
     store_file: Path | None = None,
     on_ready: Callable[[str, int], None] = lambda host, port: None,
 ) -> None:
-    """Runs until ``stop`` is set. ``store_file``: credentials of an external store (0600). Raises Refused for a store without preconditions."""
+    """Runs until ``stop`` is set. ``store_file``: credentials of an external store (0600).
+
+    Raises Refused for a store without preconditions, InvalidInput for a bad list of trusted PNodes.
+    """
+    trusted = read_own_list(Path(settings.trusted)) if settings.trusted else OwnList()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with _opened_store(settings, home, policy, store_file) as store:
         proxy_uploads = await _probed(store, stop)
         history = History(home / "history.db", key.node_id, clock)
         await history.open()
         try:
-            shared = Shared(key, policy, store, clock, default_registry(), Inventory(), history)
+            shared = Shared(key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted)
             await _serve(settings, home, shared, store, proxy_uploads, rng, random_bytes, stop, on_ready)
         finally:
             await history.close()

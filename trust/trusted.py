@@ -1,4 +1,4 @@
-"""Whom this orchestrator checks less: PNodes that k of n maintainers signed into the network document, until a date, and those of the operator's file. Pure.
+"""Whom this orchestrator checks less: PNodes that k of n maintainers signed into the network document, until a date, and those of the operator's file.
 
 The file is text: one node id a line, then if wanted a date (``2027-01-31``, the day on which it ends, UTC), then if wanted ``#`` and a remark. Trust
 lowers a rate (`trust.draw.rate`); it never makes it zero and never lifts a standing.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -29,6 +30,17 @@ class OwnList:
     def names(self, node_id: str, now_s: float) -> bool:
         """Whether the file trusts that PNode now."""
         return now_s < self.until_s.get(node_id, float("-inf"))
+
+
+def read_own_list(path: Path) -> OwnList:
+    """The operator's file. Raises InvalidInput where it cannot be read, or as `own_list`."""
+    try:
+        with path.open("rb") as file:
+            return own_list(file.read(MAX_FILE_BYTES + 1))
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be read: {error.strerror}", code="bad_trusted_list", remedy="name a file with one node id a line"
+        ) from error
 
 
 def own_list(data: bytes) -> OwnList:

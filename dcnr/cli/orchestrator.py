@@ -59,6 +59,9 @@ def start(
     ] = None,
     store_port: Annotated[int | None, typer.Option(help="Port of the embedded store; 0: a free one.", show_default=False)] = None,
     store_public_url: Annotated[str | None, typer.Option(help="The store as volunteers reach it.", show_default=False)] = None,
+    trusted: Annotated[
+        Path | None, typer.Option(help="List of PNodes to check less: an id a line, and a date if wanted.", show_default=False)
+    ] = None,
     control_port: Annotated[int | None, typer.Option(help="TCP port; 0: a free one.", show_default=False)] = None,
     dht_port: Annotated[int | None, typer.Option(help="UDP port of the directory; 0: a free one.", show_default=False)] = None,
     listen_host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
@@ -78,6 +81,7 @@ def start(
         "store_file": str(store_file.absolute()) if store_file else None, "store_bucket": store_bucket, "store_listen": store_listen,
         "store_port": store_port, "store_public_url": store_public_url, "control_port": control_port, "dht_port": dht_port,
         "listen_host": listen_host, "advertise_host": advertise_host, "log_level": log_level, "log_json": log_json,
+        "trusted": str(trusted.absolute()) if trusted else None,
     }  # fmt: skip
     settings = settings_of(OrchestratorSettings, directory, flags).value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from dcnr.errors import InvalidInput
 from trust.envelope import merge_signatures
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy, create_document, draft_successor, sign_document, verify_chain
-from trust.trusted import MAX_FILE_BYTES, MAX_LINES, OwnList, is_trusted, own_list
+from trust.trusted import MAX_FILE_BYTES, MAX_LINES, OwnList, is_trusted, own_list, read_own_list
 
 NOW = 1_700_000_000.0
 ALICE, BOB = NodeKey.generate(), NodeKey.generate()
@@ -68,3 +69,13 @@ def test_a_wrong_file_is_refused_whole(data: bytes) -> None:
 def test_any_bytes_give_a_list_or_a_typed_refusal(data: bytes) -> None:
     with contextlib.suppress(InvalidInput):
         assert not own_list(data).names(OTHER, NOW)
+
+
+def test_a_file_is_read_and_one_that_cannot_be_says_so(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text(f"{OWN}  # mine\n")
+    assert read_own_list(tmp_path / "list").names(OWN, NOW)
+    (tmp_path / "long").write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    for name in ("missing", "long"):
+        with pytest.raises(InvalidInput) as refused:
+            read_own_list(tmp_path / name)
+        assert refused.value.code == "bad_trusted_list"
