@@ -1890,9 +1890,9 @@ class EvidencePart(_message.Message):
     batch: _builtins.int
     """of inputs, outputs and maps"""
     port: _builtins.int
-    """which input; 0 elsewhere"""
+    """which input, or which of the step's outputs; 0 elsewhere"""
     entry: _builtins.int
-    """of states: how many entries of the log come before it; of maps: which entry"""
+    """of states: how many entries of the interval come before it; of inputs, outputs and maps: which entry of the interval; of statements, logs and displacements: which of them, oldest first"""
     @_builtins.property
     def frame(self) -> Global___FrameProof:
         """of inputs that came over a link: who signed them"""
@@ -1931,6 +1931,7 @@ class FrameProof(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     DELEGATION_FIELD_NUMBER: _builtins.int
+    FORWARD_ONLY_FIELD_NUMBER: _builtins.int
     source_replica: _builtins.str
     """who sent"""
     target_replica: _builtins.str
@@ -1947,6 +1948,8 @@ class FrameProof(_message.Message):
     """as encoded"""
     signature: _builtins.bytes
     """of the sender's worker key"""
+    forward_only: _builtins.bool
+    """what it was sent for: the signature covers it; the lane is that of training"""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """before encoding"""
@@ -1968,10 +1971,11 @@ class FrameProof(_message.Message):
         codec: _builtins.str = ...,
         signature: _builtins.bytes = ...,
         delegation: _identity_pb2.Envelope | None = ...,
+        forward_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "delegation", b"delegation", "dtype", b"dtype", "shape", b"shape", "signature", b"signature", "source_incarnation", b"source_incarnation", "source_replica", b"source_replica", "step", b"step", "target_incarnation", b"target_incarnation", "target_replica", b"target_replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "delegation", b"delegation", "dtype", b"dtype", "forward_only", b"forward_only", "shape", b"shape", "signature", b"signature", "source_incarnation", b"source_incarnation", "source_replica", b"source_replica", "step", b"step", "target_incarnation", b"target_incarnation", "target_replica", b"target_replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
