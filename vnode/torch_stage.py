@@ -8,10 +8,12 @@ checkpoint 0 alone, from
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from dcnr.errors import InvalidInput, InvariantBroken
 from dcnr.intervals import IntervalSet
@@ -67,8 +69,19 @@ class StageModule(nn.Module):
 
 def skeleton(stage: Stage, registry: Registry) -> StageModule:
     """The module on the meta device: names and shapes, no memory, no values."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NoValues():
         return StageModule(stage, registry)
+
+
+class _NoValues(TorchFunctionMode):
+    """Leaves out `torch.nn.init`: drawing values for a tensor that holds none would import torch's compiler, more than a second of a worker's start."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def schema_of(stage: Stage, registry: Registry) -> StateSchema:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
+from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
 from dcnr.crashpoints import POINTS
@@ -15,14 +16,21 @@ ENTRY_POINTS = {"dcnr/cli/errors.py", "pnode/worker.py"}
 
 def calls(name: str) -> list[tuple[str, ast.Call]]:
     """Every call of what has that name, outside the module that defines it, with its file."""
-    found = []
+    return [(path, call) for path, call in calls_by_last_name().get(name.rpartition(".")[2], ()) if ast.unparse(call.func) == name]
+
+
+@cache
+def calls_by_last_name() -> dict[str, list[tuple[str, ast.Call]]]:
+    """Every call, by its name without what stands before the last dot."""
+    found = defaultdict(list)
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             if "v1" in path.parts or path == ROOT / "dcnr" / "crashpoints.py":
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
-                    found.append((path.relative_to(ROOT).as_posix(), node))
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+                    last = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+                    found[last].append((path.relative_to(ROOT).as_posix(), node))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,19 @@ def name_of(node: ast.expr) -> str:
     return ""
 
 
+@cache
+def import_statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Those anywhere in a module."""
+    return tuple(node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imports(path: Path) -> set[str]:
     """Top-level packages that a module imports anywhere in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif node.module and not node.level:
             found.add(node.module.partition(".")[0])
     return found
 
@@ -122,19 +129,21 @@ def test_no_committed_file_is_over_a_megabyte_or_names_a_machine() -> None:
 def test_a_name_is_imported_from_the_module_that_defines_it() -> None:
     """Else a reader meets one word under two roofs, and nobody knows which import can go."""
     paths = [*MODULES, *(ROOT / "tests").rglob("*.py")]
-    trees = {str(path.relative_to(ROOT).with_suffix("")).replace("/", "."): ast.parse(path.read_text()) for path in paths}
+    named = [
+        (str(path.relative_to(ROOT).with_suffix("")).replace("/", "."), node)
+        for path in paths
+        for node in import_statements(path)
+        if isinstance(node, ast.ImportFrom)
+    ]
     borrowed = {
         (module, alias.asname or alias.name)
-        for module, tree in trees.items()
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in PACKAGES
+        for module, node in named
+        if node.col_offset == 0 and node.module and node.module.partition(".")[0] in PACKAGES
         for alias in node.names
     }
     wrong = [
         f"{module} imports {node.module}.{alias.name}"
-        for module, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
+        for module, node in named
         for alias in node.names
         if (node.module, alias.name) in borrowed
     ]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from dcnr.errors import Corrupt, InvariantBroken, RemoteFault
 from dcnr.intervals import IntervalSet
@@ -17,7 +18,7 @@ from dcnr.stages import Stage, VNodeSpec, stages_of
 from vnode.registry import default_registry
 from vnode.state import StateInfo
 from vnode.torch_compute import TorchCompute
-from vnode.torch_stage import initial_state
+from vnode.torch_stage import initial_state, skeleton
 from vnode.vocabulary import Mode
 
 REGISTRY = default_registry()
@@ -84,6 +85,29 @@ def learned(compute: TorchCompute, stage: Stage, numbers: range) -> list[Any]:
 @pytest.fixture(params=sorted(STAGES))
 def stage(request: pytest.FixtureRequest) -> Stage:
     return STAGES[request.param]
+
+
+class Calls(TorchFunctionMode):
+    """What is called in torch, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(f"{getattr(func, '__module__', None) or ''}.{func.__name__}")
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_skeleton_draws_no_values_and_a_first_state_does(stage: Stage) -> None:
+    """A worker that starts pays for no initialisation: what torch imports for it takes longer than everything else."""
+    with Calls() as first:
+        initial_state(stage, REGISTRY, seed=0, model="m", graph="", num_batches=NUM_BATCHES)
+    with Calls() as calls:
+        skeleton(stage, REGISTRY)
+    assert any(name.startswith("torch.nn.init.") for name in first.names)
+    assert calls.names
+    assert not any(name.startswith("torch.nn.init.") for name in calls.names)
 
 
 def test_a_restored_replica_continues_bit_for_bit(stage: Stage) -> None:
