@@ -1,42 +1,53 @@
 """Fault records: evidence that anybody verifies again with own eyes; a claim that does not prove itself weighs nothing.
 
-A record holds what the accused signed, which of the tensors named there the check reads, and its seed. Whoever reads it opens the signatures, measures the
-residual anew and holds it against a tolerance of its own. The residual in the record is for people. Measuring needs tensors and is the caller's.
+A record holds what the accused signed, the logs of steps named there, the tensors at which the fault shows, and the seed of the check. Whoever reads it opens
+the signatures, measures the residual anew and holds it against a tolerance of its own. The residual in the record is for people. Measuring needs tensors
+and is the caller's. Where the signed words contradict one another, nothing has to be measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from dcnr.errors import Corrupt, InvalidInput, Refused
 from dcnr.ids import Digest, NodeId, check_digest, digest_of
 from dcnr.limits import MIB
 from dcnr.v1 import identity_pb2, model_pb2
-from trust.commits import Place, open_commit, open_delta
+from trust.commits import Place, follows, open_commit, open_delta
 from trust.envelope import digest_of_envelope, parse
 from trust.equivocation import equivocation_of
 from trust.findings import finding_of
 from trust.overturned import Finding
+from trust.step_logs import Contradiction, Statement, contradiction_in, named_in, open_log
 
 MAX_RECORD_BYTES: Final = 3 * MIB
 """Two commits of the largest size, and the rest."""
 MAX_CHALLENGED: Final = 1024
+MAX_STATEMENTS: Final = 64
+"""Commits of one interval: those of anchors, and that of the state."""
 SEED_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """A signed statement that ends an interval, opened."""
+    """The signed statements of one interval, opened, with their logs."""
 
     accused: NodeId
     replica: str
     incarnation: int
     interval: Digest
-    """Digest of the statement: the interval's name."""
+    """Digest of the last statement: the interval's name."""
     named: frozenset[str]
-    """Digests that it names: of these tensors and states alone can be said that the accused stated them."""
+    """Digests that they and their logs name: of these tensors and states alone can be said that the accused stated them."""
+    statements: tuple[Statement, ...]
+    logs: tuple[model_pb2.StepLog, ...]
+    """One of each statement; none where no logs were brought."""
+    broken: Contradiction | None
+    """The first place, counted over all entries, at which a log contradicts itself or its statement: a fault that no tensor is needed to see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,7 @@ class Proven:
     record: Digest
     """Name of the evidence."""
     residual: float
-    """As measured here; 0 for an equivocation."""
+    """As measured here; 0 for an equivocation, infinite for signed words that contradict one another."""
 
 
 Measure = Callable[[Exhibit, model_pb2.FaultRecord], float]
@@ -71,10 +82,12 @@ def verify(data: bytes, network_id: str, measure: Measure, tolerance: float) -> 
             raise Corrupt("an equivocation is two statements and nothing else", code="bad_evidence")
         found = equivocation_of(record.statements[0], record.statements[1], place)
         return Proven(record.kind, found.pnode_id, found.statements[0], digest_of(data), 0.0)
-    if record.kind != model_pb2.FAULT_KIND_COMPUTATION or len(record.statements) != 1 or len(record.seed) != SEED_BYTES:
+    if record.kind != model_pb2.FAULT_KIND_COMPUTATION or len(record.seed) != SEED_BYTES:
         raise Corrupt("a record of no known kind or form", code="bad_evidence")
-    exhibit = exhibit_of(record.statements[0], place)
+    exhibit = exhibit_of(record.statements, place, record.logs)
     _check_challenged(record, exhibit)
+    if exhibit.broken is not None:
+        return Proven(record.kind, exhibit.accused, exhibit.interval, digest_of(data), math.inf)
     try:
         residual = measure(exhibit, record)
         finding = finding_of(residual, tolerance)
@@ -85,17 +98,65 @@ def verify(data: bytes, network_id: str, measure: Measure, tolerance: float) -> 
     return Proven(record.kind, exhibit.accused, exhibit.interval, digest_of(data), residual)
 
 
-def exhibit_of(envelope: identity_pb2.Envelope, place: Place) -> Exhibit:
-    """The facts of a Commit or Delta that ends an interval. Raises Corrupt, Refused."""
-    name = digest_of_envelope(envelope)
+def exhibit_of(envelopes: Sequence[identity_pb2.Envelope], place: Place, logs: Sequence[bytes] = ()) -> Exhibit:
+    """The facts of a Delta, or of the commits of anchors and the commit of a state that end an interval, oldest first, with their logs.
+
+    Raises Corrupt, Refused (``unproven``: statements that are not one interval of one replica).
+    """
+    if not 0 < len(envelopes) <= MAX_STATEMENTS or (logs and len(logs) != len(envelopes)):
+        raise Corrupt(f"{len(envelopes)} statements with {len(logs)} logs", code="bad_evidence")
+    opened = [_opened(envelope, place) for envelope in envelopes]
+    if len(opened) > 1:
+        _check_one_interval(opened, envelopes)
+    statements = tuple(statement for statement, _ in opened)
+    found = tuple(open_log(log, statement) for log, statement in zip(logs, statements, strict=False))
+    named = frozenset[str]().union(*map(_named_by, statements), *map(named_in, found))
+    last, accused = opened[-1]
+    return Exhibit(
+        accused, last.replica, int(last.incarnation), digest_of_envelope(envelopes[-1]), named, statements, found,
+        _first_broken(statements, found),
+    )  # fmt: skip
+
+
+def _opened(envelope: identity_pb2.Envelope, place: Place) -> tuple[Statement, NodeId]:
     if envelope.domain == identity_pb2.DOMAIN_DELTA:
         delta = open_delta(envelope, place)
-        named = frozenset((delta.delta.anchor_digest, delta.digest))
-        return Exhibit(delta.delegation.pnode_id, delta.replica, int(delta.delta.incarnation), name, named)
-    found = open_commit(envelope, place)
-    commit = found.commit
-    named = frozenset((commit.parent_digest, commit.state_digest, commit.anchor_digest)) - {""}
-    return Exhibit(found.delegation.pnode_id, commit.replica, int(commit.incarnation), name, named)
+        return delta.delta, delta.delegation.pnode_id
+    commit = open_commit(envelope, place)
+    return commit.commit, commit.delegation.pnode_id
+
+
+def _check_one_interval(opened: Sequence[tuple[Statement, NodeId]], envelopes: Sequence[identity_pb2.Envelope]) -> None:
+    """Commits of one replica that follow one another, of which only the last one names a state."""
+    for at, ((before, accused), (after, again)) in enumerate(pairwise(opened)):
+        if not (isinstance(before, model_pb2.Commit) and isinstance(after, model_pb2.Commit)):
+            raise Refused("a delta is an interval of its own", code="unproven")
+        one_life = (before.replica, before.incarnation, accused) == (after.replica, after.incarnation, again)
+        if (
+            not one_life
+            or before.state_digest
+            or after.parent_commit != digest_of_envelope(envelopes[at])
+            or not follows(after, before)
+        ):
+            raise Refused("commits that are not one interval of one replica", code="unproven")
+
+
+def _named_by(statement: Statement) -> frozenset[str]:
+    if isinstance(statement, model_pb2.Delta):
+        return frozenset((statement.anchor_digest, statement.digest, statement.steps_digest)) - {""}
+    deltas = (parse(model_pb2.Delta, merged.delta.payload).digest for merged in statement.merges)
+    own = (statement.parent_digest, statement.state_digest, statement.anchor_digest, statement.steps_digest)
+    return frozenset((*own, *deltas)) - {""}
+
+
+def _first_broken(statements: Sequence[Statement], logs: Sequence[model_pb2.StepLog]) -> Contradiction | None:
+    before = 0
+    for statement, log in zip(statements, logs, strict=False):
+        found = contradiction_in(statement, log)
+        if found is not None:
+            return Contradiction(before + found.entry, found.reason)
+        before += len(log.steps)
+    return None
 
 
 def _check_challenged(record: model_pb2.FaultRecord, exhibit: Exhibit) -> None:

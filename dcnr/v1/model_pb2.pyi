@@ -1612,6 +1612,11 @@ class FaultRecord(_message.Message):
     CHALLENGED_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     RESIDUAL_FIELD_NUMBER: _builtins.int
+    LOGS_FIELD_NUMBER: _builtins.int
+    BUNDLE_DIGEST_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     kind: Global___FaultKind.ValueType
     """what it proves"""
     network_id: _builtins.str
@@ -1626,13 +1631,25 @@ class FaultRecord(_message.Message):
     """of the check, 32 bytes; empty for an equivocation"""
     residual: _builtins.float
     """as the auditor measured it, for people"""
+    bundle_digest: _builtins.str
+    """SHA-256 of the bundle from which it is measured again; empty for an equivocation"""
+    check: Global___CheckKind.ValueType
+    """how it is measured"""
+    entry: _builtins.int
+    """of the interval, from 0: where the claim leaves what can be, for people"""
+    part: _builtins.str
+    """which comparison showed it, for people"""
     @_builtins.property
     def statements(self) -> _containers.RepeatedCompositeFieldContainer[_identity_pb2.Envelope]:
-        """the accused's signed Commit or Delta that ends the interval; two Commits for an equivocation"""
+        """the accused's signed Commit or Delta that ends the interval, after the Commits of anchors before it; two Commits for an equivocation"""
 
     @_builtins.property
     def challenged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """digests of the tensors that the check reads, in its order; the statement names each"""
+        """digests of the states, inputs and outputs at which it shows; the statements or their logs name each"""
+
+    @_builtins.property
+    def logs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """serialised StepLogs that the statements name, in their order; what they name may be challenged"""
 
     def __init__(
         self,
@@ -1646,10 +1663,15 @@ class FaultRecord(_message.Message):
         challenged: _abc.Iterable[_builtins.str] | None = ...,
         seed: _builtins.bytes = ...,
         residual: _builtins.float = ...,
+        logs: _abc.Iterable[_builtins.bytes] | None = ...,
+        bundle_digest: _builtins.str = ...,
+        check: Global___CheckKind.ValueType = ...,
+        entry: _builtins.int = ...,
+        part: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenged", b"challenged", "job_id", b"job_id", "kind", b"kind", "model", b"model", "network_id", b"network_id", "residual", b"residual", "seed", b"seed", "statements", b"statements", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_digest", b"bundle_digest", "challenged", b"challenged", "check", b"check", "entry", b"entry", "job_id", b"job_id", "kind", b"kind", "logs", b"logs", "model", b"model", "network_id", b"network_id", "part", b"part", "residual", b"residual", "seed", b"seed", "statements", b"statements", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -229,3 +229,103 @@ def test_numbers_grow_along_a_chain() -> None:
     for number in (0, 6, 7):
         assert not follows(stated(parent_digest=AFTER, sequence=number), parent)
     assert not follows(stated(parent_digest=ELSE, sequence=8), parent)
+
+
+# ---- logs of steps --------------------------------------------------------------------------------------------------------------
+
+INPUT, OUTPUT = b"\x07" * 32, b"\x08" * 32
+
+
+def steps_of(**changes: object) -> list[model_pb2.Step]:
+    first = model_pb2.Step(
+        batch=1, num_learned=4, inputs=[INPUT], outputs=[model_pb2.StepOutput(codec="raw", digest=OUTPUT)], loss=0.5, lr=0.1
+    )
+    second = model_pb2.Step(batch=2, num_learned=5, loss=0.25, lr=0.1, state_digest=AFTER)
+    for name, value in changes.items():
+        setattr(second, name, value)
+    return [first, second]
+
+
+def log_of(**changes: object) -> bytes:
+    facts: dict[str, object] = {
+        "network_id": NETWORK, "model": "m", "job_id": "j", "vnode": "a", "replica": "a.0", "incarnation": 3, "begin_digest": BEFORE,
+        "steps": steps_of(), **changes,
+    }  # fmt: skip
+    return model_pb2.StepLog(**facts).SerializeToString(deterministic=True)  # type: ignore[arg-type]
+
+
+def logged(log: bytes, **changes: object) -> dict[str, object]:
+    """A record about a commit that names this log."""
+    return {"statements": [commit(steps_digest=digest_of(log))], "logs": [log], **changes}
+
+
+def test_a_log_that_the_statement_names_extends_what_may_be_challenged() -> None:
+    data = record(**logged(log_of(), challenged=[INPUT.hex(), OUTPUT.hex(), digest_of(log_of()), BEFORE]))
+    assert verify(data, NETWORK, measured(1.0), TOLERANCE).residual == 1.0
+    for logs in ([], [log_of(begin_digest=ELSE)], [b"\xff"], [log_of(), log_of()]):
+        with pytest.raises((Corrupt, Refused)):
+            verify(record(**logged(log_of(), logs=logs, challenged=[INPUT.hex()])), NETWORK, never, TOLERANCE)
+    with pytest.raises((Corrupt, Refused)):
+        verify(record(logs=[log_of()], challenged=[INPUT.hex()]), NETWORK, never, TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        log_of(vnode="b"),
+        log_of(replica="a.1"),
+        log_of(incarnation=4),
+        log_of(begin_digest=ELSE),
+        log_of(steps=[]),
+        log_of(steps=steps_of()[:1]),
+        log_of(steps=steps_of(batch=3)),
+        log_of(steps=steps_of(loss=0.26)),
+        log_of(steps=steps_of(loss=1e300)),
+        log_of(steps=steps_of(loss=math.nan)),
+        log_of(steps=steps_of(lr=math.inf)),
+        log_of(steps=steps_of(num_learned=6)),
+        log_of(steps=steps_of(forward_only=True)),
+        log_of(steps=[*steps_of(), model_pb2.Step(batch=1, num_learned=9, forward_only=True)]),
+        log_of(steps=[*steps_of(), model_pb2.Step(batch=1, num_learned=6, forward_only=True, inputs=[b"short"])]),
+    ],
+)
+def test_signed_words_that_contradict_one_another_need_no_measurement(log: bytes) -> None:
+    found = verify(record(**logged(log, challenged=[digest_of(log)])), NETWORK, never, TOLERANCE)
+    assert (found.accused, found.residual) == (NODE.node_id, math.inf)
+
+
+def test_an_honest_log_contradicts_nothing() -> None:
+    """Also with a batch that was only passed through, and a loss that single precision rounds."""
+    passed = model_pb2.Step(batch=1, num_learned=6, forward_only=True)
+    for log, changes in (
+        (log_of(), {}),
+        (log_of(steps=[*steps_of(), passed]), {}),
+        (log_of(steps=steps_of(loss=0.1)), {"losses": [0.5, 0.1]}),
+    ):
+        envelope = commit(steps_digest=digest_of(log), **changes)
+        with pytest.raises(Refused) as refused:
+            verify(record(statements=[envelope], logs=[log]), NETWORK, measured(0.0), TOLERANCE)
+        assert refused.value.code == "unproven"
+    merged = log_of(steps=steps_of(num_learned=9))
+    proved = record(
+        **{
+            **logged(merged),
+            "statements": [commit(steps_digest=digest_of(merged), merges=[model_pb2.Merged(after=1, delta=delta())])],
+        }
+    )
+    with pytest.raises(Refused):
+        verify(proved, NETWORK, measured(0.0), TOLERANCE)
+
+
+def test_commits_of_anchors_and_the_state_after_them_are_one_interval() -> None:
+    first = commit(state_digest="", anchor_digest=ANCHOR)
+    last = commit(sequence=8, parent_digest=ANCHOR, parent_commit=digest_of_envelope(first))
+    found = verify(record(statements=[first, last], challenged=[ANCHOR]), NETWORK, measured(1.0), TOLERANCE)
+    assert found.interval == digest_of_envelope(last)
+    other = commit(sequence=8, parent_digest=ANCHOR)
+    named = commit(anchor_digest=ANCHOR)
+    after = commit(sequence=8, parent_digest=ANCHOR, parent_commit=digest_of_envelope(named))
+    strange = commit(sequence=8, parent_digest=ANCHOR, parent_commit=digest_of_envelope(first), replica="a.1")
+    for pair in ([first, other], [last, first], [named, after], [first, strange], [delta(), last], [first, delta()]):
+        with pytest.raises(Refused):
+            verify(record(statements=pair, challenged=[ANCHOR]), NETWORK, never, TOLERANCE)
