@@ -78,9 +78,14 @@ def graph(digest: str) -> str:
     return f"graph/{check_digest(digest)}"
 
 
-def evidence(digest: str) -> str:
-    """A fault record, by the digest of its bytes."""
-    return f"evidence/{check_digest(digest)}"
+def evidence(model: str, vnode: str, digest: str) -> str:
+    """A bundle of evidence or a fault record, by the digest of its bytes."""
+    return f"{evidence_prefix(model, vnode)}{check_digest(digest)}"
+
+
+def evidence_prefix(model: str, vnode: str) -> str:
+    """All evidence about one VNode."""
+    return f"{_model(model)}/evidence/{check_name(vnode)}/"
 
 
 def dataset_prefix(name: str) -> str:

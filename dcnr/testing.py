@@ -99,12 +99,13 @@ class LocalNetwork:
         name: str = "local", say: Callable[[str], None] = lambda text: None, environment: Mapping[str, str] | None = None,
         orchestrator_flags: Sequence[str] = (), host: str = "127.0.0.1", additions: Mapping[str, Mapping[str, str]] | None = None,
         orchestrator_module: str = ORCHESTRATOR, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
+        audits: str = "none",
     ) -> None:  # fmt: skip
         """``host``: the address of this machine on which orchestrators and store are reached; ``additions``: by name of a process, what its
-        environment has besides.
+        environment has besides; ``audits``: none or drawn.
         """
         self.directory = directory.resolve()
-        self.name, self._say = name, say
+        self.name, self._say, self._audits = name, say, audits
         self._num_orchestrators, self._pnode_specs = num_orchestrators, tuple(pnodes)
         self._orchestrator_flags, self.host, self._way_to_store = tuple(orchestrator_flags), host, way_to_store
         self._environment = clean_environment(os.environ if environment is None else environment)
@@ -220,7 +221,7 @@ class LocalNetwork:
         scheme, _, address = self._way_to_store(store.public_endpoint or store.endpoint).partition("://")
         envelope = create_document(
             maintainer, name=self.name, now_wall=SystemClock().wall(), orchestrator_ids=ids, locality=identity_pb2.LOCALITY_SINGLE_HOST,
-            store_address=address, store_scheme=scheme, store_bucket=store.bucket,
+            store_address=address, store_scheme=scheme, store_bucket=store.bucket, audits=self._audits,
         )  # fmt: skip
         self.policy = verify_chain([envelope])
         save_policy(self.network_file, self.policy)

@@ -26,7 +26,7 @@ MAINTAINERS_WRITE: Final = frozenset(
         _K.OBJECT_KIND_SHARD,
     )
 )  # fmt: skip
-PNODES_WRITE: Final = frozenset((_K.OBJECT_KIND_STATE, _K.OBJECT_KIND_COMMIT))
+PNODES_WRITE: Final = frozenset((_K.OBJECT_KIND_STATE, _K.OBJECT_KIND_COMMIT, _K.OBJECT_KIND_EVIDENCE))
 MAX_DATASET_MANIFEST_BYTES: Final = 32 * limits.MIB
 
 
@@ -63,6 +63,8 @@ def key_of(ref: data_pb2.ObjectRef) -> tuple[str, int]:
             return keys.state(ref.model, ref.owner, ref.digest), limits.MAX_OBJECT_BYTES
         case _K.OBJECT_KIND_COMMIT:
             return keys.commit(ref.model, ref.owner, ref.digest), limits.MAX_ENVELOPE_BYTES
+        case _K.OBJECT_KIND_EVIDENCE:
+            return keys.evidence(ref.model, ref.owner, ref.digest), limits.MAX_OBJECT_BYTES
         case _K.OBJECT_KIND_GRAPH:
             return keys.graph(ref.digest), limits.MAX_GRAPH_BYTES
         case _K.OBJECT_KIND_JOB_REQUEST:
@@ -101,7 +103,7 @@ def check_write(caller: Caller, item: data_pb2.GrantItem, hosts: Callable[[str],
     if caller.maintainer and ref.kind in MAINTAINERS_WRITE:
         return bound
     if caller.pnode and ref.kind in PNODES_WRITE:
-        if not hosts(ref.owner):
+        if ref.kind != _K.OBJECT_KIND_EVIDENCE and not hosts(ref.owner):  # evidence is also of who hosted it once, and of auditors
             raise Refused(f"{ref.owner} is not hosted by this PNode", code="not_hosted")
         return bound
     raise Refused("this object is not yours to write", code="not_allowed", remedy="sign in with a maintainer's key")

@@ -25,6 +25,7 @@ MAX_HISTORY: Final = 17
 MAX_MAINTAINERS: Final = 32
 MAX_ORCHESTRATORS: Final = 256
 MAX_TRUSTED_PNODES: Final = 1024
+AUDITS: Final = ("none", "drawn")
 PROTOCOL_MIN: Final = 1
 PROTOCOL_MAX: Final = 1
 
@@ -51,6 +52,11 @@ class NetworkPolicy:
     def single_host(self) -> bool:
         """Demo and tests: the rules on subnets and owners are lifted, and every screen says so."""
         return self.document.locality == identity_pb2.LOCALITY_SINGLE_HOST
+
+    @property
+    def audits_drawn(self) -> bool:
+        """Whether claimed training is checked: replicas log their steps and keep evidence, and the holder draws intervals."""
+        return self.document.audits == "drawn"
 
     def is_orchestrator(self, node_id: str) -> bool:
         """Whether PNodes obey that node."""
@@ -133,6 +139,7 @@ def create_document(
     bootstrap: Iterable[str] = (),
     codecs: Iterable[str] = (),
     audit_floor: float = 0.05,
+    audits: str = "none",
 ) -> identity_pb2.Envelope:
     """Version 1 of a network's document, signed by ``keys``, which become its maintainers. Raises InvalidInput."""
     document = identity_pb2.NetworkDocument(
@@ -149,6 +156,7 @@ def create_document(
         protocol=common_pb2.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
         codecs=codecs,
         audit_floor=audit_floor,
+        audits=audits,
         created_unix_ms=int(now_wall * 1000),
         expires_unix_ms=int((now_wall + lifetime_s) * 1000) if lifetime_s else 0,
     )
@@ -239,6 +247,8 @@ def _check_content(document: identity_pb2.NetworkDocument) -> None:
         raise Corrupt("the document names no range of protocol versions", code="bad_document")
     if document.store_scheme not in ("", "http", "https") or not 0 <= document.audit_floor <= 1:
         raise Corrupt("the store's scheme or the audit floor is out of range", code="bad_document")
+    if document.audits not in ("", *AUDITS):
+        raise Corrupt(f"audits are {' or '.join(AUDITS)}", code="bad_document")
     try:
         for key in keys:
             check_public_key(key)

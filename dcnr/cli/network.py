@@ -33,6 +33,7 @@ def create(
     bootstrap: Annotated[list[str] | None, typer.Option(help="First nodes to ask, ID@HOST:PORT. May be repeated.")] = None,
     maintainers: Annotated[int, typer.Option(min=1, max=32, help="Number of maintainer keys to make.")] = 1,
     threshold: Annotated[int, typer.Option(min=1, max=32, help="Signatures needed.")] = 1,
+    audits: Annotated[str, typer.Option(help="Whether claimed training is checked: none, or drawn.")] = "none",
     audit_floor: Annotated[float, typer.Option(min=0.0, max=1.0, help="Lowest audit probability.")] = 0.05,
     out: Annotated[
         Path | None, typer.Option(help="Directory for keys and document; default: the home directory.", show_default=False)
@@ -63,7 +64,7 @@ def create(
     envelope = create_document(
         *keys, name=name, now_wall=SystemClock().wall(), orchestrator_ids=[entry.partition("@")[0] for entry in orchestrator],
         threshold=threshold, locality=localities[locality], store_address=address, store_bucket=bucket, store_scheme=scheme,
-        bootstrap=[*(entry for entry in orchestrator if "@" in entry), *(bootstrap or ())], audit_floor=audit_floor,
+        bootstrap=[*(entry for entry in orchestrator if "@" in entry), *(bootstrap or ())], audit_floor=audit_floor, audits=audits,
     )  # fmt: skip
     policy = verify_chain([envelope])
     save_policy(document, policy)
@@ -126,7 +127,7 @@ def _text(policy: NetworkPolicy) -> str:
         f"store          {data['store_scheme'] or 'https'}://{data['store_address']} bucket {data['store_bucket']}"
         if data["store_address"]
         else "store          through orchestrators",
-        f"audits         at least {data['audit_floor']:g}",
+        f"audits         drawn, at least {data['audit_floor']:g}" if policy.audits_drawn else "audits         none",
     ]
     lines += [f"orchestrator   {node_id}" for node_id in data["orchestrator_ids"]]
     lines += [f"bootstrap      {entry}" for entry in data["bootstrap"]]

@@ -63,6 +63,13 @@ def test_a_pnode_writes_states_of_what_it_hosts() -> None:
         check_write(PNODE, item(data_pb2.OBJECT_KIND_SHARD), lambda vnode: True, 0)
 
 
+def test_evidence_is_also_written_by_who_does_not_host_what_it_is_about() -> None:
+    """The accused may host it no more; an auditor never did."""
+    check_write(PNODE, item(data_pb2.OBJECT_KIND_EVIDENCE), lambda vnode: False, 0)
+    with pytest.raises(InvalidInput):
+        check_write(PNODE, item(data_pb2.OBJECT_KIND_EVIDENCE, sha256="0" * 64), lambda vnode: False, 0)
+
+
 @pytest.mark.parametrize(
     "fields", [{"size_bytes": 0}, {"size_bytes": limits.MAX_OBJECT_BYTES + 1}, {"sha256": "0" * 64}, {"sha256": ""}]
 )

@@ -135,7 +135,8 @@ MAKERS: list[tuple[Callable[..., str], tuple[object, ...]]] = [
     (keys.job_cancel, ("m", "job-1")),
     (keys.job_end, ("m", "job-1")),
     (keys.graph, (DIGEST,)),
-    (keys.evidence, (DIGEST,)),
+    (keys.evidence, ("m", "conv1", DIGEST)),
+    (keys.evidence_prefix, ("m", "conv1")),
     (keys.dataset_prefix, ("mnist",)),
     (keys.dataset_manifest, ("mnist", DIGEST)),
     (keys.dataset_manifests_prefix, ("mnist",)),
@@ -167,4 +168,5 @@ def test_the_documented_layout() -> None:
     assert keys.head("m") == "models/m/head"
     assert keys.desired("m", DIGEST, NODE) == f"models/m/plans/{DIGEST}/desired/{NODE}"
     assert keys.state("m", "conv1", DIGEST) == f"models/m/state/conv1/{DIGEST}.safetensors"
+    assert keys.evidence("m", "conv1", DIGEST) == f"models/m/evidence/conv1/{DIGEST}"
     assert keys.job_end("m", "j") == "models/m/jobs/j/end"

@@ -160,3 +160,18 @@ def test_manifests_are_signed_by_who_may_decide_and_the_first_by_the_maintainers
             with pytest.raises((Corrupt, Refused)) as caught:
                 policy.open_manifest(envelope, "m")
             assert caught.value.code == code
+
+
+@pytest.mark.parametrize(("audits", "drawn"), [("", False), ("none", False), ("drawn", True)])
+def test_whether_audits_are_in_force_is_signed(audits: str, drawn: bool) -> None:
+    document = create_document(ALICE, name="demo", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id], audits=audits)
+    assert verify_chain([document]).audits_drawn is drawn
+
+
+def test_no_other_word_about_audits_is_signed_or_believed() -> None:
+    with pytest.raises(InvalidInput):
+        create_document(ALICE, name="demo", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id], audits="often")
+    document = identity_pb2.NetworkDocument.FromString(version_1(ALICE).payload)
+    document.audits = "often"
+    with pytest.raises(Corrupt):
+        verify_chain([seal(identity_pb2.DOMAIN_NETWORK_DOCUMENT, document, ALICE)])
