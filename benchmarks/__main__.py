@@ -27,6 +27,7 @@ NAMES: Final = (
     "scale",
     "tolerances",
     "detection",
+    "attackers",
 )
 DEFAULT_OUT: Final = machine.ROOT / "benchmarks" / "results"
 DEFAULT_ROUNDS: Final = 5
