@@ -1,8 +1,4 @@
-"""What crosses a Link, as values of our own: every number, name and set from the wire is checked here before anything acts on it. Pure, without gRPC.
-
-A frame's signature covers `statement`: who sends (replica and incarnation) to whom, which batch of which lane, and how the encoded bytes
-(by their digest) are to be read. A relay can therefore neither alter a frame nor pass it off as another.
-"""
+"""What crosses a Link, as values of our own: every number, name and set from the wire is checked here before anything acts on it. Pure, without gRPC."""
 
 from __future__ import annotations
 
@@ -12,14 +8,15 @@ from typing import Final
 
 from dcnr import limits
 from dcnr.errors import Corrupt, InvalidInput, RemoteFault
-from dcnr.ids import ReplicaId, VNodeId, check_name
+from dcnr.ids import VNodeId, check_name
 from dcnr.intervals import END, IntervalSet
 from dcnr.specs import TensorSpec
 from dcnr.tensor import TensorHeader, check_header
 from dcnr.v1 import common_pb2, vnode_pb2
 from pnode.spool import Frame
 from vnode.events import SendAck, SendDurable, SendNeed, SendWindow
-from vnode.vocabulary import Lane, Mode, Peer
+from vnode.signed_frames import FrameNumber
+from vnode.vocabulary import Lane, Mode
 
 SPLITS: Final = ("train", "validation", "test")
 MAX_ROUND: Final = 2**31
@@ -28,15 +25,6 @@ _MODES: Final[Mapping[Mode, vnode_pb2.Mode.ValueType]] = {
     Mode.TRAIN: vnode_pb2.MODE_TRAIN, Mode.FORWARD_ONLY: vnode_pb2.MODE_FORWARD_ONLY, Mode.EVAL: vnode_pb2.MODE_EVAL,
 }  # fmt: skip
 _MODE_OF: Final = {number: mode for mode, number in _MODES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class FrameNumber:
-    """Which tensor: lane and batch, and what for."""
-
-    lane: Lane
-    batch: int
-    mode: Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +80,6 @@ def vnode_name(text: str) -> VNodeId:
         return VNodeId(check_name(text) if text else "")
     except InvalidInput as error:
         raise RemoteFault(error.message, code="bad_name") from error
-
-
-def statement(source: Peer, target: ReplicaId, number: FrameNumber, header: TensorHeader, step: int) -> bytes:
-    """The bytes that a frame's signature covers. Fields have fixed alphabets without the separator, so no two frames share one statement."""
-    fields = (
-        "dcnr frame 2", source.replica, source.incarnation, target, number.lane.split, number.lane.round, number.batch, number.mode.name,
-        header.dtype, "x".join(str(length) for length in header.shape), header.codec, header.encoded_bytes, header.digest, step,
-    )  # fmt: skip
-    return "\0".join(str(field) for field in fields).encode()
 
 
 def header_message(number: FrameNumber, frame: Frame, signature: bytes) -> vnode_pb2.FrameHeader:

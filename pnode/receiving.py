@@ -18,10 +18,10 @@ from dcnr.tensor import Array, TensorAssembler, TensorHeader
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode import frames
 from pnode.exchange import Control, Replica, Said, Stream, first_cause, read_alive, wait_for_news, write_beat, write_control
-from pnode.frames import FrameNumber
 from pnode.wire import Heard
 from trust.envelope import check_signature
 from vnode.events import EdgeDown, EdgeUp, FrameArrived
+from vnode.signed_frames import FrameNumber, statement
 from vnode.vocabulary import Peer
 
 DECODING: Final = 2
@@ -79,7 +79,7 @@ class _Intake:
         """Raises Corrupt for a wrong digest or signature."""
         self._assembler.finish()
         source, target = Peer(edge.source, edge.source_incarnation), edge.replica.peer.replica
-        said = frames.statement(source, target, self.number, self.header, self.step)
+        said = statement(source, target, self.number, self.header, self.step)
         check_signature(identity_pb2.DOMAIN_FRAME, said, edge.source_key, self.signature)
 
     def tensor(self) -> Array:

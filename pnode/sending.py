@@ -19,12 +19,12 @@ from dcnr.tensor import chunks
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode import frames
 from pnode.exchange import BEAT_S, Control, Replica, Stream, first_cause, read_alive, wait_for_news, write_beat, write_control
-from pnode.frames import FrameNumber
 from pnode.spool import Frame
 from pnode.wire import chunk_bytes, frame_bytes
 from trust.envelope import sign_apart
 from trust.identity import NodeKey
 from vnode.events import AckHeard, DurableHeard, Event, FrameMissing, FrameSent, NeedHeard, WindowHeard
+from vnode.signed_frames import FrameNumber, statement
 from vnode.vocabulary import Lane, Mode, Peer
 
 FRAMES_AHEAD: Final = 2
@@ -142,7 +142,7 @@ class SendingExchange:
         if frame is None:
             link.replica.post(FrameMissing(self.clock.monotonic(), number.lane, number.batch))
             return
-        said = frames.statement(link.replica.peer, link.target.replica, number, frame.encoded.header, frame.step)
+        said = statement(link.replica.peer, link.target.replica, number, frame.encoded.header, frame.step)
         signature = sign_apart(identity_pb2.DOMAIN_FRAME, said, self.key)
         pieces = list(chunks(frame.encoded)) or [memoryview(b"")]
         begun = self.clock.monotonic()

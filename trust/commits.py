@@ -11,7 +11,7 @@ from dcnr.ids import Digest, ReplicaId, check_digest, check_replica_id, vnode_of
 from dcnr.intervals import IntervalSet
 from dcnr.limits import KIB, MAX_ENVELOPE_BYTES, MAX_OBJECT_BYTES
 from dcnr.v1 import identity_pb2, model_pb2
-from trust.delegation import VerifiedDelegation, open_delegation
+from trust.delegation import VerifiedDelegation, open_delegation, open_past_delegation
 from trust.envelope import open_single, parse
 
 MAX_COMMIT_BYTES: Final = MAX_ENVELOPE_BYTES
@@ -109,8 +109,9 @@ def follows(commit: model_pb2.Commit, parent: model_pb2.Commit) -> bool:
 
 def _delegation(envelope: identity_pb2.Envelope, network_id: str, now_wall: float | None) -> VerifiedDelegation:
     """Valid now, or (None) when it began: then only that it has ended since does not count."""
-    begins = parse(identity_pb2.Delegation, envelope.payload).not_before_unix_ms / 1000
     try:
-        return open_delegation(envelope, network_id=network_id, now_wall=begins if now_wall is None else now_wall)
+        if now_wall is None:
+            return open_past_delegation(envelope, network_id=network_id)
+        return open_delegation(envelope, network_id=network_id, now_wall=now_wall)
     except Stale as error:
         raise Refused(error.message, code="delegation_expired") from error

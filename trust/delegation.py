@@ -81,3 +81,9 @@ def open_delegation(envelope: identity_pb2.Envelope, *, network_id: str, now_wal
         expires_wall=expires,
         envelope=envelope,
     )
+
+
+def open_past_delegation(envelope: identity_pb2.Envelope, *, network_id: str) -> VerifiedDelegation:
+    """The facts of a delegation as it was when it began; that it has ended since does not count. Raises Corrupt, Stale."""
+    begins = parse(identity_pb2.Delegation, envelope.payload).not_before_unix_ms / 1000
+    return open_delegation(envelope, network_id=network_id, now_wall=begins)
