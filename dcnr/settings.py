@@ -314,6 +314,9 @@ class PNodeSettings:
     network: str = setting("", "path of the network document")
     network_id: str = setting("", "id that the network document must have; empty: pin the first one seen")
     name: str = setting("", "name shown to the community")
+    owner: str = setting(
+        "", "path of the statement whose machine this is (see: pnode own); empty: owner.pb in the home, if there is one"
+    )
     components: tuple[str, ...] = setting((), "entry points of components from outside the tree that may run here")
     log_level: str = _log_level()
     log_json: bool = setting(False, "log lines as JSON")

@@ -19,7 +19,7 @@ from orchestrator.inventory import Transition
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView
 from trust.rates import Rate, TokenBuckets
-from trust.records import open_advert
+from trust.records import VerifiedAdvert, open_advert
 
 MAX_WAITING: Final = 64
 """Messages to one PNode that it has not read; then its stream is closed."""
@@ -80,12 +80,12 @@ class AttachService:
     async def attach(self, peer_id: str, address: str, requests: Any) -> AsyncIterator[orchestrator_pb2.OrchestratorMessage]:
         """Serves one stream until it ends. Raises RemoteFault, Refused for a bad greeting."""
         first = await self._first(requests)
-        advert = self._greeting(peer_id, first)
+        greeting = self._greeting(peer_id, first)
         stream = _Stream(peer_id, address)
         shared = self._shared
-        welcome = await self._welcome(stream, advert)
+        welcome = await self._welcome(stream, greeting.advert)
         yield orchestrator_pb2.OrchestratorMessage(welcome=welcome)
-        shared.inventory.advertised(advert, shared.clock.monotonic())
+        shared.inventory.advertised(greeting.advert, shared.clock.monotonic(), greeting.owner)
         shared.inventory.attached(peer_id, shared.clock.monotonic())
         if welcome.reachable:
             shared.inventory.probed(peer_id, shared.clock.monotonic(), reachable=True)
@@ -137,14 +137,14 @@ class AttachService:
             raise RemoteFault("a control stream begins with Hello", code="no_hello")
         return message.hello  # type: ignore[no-any-return]
 
-    def _greeting(self, peer_id: str, hello: orchestrator_pb2.Hello) -> membership_pb2.Advert:
+    def _greeting(self, peer_id: str, hello: orchestrator_pb2.Hello) -> VerifiedAdvert:
         verified = open_advert(hello.advert, network_id=self._shared.policy.network_id, now_wall=self._shared.clock.wall())
         if verified.node_id != peer_id or verified.is_orchestrator:
             raise Refused("only a PNode itself opens its control stream", code="not_a_pnode")
         record = self._shared.inventory.nodes().get(peer_id)
         if record is not None and verified.order[0] < record.incarnation:
             raise Stale("a later life of this PNode is known", code="stale_incarnation")
-        return verified.advert
+        return verified
 
     async def _welcome(self, stream: _Stream, advert: membership_pb2.Advert) -> orchestrator_pb2.Welcome:
         reachable = False
@@ -230,7 +230,7 @@ class AttachService:
         except DcnrError:
             return
         if verified.node_id == stream.pnode_id:
-            self._shared.inventory.advertised(verified.advert, now)
+            self._shared.inventory.advertised(verified.advert, now, verified.owner)
 
     def probe(self, node_id: str) -> None:
         """A look, our own and that of a few others, at a PNode that a neighbour cannot reach, or of which a beat is missing."""

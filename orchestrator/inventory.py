@@ -65,12 +65,12 @@ class Inventory:
 
     # Facts
 
-    def advertised(self, advert: membership_pb2.Advert, now: float) -> None:
-        """Gossip has a PNode's advert: known, though not attached."""
+    def advertised(self, advert: membership_pb2.Advert, now: float, owner: str = "") -> None:
+        """Gossip has a PNode's advert: known, though not attached. ``owner``: as it was verified."""
         record = self._record(advert.node_id, now)
         record.software = advert.software
         record.address = advert.control_addresses[0] if advert.control_addresses else ""
-        record.subnet = _public_subnet(record.address)
+        record.subnet, record.owner = _public_subnet(record.address), owner
         record.incarnation = max(record.incarnation, advert.incarnation)
         self._renewed.add(advert.node_id)
         if record.beat_at is None:

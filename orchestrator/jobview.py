@@ -74,6 +74,7 @@ def node_views(
             attached=record.streams > 0,
             software=record.software,
             free_memory_bytes=record.beat.free_memory_bytes,
+            owner=record.owner,
         )
         for record in shared.inventory.nodes().values()
     ]

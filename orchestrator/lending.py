@@ -43,6 +43,7 @@ def offer_of(record: NodeRecord, now: float) -> NodeOffer | None:
         may_return=_may_return(record, now),
         measured=record.steps,
         refused={vnode: why for vnode, (when, why) in record.refused.items() if now - when < REFUSED_FOR_S},
+        owner=record.owner,
         subnet=record.subnet,
         uplink_mbit=record.capability.uplink_mbit,
         awaited=_awaited(record, now),

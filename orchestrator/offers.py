@@ -35,6 +35,8 @@ class PlanPolicy:
     """Replicas that one plan adds by choice."""
     max_lost_work_s: float = 300.0
     """A VNode whose checkpoint takes longer than this to leave its node gets a standby, unless it has contributors; 0: never."""
+    keeps_apart: bool = True
+    """Replicas of a VNode go to different owners and subnets, where these are known and others have room. Off where all nodes are on one host."""
     uplink_share: float = 0.25
     """Of a node's uplink, for checkpoints and merges."""
 

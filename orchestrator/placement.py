@@ -91,7 +91,7 @@ def best(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejectio
     will get, then the soonest done, then the one that hosts least, then the first from a place that is the VNode's own: equals take different
     VNodes together, so that what one of them loses is spread over all others.
     """
-    siblings = _siblings(board.seats[cost.vnode])
+    siblings = _siblings(board, cost)
     fits = _fitting(board, cost, siblings)
     num_named = min(RUNNERS_UP, rejections.room(cost.vnode)) if rejections is not None else 0
     ranked = _ranked(board, cost, role, siblings, fits, 1 + num_named)
@@ -112,7 +112,7 @@ def cannot_share(board: Board, cost: StageCost) -> str:
 
 def make_room(board: Board, cost: StageCost) -> Load | None:
     """Frees a node for a VNode that has no primary, by taking contributors and standbys of other VNodes off it; as few as possible."""
-    siblings, needed = _siblings(board.seats[cost.vnode]), _needed(board, cost)
+    siblings, needed = _siblings(board, cost), _needed(board, cost)
     by_node: dict[str, list[Seat]] = {}
     for seat in board.helpers:
         by_node.setdefault(seat.load.offer.node_id, []).append(seat)
@@ -139,12 +139,13 @@ def make_room(board: Board, cost: StageCost) -> Load | None:
     return board.loads[node_id]
 
 
-def _siblings(seats: Sequence[Seat]) -> _Siblings:
-    offers = [seat.load.offer for seat in seats]
+def _siblings(board: Board, cost: StageCost) -> _Siblings:
+    offers = [seat.load.offer for seat in board.seats[cost.vnode]]
+    known = offers if board.policy.keeps_apart else []
     return _Siblings(
         frozenset(offer.node_id for offer in offers),
-        frozenset(offer.owner for offer in offers if offer.owner),
-        frozenset(offer.subnet for offer in offers if offer.subnet),
+        frozenset(offer.owner for offer in known if offer.owner),
+        frozenset(offer.subnet for offer in known if offer.subnet),
     )
 
 
@@ -271,7 +272,7 @@ def _explain(
 
 def _refused(board: Board, cost: StageCost, fits: Mask, room: int) -> list[tuple[Obstacle, str]]:
     """Of those that do not fit: some that have most memory left, and the first that take nothing."""
-    columns, siblings, needed = board.columns, _siblings(board.seats[cost.vnode]), _needed(board, cost)
+    columns, siblings, needed = board.columns, _siblings(board, cost), _needed(board, cost)
     misses = np.flatnonzero(columns.takes & ~fits)
     if len(misses) > 2 * room:
         misses = misses[np.argsort(-columns.free_bytes[misses], kind="stable")[: 2 * room]]

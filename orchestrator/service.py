@@ -34,6 +34,7 @@ from orchestrator.attach import AttachService, tell_transitions
 from orchestrator.datarpc import DataServicer
 from orchestrator.history import History
 from orchestrator.inventory import Inventory
+from orchestrator.offers import PlanPolicy
 from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ViewLoader
@@ -132,7 +133,8 @@ async def run_orchestrator(
         history = History(home / "history.db", key.node_id, clock)
         await history.open()
         try:
-            shared = Shared(key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted)
+            rules = PlanPolicy(keeps_apart=not policy.single_host)
+            shared = Shared(key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted, plan_policy=rules)
             await _serve(settings, home, shared, store, proxy_uploads, rng, random_bytes, stop, on_ready)
         finally:
             await history.close()
@@ -217,7 +219,7 @@ def _gossiped(shared: Shared, event: GossipEvent) -> None:
         if event.reason is not GoneReason.CROWDED_OUT:
             shared.inventory.vanished(event.advert.node_id)
     else:
-        shared.inventory.advertised(event.advert.advert, shared.clock.monotonic())
+        shared.inventory.advertised(event.advert.advert, shared.clock.monotonic(), event.advert.owner)
 
 
 def _known(shared: Shared, membership: Membership, node_id: str) -> bool:

@@ -55,6 +55,7 @@ class NodeRecord:
     software: str = ""
     address: str = ""
     subnet: str = ""
+    owner: str = ""
     incarnation: int = 0
     accusers: dict[str, tuple[float, bool]] = field(default_factory=dict)
     """Neighbours that cannot reach it: when they said so, and whether their connection broke."""

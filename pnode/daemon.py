@@ -24,7 +24,7 @@ from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.settings import PNodeSettings
-from dcnr.v1 import common_pb2, local_pb2, membership_pb2, orchestrator_pb2
+from dcnr.v1 import common_pb2, identity_pb2, local_pb2, membership_pb2, orchestrator_pb2
 from membership.node import Membership
 from pnode.authority import Source
 from pnode.budget import Budget
@@ -69,10 +69,10 @@ class Daemon:
     def __init__(
         self, settings: PNodeSettings, home: Home, *, key: NodeKey, policy: NetworkPolicy, machine: Machine, clock: Clock, rng: Random,
         environment: Mapping[str, str], bootstrap: Sequence[str], on_ready: Callable[[Daemon], None] = lambda daemon: None,
-        settings_shown: Sequence[local_pb2.Setting] = (),
+        settings_shown: Sequence[local_pb2.Setting] = (), owner: identity_pb2.Envelope | None = None,
     ) -> None:  # fmt: skip
         self._settings, self._home, self._key, self._policy = settings, home, key, policy
-        self._machine, self._clock, self._rng, self._environment = machine, clock, rng, environment
+        self._machine, self._clock, self._rng, self._environment, self._owner = machine, clock, rng, environment, owner
         self._bootstrap, self._on_ready, self._settings_shown = bootstrap, on_ready, settings_shown
         self._now = Condition(clock.monotonic())
         self._stop, self._news, self._drained = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -187,7 +187,7 @@ class Daemon:
             key=self._key, policy=self._policy, kind=membership_pb2.NODE_KIND_PNODE, dialer=self._dialer, clock=self._clock, rng=self._rng,
             cache_path=home.contacts, bootstrap=self._bootstrap, incarnation=home.next_incarnation(self._clock.wall()),
         )  # fmt: skip
-        self._membership.update_self(software=SOFTWARE)
+        self._membership.update_self(software=SOFTWARE, owner=self._owner)
         self._standing = Standing(
             key=self._key,
             network_id=self._policy.network_id,

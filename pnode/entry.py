@@ -13,7 +13,7 @@ from dcnr.errors import InvalidInput
 from dcnr.rpc.dialer import Dialer
 from dcnr.settings import PNodeSettings
 from dcnr.system import SystemClock
-from dcnr.v1 import local_pb2
+from dcnr.v1 import identity_pb2, local_pb2
 from membership.discovery import discover
 from pnode.daemon import Daemon
 from pnode.home import Home
@@ -22,6 +22,7 @@ from pnode.probe import probe_machine
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 from trust.network_file import load_policy, save_policy
+from trust.ownership import load_ownership
 
 
 async def run_pnode(
@@ -34,6 +35,7 @@ async def run_pnode(
     home.open()
     try:
         key = NodeKey.load_or_create(home.key)
+        owner = _owner(settings, home, key)
         machine = await asyncio.to_thread(probe_machine, home_path)
         stopped = asyncio.Event()
         _on_signal(stopped.set, stopped.set)
@@ -44,7 +46,7 @@ async def run_pnode(
         bootstrap = [*settings.bootstrap, *policy.document.bootstrap]
         daemon = Daemon(
             settings, home, key=key, policy=policy, machine=machine, clock=clock, rng=random.Random(secrets.randbits(64)),
-            environment=environment, bootstrap=bootstrap, on_ready=on_ready, settings_shown=settings_shown,
+            environment=environment, bootstrap=bootstrap, owner=owner, on_ready=on_ready, settings_shown=settings_shown,
         )  # fmt: skip
         _on_signal(lambda: daemon.request_stop(hand_over=True), daemon.hang_up)
         await daemon.run()
@@ -60,6 +62,12 @@ def _on_signal(stop: Callable[[], object], hang_up: Callable[[], object]) -> Non
         loop.add_signal_handler(number, stop)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, hang_up)
+
+
+def _owner(settings: PNodeSettings, home: Home, key: NodeKey) -> identity_pb2.Envelope | None:
+    """The statement whose machine this is. Raises NotFound, Corrupt where one is asked for that does not hold."""
+    path = Path(settings.owner) if settings.owner else home.owner
+    return load_ownership(path, key.node_id) if settings.owner or path.exists() else None
 
 
 def _known_policy(settings: PNodeSettings, home: Home, clock: SystemClock) -> NetworkPolicy | None:

@@ -29,6 +29,7 @@ class Home:
         self.root = root
         self.key = root / "key.pem"
         self.network = root / "network.pb"
+        self.owner = root / "owner.pb"
         self.contacts = root / "nodes.json"
         self.socket = root / "run.sock"
         self.paused = root / "paused.json"

@@ -183,7 +183,7 @@ class OrchestratorShell:
                 )
             )
         )
-        self.shared.inventory.advertised(verified.advert, now)
+        self.shared.inventory.advertised(verified.advert, now, verified.owner)
         self.shared.inventory.attached(verified.node_id, now)
         self.ends[end] = None
         self.shared.nodes_changed.fire()

@@ -18,6 +18,7 @@ from trust.addresses import check_addresses, split_address
 from trust.delegation import VerifiedDelegation, open_delegation
 from trust.envelope import open_single, parse, parse_envelope, seal
 from trust.identity import NodeKey
+from trust.ownership import owner_in
 
 DHT_KEY_BYTES: Final = 20
 _KINDS: Final = (membership_pb2.NODE_KIND_PNODE, membership_pb2.NODE_KIND_ORCHESTRATOR)
@@ -32,6 +33,8 @@ class VerifiedAdvert:
     node_id: NodeId
     delegation: VerifiedDelegation | None
     envelope: identity_pb2.Envelope
+    owner: str = ""
+    """Id of the key that says the node is its own; empty where none does."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -141,7 +144,8 @@ def open_advert(envelope: identity_pb2.Envelope, *, network_id: str, now_wall: f
         raise Corrupt("an advert with an impossible lifetime", code="bad_lifetime")
     if expires <= now_wall:
         raise Stale("the advert has expired", code="advert_expired")
-    return VerifiedAdvert(advert, signer.node_id, _delegation_in_force(advert, network_id, now_wall), envelope)
+    owner = owner_in(advert.owner, advert.node_id) if advert.HasField("owner") else ""
+    return VerifiedAdvert(advert, signer.node_id, _delegation_in_force(advert, network_id, now_wall), envelope, owner)
 
 
 def make_location(

@@ -49,6 +49,7 @@ def start(
     listen_host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
     advertise_host: Annotated[str | None, typer.Option(help="Address that others are told.", show_default=False)] = None,
     checkpoint_s: Annotated[float | None, typer.Option(help="Longest time between checkpoints.", show_default=False)] = None,
+    owner: Annotated[Path | None, typer.Option(help="Whose machine this is: a file from pnode own.", show_default=False)] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default=False)] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log lines as JSON.", show_default=False)] = None,
     home: HomeOption = None,
@@ -63,7 +64,8 @@ def start(
         "bootstrap": tuple(bootstrap) if bootstrap else None, "network": str(network.absolute()) if network else None, "network_id": network_id,
         "limits_cores": cores, "limits_memory_mb": memory_mb, "limits_disk_mb": disk_mb, "limits_cpu_percent": cpu_percent,
         "limits_device": device, "control_port": control_port, "data_port": data_port, "dht_port": dht_port, "listen_host": listen_host,
-        "advertise_host": advertise_host, "checkpoint_s": checkpoint_s, "log_level": log_level, "log_json": log_json,
+        "advertise_host": advertise_host, "checkpoint_s": checkpoint_s, "owner": str(owner.absolute()) if owner else None,
+        "log_level": log_level, "log_json": log_json,
     }  # fmt: skip
     loaded = settings_of(PNodeSettings, directory, flags)
     settings = loaded.value
@@ -179,6 +181,32 @@ def why(home: HomeOption = None, as_json: JsonOption = False) -> None:
         return "\n".join(lines) or "working"
 
     output.emit(plain(answer), text, as_json=as_json)
+
+
+@app.command()
+def own(
+    key: Annotated[Path, typer.Option(help="The owner's key, for all machines of one owner the same; made if there is none.")],
+    node: Annotated[str | None, typer.Option(help="Id of the machine; default: this one's.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the statement goes; default: this home.", show_default=False)] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sign that a machine is yours, so that replicas of one VNode are not all put onto machines of yours. It counts from the next start.
+
+    The key need not lie on that machine: pnode own --key owner.pem --node ID --out owner.pb, and there pnode start --owner owner.pb
+    """
+    from pnode.home import Home, write_atomically
+    from trust.identity import NodeKey
+    from trust.ownership import make_ownership
+
+    paths = Home(home_of(PNodeSettings, home))
+    if node is not None and out is None:
+        raise InvalidInput("a statement about another machine needs a file", code="no_statement_file", remedy="say --out FILE")
+    owner = NodeKey.load_or_create(key.expanduser().absolute())
+    statement = make_ownership(owner, node or NodeKey.load_or_create(paths.key).node_id)
+    path = (out or paths.owner).expanduser().absolute()
+    write_atomically(path, statement.SerializeToString(deterministic=True))
+    output.emit({"owner": owner.node_id, "statement": str(path)}, lambda: f"owner {owner.node_id}, said in {path}", as_json=as_json)
 
 
 @config.command("show")

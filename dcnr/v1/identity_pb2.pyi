@@ -247,6 +247,28 @@ class Delegation(_message.Message):
 Global___Delegation: _TypeAlias = Delegation  # noqa: Y015
 
 @_typing.final
+class Ownership(_message.Message):
+    """Says that a node belongs to whoever holds the signing key. Good for ever, in any network: a machine that changes hands gets a new node key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """whose machine it is"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ownership: _TypeAlias = Ownership  # noqa: Y015
+
+@_typing.final
 class SessionProof(_message.Message):
     """What the caller signs to open a session on a TLS connection."""
 

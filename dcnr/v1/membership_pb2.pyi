@@ -163,7 +163,7 @@ class Advert(_message.Message):
 
     @_builtins.property
     def owner(self) -> _identity_pb2.Envelope:
-        """optional statement of an owner key over node_id"""
+        """optional: Ownership over node_id; one that does not hold says nothing"""
 
     def __init__(
         self,

@@ -1178,6 +1178,7 @@ class NodeView(_message.Message):
     SOFTWARE_FIELD_NUMBER: _builtins.int
     FREE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """which"""
     kind: _membership_pb2.NodeKind.ValueType
@@ -1200,6 +1201,8 @@ class NodeView(_message.Message):
     """as reported"""
     holder: _builtins.bool
     """orchestrators: decides now"""
+    owner: _builtins.str
+    """PNodes: id of the owner's key, by its own statement; empty: not said"""
     @_builtins.property
     def capability(self) -> _membership_pb2.Capability:
         """lent"""
@@ -1224,10 +1227,11 @@ class NodeView(_message.Message):
         software: _builtins.str = ...,
         free_memory_bytes: _builtins.int = ...,
         holder: _builtins.bool = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "capability", b"capability", "free_memory_bytes", b"free_memory_bytes", "holder", b"holder", "incarnation", b"incarnation", "kind", b"kind", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "reason", b"reason", "replicas", b"replicas", "software", b"software", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "capability", b"capability", "free_memory_bytes", b"free_memory_bytes", "holder", b"holder", "incarnation", b"incarnation", "kind", b"kind", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "owner", b"owner", "reason", b"reason", "replicas", b"replicas", "software", b"software", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
