@@ -49,7 +49,7 @@ def test_an_orchestrator_greets_no_earlier_life() -> None:
     )
     service = AttachService(shared, {}, head_url=lambda model: ("", 0), reach=lambda node, where: None)
     greeted = service._greeting(KEY.node_id, orchestrator_pb2.Hello(advert=advert(2)))
-    inventory.advertised(greeted, 0.0)
+    inventory.advertised(greeted.advert, 0.0)
     for incarnation in (2, 3):
         service._greeting(KEY.node_id, orchestrator_pb2.Hello(advert=advert(incarnation)))
     with pytest.raises(Stale) as refused:
