@@ -1,0 +1,100 @@
+"""One open interval at the audit desk: who was asked, what was said, and what follows from that. Pure.
+
+A pass is believed from whom it was asked. A fault whose record does not hold counts as a doubt, and is looked at with own eyes. A doubt is over when two
+others find nothing. That an interval cannot be verified is believed of two, or of the verifier, unless somebody could.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from orchestrator.audit_events import Bundle, Decision, Report, Wait, Word
+from trust.going_back import Cause
+from trust.ledger import Interval, Verdict
+from trust.standing import REAUDITORS
+
+AUDIT_S: Final = 120.0
+"""Within this time an auditor answers; then another one is asked."""
+LOOK_S: Final = 5.0
+"""Where nobody can audit now, somebody is looked for again after this time."""
+LACKING: Final = 2
+"""So many auditors say that an interval cannot be verified, and it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An audit under way."""
+
+    auditor: str
+    is_verifier: bool
+    until_s: float
+
+
+@dataclass(slots=True)
+class Case:
+    """One open interval."""
+
+    interval: Interval
+    since_s: float
+    until_s: float
+    """Deadline of the evidence; later the time of the next look."""
+    bundle: Bundle | None = None
+    challenged_s: float = float("-inf")
+    tasks: dict[str, Asked] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    words: dict[str, Report] = field(default_factory=dict)
+    """Of each auditor; a fault counts as a doubt until its record is verified."""
+    own: set[str] = field(default_factory=set)
+    """Auditors that are verifiers."""
+    verifying: set[str] = field(default_factory=set)
+    """Auditors whose records are being verified."""
+    word_s: float = 0.0
+    doubt_s: float = 0.0
+    is_repeated: bool = False
+    """Whether the verifier repeats it whatever the auditor says."""
+    decision: Decision | None = None
+
+
+def weighed(case: Case, *, can_look: bool) -> Decision | tuple[int, bool]:
+    """The decision, or how many auditors have to be at work and whether only own eyes will do. ``can_look``: this orchestrator is a verifier."""
+    name, words = case.interval.name, case.words
+    own = {words[auditor].word for auditor in case.own if auditor in words}
+    passes = sum(one.word is Word.PASS for one in words.values())
+    doubts = sum(one.word in (Word.DOUBT, Word.FAULT) for one in words.values())
+    lacks = sum(one.word is Word.UNVERIFIABLE for one in words.values())
+    if Word.PASS in own:
+        return Decision(name, Verdict.PASSED, "the verifier found nothing")
+    if Word.UNVERIFIABLE in own or (lacks >= LACKING and not passes and not doubts):
+        return Decision(name, Verdict.UNVERIFIABLE, "its evidence does not show what was done", Cause.UNVERIFIABLE)
+    can_look = can_look and not own
+    if doubts:
+        if passes >= REAUDITORS:
+            return Decision(name, Verdict.PASSED, f"{REAUDITORS} others found nothing")
+        is_accused = any(one.word is Word.FAULT for one in words.values())
+        return (1, True) if is_accused and can_look else (max(1, REAUDITORS - passes), False)
+    if passes:
+        if case.is_repeated and can_look:
+            return 1, True
+        return Decision(name, Verdict.PASSED, "its auditor found nothing")
+    return 1, False
+
+
+def wait_of(case: Case, now_s: float) -> Wait:
+    """Who has to act, and until when."""
+    owner, until_s, why = _waits_for(case, now_s)
+    one = case.interval
+    return Wait(one.name, one.vnode, one.replica, one.pnode_id, owner, until_s, why)
+
+
+def _waits_for(case: Case, now_s: float) -> tuple[str, float, str]:
+    if case.decision is not None:
+        return "holder", now_s + LOOK_S, f"{case.decision.verdict.value}: the next manifest says so"
+    if case.bundle is None:
+        return case.interval.pnode_id, case.until_s, "its evidence; then it is unverifiable"
+    if case.tasks:
+        asked = min(case.tasks.values(), key=lambda asked: asked.until_s)
+        return asked.auditor, asked.until_s, "an audit; then another one is asked"
+    if case.verifying:
+        return "holder", now_s + AUDIT_S, "a fault record is verified"
+    return "holder", max(case.until_s, now_s), "an independent auditor that is free; then it is looked for again"

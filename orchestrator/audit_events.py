@@ -1,0 +1,155 @@
+"""What goes into and comes out of `orchestrator.audits.AuditDesk`. Times are seconds of network time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from trust.auditors import Candidate
+from trust.going_back import Cause
+from trust.ledger import Verdict
+from trust.overturned import Payment
+from trust.separation import Party
+
+
+class Word(Enum):
+    """What an auditor says of an interval."""
+
+    PASS = "pass"
+    DOUBT = "doubt"
+    FAULT = "fault"
+    UNVERIFIABLE = "unverifiable"
+    REFUSED = "refused"
+    """It cannot: nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Evidence as the accused handed it over: an object of the store."""
+
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A finding whose signature, signer and form the shell has found right."""
+
+    task_id: str
+    auditor: str
+    interval: str
+    word: Word
+    part: str = ""
+    """Which comparison was worst."""
+    record: str = ""
+    """Digest of the fault record; with a fault."""
+    digest: str = ""
+    """Of the signed report."""
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """Who is here now."""
+
+    candidates: Mapping[str, Candidate] = field(default_factory=dict)
+    """Attached PNodes by id; ``is_free``: they lend anything at the moment."""
+    verifiers: tuple[Party, ...] = ()
+    """This orchestrator, if it has that role."""
+    involved: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By VNode: PNodes that have a part in what its replicas do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A verdict for the next manifest."""
+
+    interval: str
+    verdict: Verdict
+    reason: str
+    cause: Cause | None = None
+    """Of failed and unverifiable."""
+    evidence: str = ""
+    """Digest of the fault record behind a verdict of failed."""
+
+
+# Actions
+
+
+@dataclass(frozen=True, slots=True)
+class SendChallenge:
+    """Ask the accused for its evidence."""
+
+    interval: str
+    vnode: str
+    replica: str
+    pnode_id: str
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendTask:
+    """Ask somebody to audit."""
+
+    task_id: str
+    interval: str
+    vnode: str
+    auditor: str
+    is_verifier: bool
+    bundle: Bundle
+    until_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRecord:
+    """Look at a fault record with own eyes."""
+
+    interval: str
+    record: str
+    auditor: str
+    part: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pay:
+    """An auditor is at fault itself. ``evidence``: digest of its signed report."""
+
+    auditor: str
+    payment: Payment
+    interval: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """An audit did not come in time, or evidence did not."""
+
+    node_id: str
+    interval: str
+
+
+Action = SendChallenge | SendTask | VerifyRecord | Pay | Late
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Of an open interval: who has to act, until when, and what comes then."""
+
+    interval: str
+    vnode: str
+    replica: str
+    accused: str
+    owner: str
+    until_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """An open interval in which somebody measured a little more than the tolerance."""
+
+    interval: str
+    accused: str
+    auditor: str
+    at_s: float

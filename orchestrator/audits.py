@@ -1,0 +1,368 @@
+"""The audit desk of a term: what is asked of whom about each open interval, and what is decided of it. Pure.
+
+Only the holder has one, and a new one with each term: what is open stands in the chain of manifests, and everything else is asked again. The accused is asked
+for its evidence, again and again until a deadline; what nobody can show is unverifiable, and nobody is blamed. Then an auditor is chosen
+(`trust.auditors`), another one where it does not answer. What its words mean is `orchestrator.audit_case.weighed`: a pass is believed from whom it was
+asked; a fault only when this orchestrator has verified the record. Some passes are repeated by the verifier, whose own finding settles everything.
+
+Every open interval is decided, or has an owner and a deadline (`waits`). A decision is made once, and stands until a manifest shows it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from dcnr.errors import InvariantBroken, Refused, Stale
+from orchestrator.audit_case import AUDIT_S, LOOK_S, Asked, Case, wait_of, weighed
+from orchestrator.audit_events import (
+    Action,
+    Bundle,
+    Decision,
+    Doubt,
+    Late,
+    Pay,
+    People,
+    Report,
+    SendChallenge,
+    SendTask,
+    VerifyRecord,
+    Wait,
+    Word,
+)
+from trust.auditors import Candidate, Choice, Subject, choose
+from trust.draw import Secret, Task, task_of
+from trust.going_back import Cause
+from trust.ledger import Ledger, Verdict
+from trust.overturned import Finding, Heard, Payment, Truth, audited_again, payments
+from trust.separation import Party, Separation
+from trust.standing import REAUDIT_S, State
+
+CHALLENGE_S: Final = 120.0
+"""Within this time the accused hands its evidence over; people's machines go away and come back."""
+ASK_AGAIN_S: Final = 15.0
+GIVE_UP_S: Final = 300.0
+"""What was said counts after this time, where nobody is left whose word would be worth waiting for."""
+ASKS_AT_ONCE: Final = 64
+"""Auditors chosen in one go: with very many open intervals a round stays short."""
+MAX_HEARD: Final = 8192
+"""Findings remembered, to know what to audit again when an auditor is found lying."""
+MAX_LATE_TASKS: Final = 1024
+"""Tasks remembered whose answer may still come."""
+SETTLED: Final = frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE))
+_FINDINGS: Final = {Word.PASS: Finding.PASS, Word.DOUBT: Finding.DOUBT, Word.FAULT: Finding.FAULT}
+
+
+class AuditDesk:
+    """See the module. Call a method with what happened, then `take` what is to be done. ``draw_id`` gives the name of a task: 32 hex characters."""
+
+    def __init__(self, secret: Secret, separation: Separation, draw_id: Callable[[], str]) -> None:
+        self._secret, self._separation, self._draw_id = secret, separation, draw_id
+        self._people = People()
+        self._cases: dict[str, Case] = {}
+        self._ledger = Ledger({}, {})
+        self._tasks: dict[str, str] = {}
+        """The interval of each audit under way, by task."""
+        self._late: OrderedDict[str, str] = OrderedDict()
+        """Auditors of tasks that are over, by task."""
+        self._heard: list[Heard] = []
+        self._num_heard = 0
+        self._digests: dict[tuple[str, str], str] = {}
+        """By interval and auditor: the signed report."""
+        self._bundles: OrderedDict[str, Bundle] = OrderedDict()
+        self._truth: dict[str, Truth] = {}
+        self._paid: set[str] = set()
+        self._again: dict[str, Decision] = {}
+        """Passed intervals that are open again."""
+        self._found: dict[str, Decision] = {}
+        """Intervals that failed by a proof of their own."""
+        self._actions: list[Action] = []
+
+    # What happened
+
+    def chronicle(self, ledger: Ledger, now_s: float) -> None:
+        """A manifest is under the head: what it says is open is audited, what it says is judged is done."""
+        self._ledger = ledger
+        opened = {name for name, one in ledger.intervals.items() if one.verdict is Verdict.OPEN}
+        for name in self._cases.keys() - opened:
+            self._close(name)
+        for name in sorted(opened - self._cases.keys(), key=lambda name: ledger.intervals[name].number):
+            case = self._cases[name] = Case(ledger.intervals[name], now_s, now_s + CHALLENGE_S, self._bundles.get(name))
+            case.is_repeated = name in self._again
+        self._again = {name: one for name, one in self._again.items() if self._verdict(name) is Verdict.PASSED}
+        final = (Verdict.FAILED, Verdict.UNVERIFIABLE)
+        self._found = {
+            name: one for name, one in self._found.items() if name in ledger.intervals and self._verdict(name) not in final
+        }
+        self._advance(now_s)
+
+    def tick(self, people: People, now_s: float) -> None:
+        """Time has passed, and these are here."""
+        self._people = people
+        for case in self._cases.values():
+            for task_id, asked in list(case.tasks.items()):
+                gone = not asked.is_verifier and asked.auditor not in people.candidates
+                if gone or now_s >= asked.until_s:
+                    self._end_task(case, task_id)
+                    self._actions.append(Late(asked.auditor, case.interval.name))
+                    if asked.is_verifier:
+                        case.asked.discard(asked.auditor)
+                        case.until_s = now_s + LOOK_S
+        self._advance(now_s)
+
+    def answered(self, pnode_id: str, interval: str, bundle: Bundle | None, now_s: float) -> None:
+        """A PNode hands its evidence over, or (None) says that it cannot be had now. Raises Refused (``not_challenged``) for what it was not asked."""
+        case = self._cases.get(interval)
+        if case is None and self._verdict(interval) is not None:
+            return  # judged meanwhile
+        if case is None or case.interval.pnode_id != pnode_id:
+            raise Refused("evidence that this PNode was not asked for", code="not_challenged")
+        if bundle is not None and case.bundle is None and case.decision is None:
+            case.bundle = bundle
+            case.until_s = now_s
+            self._advance(now_s)
+
+    def reported(self, report: Report, now_s: float) -> None:
+        """An auditor's finding. Raises Refused (``not_asked``) for a task that it was never given, Stale (``task_over``) for one that is over."""
+        name = self._tasks.get(report.task_id)
+        if name is None:
+            if self._late.get(report.task_id) == report.auditor:
+                raise Stale("this audit is over: another one was asked, or it is decided", code="task_over")
+            raise Refused("a report on a task that was not given", code="not_asked")
+        case = self._cases[name]
+        asked = case.tasks[report.task_id]
+        if asked.auditor != report.auditor:
+            raise Refused("a report on a task that somebody else was given", code="not_asked")
+        if report.interval != name and report.word in _FINDINGS:
+            raise Refused("a report on another interval than the task's", code="wrong_interval")
+        self._end_task(case, report.task_id)
+        if report.word is Word.REFUSED:
+            if asked.is_verifier:
+                case.asked.discard(asked.auditor)
+                case.until_s = now_s + LOOK_S
+        else:
+            self._note(case, report, asked, now_s)
+        self._advance(now_s)
+
+    def verified(self, interval: str, auditor: str, now_s: float, *, proven: bool, part: str = "") -> None:
+        """What came of `VerifyRecord`; ``part``: what is worst, as measured here."""
+        case = self._cases.get(interval)
+        if case is None or auditor not in case.verifying:
+            return
+        case.verifying.discard(auditor)
+        if proven and case.decision is None:
+            cause = Cause.WRONG_STATE if part not in ("", "output") else Cause.WRONG_OUTPUTS
+            self._truth[interval] = Truth.WRONG
+            record = case.words[auditor].record
+            self._decide(case, Decision(interval, Verdict.FAILED, f"{part or 'it'} is wrong", cause, record))
+        self._advance(now_s)
+
+    def unread(self, interval: str, auditor: str, now_s: float) -> None:
+        """The record cannot be had: as if that auditor had said nothing."""
+        case = self._cases.get(interval)
+        if case is not None and auditor in case.verifying:
+            case.verifying.discard(auditor)
+            case.words.pop(auditor, None)
+            self._advance(now_s)
+
+    def equivocated(self, statements: Iterable[str], evidence: str) -> None:
+        """A PNode signed both: the interval that a manifest names by either of them fails."""
+        for name in sorted(statements):
+            if self._verdict(name) not in (None, Verdict.FAILED, Verdict.UNVERIFIABLE):
+                reason = "its PNode signed two statements about one step"
+                self._found[name] = Decision(name, Verdict.FAILED, reason, Cause.WRONG_OUTPUTS, evidence)
+                self._truth[name] = Truth.WRONG
+        self._settle_accounts()
+
+    # What follows
+
+    def take(self) -> list[Action]:
+        """What is to be done since the last call, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """Everything that is decided and that no manifest shows yet, by the interval's place in the chain."""
+        made = {name: case.decision for name, case in self._cases.items() if case.decision is not None}
+        made |= self._again | self._found
+        return tuple(sorted(made.values(), key=lambda one: self._ledger.intervals[one.interval].number))
+
+    def waits(self, now_s: float) -> list[Wait]:
+        """Of every open interval: who has to act, and until when."""
+        return [wait_of(case, now_s) for case in self._cases.values()]
+
+    def doubts(self) -> list[Doubt]:
+        """Who is under doubt, and by whose word."""
+        found: list[Doubt] = []
+        for case in self._cases.values():
+            doubtful = sorted(name for name, report in case.words.items() if report.word is Word.DOUBT)
+            if doubtful and case.decision is None:
+                found.append(Doubt(case.interval.name, case.interval.pnode_id, doubtful[0], case.doubt_s))
+        return found
+
+    def check(self) -> None:
+        """Raises InvariantBroken unless the parts fit each other."""
+        busy = [asked.auditor for case in self._cases.values() for asked in case.tasks.values() if not asked.is_verifier]
+        if len(set(busy)) != len(busy):
+            raise InvariantBroken("an auditor has two tasks at once", code="bad_desk")
+        if {task_id for case in self._cases.values() for task_id in case.tasks} != self._tasks.keys():
+            raise InvariantBroken("a task belongs to no case", code="bad_desk")
+        for name, case in self._cases.items():
+            accused = case.interval.pnode_id
+            if accused in case.asked or accused in case.words or self._verdict(name) is not Verdict.OPEN:
+                raise InvariantBroken(f"the case of {name[:12]} is audited by its accused, or is not open", code="bad_desk")
+            if case.decision is not None and (case.tasks or case.decision.verdict not in SETTLED):
+                raise InvariantBroken(f"the case of {name[:12]} is decided and goes on", code="bad_desk")
+
+    # Inside
+
+    def _verdict(self, name: str) -> Verdict | None:
+        found = self._ledger.intervals.get(name)
+        return found.verdict if found is not None else None
+
+    def _close(self, name: str) -> None:
+        case = self._cases.pop(name)
+        for task_id in list(case.tasks):
+            self._end_task(case, task_id)
+        if case.bundle is not None:
+            self._bundles[name] = case.bundle
+            while len(self._bundles) > MAX_HEARD:
+                self._bundles.popitem(last=False)
+
+    def _end_task(self, case: Case, task_id: str) -> None:
+        del self._tasks[task_id]
+        self._late[task_id] = case.tasks.pop(task_id).auditor
+        while len(self._late) > MAX_LATE_TASKS:
+            self._late.popitem(last=False)
+
+    def _note(self, case: Case, report: Report, asked: Asked, now_s: float) -> None:
+        name = case.interval.name
+        case.words[report.auditor] = report
+        case.word_s = case.word_s or now_s
+        if report.word is Word.DOUBT:
+            case.doubt_s = case.doubt_s or now_s
+        if asked.is_verifier:
+            case.own.add(report.auditor)
+            if report.word is Word.PASS:
+                self._truth[name] = Truth.RIGHT
+        elif report.word in _FINDINGS:
+            self._num_heard += 1
+            self._heard.append(Heard(self._num_heard, report.auditor, name, _FINDINGS[report.word], case.is_repeated))
+            self._digests[name, report.auditor] = report.digest
+            for old in self._heard[:-MAX_HEARD]:
+                self._digests.pop((old.interval, old.auditor), None)
+            del self._heard[:-MAX_HEARD]
+        if report.word is Word.FAULT:
+            case.verifying.add(report.auditor)
+            self._actions.append(VerifyRecord(name, report.record, report.auditor, report.part))
+
+    def _decide(self, case: Case, decision: Decision) -> None:
+        case.decision = decision
+        for task_id in list(case.tasks):
+            self._end_task(case, task_id)
+        self._settle_accounts()
+
+    def _settle_accounts(self) -> None:
+        """Auditors whose word does not hold pay, and what passed on their word alone is audited again."""
+        if len(self._truth) > 2 * MAX_HEARD or not self._heard:
+            known = {one.interval for one in self._heard}
+            self._truth = {name: truth for name, truth in self._truth.items() if name in known}
+        for auditor, payment in sorted(payments(self._heard, self._truth).items()):
+            if auditor in self._paid:
+                continue
+            self._paid.add(auditor)
+            wrong = Finding.PASS if payment is Payment.WAVED_THROUGH else Finding.FAULT
+            untrue = Truth.WRONG if payment is Payment.WAVED_THROUGH else Truth.RIGHT
+            told = next(
+                one for one in self._heard
+                if (one.auditor, one.finding) == (auditor, wrong) and self._truth.get(one.interval) is untrue
+            )  # fmt: skip
+            evidence = self._digests.get((told.interval, auditor), "")
+            self._actions.append(Pay(auditor, payment, told.interval, evidence))
+            for name in audited_again(self._heard, self._truth, auditor):
+                if self._verdict(name) is Verdict.PASSED:
+                    self._again[name] = Decision(name, Verdict.OPEN, f"{auditor[:8]} passed it, and {payment.value}")
+
+    def _advance(self, now_s: float) -> None:
+        """Brings every case as far as it gets now."""
+        asks = ASKS_AT_ONCE
+        for case in self._cases.values():
+            if case.decision is not None:
+                continue
+            if case.bundle is None:
+                self._challenge(case, now_s)
+            elif not case.verifying:
+                asks -= self._audit(case, now_s, asks)
+
+    def _challenge(self, case: Case, now_s: float) -> None:
+        one = case.interval
+        if now_s >= case.until_s:
+            reason = f"its PNode showed no evidence within {CHALLENGE_S:.0f} s"
+            self._actions.append(Late(one.pnode_id, one.name))
+            self._decide(case, Decision(one.name, Verdict.UNVERIFIABLE, reason, Cause.UNVERIFIABLE))
+        elif now_s - case.challenged_s >= ASK_AGAIN_S:
+            case.challenged_s = now_s
+            self._actions.append(SendChallenge(one.name, one.vnode, one.replica, one.pnode_id, case.until_s))
+
+    def _audit(self, case: Case, now_s: float, asks: int) -> int:
+        """Decides the case, or asks whoever is still needed; returns how many were looked for."""
+        found = weighed(case, can_look=bool(self._people.verifiers))
+        if isinstance(found, Decision):
+            self._decide(case, found)
+            return 0
+        wanted, own_eyes = found
+        asked = 0
+        while len(case.tasks) < wanted and asked < asks and now_s >= case.until_s:
+            asked += 1
+            choice = self._choice(case, own_eyes=own_eyes)
+            if choice is None:
+                self._without(case, now_s)
+                break
+            self._send(case, choice, now_s)
+        return asked
+
+    def _choice(self, case: Case, *, own_eyes: bool) -> Choice | None:
+        people, one = self._people, case.interval
+        busy = {asked.auditor for other in self._cases.values() for asked in other.tasks.values()}
+        verifiers = [party for party in people.verifiers if party.node_id not in busy]
+        known = people.candidates.get(one.pnode_id)
+        accused = known.party if known is not None else Party(one.pnode_id)
+        subject = Subject(one.name, accused, people.involved.get(one.vnode, frozenset()), frozenset(case.asked))
+        free = () if own_eyes else [_free(item, busy) for item in people.candidates.values() if item.state is State.ACTIVE]
+        return choose(self._secret, subject, free, verifiers, self._separation)
+
+    def _send(self, case: Case, choice: Choice, now_s: float) -> None:
+        assert case.bundle is not None
+        name = case.interval.name
+        if not choice.is_verifier and task_of(self._secret, name, choice.node_id, len(case.asked)) is not Task.REAL:
+            case.is_repeated = True
+        task_id = self._draw_id()
+        until_s = now_s + (REAUDIT_S if case.doubt_s and not choice.is_verifier else AUDIT_S)
+        case.tasks[task_id] = Asked(choice.node_id, choice.is_verifier, until_s)
+        case.asked.add(choice.node_id)
+        self._tasks[task_id] = name
+        self._actions.append(
+            SendTask(task_id, name, case.interval.vnode, choice.node_id, choice.is_verifier, case.bundle, until_s, choice.reason)
+        )
+
+    def _without(self, case: Case, now_s: float) -> None:
+        """Nobody can audit it now: after a while what was said counts, and who only did not answer may be asked again."""
+        case.until_s = now_s + LOOK_S
+        if case.tasks:
+            return
+        case.asked = set(case.words)
+        if not case.words or now_s - case.word_s < GIVE_UP_S:
+            return
+        name = case.interval.name
+        if any(one.word is Word.UNVERIFIABLE for one in case.words.values()):
+            self._decide(
+                case, Decision(name, Verdict.UNVERIFIABLE, "its auditor could not, and nobody else is here", Cause.UNVERIFIABLE)
+            )
+        else:
+            self._decide(case, Decision(name, Verdict.PASSED, "nobody proved a fault, and nobody else is here"))
+
+
+def _free(candidate: Candidate, busy: set[str]) -> Candidate:
+    is_free = candidate.is_free and candidate.party.node_id not in busy
+    return candidate if is_free == candidate.is_free else Candidate(candidate.party, candidate.state, is_free)
