@@ -1,7 +1,7 @@
 """The rules of manifests, pure: which recorded checkpoints the next manifest names, which states it condemns, and why a record is refused.
 
 A manifest is whole: it has an entry for every VNode of its parent, and names only states that the caller found in the store with their size.
-Until audits exist every sane durable checkpoint counts as cleared (``audits = "none"``). What is condemned is never named again, and may be
+Where no audits are in force every sane durable checkpoint counts as cleared (``audits = "none"``). What is condemned is never named again, and may be
 deleted once the head names that manifest; nothing younger than a grant's lifetime is condemned, because its upload may just have been allowed.
 
 A manifest is bounded: every VNode has an equal share of `MANIFEST_BYTES`, so that no reader ever refuses what was written and no VNode with a lineage in
@@ -15,13 +15,20 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
+from dataservice.manifest_form import (
+    AUDITS_NONE,
+    CheckpointRecord,
+    Contribution,
+    Entry,
+    Manifest,
+    contribution_to_proto,
+    entry_to_proto,
+)
 from dcnr import limits
 from dcnr.ids import Digest
 from dcnr.intervals import IntervalSet
-from dcnr.v1 import common_pb2, model_pb2
+from dcnr.v1 import model_pb2
 
-AUDITS_NONE: Final = "none"
-UNAUDITED: Final = "unaudited"
 MAX_CONDEMNED: Final = 8_192
 """Digests remembered as condemned; beyond it the oldest whose objects are gone from the store are forgotten."""
 DIGEST_BYTES: Final = 66
@@ -30,69 +37,10 @@ ENVELOPE_BYTES: Final = 16 * limits.KIB
 """Kept free for the signature and for what a manifest says of itself."""
 MANIFEST_BYTES: Final = limits.MAX_MANIFEST_BYTES - ENVELOPE_BYTES - MAX_CONDEMNED * DIGEST_BYTES
 """For entries, contributions and retracted digests."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRecord:
-    """One durable checkpoint. Fields as in ``dcnr.v1.Checkpoint``; ``job_id`` and ``commit_digest`` are empty for checkpoint 0."""
-
-    vnode: str
-    replica: str
-    pnode_id: str
-    incarnation: int
-    digest: Digest
-    size_bytes: int
-    lineage: IntervalSet
-    step: int
-    parent_digest: str
-    commit_digest: str
-    epoch: int
-    job_id: str
-    recorded_unix_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A VNode's checkpoints: ``working`` newest first, at most the last few kept; ``cleared`` for serving."""
-
-    working: tuple[CheckpointRecord, ...]
-    cleared: CheckpointRecord | None
-
-
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """Batches that this manifest adds, and who learned them."""
-
-    vnode: str
-    replica: str
-    pnode_id: str
-    batches: IntervalSet
-    verdict: str = UNAUDITED
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """See ``dcnr.v1.Manifest``. ``entries`` is by VNode, sorted on the wire; ``condemned`` is in the order of condemning."""
-
-    network_id: str
-    model: str
-    number: int
-    parent_digest: str
-    job_id: str
-    epoch: int
-    holder: str
-    graph_digest: str
-    entries: Mapping[str, Entry]
-    retracted: tuple[Digest, ...] = ()
-    condemned: tuple[Digest, ...] = ()
-    contributions: tuple[Contribution, ...] = ()
-    audits: str = AUDITS_NONE
-
-    def named(self) -> frozenset[Digest]:
-        """Every state that this manifest names."""
-        return frozenset(
-            one.digest for entry in self.entries.values() for one in (*entry.working, *((entry.cleared,) if entry.cleared else ()))
-        )
+KEPT_AUDITED: Final = 5
+"""Working checkpoints named of a VNode where audits are in force: a replica with more than four open intervals learns no more."""
+VERDICT_BYTES: Final = 512 * limits.KIB
+"""Kept free for verdicts where audits are in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +73,21 @@ class Rules:
     """States that the parent names and that the store does not have any more: they are named no longer."""
     first: Mapping[str, CheckpointRecord] = field(default_factory=dict)
     """What the job began with, by VNode: named again where nothing else is left."""
+    audits: str = AUDITS_NONE
+    verdicts: tuple[Contribution, ...] = ()
+    """What was decided about intervals that the chain knows; written into the manifest as they are."""
+    is_due: bool = False
+    """A manifest is written even if no checkpoint is accepted."""
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether intervals are named whole, and what is cleared follows from the ledger instead of being everything."""
+        return self.audits != AUDITS_NONE
+
+    @property
+    def num_working(self) -> int:
+        """How many working checkpoints of a VNode are named at most."""
+        return KEPT_AUDITED if self.is_audited else limits.KEPT_WORKING_CHECKPOINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +119,7 @@ def next_manifest(
     ``learned``: by the digest of a state, who learned what on the way to it, where that was not all by its maker. Credited is what the parent does not hold.
     """
     entries = {vnode: without(entry, rules.lost, rules.first.get(vnode)) for vnode, entry in parent.entries.items()}
-    room = share_bytes(parent)
+    room = share_bytes(parent, VERDICT_BYTES if rules.is_audited else 0)
     accepted: list[CheckpointRecord] = []
     refused: list[Refusal] = []
     contributions: list[Contribution] = []
@@ -171,9 +134,13 @@ def next_manifest(
         before = entries[record.vnode]
         added = record.lineage - lineage_of(before, rules.job_id)
         everything = (Contribution(record.vnode, record.replica, record.pnode_id, record.lineage),)
-        credited = (replace(one, batches=one.batches & added) for one in learned.get(record.digest, everything))
-        new = sorted((one for one in credited if one.batches), key=lambda one: (one.replica, one.pnode_id))
-        entry = _fitting(record, before, new, room)
+        credited = (
+            one if one.interval else replace(one, batches=one.batches & added) for one in learned.get(record.digest, everything)
+        )
+        new = sorted(
+            (one for one in credited if one.batches or one.interval), key=lambda one: (one.replica, one.pnode_id, one.interval)
+        )
+        entry = _fitting(record, before, new, room, rules)
         if entry is None:
             refused.append(Refusal(record, "too_fragmented"))
             continue
@@ -192,11 +159,12 @@ def next_manifest(
         graph_digest=rules.graph_digest,
         entries=entries,
         retracted=parent.retracted,
-        contributions=tuple(contributions),
-        audits=parent.audits,
+        contributions=(*rules.verdicts, *contributions),
+        audits=rules.audits,
+        fences=parent.fences if rules.is_audited else {},
     )
     condemned = condemn(manifest, parent.condemned, rules)
-    if not accepted and condemned == parent.condemned and entries == parent.entries:
+    if not accepted and not rules.verdicts and not rules.is_due and condemned == parent.condemned and entries == parent.entries:
         return Outcome(None, (), tuple(refused))
     return Outcome(replace(manifest, condemned=condemned), tuple(accepted), tuple(refused))
 
@@ -244,17 +212,20 @@ def without(entry: Entry, lost: frozenset[Digest], first: CheckpointRecord | Non
     return Entry(working, working[0] if entry.cleared is not None and entry.cleared.digest in lost else entry.cleared)
 
 
-def share_bytes(manifest: Manifest) -> int:
+def share_bytes(manifest: Manifest, reserved_bytes: int = 0) -> int:
     """What one VNode's entry and contribution may take of any successor of ``manifest``."""
-    return (MANIFEST_BYTES - DIGEST_BYTES * len(manifest.retracted)) // max(1, len(manifest.entries))
+    return (MANIFEST_BYTES - reserved_bytes - DIGEST_BYTES * len(manifest.retracted)) // max(1, len(manifest.entries))
 
 
-def _fitting(record: CheckpointRecord, before: Entry, contributions: Sequence[Contribution], room: int) -> Entry | None:
+def _fitting(
+    record: CheckpointRecord, before: Entry, contributions: Sequence[Contribution], room: int, rules: Rules
+) -> Entry | None:
     """The entry with ``record`` as its newest and as many older ones as fit, at most the last few; None if not even it fits alone."""
-    for kept in range(limits.KEPT_WORKING_CHECKPOINTS - 1, -1, -1):
-        entry = Entry((record, *before.working[:kept]), cleared=record)
+    cleared = before.cleared if rules.is_audited else record
+    for kept in range(rules.num_working - 1, -1, -1):
+        entry = Entry((record, *before.working[:kept]), cleared)
         alone = model_pb2.Manifest(
-            entries=[_entry_to_proto(record.vnode, entry)], contributions=[_contribution_to_proto(one) for one in contributions]
+            entries=[entry_to_proto(record.vnode, entry)], contributions=[contribution_to_proto(one) for one in contributions]
         )
         if alone.ByteSize() <= room:
             return entry
@@ -287,110 +258,3 @@ def lineage_of(entry: Entry, job_id: str) -> IntervalSet:
     """What is durable of a VNode in that job: a later job starts from an empty lineage."""
     newest = entry.working[0] if entry.working else None
     return newest.lineage if newest is not None and newest.job_id == job_id else IntervalSet.empty()
-
-
-def to_proto(manifest: Manifest) -> model_pb2.Manifest:
-    """As it travels."""
-    message = model_pb2.Manifest(
-        network_id=manifest.network_id,
-        model=manifest.model,
-        number=manifest.number,
-        parent_digest=manifest.parent_digest,
-        job_id=manifest.job_id,
-        epoch=manifest.epoch,
-        holder=manifest.holder,
-        graph_digest=manifest.graph_digest,
-        retracted=manifest.retracted,
-        condemned=manifest.condemned,
-        audits=manifest.audits,
-    )
-    message.entries.extend(_entry_to_proto(vnode, entry) for vnode, entry in sorted(manifest.entries.items()))
-    message.contributions.extend(_contribution_to_proto(one) for one in manifest.contributions)
-    return message
-
-
-def from_proto(message: model_pb2.Manifest) -> Manifest:
-    """A manifest whose envelope was verified. Raises Corrupt for interval sets that are not canonical."""
-    return Manifest(
-        network_id=message.network_id,
-        model=message.model,
-        number=message.number,
-        parent_digest=message.parent_digest,
-        job_id=message.job_id,
-        epoch=message.epoch,
-        holder=message.holder,
-        graph_digest=message.graph_digest,
-        entries={
-            entry.vnode: Entry(
-                tuple(record_from_proto(one) for one in entry.working),
-                record_from_proto(entry.cleared) if entry.HasField("cleared") else None,
-            )
-            for entry in message.entries
-        },
-        retracted=tuple(map(Digest, message.retracted)),
-        condemned=tuple(map(Digest, message.condemned)),
-        contributions=tuple(
-            Contribution(one.vnode, one.replica, one.pnode_id, _set_from_proto(one.batches), one.verdict)
-            for one in message.contributions
-        ),
-        audits=message.audits,
-    )
-
-
-def record_from_proto(message: model_pb2.Checkpoint) -> CheckpointRecord:
-    """One checkpoint. Raises Corrupt for a lineage that is not canonical."""
-    return CheckpointRecord(
-        vnode=message.vnode,
-        replica=message.replica,
-        pnode_id=message.pnode_id,
-        incarnation=message.incarnation,
-        digest=Digest(message.digest),
-        size_bytes=message.size_bytes,
-        lineage=_set_from_proto(message.lineage),
-        step=message.step,
-        parent_digest=message.parent_digest,
-        commit_digest=message.commit_digest,
-        epoch=message.epoch,
-        job_id=message.job_id,
-        recorded_unix_ms=message.recorded_unix_ms,
-    )
-
-
-def _entry_to_proto(vnode: str, entry: Entry) -> model_pb2.ManifestEntry:
-    return model_pb2.ManifestEntry(
-        vnode=vnode,
-        working=[_checkpoint_to_proto(one) for one in entry.working],
-        cleared=_checkpoint_to_proto(entry.cleared) if entry.cleared else None,
-    )
-
-
-def _contribution_to_proto(one: Contribution) -> model_pb2.Contribution:
-    return model_pb2.Contribution(
-        vnode=one.vnode, replica=one.replica, pnode_id=one.pnode_id, batches=_set_to_proto(one.batches), verdict=one.verdict
-    )
-
-
-def _checkpoint_to_proto(record: CheckpointRecord) -> model_pb2.Checkpoint:
-    return model_pb2.Checkpoint(
-        vnode=record.vnode,
-        digest=record.digest,
-        size_bytes=record.size_bytes,
-        lineage=_set_to_proto(record.lineage),
-        replica=record.replica,
-        pnode_id=record.pnode_id,
-        incarnation=record.incarnation,
-        step=record.step,
-        parent_digest=record.parent_digest,
-        commit_digest=record.commit_digest,
-        epoch=record.epoch,
-        recorded_unix_ms=record.recorded_unix_ms,
-        job_id=record.job_id,
-    )
-
-
-def _set_to_proto(batches: IntervalSet) -> common_pb2.IntervalSet:
-    return common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=first, end=end) for first, end in batches.pairs()])
-
-
-def _set_from_proto(message: common_pb2.IntervalSet) -> IntervalSet:
-    return IntervalSet.from_pairs((one.first, one.end) for one in message.intervals)

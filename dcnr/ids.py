@@ -81,3 +81,8 @@ def check_replica_id(text: object) -> ReplicaId:
 def vnode_of(replica: ReplicaId) -> VNodeId:
     """The VNode that a replica is a copy of."""
     return VNodeId(replica.rsplit(".", 1)[0])
+
+
+def number_of(replica: str) -> int:
+    """The number of a replica: it only grows in a model, and no number is given twice."""
+    return int(replica.rpartition(".")[2])

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from dataservice import keys
-from dataservice.manifests import Contribution
+from dataservice.manifest_form import Contribution
 from dcnr.errors import Corrupt, NotFound, Refused, Unavailable
-from dcnr.ids import digest_of
+from dcnr.ids import digest_of, number_of
 from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock, ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
-from orchestrator.ancestry import Ancestry, contributions_of
+from orchestrator.ancestry import Ancestry, contributions_of, intervals_of
 from orchestrator.jobs import intervals
 from orchestrator.states import StateCheck
 from orchestrator.view import JobFacts, ModelView
@@ -31,14 +31,17 @@ MAX_ANCESTORS: Final = 4096
 MAX_KNOWN: Final = 16_384
 STATE_MISSING: Final = "state_missing"
 """Code of the one refusal that an upload cures."""
+FENCED: Final = "fenced"
+"""Code of what a replica brings that holds what was taken back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A checkpoint that may be named, and who learned what since the state from which its ancestry was followed."""
+    """A checkpoint that may be named, and who learned what since the state ``base``, from which its ancestry was followed."""
 
     checkpoint: model_pb2.Checkpoint
     contributions: tuple[Contribution, ...]
+    base: str = ""
 
 
 class CheckpointJudge:
@@ -68,7 +71,7 @@ class CheckpointJudge:
             or found.delegation.pnode_id != checkpoint.pnode_id
         ):
             raise Refused("the commit is not about this checkpoint", code="wrong_commit")
-        ancestry = await self._ancestry(view, place, found)
+        ancestry = await self._ancestry(view, place, found, checkpoint.commit_digest)
         lineage = ancestry.lineage
         claimed = intervals(checkpoint.lineage)
         if claimed != lineage or len(lineage) != checkpoint.step:
@@ -82,7 +85,7 @@ class CheckpointJudge:
         if self._looked_at.get(checkpoint.digest) != checkpoint.commit_digest:  # the same record is repeated until it is named
             await self._check_state(view, checkpoint, job)
         self._remember(checkpoint, ancestry)
-        return Judged(checkpoint, ancestry.contributions)
+        return Judged(checkpoint, ancestry.contributions, ancestry.base)
 
     def _remember(self, checkpoint: model_pb2.Checkpoint, ancestry: Ancestry) -> None:
         self._known[(checkpoint.job_id, checkpoint.vnode, checkpoint.digest)] = ancestry
@@ -103,20 +106,26 @@ class CheckpointJudge:
         good = [*_named(view.manifest, checkpoint.vnode), *_named(view.beginning, checkpoint.vnode)]
         await self._states.check(view.model, checkpoint, good, job)
 
-    async def _ancestry(self, view: ModelView, place: Place, newest: VerifiedCommit) -> Ancestry:
+    async def _ancestry(self, view: ModelView, place: Place, newest: VerifiedCommit, commit_digest: str) -> Ancestry:
         """What follows from the commit and its ancestors."""
-        chain: list[tuple[Contribution, ...]] = []
-        current = newest
+        chain: list[tuple[str, VerifiedCommit]] = []
+        digest, current = commit_digest, newest
         while True:
-            chain.append(tuple(contributions_of(current, place)))
+            chain.append((digest, current))
             known = self._known_at(view, place, current.commit.parent_digest)
             if known is not None:
                 break
             if len(chain) > MAX_ANCESTORS or not current.commit.parent_commit:
                 raise Refused("its ancestry does not lead to a known state", code="unknown_ancestor")
+            digest = current.commit.parent_commit
             current = await self._parent(place, current.commit)
-        for contributions in reversed(chain):
-            known = known.after(contributions)
+        chain.reverse()
+        if view.chain is None:
+            return known.after(one for _, found in chain for one in contributions_of(found, place))
+        known = known.after(intervals_of(chain, place))
+        for one in known.contributions:
+            if is_fenced(view, one.vnode, one.replica):
+                raise Refused(f"{one.replica} may hold what was taken back: nothing that it learned counts", code=FENCED)
         return known
 
     async def _parent(self, place: Place, commit: model_pb2.Commit) -> VerifiedCommit:
@@ -135,13 +144,19 @@ class CheckpointJudge:
     def _known_at(self, view: ModelView, place: Place, digest: str) -> Ancestry | None:
         """What is known of that state: judged before, named by the manifest, which has credited it already, or what the job began with."""
         known = self._known.get((place.job_id, place.vnode, digest))
+        if view.chain is not None:
+            on_line = view.chain.checkpoints.get(digest)
+            if on_line is not None and on_line.job_id == place.job_id and on_line.vnode == place.vnode:
+                return Ancestry(intervals(on_line.lineage), base=digest)
+            if known is not None and known.base not in view.chain.checkpoints:
+                known = None  # it led to a state that was taken back or is lost: followed anew to one that counts
         if known is not None or not digest:
             return known
         for checkpoint in _named(view.manifest, place.vnode):
             if checkpoint.digest == digest and checkpoint.job_id == place.job_id:
-                return Ancestry(intervals(checkpoint.lineage))
+                return Ancestry(intervals(checkpoint.lineage), base=digest)
         begun = _named(view.beginning, place.vnode)
-        return Ancestry(IntervalSet.empty()) if begun and begun[0].digest == digest else None
+        return Ancestry(IntervalSet.empty(), base=digest) if begun and begun[0].digest == digest else None
 
 
 def named(view: ModelView, checkpoint: model_pb2.Checkpoint) -> bool:
@@ -159,6 +174,14 @@ def named(view: ModelView, checkpoint: model_pb2.Checkpoint) -> bool:
 def condemned(view: ModelView, digest: str) -> bool:
     """Whether that state may never be named again."""
     return view.manifest is not None and (digest in view.manifest.condemned or digest in view.manifest.retracted)
+
+
+def is_fenced(view: ModelView, vnode: str, replica: str) -> bool:
+    """Whether that replica holds what was taken back, or may: the manifest under the head says from which number on replicas do not."""
+    first = (
+        next((int(one.first_replica) for one in view.manifest.fences if one.vnode == vnode), 0) if view.manifest is not None else 0
+    )
+    return number_of(replica) < first
 
 
 def _check_primary(plan: model_pb2.Plan, checkpoint: model_pb2.Checkpoint) -> None:

@@ -21,6 +21,7 @@ from orchestrator.checkpoints import Judged
 from orchestrator.contribution import Contributions
 from orchestrator.desired import desired_states
 from orchestrator.documents import open_end, put_all, put_once, sealed
+from orchestrator.drawing import Drawing
 from orchestrator.exits import ExitBook
 from orchestrator.head_loop import HeadLoop
 from orchestrator.history import History
@@ -71,14 +72,14 @@ class Decider:
     def __init__(
         self, *, key: NodeKey, policy: NetworkPolicy, store: ObjectStore, clock: Clock, loop: HeadLoop, view: Callable[[], ModelView | None],
         jobs: JobBook, jobs_read_at: Callable[[], float], inventory: Inventory, nodes_changed: Signal, exits: ExitBook, history: History,
-        plan_policy: PlanPolicy, loader: ViewLoader,
+        plan_policy: PlanPolicy, loader: ViewLoader, drawing: Drawing,
     ) -> None:  # fmt: skip
         self._key, self._policy, self._store, self._clock, self._loop = key, policy, store, clock, loop
         self._view, self._jobs, self._jobs_read_at = view, jobs, jobs_read_at
         self._inventory, self._nodes_changed, self._exits, self._history = inventory, nodes_changed, exits, history
         self._planner = Planner(plan_policy)
         self._term: _Term | None = None
-        self.naming = Naming(key=key, store=store, clock=clock, loader=loader, history=history)
+        self.naming = Naming(key=key, store=store, clock=clock, loader=loader, history=history, drawing=drawing)
         self._emptied: set[tuple[str, str]] = set()
         self._seen_ends: set[str] = set()
         self._contributions = Contributions()

@@ -11,26 +11,21 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from dataservice import keys
-from dataservice.manifests import (
-    CheckpointRecord,
-    Outcome,
-    Rules,
-    StoredState,
-    from_proto,
-    next_manifest,
-    record_from_proto,
-    to_proto,
-)
+from dataservice.manifest_form import CheckpointRecord, from_proto, record_from_proto, to_proto
+from dataservice.manifests import Outcome, Rules, StoredState, next_manifest
 from dcnr import limits
 from dcnr.errors import InvariantBroken
 from dcnr.ids import Digest
 from dcnr.ports import Clock, ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator import retention
+from orchestrator.audited import audited_manifest
 from orchestrator.checkpoints import Judged, named
 from orchestrator.documents import Stored, put_all, sealed
+from orchestrator.drawing import Drawing
 from orchestrator.history import History
 from orchestrator.jobs import JobRecord
+from orchestrator.verdicts import BACK, Decision, Taken, Verdicts, behind_of, news, take
 from orchestrator.view import ModelView, ViewLoader
 from trust.identity import NodeKey
 
@@ -54,7 +49,12 @@ WORDS: Final[Mapping[str, str]] = {
 class Naming:
     """See the module."""
 
-    def __init__(self, *, key: NodeKey, store: ObjectStore, clock: Clock, loader: ViewLoader, history: History) -> None:
+    def __init__(
+        self, *, key: NodeKey, store: ObjectStore, clock: Clock, loader: ViewLoader, history: History, drawing: Drawing,
+    ) -> None:  # fmt: skip
+        self.verdicts: Verdicts = lambda _view: ()
+        """What the audit desk has decided; the desk puts itself here."""
+        self._drawing = drawing
         self._key, self._store, self._clock, self._loader, self._history = key, store, clock, loader, history
         self._pending: dict[tuple[str, str], Judged] = {}
         self._taken: list[Judged] = []
@@ -97,7 +97,8 @@ class Naming:
             await self._look(view, list(self._missed))
         lost = frozenset(Digest(digest) for (_, digest), looks in self._missed.items() if looks >= LOST_LOOKS)
         sweep = now - self._swept_at >= sweep_s
-        if not sweep and not lost and (not self._pending or now - self._manifested_at < MANIFEST_S):
+        decisions = news(view.chain, self.verdicts(view)) if view.chain is not None else []
+        if not sweep and not lost and (not (self._pending or decisions) or now - self._manifested_at < MANIFEST_S):
             return None
         wall_ms = int(self._clock.wall() * 1000)
         self._taken = list(self._pending.values())
@@ -122,9 +123,7 @@ class Naming:
             primaries=primaries, stored=stored, now_unix_ms=wall_ms, grant_lifetime_ms=grant_lifetime_s * 1000, kept=kept, lost=lost,
             first=_first(view),
         )  # fmt: skip
-        records = [record_from_proto(one) for one in checkpoints]
-        learned = {Digest(item.checkpoint.digest): item.contributions for item in self._taken}
-        outcome = next_manifest(from_proto(view.manifest), view.head.manifest_digest, records, rules, learned)
+        outcome = await self._outcome(view, view.manifest, rules, decisions)
         self._tell(view, outcome, lost)
         if outcome.manifest is None:
             self.done()
@@ -134,6 +133,29 @@ class Naming:
             raise InvariantBroken(f"a manifest of {len(made.data)} bytes, which no reader takes", code="manifest_too_large")
         await put_all(self._store, [(keys.manifest(view.model, made.digest), made.data)])
         return made
+
+    async def _outcome(self, view: ModelView, manifest: model_pb2.Manifest, rules: Rules, decisions: Sequence[Decision]) -> Outcome:
+        """By the rules of a network with audits, or without."""
+        parent, digest = from_proto(manifest), view.head.manifest_digest
+        if view.chain is None or view.job is None:
+            records = [record_from_proto(item.checkpoint) for item in self._taken]
+            learned = {Digest(item.checkpoint.digest): item.contributions for item in self._taken}
+            return next_manifest(parent, digest, records, rules, learned)
+        taken = Taken()
+        if decisions:
+            going_back = decisions[-1].verdict in BACK
+            kept = await self._can_return_to(view, manifest, rules) if going_back else frozenset()
+            taken = take(view.chain.ledger, decisions, behind_of(view.job.costs), kept, rules.now_unix_ms)
+        next_replica = int(view.plan.next_replica) if view.plan is not None else 0
+        return audited_manifest(
+            view.chain, parent, digest, self._taken, taken, rules, lambda one: self._drawing.verdict(view, one), next_replica
+        )
+
+    async def _can_return_to(self, view: ModelView, manifest: model_pb2.Manifest, rules: Rules) -> frozenset[str]:
+        """States that are in the store and stay there, and what the job began with."""
+        stored = await retention.stored_states(self._store, view.model, [entry.vnode for entry in manifest.entries])
+        first = {str(one.digest) for one in rules.first.values()}
+        return frozenset({str(one.digest) for one in stored} - set(manifest.condemned) - set(map(str, rules.lost)) | first)
 
     def done(self) -> None:
         """The head names what `next` returned."""

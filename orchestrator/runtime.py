@@ -15,6 +15,7 @@ from dcnr.v1 import data_pb2, identity_pb2, model_pb2
 from orchestrator.checkpoints import STATE_MISSING, CheckpointJudge, condemned, named
 from orchestrator.decider import Decider
 from orchestrator.documents import open_head, sealed
+from orchestrator.drawing import Drawing
 from orchestrator.exits import ExitBook
 from orchestrator.head import HeadCore
 from orchestrator.head_events import HeadInstruction, HeadSeen, HeadTimes, StoreWentBack, TermGained, TermLost
@@ -26,9 +27,10 @@ from orchestrator.jobs import intervals_message
 from orchestrator.offers import PlanPolicy
 from orchestrator.signal import Signal
 from orchestrator.view import ModelView, ViewLoader
+from trust.draw import Secret
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
-from trust.trusted import OwnList
+from trust.trusted import OwnList, is_trusted
 
 JOBS_READ_S: Final = 1.0
 JOBS_READ_IDLE_S: Final = 4.0
@@ -57,9 +59,15 @@ class Shared:
     plan_policy: PlanPolicy = field(default_factory=PlanPolicy)
     trusted: OwnList = field(default_factory=OwnList)
     """PNodes that the operator's own file trusts."""
+    draw_secret: Secret | None = None
+    """What this orchestrator draws audits with; needed where they are in force."""
     nodes_changed: Signal = field(default_factory=Signal)
     news: Signal = field(default_factory=Signal)
     """Fires whenever anything that streams show may have changed."""
+
+    def trusts(self, node_id: str) -> bool:
+        """Whether that PNode is checked less at the moment."""
+        return is_trusted(self.policy, self.trusted, node_id, self.clock.wall())
 
 
 class ModelRuntime:
@@ -90,10 +98,11 @@ class ModelRuntime:
         self.loop = HeadLoop(
             core, shared.store, keys.head(model), shared.clock, self._on_news, request_timeout_s=shared.times.request_timeout_s
         )
+        self.drawing = Drawing(shared.draw_secret, shared.policy, shared.clock, shared.trusts)
         self.decider = Decider(
             key=shared.key, policy=shared.policy, store=shared.store, clock=shared.clock, loop=self.loop, view=lambda: self.view,
             jobs=self.jobs, jobs_read_at=lambda: self._jobs_read_at, inventory=shared.inventory, nodes_changed=shared.nodes_changed,
-            exits=self.exits, history=shared.history, plan_policy=shared.plan_policy, loader=self.loader,
+            exits=self.exits, history=shared.history, plan_policy=shared.plan_policy, loader=self.loader, drawing=self.drawing,
         )  # fmt: skip
 
     @property

@@ -39,6 +39,7 @@ from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ViewLoader
 from trust.addresses import join_address
+from trust.draw_secret import load_or_create_secret
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 from trust.session import RandomBytes
@@ -51,6 +52,7 @@ MAX_MODELS: Final = 16
 RESTART_S: Final = 2.0
 STOP_GRACE_S: Final = 1.0
 PROBE_RETRY_S: Final = 1.0
+DRAW_FILE: Final = "draw.key"
 SOFTWARE: Final = f"dcnr {__version__}"
 _log = structlog.get_logger("orchestrator")
 
@@ -133,8 +135,10 @@ async def run_orchestrator(
         history = History(home / "history.db", key.node_id, clock)
         await history.open()
         try:
-            rules = PlanPolicy(keeps_apart=not policy.single_host)
-            shared = Shared(key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted, plan_policy=rules)
+            shared = Shared(
+                key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted,
+                plan_policy=PlanPolicy(keeps_apart=not policy.single_host), draw_secret=load_or_create_secret(home / DRAW_FILE, random_bytes),
+            )  # fmt: skip
             await _serve(settings, home, shared, store, proxy_uploads, rng, random_bytes, stop, on_ready)
         finally:
             await history.close()

@@ -21,6 +21,7 @@ from dcnr.ports import Clock, ObjectStore
 from dcnr.specs import Registry
 from dcnr.stages import Stage
 from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator.chain import Chain, ChainReader
 from orchestrator.costs import StageCost, stage_costs
 from orchestrator.delivery import DesiredReader
 from orchestrator.documents import get_exact, open_manifest, open_plan
@@ -68,6 +69,8 @@ class ModelView:
     """What the job began with, as far as it could be read."""
     hosted: Mapping[str, tuple[model_pb2.Assignment, ...]] = field(default_factory=dict)
     """The plan's assignments by PNode."""
+    chain: Chain | None = None
+    """What the manifests of the job say of intervals; None where audits are not in force for it."""
     _durable: dict[str, tuple[model_pb2.Manifest, Mapping[str, IntervalSet]]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -113,6 +116,7 @@ class ViewLoader:
         self._manifests: OrderedDict[str, tuple[model_pb2.Manifest, bytes]] = OrderedDict()
         self._jobs: OrderedDict[tuple[str, str], JobFacts] = OrderedDict()
         self._desired = DesiredReader(store, policy, clock)
+        self._chains = ChainReader()
 
     async def load(self, model: str, head: model_pb2.Head, head_bytes: bytes) -> ModelView:
         """The view under ``head``. Raises Unavailable (try again), NotFound or Corrupt (an object under the head is missing or wrong)."""
@@ -122,8 +126,9 @@ class ViewLoader:
         job = await self._job_or_none(model, job_id) if job_id else None
         hosted = _by_pnode(plan) if plan is not None else {}
         beginning = await self._manifest_or_none(model, job.request.initial_manifest_digest) if job is not None else None
+        chain = await self._chain(model, head.manifest_digest, job) if job is not None and beginning is not None else None
         now = self._clock.monotonic()
-        return ModelView(model, head, head_bytes, plan, plan_bytes, manifest, manifest_bytes, job, now, beginning, hosted)
+        return ModelView(model, head, head_bytes, plan, plan_bytes, manifest, manifest_bytes, job, now, beginning, hosted, chain)
 
     async def plan(self, model: str, digest: str) -> tuple[model_pb2.Plan, bytes]:
         """A plan by its digest."""
@@ -169,6 +174,15 @@ class ViewLoader:
             return (await self.manifest(model, digest))[0]
         except (Corrupt, Refused, InvalidInput, NotFound):
             return None
+
+    async def _chain(self, model: str, newest: str, job: JobFacts) -> Chain | None:
+        if not self._policy.audits_drawn or not newest:
+            return None
+
+        async def read(digest: str) -> model_pb2.Manifest:
+            return (await self.manifest(model, digest))[0]
+
+        return await self._chains.chain(newest, job.request.initial_manifest_digest, read)
 
     async def _job_or_none(self, model: str, job_id: str) -> JobFacts | None:
         try:

@@ -1,8 +1,9 @@
 """The ledger and everybody's standing as a chain of manifests gives them: read from the oldest on, and the first entry that cannot be is named. Pure.
 
 A contribution whose interval is new says what the draw said, and belongs to the checkpoint that the same manifest names newest of its VNode. One whose interval
-is known changes its verdict. What a manifest retracts leaves its line. So a process with an empty disk, or one that distrusts its holder, finds the same as
-everybody.
+is known changes its verdict; with the verdict that it has it is taken up again, since the checkpoint that brought it was lost or left aside: it belongs to its
+VNode's newest checkpoint from now on. What a manifest retracts leaves its line. So a process with an empty disk, or one that distrusts its holder, finds the
+same as everybody.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ AUDITS_DRAWN: Final = "drawn"
 """What ``Manifest.audits`` says where audits are in force."""
 FIRST: Final = frozenset((Verdict.OPEN, Verdict.SPARED))
 """What the draw can say."""
+STANDING: Final = FIRST | {Verdict.PASSED}
+"""With such a verdict an interval can be part of a checkpoint."""
 NEXT: Final[Mapping[Verdict, frozenset[Verdict]]] = {
     Verdict.OPEN: frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE, Verdict.VOID, Verdict.DROPPED)),
     Verdict.SPARED: frozenset((Verdict.FAILED, Verdict.VOID, Verdict.DROPPED)),
@@ -64,6 +67,29 @@ class _Reading:
     told: list[Told] = field(default_factory=list)
 
 
+class Folding:
+    """A chain that is read manifest by manifest; each verified by the caller, the first is what the job began with."""
+
+    def __init__(self, first: model_pb2.Manifest) -> None:
+        self._reading = _Reading({entry.vnode: [Named(entry.working[0].digest, ())] for entry in first.entries if entry.working})
+
+    def read(self, manifest: model_pb2.Manifest) -> None:
+        """The next one. Raises Corrupt (``bad_ledger``), naming manifest and entry; this object is of no use then."""
+        try:
+            _read(self._reading, manifest)
+        except (Corrupt, InvalidInput) as error:
+            raise Corrupt(f"manifest {manifest.number}: {error.message}", code="bad_ledger") from error
+
+    def chronicle(self, stored: Collection[str] | None = None) -> Chronicle:
+        """What was read until now. ``stored``: digests of the states that are still in the store; None: not asked."""
+        reading = self._reading
+        lines = {
+            vnode: tuple(line) if stored is None else tuple(replace(one, is_kept=one.digest in stored) for one in line)
+            for vnode, line in reading.lines.items()
+        }
+        return Chronicle(Ledger(lines, dict(reading.intervals)), tuple(reading.told))
+
+
 def chronicle_of(manifests: Sequence[model_pb2.Manifest], stored: Collection[str]) -> Chronicle:
     """What these manifests of one job say, oldest first, each verified by the caller; the first is what the job began with.
 
@@ -71,20 +97,15 @@ def chronicle_of(manifests: Sequence[model_pb2.Manifest], stored: Collection[str
     """
     if not manifests:
         raise Corrupt("a ledger begins with a manifest", code="bad_ledger")
-    beginnings = {entry.vnode: [Named(entry.working[0].digest, ())] for entry in manifests[0].entries if entry.working}
-    reading = _Reading(beginnings)
+    folding = Folding(manifests[0])
     for manifest in manifests[1:]:
-        try:
-            _read(reading, manifest)
-        except (Corrupt, InvalidInput) as error:
-            raise Corrupt(f"manifest {manifest.number}: {error.message}", code="bad_ledger") from error
-    lines = {vnode: tuple(replace(one, is_kept=one.digest in stored) for one in line) for vnode, line in reading.lines.items()}
-    ledger = Ledger(lines, reading.intervals)
+        folding.read(manifest)
+    chronicle = folding.chronicle(stored)
     try:
-        ledger.check()
+        chronicle.ledger.check()
     except InvariantBroken as error:
         raise Corrupt(error.message, code="bad_ledger") from error
-    return Chronicle(ledger, tuple(reading.told))
+    return chronicle
 
 
 def standings_of(
@@ -124,9 +145,14 @@ def _read(reading: _Reading, manifest: model_pb2.Manifest) -> None:
     if manifest.audits != AUDITS_DRAWN:
         raise Corrupt(f"audits are {manifest.audits!r:.20} in it", code="bad_ledger")
     fresh: dict[str, list[str]] = {}
+    carried: list[tuple[str, str]] = []
     for one in manifest.contributions:
         name = check_digest(one.interval)
-        if name in reading.intervals:
+        before = reading.intervals.get(name)
+        if before is not None and before.verdict.value == one.verdict:
+            _check_same(before, one)
+            carried.append((one.vnode, name))
+        elif before is not None:
             _change(reading, name, one)
         else:
             _begin(reading, name, one)
@@ -134,6 +160,10 @@ def _read(reading: _Reading, manifest: model_pb2.Manifest) -> None:
     retracted = set(manifest.retracted)
     for vnode, line in reading.lines.items():
         reading.lines[vnode] = [one for one in line if one.digest not in retracted]
+    for vnode, again in carried:
+        if any(again in one.intervals for one in reading.lines.get(vnode, ())) or reading.intervals[again].verdict not in STANDING:
+            raise Corrupt(f"interval {again[:12]} is told twice alike", code="bad_ledger")
+        fresh.setdefault(vnode, []).append(again)
     _name(reading, manifest.entries, fresh)
 
 
@@ -151,9 +181,7 @@ def _begin(reading: _Reading, name: str, one: model_pb2.Contribution) -> None:
 
 def _change(reading: _Reading, name: str, one: model_pb2.Contribution) -> None:
     before, verdict = reading.intervals[name], _verdict(one)
-    same = (one.vnode, one.replica, one.pnode_id, _batches(one)) == (before.vnode, before.replica, before.pnode_id, before.batches)
-    if not same:
-        raise Corrupt(f"interval {name[:12]} is another than before", code="bad_ledger")
+    _check_same(before, one)
     if verdict not in NEXT[before.verdict]:
         raise Corrupt(f"interval {name[:12]} was {before.verdict.value} and becomes {verdict.value}", code="bad_ledger")
     if verdict is Verdict.FAILED and not one.evidence:
@@ -161,6 +189,12 @@ def _change(reading: _Reading, name: str, one: model_pb2.Contribution) -> None:
     reading.intervals[name] = replace(before, verdict=verdict)
     committed_s = reading.committed_s[name]
     reading.told.append(Told(one.pnode_id, name, verdict, one.decided_unix_ms / 1000, committed_s, one.evidence))
+
+
+def _check_same(before: Interval, one: model_pb2.Contribution) -> None:
+    same = (one.vnode, one.replica, one.pnode_id, _batches(one)) == (before.vnode, before.replica, before.pnode_id, before.batches)
+    if not same:
+        raise Corrupt(f"interval {before.name[:12]} is another than before", code="bad_ledger")
 
 
 def _name(reading: _Reading, entries: Iterable[model_pb2.ManifestEntry], fresh: Mapping[str, Sequence[str]]) -> None:

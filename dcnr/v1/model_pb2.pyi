@@ -1402,6 +1402,32 @@ class Contribution(_message.Message):
 Global___Contribution: _TypeAlias = Contribution  # noqa: Y015
 
 @_typing.final
+class Fence(_message.Message):
+    """Replicas that hold what was taken back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VNODE_FIELD_NUMBER: _builtins.int
+    FIRST_REPLICA_FIELD_NUMBER: _builtins.int
+    vnode: _builtins.str
+    """of which VNode"""
+    first_replica: _builtins.int
+    """nothing that a replica of a lower number learned is named any more, and the next plan has others"""
+    def __init__(
+        self,
+        *,
+        vnode: _builtins.str = ...,
+        first_replica: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_replica", b"first_replica", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fence: _TypeAlias = Fence  # noqa: Y015
+
+@_typing.final
 class Manifest(_message.Message):
     """Names each VNode's checkpoints, whole or not at all (domain MANIFEST). Immutable."""
 
@@ -1420,6 +1446,7 @@ class Manifest(_message.Message):
     CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
     AUDITS_FIELD_NUMBER: _builtins.int
     GRAPH_DIGEST_FIELD_NUMBER: _builtins.int
+    FENCES_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -1454,6 +1481,10 @@ class Manifest(_message.Message):
     def contributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Contribution]:
         """news against the parent"""
 
+    @_builtins.property
+    def fences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fence]:
+        """the newest of each VNode in this job, sorted by VNode"""
+
     def __init__(
         self,
         *,
@@ -1470,10 +1501,11 @@ class Manifest(_message.Message):
         contributions: _abc.Iterable[Global___Contribution] | None = ...,
         audits: _builtins.str = ...,
         graph_digest: _builtins.str = ...,
+        fences: _abc.Iterable[Global___Fence] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits", "condemned", b"condemned", "contributions", b"contributions", "entries", b"entries", "epoch", b"epoch", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "model", b"model", "network_id", b"network_id", "number", b"number", "parent_digest", b"parent_digest", "retracted", b"retracted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits", "condemned", b"condemned", "contributions", b"contributions", "entries", b"entries", "epoch", b"epoch", "fences", b"fences", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "model", b"model", "network_id", b"network_id", "number", b"number", "parent_digest", b"parent_digest", "retracted", b"retracted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,17 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataservice import manifests
-from dataservice.manifests import (
-    CheckpointRecord,
-    Entry,
-    Manifest,
-    Rules,
-    StoredState,
-    from_proto,
-    next_manifest,
-    share_bytes,
-    to_proto,
-)
+from dataservice.manifest_form import CheckpointRecord, Entry, Manifest, from_proto, to_proto
+from dataservice.manifests import Rules, StoredState, next_manifest, share_bytes
 from dcnr import limits
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet

@@ -188,7 +188,7 @@ def weights_from_nowhere(patch: pytest.MonkeyPatch) -> None:
         if replica is not None:
             replica.state_digest, replica.state_commit = "0" * 64, ""
 
-    async def believe(self: CheckpointJudge, view: Any, place: Place, newest: VerifiedCommit) -> Ancestry:
+    async def believe(self: CheckpointJudge, view: Any, place: Place, newest: VerifiedCommit, _digest: str) -> Ancestry:
         known = Ancestry(view.durable(place.job_id).get(place.vnode, IntervalSet.empty()))
         return known.after(contributions_of(newest, place))
 

@@ -11,19 +11,22 @@ import numpy as np
 import pytest
 
 from dataservice import keys
-from dataservice.manifests import Contribution
+from dataservice.manifest_form import Contribution
 from dataservice.memory import MemoryStore
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.graph import graph_digest, graph_from_toml, stages_of_graph
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator.chain import Chain
 from orchestrator.checkpoints import CheckpointJudge
 from orchestrator.jobs import intervals_message
 from orchestrator.view import JobFacts, ModelView
 from trust.delegation import make_delegation
 from trust.envelope import digest_of_envelope, seal
+from trust.folding import Chronicle
 from trust.identity import NodeKey
+from trust.ledger import Ledger, Named
 from trust.network import create_document, verify_chain
 from vnode.registry import default_registry
 from vnode.state import StateInfo, StateSchema, TensorSlot, serialise
@@ -84,12 +87,14 @@ def state(lineage: IntervalSet, parent: str, *, mark: float = 0.0, schema: State
     return serialise(schema, StateInfo(vnode="a", lineage=lineage, **facts), tensors)
 
 
-def delta(batches: list[int], *, worker: NodeKey = HELPING, job: str = JOB, sequence: int = 1) -> identity_pb2.Envelope:
+def delta(
+    batches: list[int], *, worker: NodeKey = HELPING, job: str = JOB, sequence: int = 1, steps: str = ""
+) -> identity_pb2.Envelope:
     """What replica a.1 on another PNode learned."""
     message = model_pb2.Delta(
         network_id=POLICY.network_id, model=MODEL, job_id=job, vnode="a", replica="a.1", incarnation=7, sequence=sequence, anchor_digest="c" * 64,
         batches=batches, losses=[1.0] * len(batches), codec="raw", digest="d" * 64, size_bytes=9,
-        delegation=make_delegation(HELPER, POLICY.network_id, HELPING.public_der, 7, ["127.0.0.1:2"], NOW - 90_000),
+        delegation=make_delegation(HELPER, POLICY.network_id, HELPING.public_der, 7, ["127.0.0.1:2"], NOW - 90_000), steps_digest=steps,
     )  # fmt: skip
     return seal(identity_pb2.DOMAIN_DELTA, message, worker)
 
@@ -112,13 +117,29 @@ class World:
                 model_pb2.Assignment(replica="a.0", vnode="a", pnode_id=PNODE.node_id, role=model_pb2.ROLE_PRIMARY),
             ]
         )
-        self.state, self.commit = digest_of(self.zero), ""
+        self.state, self.commit, self.steps = digest_of(self.zero), "", ""
+        self.chain: Chain | None = None
+
+    def audited(self) -> None:
+        """Audits are in force, and the line of the VNode is what the manifest names."""
+        line = tuple(Named(one.digest, ()) for one in reversed(self.manifest.entries[0].working))
+        self.chain = Chain(Chronicle(Ledger({"a": line}, {})), {one.digest: one for one in self.manifest.entries[0].working})
+        self.steps = "5" * 64
 
     def view(self) -> ModelView:
         request = model_pb2.JobRequest(job_id=JOB, graph_digest=graph_digest(GRAPH), num_batches=BATCHES)
         stages = stages_of_graph(GRAPH, default_registry())
         job = JobFacts(request, "r" * 64, GRAPH, b"", stages, ())
-        return ModelView(MODEL, model_pb2.Head(), b"", plan=self.plan, manifest=self.manifest, job=job, beginning=self.beginning)
+        return ModelView(
+            MODEL,
+            model_pb2.Head(),
+            b"",
+            plan=self.plan,
+            manifest=self.manifest,
+            job=job,
+            beginning=self.beginning,
+            chain=self.chain,
+        )
 
     def commits(
         self, batches: list[int], *, state: str = "", anchor: str = "", merges: list[model_pb2.Merged] | None = None, stored: bool = True,
@@ -128,7 +149,7 @@ class World:
         message = model_pb2.Commit(
             network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica=replica, incarnation=3,
             parent_digest=self.state if parent is None else parent, state_digest=state, anchor_digest=anchor, batches=batches,
-            losses=[1.0] * len(batches), merges=merges or [], parent_commit=self.commit,
+            losses=[1.0] * len(batches), merges=merges or [], parent_commit=self.commit, steps_digest=self.steps,
             delegation=make_delegation(node, POLICY.network_id, worker.public_der, 3, ["127.0.0.1:1"], NOW),
         )  # fmt: skip
         envelope = seal(identity_pb2.DOMAIN_COMMIT, message, worker)
@@ -197,6 +218,71 @@ def test_own_batches_and_deltas_are_followed_over_anchors_and_credited() -> None
         assert judged.contributions == (Contribution("a", "a.0", PNODE.node_id, SPAN(4, 6)),), (
             "what a manifest names has been credited"
         )
+
+    run(story)
+
+
+def test_where_audits_are_in_force_what_was_learned_comes_in_intervals_named_by_the_statements_that_end_them() -> None:
+    async def story(world: World) -> None:
+        world.audited()
+        base, helped = world.state, [delta([6, 7], steps="5" * 64), delta([8], sequence=2, steps="5" * 64)]
+        world.commits([0, 1], anchor="a" * 64, merges=[model_pb2.Merged(after=1, delta=helped[0])])
+        first = world.checkpoint(SPAN(0, 3) | SPAN(6, 8), [2])
+        closing = world.commit
+        world.commits([], anchor="b" * 64, merges=[model_pb2.Merged(after=0, delta=helped[1])])
+        made = world.checkpoint(SPAN(0, 3) | SPAN(6, 9), [])
+        judged = await world.judge.judge(world.view(), *made)
+        assert judged.base == base
+        assert {one.interval: (one.replica, one.batches) for one in judged.contributions} == {
+            digest_of_envelope(helped[0]): ("a.1", SPAN(6, 8)), closing: ("a.0", SPAN(0, 3)),
+            digest_of_envelope(helped[1]): ("a.1", SPAN(8, 9)), world.commit: ("a.0", IntervalSet.empty()),
+        }, "merging alone is an interval too"  # fmt: skip
+        world.manifest.entries[0].working.insert(0, first[0])
+        world.audited()
+        fresh = CheckpointJudge(world.store, POLICY, StoppedClock())
+        assert (await fresh.judge(world.view(), *made)).base == first[0].digest
+
+    run(story)
+
+
+def test_an_interval_ends_where_another_replica_goes_on_from_an_anchor() -> None:
+    async def story(world: World) -> None:
+        world.audited()
+        world.commits([0, 1], anchor="a" * 64)
+        left = world.commit
+        world.plan.assignments[0].role = model_pb2.ROLE_PRIMARY
+        del world.plan.assignments[1]
+        made = world.checkpoint(SPAN(0, 5), [4, 2, 3], replica="a.1", node=HELPER, worker=HELPING)
+        judged = await world.judge.judge(world.view(), *made)
+        found = {one.interval: (one.pnode_id, one.batches) for one in judged.contributions}
+        assert found == {left: (PNODE.node_id, SPAN(0, 2)), world.commit: (HELPER.node_id, SPAN(2, 5))}
+
+    run(story)
+
+
+def test_where_audits_are_in_force_statements_name_their_steps() -> None:
+    async def own(world: World) -> None:
+        world.audited()
+        world.steps = ""
+        assert await refused(world, world.checkpoint(SPAN(0, 1), [0])) == "no_steps"
+
+    async def merged(world: World) -> None:
+        world.audited()
+        world.commits([0, 1], anchor="a" * 64, merges=[model_pb2.Merged(after=0, delta=delta([6]))])
+        assert await refused(world, world.checkpoint(SPAN(0, 2) | SPAN(6, 7), [])) == "no_steps"
+
+    for story in (own, merged):
+        run(story)
+
+
+def test_what_a_replica_learned_before_its_vnode_went_back_counts_no_more() -> None:
+    async def story(world: World) -> None:
+        world.audited()
+        world.manifest.fences.add(vnode="a", first_replica=1)
+        made = world.checkpoint(SPAN(0, 1), [0])
+        assert await refused(world, made) == "fenced"
+        world.manifest.fences[0].first_replica = 0
+        assert await world.learned(made) == {("a.0", PNODE.node_id): SPAN(0, 1)}
 
     run(story)
 

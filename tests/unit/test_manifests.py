@@ -6,20 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dataservice.manifests import (
-    CheckpointRecord,
-    Contribution,
-    Entry,
-    Manifest,
-    Rules,
-    StoredState,
-    condemn,
-    from_proto,
-    lineage_of,
-    next_manifest,
-    record_from_proto,
-    to_proto,
-)
+from dataservice.manifest_form import CheckpointRecord, Contribution, Entry, Manifest, from_proto, record_from_proto, to_proto
+from dataservice.manifests import Rules, StoredState, condemn, lineage_of, next_manifest
 from dcnr.errors import Corrupt
 from dcnr.ids import Digest, digest_of
 from dcnr.intervals import IntervalSet

@@ -1,0 +1,173 @@
+"""The next manifest where audits are in force: verdicts with their way back, then checkpoints that continue their VNode's line, then what is cleared. Pure.
+
+A line is linear. A checkpoint that goes on from an older one of its line than the newest leaves the newer ones aside: they are retracted, and what they brought
+counts only as far as the new one holds it too. So is a state that the store has lost. Nobody is blamed for that, and no verdict changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dataservice.manifest_form import AUDITS_DRAWN, CheckpointRecord, Contribution, Entry, Manifest, record_from_proto
+from dataservice.manifests import Outcome, Refusal, Rules, next_manifest, without
+from dcnr.ids import Digest
+from orchestrator.chain import Chain
+from orchestrator.checkpoints import Judged
+from orchestrator.verdicts import MAX_RETRACTED, Taken, gone_back_to
+from trust.folding import STANDING
+from trust.ledger import Interval, Ledger, Named, Verdict
+
+Draw = Callable[[Contribution], Verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class _Continued:
+    """Where a checkpoint goes on from: the place in its line, and what it brings."""
+
+    judged: Judged
+    at: int
+    brings: tuple[Contribution, ...]
+    aside: tuple[str, ...]
+    """Digests of newer checkpoints that it leaves aside."""
+
+
+def audited_manifest(
+    chain: Chain,
+    parent: Manifest,
+    parent_digest: str,
+    judged: Sequence[Judged],
+    taken: Taken,
+    rules: Rules,
+    draw: Draw,
+    next_replica: int,
+) -> Outcome:
+    """The manifest after ``parent``; refused are also records of VNodes that go back in it. ``next_replica``: of the plan, for fences."""
+    rules = replace(rules, audits=AUDITS_DRAWN, verdicts=taken.contributions)
+    ledger = taken.ledger if taken.ledger is not None else chain.ledger
+    before, parent = parent, gone_back_to(parent, chain, taken, next_replica, rules.num_working)
+    parent, ledger = _without_lost(parent, chain, ledger, rules)
+    rules = replace(rules, lost=frozenset(), is_due=parent != before)
+    continued: dict[Digest, _Continued] = {}
+    refused: list[Refusal] = []
+    for one in judged:
+        record = record_from_proto(one.checkpoint)
+        found = "retracted" if record.vnode in taken.fenced else _continued(ledger, one)
+        if isinstance(found, str):
+            refused.append(Refusal(record, found))
+        else:
+            continued[record.digest] = found
+    while True:
+        outcome = _named(chain, parent, parent_digest, ledger, continued, rules, draw)
+        again = [one.record.digest for one in outcome.refused if continued[one.record.digest].aside]
+        refused += [one for one in outcome.refused if one.record.digest in again]
+        if not again:
+            break
+        for digest in again:  # what it would leave aside stays
+            del continued[digest]
+    outcome = replace(outcome, refused=(*refused, *outcome.refused))
+    manifest = outcome.manifest
+    if manifest is None:
+        return outcome
+    after = _ledger_after(ledger, outcome.accepted, continued, manifest.contributions)
+    records = {Digest(digest): record_from_proto(one) for digest, one in chain.checkpoints.items()}
+    records |= {one.digest: one for one in outcome.accepted}
+    entries = {vnode: _cleared(entry, after, vnode, records, parent.condemned) for vnode, entry in manifest.entries.items()}
+    return replace(outcome, manifest=replace(manifest, entries=entries))
+
+
+def _continued(ledger: Ledger, judged: Judged) -> _Continued | str:
+    """Where it goes on from, or why it cannot be named."""
+    line = ledger.lines.get(judged.checkpoint.vnode, ())
+    at = next((place for place, one in enumerate(line) if one.digest == judged.base), None)
+    if at is None:
+        return "retracted"
+    names = {one.interval for one in judged.contributions}
+    while at + 1 < len(line) and names.issuperset(line[at + 1].intervals):
+        at += 1
+    held = {name for one in line[: at + 1] for name in one.intervals}
+    brings = tuple(one for one in judged.contributions if one.interval not in held)
+    known = [ledger.intervals[one.interval] for one in brings if one.interval in ledger.intervals]
+    if any(one.verdict not in STANDING for one in known):
+        return "retracted"
+    if not brings:
+        return "older"
+    return _Continued(judged, at, brings, tuple(one.digest for one in line[at + 1 :]))
+
+
+def _named(
+    chain: Chain,
+    parent: Manifest,
+    parent_digest: str,
+    ledger: Ledger,
+    continued: Mapping[Digest, _Continued],
+    rules: Rules,
+    draw: Draw,
+) -> Outcome:
+    aside = {one.judged.checkpoint.vnode: one for one in continued.values() if one.aside}
+    entries, gone = dict(parent.entries), [Digest(digest) for one in aside.values() for digest in one.aside]
+    for vnode, one in aside.items():
+        working = tuple(item for item in entries[vnode].working if item.digest not in one.aside)
+        base = chain.checkpoints[ledger.lines[vnode][one.at].digest]
+        entries[vnode] = Entry(working or (record_from_proto(base),), entries[vnode].cleared)
+    parent = replace(parent, entries=entries, retracted=_retracted(parent, gone))
+    learned = {digest: [_told(ledger, item, rules.now_unix_ms, draw) for item in one.brings] for digest, one in continued.items()}
+    return next_manifest(
+        parent, parent_digest, [record_from_proto(one.judged.checkpoint) for one in continued.values()], rules, learned
+    )
+
+
+def _told(ledger: Ledger, one: Contribution, now_unix_ms: int, draw: Draw) -> Contribution:
+    """A new interval with what the draw says; one that is known, with its verdict, is taken up again."""
+    known = ledger.intervals.get(one.interval)
+    verdict = known.verdict if known is not None else draw(one)
+    return replace(one, verdict=verdict.value, decided_unix_ms=now_unix_ms)
+
+
+def _without_lost(parent: Manifest, chain: Chain, ledger: Ledger, rules: Rules) -> tuple[Manifest, Ledger]:
+    """States that the store has lost leave their line, with all that stand on them."""
+    entries, lines, gone = dict(parent.entries), dict(ledger.lines), list[Digest]()
+    for vnode, entry in parent.entries.items():
+        kept = without(entry, rules.lost, rules.first.get(vnode))
+        line = lines.get(vnode, ())
+        place = next((at for at, one in enumerate(line) if kept.working and one.digest == kept.working[0].digest), None)
+        entries[vnode] = kept
+        if kept != entry and place is not None:
+            gone += [Digest(one.digest) for one in line[place + 1 :]]
+            lines[vnode] = line[: place + 1]
+    if not gone:
+        return replace(parent, entries=entries), ledger
+    return replace(parent, entries=entries, retracted=_retracted(parent, gone)), replace(ledger, lines=lines)
+
+
+def _retracted(parent: Manifest, gone: Sequence[Digest]) -> tuple[Digest, ...]:
+    return tuple(dict.fromkeys((*parent.retracted, *gone)))[-MAX_RETRACTED:]
+
+
+def _ledger_after(
+    ledger: Ledger, accepted: Sequence[CheckpointRecord], continued: Mapping[Digest, _Continued], told: Sequence[Contribution]
+) -> Ledger:
+    lines, intervals = dict(ledger.lines), dict(ledger.intervals)
+    for one in told:
+        if one.interval not in intervals:
+            intervals[one.interval] = Interval(
+                one.interval, len(intervals), one.vnode, one.replica, one.pnode_id, one.batches, Verdict(one.verdict)
+            )
+    for record in accepted:
+        found = continued[record.digest]
+        names = tuple(one.interval for one in found.brings)
+        lines[record.vnode] = (*lines[record.vnode][: found.at + 1], Named(record.digest, names))
+    return Ledger(lines, intervals)
+
+
+def _cleared(
+    entry: Entry, ledger: Ledger, vnode: str, records: Mapping[Digest, CheckpointRecord], condemned: Sequence[Digest]
+) -> Entry:
+    """With the newest cleared checkpoint whose object stays in the store."""
+    line = ledger.lines.get(vnode, ())
+    doomed = set(condemned)
+    for one in reversed(line[: ledger.num_cleared(vnode)] if line else ()):
+        found = records.get(Digest(one.digest))
+        if found is not None and found.digest not in doomed:
+            return replace(entry, cleared=found)
+    return entry

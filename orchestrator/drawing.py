@@ -1,0 +1,46 @@
+"""The draw: whether an interval is audited, decided when a manifest first names it, at the rate of its PNode's record, by this orchestrator's secret."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dataservice.manifest_form import Contribution
+from dcnr.errors import InvariantBroken
+from dcnr.ports import Clock
+from orchestrator.view import ModelView
+from trust.draw import Secret, floors_of, is_drawn, rate
+from trust.folding import Chronicle, standings_of
+from trust.ledger import Verdict
+from trust.network import NetworkPolicy
+from trust.standing import Standing, begun
+
+Standings = Callable[[ModelView, str], Standing]
+"""Where a PNode stands with this orchestrator, by the chain of that view."""
+
+
+class Drawing:
+    """One per model. ``standing`` is the chain's word alone, which moves nobody for a fault, until the audit desk puts its own there."""
+
+    def __init__(self, secret: Secret | None, policy: NetworkPolicy, clock: Clock, trusts: Callable[[str], bool]) -> None:
+        self._secret, self._policy, self._clock, self._trusts = secret, policy, clock, trusts
+        self.standing: Standings = self._by_chain
+        self._folded: tuple[str, dict[str, Standing]] = ("", {})
+
+    def rate(self, view: ModelView, pnode_id: str) -> float:
+        """The probability with which an interval of that PNode is drawn now."""
+        standing, now_s = self.standing(view, pnode_id), self._clock.wall()
+        floors = floors_of(self._policy.document.audit_floor)
+        return rate(standing.passes.seen(now_s), standing.state, floors, trusted=self._trusts(pnode_id))
+
+    def verdict(self, view: ModelView, one: Contribution) -> Verdict:
+        """What the draw says of a new interval: open or spared. Raises InvariantBroken in a process without a secret."""
+        if self._secret is None:
+            raise InvariantBroken("audits are in force and this process has nothing to draw with", code="no_draw_secret")
+        return Verdict.OPEN if is_drawn(self._secret, one.interval, self.rate(view, one.pnode_id)) else Verdict.SPARED
+
+    def _by_chain(self, view: ModelView, pnode_id: str) -> Standing:
+        if view.chain is None:
+            return begun(self._clock.wall())
+        if self._folded[0] != view.head.manifest_digest:
+            self._folded = (view.head.manifest_digest, standings_of(Chronicle(view.chain.ledger, view.chain.told), frozenset()))
+        return self._folded[1].get(pnode_id) or begun(self._clock.wall())

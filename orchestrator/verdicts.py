@@ -1,0 +1,167 @@
+"""What the audit desk has decided about intervals, and what of it goes into the next manifest: verdicts, and with a failure the way back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from dataservice.manifest_form import Contribution, Entry, Manifest, record_from_proto
+from dcnr.ids import Digest
+from orchestrator.chain import Chain
+from orchestrator.costs import StageCost
+from trust.folding import NEXT
+from trust.going_back import Cause, WayBack, gone_back, way_back
+from trust.ledger import Interval, Ledger, Verdict
+
+if TYPE_CHECKING:
+    from orchestrator.view import ModelView
+
+MAX_AT_ONCE: Final = 512
+"""Verdicts taken into one manifest; the rest follow in the next."""
+MAX_RETRACTED: Final = 4096
+"""Digests remembered as retracted; the oldest are forgotten, and fences keep them out all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the desk says of an interval from now on. Told again and again until the chain says so too."""
+
+    interval: str
+    verdict: Verdict
+    """Passed, failed, unverifiable, or open again."""
+    cause: Cause | None = None
+    """Of a failure: what was wrong."""
+    evidence: str = ""
+    """Digest of the fault record behind a failure."""
+
+
+BACK: Final = frozenset((Verdict.FAILED, Verdict.UNVERIFIABLE))
+"""Verdicts with a way back."""
+Verdicts = Callable[["ModelView"], Iterable[Decision]]
+"""What the desk has decided, by the view it is asked with; asked in every round of the holder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a manifest says of verdicts, and where VNodes return to."""
+
+    decisions: tuple[Decision, ...] = ()
+    contributions: tuple[Contribution, ...] = ()
+    ledger: Ledger | None = None
+    """Afterwards; None where nothing was decided."""
+    way: WayBack | None = None
+    fenced: frozenset[str] = frozenset()
+    """VNodes whose replicas hold what is taken back, or may."""
+
+
+def news(chain: Chain, decisions: Iterable[Decision]) -> list[Decision]:
+    """Those that the chain allows and does not say yet, one per interval, at most one failure or unverifiable one: it comes last."""
+    found: dict[str, Decision] = {}
+    back: list[Decision] = []
+    for one in decisions:
+        known = chain.ledger.intervals.get(one.interval)
+        if known is None or one.interval in found or one.verdict not in NEXT[known.verdict]:
+            continue
+        if one.verdict is Verdict.FAILED and (one.cause in (None, Cause.UNVERIFIABLE) or not one.evidence):
+            continue
+        if one.verdict in (Verdict.VOID, Verdict.DROPPED):
+            continue
+        if one.verdict in BACK:
+            back.append(one)
+        elif len(found) < MAX_AT_ONCE:
+            found[one.interval] = one
+    last = next((one for one in back if one.interval not in found), None)
+    return [*found.values(), *((last,) if last is not None else ())]
+
+
+def take(
+    ledger: Ledger, decisions: Sequence[Decision], behind: Mapping[str, frozenset[str]], kept: frozenset[str], now_unix_ms: int
+) -> Taken:
+    """What follows from ``decisions``, as `news` gives them. ``kept``: digests of states that can be returned to; asked only where something goes back.
+
+    Raises InvariantBroken where a VNode has no checkpoint left to return to.
+    """
+    contributions: list[Contribution] = []
+    way: WayBack | None = None
+    for one in decisions:
+        if one.verdict in BACK:
+            cause = one.cause if one.verdict is Verdict.FAILED and one.cause is not None else Cause.UNVERIFIABLE
+            way = way_back(_with_kept(ledger, kept), one.interval, cause, behind)
+            changed = {
+                **dict.fromkeys(way.dropped, Verdict.DROPPED), **dict.fromkeys(way.void, Verdict.VOID), one.interval: way.verdict,
+            }  # fmt: skip
+            for name, verdict in sorted(changed.items()):
+                if ledger.intervals[name].verdict is not verdict:
+                    evidence = one.evidence if name == one.interval else ""
+                    contributions.append(contribution(ledger.intervals[name], verdict, now_unix_ms, evidence))
+            ledger = gone_back(ledger, way)
+        else:
+            known = ledger.intervals[one.interval]
+            contributions.append(contribution(known, one.verdict, now_unix_ms))
+            ledger = replace(ledger, intervals={**ledger.intervals, one.interval: replace(known, verdict=one.verdict)})
+    return Taken(tuple(decisions), tuple(contributions), ledger, way, _fenced(ledger, decisions, way, behind))
+
+
+def contribution(one: Interval, verdict: Verdict, now_unix_ms: int, evidence: str = "") -> Contribution:
+    """What a manifest says of an interval that the chain knows."""
+    return Contribution(one.vnode, one.replica, one.pnode_id, one.batches, verdict.value, one.name, evidence, now_unix_ms)
+
+
+def gone_back_to(parent: Manifest, chain: Chain, taken: Taken, next_replica: int, num_working: int) -> Manifest:
+    """``parent`` with the entries of VNodes that go back replaced by what counts from now on, retracted digests added, and fences set."""
+    if taken.way is None or taken.ledger is None:
+        return parent
+    entries = dict(parent.entries)
+    retracted = [digest for one in taken.way.returns.values() for digest in one.retracted]
+    for vnode, back in taken.way.returns.items():
+        digests = [one.digest for one in taken.ledger.lines[vnode] if one.digest in chain.checkpoints]
+        digests = digests[: digests.index(back.target) + 1][-num_working:]
+        before = {one.digest: one for one in parent.entries[vnode].working}
+        named = [before.get(Digest(one)) or record_from_proto(chain.checkpoints[one]) for one in reversed(digests)]
+        entries[vnode] = Entry((named[0], *(one for one in named[1:] if one.digest in before)), named[0])
+    fences = {**parent.fences, **dict.fromkeys(taken.fenced, next_replica)}
+    known = dict.fromkeys((*parent.retracted, *map(Digest, retracted)))
+    return replace(parent, entries=entries, retracted=tuple(known)[-MAX_RETRACTED:], fences=fences)
+
+
+def behind_of(costs: Iterable[StageCost]) -> dict[str, frozenset[str]]:
+    """Of each stateful VNode all that its outputs reach, over any number of VNodes in between."""
+    readers: dict[str, set[str]] = {}
+    for cost in costs:
+        readers.setdefault(cost.vnode, set())
+        for name in cost.predecessors:
+            readers.setdefault(name, set()).add(cost.vnode)
+
+    def reached(vnode: str) -> frozenset[str]:
+        found: set[str] = set()
+        rest = list(readers[vnode])
+        while rest:
+            one = rest.pop()
+            if one not in found:
+                found.add(one)
+                rest += readers[one]
+        return frozenset(found)
+
+    return {vnode: reached(vnode) for vnode in readers}
+
+
+def _fenced(
+    ledger: Ledger, decisions: Sequence[Decision], way: WayBack | None, behind: Mapping[str, frozenset[str]]
+) -> frozenset[str]:
+    """Whoever goes back, and where outputs were wrong everybody behind: what was learned from them may be in states that no manifest names yet."""
+    if way is None:
+        return frozenset()
+    vnodes = set(way.returns)
+    last = decisions[-1]
+    if last.verdict is Verdict.FAILED:
+        accused = ledger.intervals[way.interval].vnode
+        vnodes.add(accused)
+        if last.cause is Cause.WRONG_OUTPUTS:
+            vnodes |= behind.get(accused, frozenset()) & ledger.lines.keys()
+    return frozenset(vnodes)
+
+
+def _with_kept(ledger: Ledger, kept: frozenset[str]) -> Ledger:
+    lines = {vnode: tuple(replace(one, is_kept=one.digest in kept) for one in line) for vnode, line in ledger.lines.items()}
+    return replace(ledger, lines=lines)

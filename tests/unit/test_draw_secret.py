@@ -1,0 +1,34 @@
+"""Goal: what audits are drawn with is made once, kept over restarts, and used by nobody else."""
+
+from __future__ import annotations
+
+import secrets
+import stat
+from pathlib import Path
+
+import pytest
+
+from dcnr.errors import Corrupt, Refused
+from trust.draw_secret import load_or_create_secret
+
+
+def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "draw.key"
+    first, again = (load_or_create_secret(path, secrets.token_bytes) for _ in range(2))
+    assert first.number(b"p", "x") == again.number(b"p", "x")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in path.parent.iterdir()] == ["draw.key"]
+    other = load_or_create_secret(tmp_path / "draw.key", secrets.token_bytes)
+    assert other.number(b"p", "x") != first.number(b"p", "x")
+
+
+def test_one_that_others_could_read_or_that_is_damaged_is_not_drawn_with(tmp_path: Path) -> None:
+    path = tmp_path / "draw.key"
+    load_or_create_secret(path, secrets.token_bytes)
+    path.chmod(0o644)
+    with pytest.raises(Refused, match="read by others"):
+        load_or_create_secret(path, secrets.token_bytes)
+    path.chmod(0o600)
+    path.write_bytes(b"short")
+    with pytest.raises(Corrupt):
+        load_or_create_secret(path, secrets.token_bytes)
