@@ -133,7 +133,7 @@ def behind_of(costs: Iterable[StageCost]) -> dict[str, frozenset[str]]:
         for name in cost.predecessors:
             readers.setdefault(name, set()).add(cost.vnode)
 
-    def reached(vnode: str) -> frozenset[str]:
+    def all_behind(vnode: str) -> frozenset[str]:
         found: set[str] = set()
         rest = list(readers[vnode])
         while rest:
@@ -143,7 +143,7 @@ def behind_of(costs: Iterable[StageCost]) -> dict[str, frozenset[str]]:
                 rest += readers[one]
         return frozenset(found)
 
-    return {vnode: reached(vnode) for vnode in readers}
+    return {vnode: all_behind(vnode) for vnode in readers}
 
 
 def _fenced(
