@@ -28,6 +28,7 @@ NAMES: Final = (
     "tolerances",
     "detection",
     "attackers",
+    "audit_cost",
 )
 DEFAULT_OUT: Final = machine.ROOT / "benchmarks" / "results"
 DEFAULT_ROUNDS: Final = 5

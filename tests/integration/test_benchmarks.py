@@ -148,3 +148,18 @@ def test_committed_figures_follow_from_their_rounds_and_the_document_shows_them(
         assert concluded(document) == document, path.name
     text = report.README.read_text()
     assert report.with_tables(text, command.DEFAULT_OUT) == text, "run: python -m benchmarks report"
+
+
+def test_attackers_are_found_out_and_the_job_ends(tmp_path: Path) -> None:
+    (row,) = run_short("attackers", tmp_path)["rounds"]
+    assert row["steps_kept"] <= row["steps"]
+    assert row["bad_kept"] <= row["bad_offered"]
+    assert row["honest_quarantined"] == 0
+
+
+def test_the_cost_of_audits_falls_with_the_record(tmp_path: Path) -> None:
+    document = run_short("audit_cost", tmp_path)
+    curve = [document["ratios"][f"after_{passes}_passes"]["rate"] for passes in document["settings"]["passes"]]
+    assert curve[0] == 1.0
+    assert curve == sorted(curve, reverse=True)
+    assert curve[-1] == 0.05

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -79,6 +80,14 @@ class MapKind:
         if self.conv is None:
             return functional.linear(x, weight)
         return functional.conv2d(x, weight, None, self.conv.stride, self.conv.padding)
+
+    def output_shape(self, x: Sequence[int], weight: Sequence[int]) -> tuple[int, ...]:
+        """Of what the map gives for inputs of the one shape under a weight of the other."""
+        if self.conv is None:
+            return (*x[:-1], weight[0])
+        padding = cast(tuple[int, ...], self.conv.padding)
+        sizes = zip(x[2:], weight[2:], padding, self.conv.stride, strict=True)
+        return (x[0], weight[0], *((size + 2 * pad - kernel) // stride + 1 for size, kernel, pad, stride in sizes))
 
     def weight_gradient(self, x: Tensor, gradient: Tensor, shape: Sequence[int]) -> Tensor:
         """Of a weight of that shape, from inputs and the gradient of the outputs, either projected."""

@@ -45,8 +45,7 @@ class _Claimed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The claimed output, whatever the input. Raises RuntimeError if it has not the size that the map would give."""
-        made = self._kind.product(x.detach().to("meta"), torch.empty(self._shape, device="meta"))
-        if made.shape != self.output.shape:
+        if self._kind.output_shape(x.shape, self._shape) != tuple(self.output.shape):
             raise RuntimeError("a claimed product of another size")
         self.input = x
         return self.output
@@ -226,12 +225,13 @@ class Sketch:
         inner = [item for item in self._maps if item.inward is not None and item.claimed.input.requires_grad]
         passed_on = [torch.tensor(step.maps[item.name].input_gradient) for item in inner]
         own = dict(self._module.named_parameters())
-        heads = [loss, *(item.claimed.input for item in inner)]
         wanted = [*(item.claimed.output for item in self._maps), *own.values()]
         if any(given.shape != item.claimed.input.shape for given, item in zip(passed_on, inner, strict=True)):
             yield tolerances.comparison(index, "input_gradient", math.inf)
             return
-        made = torch.autograd.grad(heads, wanted, [torch.ones_like(loss), *passed_on], allow_unused=True, materialize_grads=True)
+        with torch.enable_grad():  # a sum whose gradient for each inner input is what was claimed
+            total = loss + sum((item.claimed.input * given).sum() for item, given in zip(inner, passed_on, strict=True))
+        made = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
         gradients = {f"w/{name}": value for name, value in zip(own, made[len(self._maps) :], strict=True)}
         for item, gradient in zip(self._maps, made, strict=False):
             gradients.update(self._map_gradients(item, gradient))
