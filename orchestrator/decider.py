@@ -340,6 +340,8 @@ class Decider:
             await self._loop.decide(NameManifest(view.head.active.job_id, view.head.manifest_digest, made.digest))
             reached("manifest.named")
             self.naming.done()
+            if self._term is not None and self.naming.went_back:
+                self._term.reviewed_at = -1e9  # whoever holds what was taken back is replaced at once
 
 
 def _completes(change: Change | None) -> bool:

@@ -19,13 +19,15 @@ from dcnr.ids import Digest
 from dcnr.ports import Clock, ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator import retention
+from orchestrator.audit_events import Decision
 from orchestrator.audited import audited_manifest
+from orchestrator.chain import Chain
 from orchestrator.checkpoints import Judged, named
 from orchestrator.documents import Stored, put_all, sealed
 from orchestrator.drawing import Drawing
 from orchestrator.history import History
 from orchestrator.jobs import JobRecord
-from orchestrator.verdicts import BACK, Decision, Taken, Verdicts, behind_of, news, take
+from orchestrator.verdicts import BACK, Taken, Verdicts, behind_of, news, take
 from orchestrator.view import ModelView, ViewLoader
 from trust.identity import NodeKey
 
@@ -54,6 +56,8 @@ class Naming:
     ) -> None:  # fmt: skip
         self.verdicts: Verdicts = lambda _view: ()
         """What the audit desk has decided; the desk puts itself here."""
+        self.went_back = False
+        """Whether the manifest that `next` made last takes something back."""
         self._drawing = drawing
         self._key, self._store, self._clock, self._loader, self._history = key, store, clock, loader, history
         self._pending: dict[tuple[str, str], Judged] = {}
@@ -136,6 +140,7 @@ class Naming:
 
     async def _outcome(self, view: ModelView, manifest: model_pb2.Manifest, rules: Rules, decisions: Sequence[Decision]) -> Outcome:
         """By the rules of a network with audits, or without."""
+        self.went_back = False
         parent, digest = from_proto(manifest), view.head.manifest_digest
         if view.chain is None or view.job is None:
             records = [record_from_proto(item.checkpoint) for item in self._taken]
@@ -146,10 +151,13 @@ class Naming:
             going_back = decisions[-1].verdict in BACK
             kept = await self._can_return_to(view, manifest, rules) if going_back else frozenset()
             taken = take(view.chain.ledger, decisions, behind_of(view.job.costs), kept, rules.now_unix_ms)
+        self.went_back = bool(taken.fenced)
         next_replica = int(view.plan.next_replica) if view.plan is not None else 0
-        return audited_manifest(
+        outcome = audited_manifest(
             view.chain, parent, digest, self._taken, taken, rules, lambda one: self._drawing.verdict(view, one), next_replica
         )
+        self._tell_verdicts(view.chain, taken)
+        return outcome
 
     async def _can_return_to(self, view: ModelView, manifest: model_pb2.Manifest, rules: Rules) -> frozenset[str]:
         """States that are in the store and stay there, and what the job began with."""
@@ -171,6 +179,20 @@ class Naming:
             looks = self._missed.pop(state, 0)
             if state[1] in missing:
                 self._missed[state] = looks + 1
+
+    def _tell_verdicts(self, chain: Chain, taken: Taken) -> None:
+        """What was decided, and where VNodes return to."""
+        for one in taken.decisions:
+            known = chain.ledger.intervals[one.interval]
+            self._history.say(
+                f"interval_{one.verdict.value}", known.replica, one.reason, interval=one.interval, pnode=known.pnode_id,
+                batches=len(known.batches), evidence=one.evidence,
+            )  # fmt: skip
+        for vnode, back in (taken.way.returns if taken.way is not None else {}).items():
+            self._history.say(
+                "vnode_went_back", vnode, f"{len(back.retracted)} checkpoints are taken back, {len(back.needed_again)} batches are needed again",
+                target=back.target, interval=taken.way.interval if taken.way is not None else "",
+            )  # fmt: skip
 
     def _tell(self, view: ModelView, outcome: Outcome, lost: frozenset[Digest]) -> None:
         """Refusals and losses, each once."""

@@ -96,6 +96,8 @@ class PlanRequest:
     """Replicas at work, with the number of batches that their state holds, merged or not."""
     durable: Mapping[str, int] = field(default_factory=dict)
     """By VNode: batches of the newest checkpoint that the manifest names."""
+    fences: Mapping[str, int] = field(default_factory=dict)
+    """By VNode: replicas of lower numbers hold what was taken back, or may; others take their places."""
 
     @property
     def goes_on(self) -> bool:

@@ -75,6 +75,7 @@ def plan_request(
         reason="",
         live=LiveReplicas(view.hosted, inventory.nodes()),
         durable={vnode: len(lineage) for vnode, lineage in view.durable(head.active.job_id).items()},
+        fences={one.vnode: int(one.first_replica) for one in view.manifest.fences} if view.manifest is not None else {},
     )
 
 

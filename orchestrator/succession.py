@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from dcnr.ids import number_of
 from dcnr.v1 import model_pb2
 from orchestrator.board import Board, Load, Seat, awaited_by_vnode
 from orchestrator.costs import StageCost
@@ -16,6 +17,7 @@ from orchestrator.offers import PLACEABLE, USABLE, NodeOffer, PlanRequest
 
 MAX_FRESH: Final = 64
 """More new nodes than this between two plans, and the next one begins with an empty board."""
+TAKEN_BACK: Final = "what it holds was taken back: a new replica begins with the checkpoint that counts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ def keep(board: Board) -> list[Loss]:
         if cost is None:
             continue
         load = board.loads.get(item.pnode_id)
-        why = _why_lost(cost, load, board)
+        why = TAKEN_BACK if number_of(item.replica) < request.fences.get(item.vnode, 0) else _why_lost(cost, load, board)
         if load is None or why:
             losses.append(Loss(item, why))
         else:
@@ -53,8 +55,8 @@ def keep(board: Board) -> list[Loss]:
 def follow(board: Board, request: PlanRequest) -> list[Loss] | None:
     """Carries a board on, from the plan that was made with it to the next: only nodes whose offers changed are looked at. Returns what is lost.
 
-    None where that would not be exact, and everything has to be seated anew: VNodes wait, nodes lend less than is used, many came at once, or
-    measurements changed everybody's correction. The board is of no use then.
+    None where that would not be exact, and everything has to be seated anew: VNodes wait or went back, nodes lend less than is used, many came at once,
+    or measurements changed everybody's correction. The board is of no use then.
     """
     if (
         board.away
@@ -62,6 +64,7 @@ def follow(board: Board, request: PlanRequest) -> list[Loss] | None:
         or request.previous.waiting
         or not request.goes_on
         or board.request.stages != request.stages
+        or board.request.fences != request.fences
     ):
         return None
     board.request, board.next_replica = request, request.previous.next_replica

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from dataservice.manifest_form import Contribution, Entry, Manifest, record_from_proto
 from dcnr.ids import Digest
+from orchestrator.audit_events import Decision
 from orchestrator.chain import Chain
 from orchestrator.costs import StageCost
 from trust.folding import NEXT
@@ -21,19 +22,6 @@ MAX_AT_ONCE: Final = 512
 """Verdicts taken into one manifest; the rest follow in the next."""
 MAX_RETRACTED: Final = 4096
 """Digests remembered as retracted; the oldest are forgotten, and fences keep them out all the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What the desk says of an interval from now on. Told again and again until the chain says so too."""
-
-    interval: str
-    verdict: Verdict
-    """Passed, failed, unverifiable, or open again."""
-    cause: Cause | None = None
-    """Of a failure: what was wrong."""
-    evidence: str = ""
-    """Digest of the fault record behind a failure."""
 
 
 BACK: Final = frozenset((Verdict.FAILED, Verdict.UNVERIFIABLE))

@@ -25,12 +25,13 @@ from planner_rig import (
     stage,
 )
 
+from dcnr.ids import number_of
 from dcnr.v1 import model_pb2
 from orchestrator import placement
 from orchestrator.board import Board, Load
 from orchestrator.costs import StageCost, disk_bytes, spool_bytes
 from orchestrator.offers import NodeOffer, PlanRequest
-from orchestrator.planner import make_plan, same_placement, seconds_per_batch
+from orchestrator.planner import Planner, make_plan, same_placement, seconds_per_batch
 
 
 def check(plan: model_pb2.Plan, asked: PlanRequest) -> None:
@@ -306,3 +307,21 @@ def asking_everybody(board: Board, cost: StageCost) -> Load | None:
         load for load in board.loads.values() if placement._obstacle(board, cost, load, siblings, needed) is placement.Obstacle.NONE
     ]
     return min(fit, key=lambda load: grade(board, cost, load), default=None)
+
+
+@given(STAGES, NODES, st.integers(0, 7))
+@settings(max_examples=100, deadline=None)
+def test_a_vnode_that_went_back_gets_new_replicas_only(stages: list[StageCost], nodes: list[NodeOffer], index: int) -> None:
+    """Its fence is what the plan's next number was; the others stay where they are, whether the planner carries its board on or not."""
+    planner = Planner(POLICY)
+    plan = planner.make(request(stages, nodes)).plan
+    planner.named("p")
+    fences = {f"v{index % len(stages)}": int(plan.next_replica)}
+    asked = replace(request(stages, nodes, plan), fences=fences)
+    successor = planner.make(asked).plan
+    assert successor == make_plan(asked, POLICY)
+    check(successor, asked)
+    for item in successor.assignments:
+        assert number_of(item.replica) >= fences.get(item.vnode, 0)
+    kept = {item.replica for item in plan.assignments if item.vnode not in fences and item.role == PRIMARY}
+    assert kept <= {item.replica for item in successor.assignments}

@@ -10,10 +10,11 @@ from dataservice.manifests import Outcome, Rules, StoredState
 from dcnr.ids import Digest, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import common_pb2, model_pb2
+from orchestrator.audit_events import Decision
 from orchestrator.audited import audited_manifest
 from orchestrator.chain import Chain, ChainReader
 from orchestrator.checkpoints import Judged
-from orchestrator.verdicts import Decision, Taken, news, take
+from orchestrator.verdicts import Taken, news, take
 from trust.folding import chronicle_of
 from trust.ledger import Verdict
 
