@@ -100,13 +100,13 @@ def conclude(result: Result) -> None:
         state = State.ACTIVE if passes >= ACTIVE_PASSES else State.PROBATION
         p = rate(passes, state, floors, trusted=False)
         result.ratios[f"after_{passes}_passes"] = {
-            "rate": round(p, 4), "compute": round(p * dearest, 4), "bytes_each_way": round(p * (1 + states), 4),
+            "rate": round(p, 4), "compute": round(p * dearest, 6), "bytes_each_way": round(p * (1 + states), 6),
         }  # fmt: skip
     at_floor = result.ratios[f"after_{LIFE[-1]}_passes"]
     result.targets += [
         Target("processor time of audits at the floor / of learning", at_floor["compute"], COMPUTE_LIMIT, "", at_least=False),
         Target(
-            "bytes of audits at the floor, each way / of learning", at_floor["bytes_each_way"], BYTES_SHARE + floors.untrusted * states, "", at_least=False
+            "bytes of audits at the floor, each way / of learning", at_floor["bytes_each_way"], round(BYTES_SHARE + floors.untrusted * states, 6), "", at_least=False
         ),
     ]  # fmt: skip
     wide = [values["sketch_of_replay"] for name, values in result.medians.items() if f" {WIDE}," in name]
