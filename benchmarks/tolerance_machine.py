@@ -119,7 +119,8 @@ def save(path: Path, claim: Claim) -> None:
         "numbers": np.array([(step.loss, step.lr, step.num_learned) for step in claim.steps])
     }
     for index, step in enumerate(claim.steps):
-        values[f"output/{index}"] = step.output
+        if step.output is not None:
+            values[f"output/{index}"] = step.output
         for name, item in step.maps.items():
             values[f"map/{index}/{name}"] = item.output
             if item.input_gradient is not None:

@@ -25,6 +25,7 @@ from dcnr.ids import NodeId, ReplicaId, check_replica_id
 from dcnr.ports import Clock
 from dcnr.system import SystemClock
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, orchestrator_pb2
+from pnode.auditing import Auditing, Auditor
 from pnode.crew import Acting, Crew, Outlets
 from pnode.donors import Donor
 from pnode.exchange import first_cause
@@ -79,6 +80,7 @@ class Worker:
         self._crew: Crew
         self._hub: LinkHub
         self._acting: Acting
+        self._auditing: Auditing
 
     async def run(self, held: HeldPort) -> None:
         """Until the daemon is gone."""
@@ -111,7 +113,9 @@ class Worker:
         await server.start(held.host, held.port)
         try:
             async with asyncio.TaskGroup() as group:
-                self._crew = self._new_crew(group, MergeCalls(dial, uplink))
+                pace = Pace(self._clock, time.process_time)
+                self._crew = self._new_crew(group, MergeCalls(dial, uplink), pace)
+                self._auditing = self._new_auditing(group, pace)
                 for work in (peers.run(), self._hub.run(), self._send(), self._report()):
                     group.create_task(work)
                 await self._obey(group)
@@ -124,7 +128,19 @@ class Worker:
             await server.stop(GRACE_S)
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _new_crew(self, group: asyncio.TaskGroup, calls: MergeCalls) -> Crew:
+    def _new_auditing(self, group: asyncio.TaskGroup, pace: Pace) -> Auditing:
+        acting = self._acting
+        return Auditing(
+            Auditor(acting.network_id, acting.pnode_id, self._key, lambda: self._delegation, default_registry()),
+            clock=self._clock,
+            executor=self._executor,
+            pace=pace,
+            shards=self._shards,
+            done=self._audited,
+            group=group,
+        )
+
+    def _new_crew(self, group: asyncio.TaskGroup, calls: MergeCalls, pace: Pace) -> Crew:
         outlets = Outlets(snapshot=self._snapshot, shards=self._shards, news=self._news.set, told=self._told)
         return Crew(
             self._acting,
@@ -134,7 +150,7 @@ class Worker:
             registry=default_registry(),
             clock=self._clock,
             executor=self._executor,
-            pace=Pace(self._clock, time.process_time),
+            pace=pace,
             calls=calls,
             device=self._device,
             outlets=outlets,
@@ -180,8 +196,11 @@ class Worker:
                 self._crew.head_seen()
             case "shard_ready":
                 self._crew.shard_ready(message.shard_ready.digest, message.shard_ready.error)
+                self._auditing.shard_ready(message.shard_ready.digest, message.shard_ready.error)
             case "snapshot":
                 self._crew.snapshot(message.snapshot.replica, message.snapshot.reason)
+            case "audit":
+                self._auditing.audit(message.audit)
 
     def _neighbour(self, news: local_pb2.NeighbourAddress) -> None:
         worker: VerifiedDelegation = open_delegation(
@@ -230,6 +249,9 @@ class Worker:
 
     def _snapshot(self, ready: local_pb2.SnapshotReady) -> None:
         self._put(local_pb2.FromWorker(snapshot=ready))
+
+    def _audited(self, audited: local_pb2.WorkerAudited) -> None:
+        self._put(local_pb2.FromWorker(audited=audited))
 
     def _shards(self, dataset: str, digests: Sequence[str]) -> None:
         self._put(local_pb2.FromWorker(shards=local_pb2.ShardsWanted(dataset=dataset, digests=digests)))

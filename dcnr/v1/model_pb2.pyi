@@ -2216,6 +2216,7 @@ class AuditReport(_message.Message):
     DELEGATION_FIELD_NUMBER: _builtins.int
     COMPUTE_S_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -2244,6 +2245,10 @@ class AuditReport(_message.Message):
     def delegation(self) -> _identity_pb2.Envelope:
         """binds the worker key to the PNode"""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputSource]:
+        """where the inputs came from, as the bundle proves it: whether the plan had them there is the holder's to say"""
+
     def __init__(
         self,
         *,
@@ -2260,11 +2265,46 @@ class AuditReport(_message.Message):
         delegation: _identity_pb2.Envelope | None = ...,
         compute_s: _builtins.float = ...,
         reason: _builtins.str = ...,
+        sources: _abc.Iterable[Global___InputSource] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "delegation", b"delegation", "entry", b"entry", "finding", b"finding", "interval", b"interval", "model", b"model", "network_id", b"network_id", "part", b"part", "pnode_id", b"pnode_id", "reason", b"reason", "record_digest", b"record_digest", "residual", b"residual", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "delegation", b"delegation", "entry", b"entry", "finding", b"finding", "interval", b"interval", "model", b"model", "network_id", b"network_id", "part", b"part", "pnode_id", b"pnode_id", "reason", b"reason", "record_digest", b"record_digest", "residual", b"residual", "sources", b"sources", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AuditReport: _TypeAlias = AuditReport  # noqa: Y015
+
+@_typing.final
+class InputSource(_message.Message):
+    """Who signed inputs of an interval."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VNODE_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    PNODE_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    vnode: _builtins.str
+    """whose outputs they are"""
+    replica: _builtins.str
+    """that signed them; empty: nobody but the accused, who must have hosted that VNode itself"""
+    pnode_id: _builtins.str
+    """whose worker it was; empty likewise"""
+    incarnation: _builtins.int
+    """of that replica"""
+    def __init__(
+        self,
+        *,
+        vnode: _builtins.str = ...,
+        replica: _builtins.str = ...,
+        pnode_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "pnode_id", b"pnode_id", "replica", b"replica", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InputSource: _TypeAlias = InputSource  # noqa: Y015

@@ -35,6 +35,15 @@ class MapClaim:
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """An output as one receiver decodes it; None where nobody wanted it."""
+
+    values: Array | None
+    codec: str
+    """``raw`` for a local hand-over."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimedStep:
     """One entry of the chain: TRAIN, or FORWARD_ONLY with the weights that ``num_learned`` names (loss and lr are 0 there)."""
 
@@ -45,14 +54,22 @@ class ClaimedStep:
     target: Array
     num_learned: int
     """Batches that the state's lineage held before this entry."""
-    output: Array
-    """As the receiver decodes it."""
+    output: Array | None
+    """As the receiver decodes it; None where nobody wanted it."""
     codec: str
     """In which the output travelled: ``raw`` for a local hand-over."""
     loss: float
     lr: float
     maps: Mapping[str, MapClaim] = field(default_factory=dict)
     """By name of the sketched map; empty where nothing is sketched or nothing was asked."""
+    also_sent: tuple[Sent, ...] = ()
+    """The same output in further codecs, for other receivers."""
+
+    @property
+    def sent(self) -> tuple[tuple[Array, str], ...]:
+        """Every output that anybody received, with its codec."""
+        outputs = (Sent(self.output, self.codec), *self.also_sent)
+        return tuple((one.values, one.codec) for one in outputs if one.values is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,4 +72,5 @@ def _entry(
         output = result.output
     else:
         output = compute.forward(step.batch, step.inputs, Mode.FORWARD_ONLY).output
-    yield tolerances.comparison(index, "output", residuals.output_residual(step.output, as_array(output), step.codec))
+    for sent, codec in step.sent:
+        yield tolerances.comparison(index, "output", residuals.output_residual(sent, as_array(output), codec))

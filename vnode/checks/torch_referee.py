@@ -71,7 +71,8 @@ class Referee:
         with torch.set_grad_enabled(learning):
             output = module(tensors)
             loss = module.objective.step(output, tensors, torch.tensor(step.target).long())[0] if learning else None
-        yield tolerances.comparison(index, "output", residuals.output_residual(step.output, output.detach().numpy(), step.codec))
+        for sent, codec in step.sent:
+            yield tolerances.comparison(index, "output", residuals.output_residual(sent, output.detach().numpy(), codec))
         if loss is None:
             return dict(arrays)
         lr = self._schedule.rate(step.num_learned, self._num_batches)

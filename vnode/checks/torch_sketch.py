@@ -195,7 +195,8 @@ class Sketch:
             return
         for item in self._maps:
             yield tolerances.comparison(index, "map", self._forward_residual(item, step), item.name)
-        yield tolerances.comparison(index, "output", residuals.output_residual(step.output, output.detach().numpy(), step.codec))
+        for sent, codec in step.sent:
+            yield tolerances.comparison(index, "output", residuals.output_residual(sent, output.detach().numpy(), codec))
         if not learning:
             with torch.no_grad():
                 for buffer, value in buffers:

@@ -1,0 +1,290 @@
+"""Goal: a bundle becomes a claim only if all of it is what the accused, its neighbours and the job have signed; nobody else is ever blamed for what is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dcnr.errors import NotFound, Refused
+from dcnr.specs import Config, TensorSpec
+from dcnr.stages import Stage, VNodeSpec, stages_of
+from dcnr.tensor import Array
+from dcnr.v1 import model_pb2
+from examples.byzantine.behaviours import BEHAVIOURS
+from examples.byzantine.interval import INCARNATION, Interval, Party, Work, make_interval
+from trust.commits import Place
+from trust.comparison import judge
+from vnode.bundle import Bundle, read_bundle
+from vnode.checks.opening import UNVERIFIABLE, Assigned, Opened, Source, open_claim, read_stated
+from vnode.checks.torch_check import Checker
+from vnode.checks.torch_record import Entry
+from vnode.registry import default_registry
+from vnode.torch_stage import initial_state
+from vnode.vocabulary import Mode
+
+REGISTRY = default_registry()
+NETWORK = "5" * 40
+NUM_BATCHES, BATCH_SIZE, NUM_STEPS = 64, 8, 4
+SGD: Config = {"lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
+ACCUSED, NEIGHBOUR, STRANGER = (Party(NETWORK) for _ in range(3))
+STATE, INPUT, OUTPUT = model_pb2.EVIDENCE_KIND_STATE, model_pb2.EVIDENCE_KIND_INPUT, model_pb2.EVIDENCE_KIND_OUTPUT
+
+
+def make_stages() -> tuple[Stage, Stage]:
+    vnodes = [
+        VNodeSpec(name, "linear_block", {}, (before,), "local_ce", {}, "sgd", SGD) for name, before in (("a", "input"), ("b", "a"))
+    ]
+    first, second = stages_of(vnodes, REGISTRY, TensorSpec("float32", (12,)), TensorSpec("int64", ()), 4)
+    return first, second
+
+
+SOURCE_STAGE, STAGE = make_stages()
+
+
+class Data:
+    """The data set."""
+
+    def read_input(self, batch: int) -> Array:
+        rng = np.random.default_rng(batch)
+        return rng.standard_normal((BATCH_SIZE, 12), dtype=np.float32)
+
+    def read_target(self, batch: int) -> Array:
+        return np.random.default_rng(1000 + batch).integers(0, 4, BATCH_SIZE)
+
+
+DATA = Data()
+
+
+def work_of(stage: Stage, *, codec: str = "raw", first: int = 0) -> Work:
+    """Batches from the data set, or as a stage before it might send them; the second one is only passed through."""
+    entries = [
+        Entry(first + number, Mode.FORWARD_ONLY if number == 1 else Mode.TRAIN, (DATA.read_input(first + number),), DATA.read_target(first + number))
+        for number in range(NUM_STEPS)
+    ]  # fmt: skip
+    state = initial_state(stage, REGISTRY, seed=7, model="m", graph="", num_batches=NUM_BATCHES)
+    return Work(Place(NETWORK, "m", "j", stage.id), stage, REGISTRY, NUM_BATCHES, 7, state, entries, codec, state_every=2)
+
+
+def assigned(stage: Stage = STAGE) -> Assigned:
+    return Assigned(Place(NETWORK, "m", "j", stage.id), stage, BATCH_SIZE, NUM_BATCHES)
+
+
+@pytest.fixture
+def interval() -> Interval:
+    return make_interval(work_of(STAGE), ACCUSED, NEIGHBOUR)
+
+
+@contextmanager
+def opened_bundle(interval: Interval, folder: Path) -> Iterator[Bundle]:
+    path = folder / "bundle"
+    interval.write(path)
+    with read_bundle(path) as bundle:
+        yield bundle
+
+
+def opened(interval: Interval, folder: Path, stage: Stage = STAGE) -> Opened:
+    with opened_bundle(interval, folder) as bundle:
+        stated = read_stated(bundle, assigned(stage))
+        assert stated.broken is None
+        return open_claim(stated, bundle, assigned(stage), DATA)
+
+
+def ratio(claimed: Opened, stage: Stage = STAGE) -> float:
+    checker = Checker(assigned(stage), REGISTRY, 7, "")
+    outcome = judge(checker.comparisons(claimed.claim, model_pb2.CHECK_KIND_REPLAY, b"s" * 32), to_the_end=True)
+    assert outcome.worst is not None
+    return outcome.worst.ratio
+
+
+def refused(interval: Interval, folder: Path, stage: Stage = STAGE) -> str:
+    """The reason for which the interval is unverifiable."""
+    with pytest.raises(Refused) as raised:
+        opened(interval, folder, stage)
+    assert raised.value.code == UNVERIFIABLE
+    return raised.value.message
+
+
+# ---- honest work ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8"])
+def test_an_honest_interval_becomes_a_claim_that_passes(tmp_path: Path, codec: str) -> None:
+    claimed = opened(make_interval(work_of(STAGE, codec=codec), ACCUSED, NEIGHBOUR), tmp_path)
+    assert claimed.sources == {Source("a", "a.1", NEIGHBOUR.node.node_id, INCARNATION)}
+    assert sorted(claimed.claim.states) == [0, 2, 4]
+    assert ratio(claimed) <= 1.0
+
+
+def test_a_source_takes_its_inputs_from_the_data_set_alone(tmp_path: Path) -> None:
+    interval = make_interval(work_of(SOURCE_STAGE), ACCUSED)
+    claimed = opened(interval, tmp_path, SOURCE_STAGE)
+    assert claimed.sources == frozenset()
+    assert ratio(claimed, SOURCE_STAGE) <= 1.0
+    for step in claimed.claim.steps:
+        assert np.array_equal(step.inputs[0], DATA.read_input(step.batch))
+
+
+def test_a_source_that_learns_other_samples_than_its_batch_has_is_at_fault(tmp_path: Path) -> None:
+    work = work_of(SOURCE_STAGE)
+    others = [Entry(one.batch, one.mode, (DATA.read_input(one.batch + 9),), one.target) for one in work.entries]
+    interval = make_interval(
+        Work(work.place, work.stage, REGISTRY, NUM_BATCHES, 7, work.first_state, others, state_every=2), ACCUSED
+    )
+    assert ratio(opened(interval, tmp_path, SOURCE_STAGE), SOURCE_STAGE) > 2.0
+
+
+def test_an_input_that_only_the_accused_vouches_for_is_told(tmp_path: Path, interval: Interval) -> None:
+    for part, _ in interval.parts:
+        part.ClearField("frame")
+    assert opened(interval, tmp_path).sources == {Source("a")}
+
+
+def test_an_output_that_nobody_wanted_is_not_asked_for(tmp_path: Path, interval: Interval) -> None:
+    for step in interval.log.steps:
+        step.ClearField("outputs")
+    interval.parts = [one for one in interval.parts if one[0].kind != OUTPUT]
+    interval.restate()
+    assert ratio(opened(interval, tmp_path)) <= 1.0
+
+
+def test_an_output_in_several_codecs_is_compared_in_each(tmp_path: Path, interval: Interval) -> None:
+    from dcnr.tensor import encode
+
+    step, output = interval.log.steps[2], opened(interval, tmp_path).claim.steps[2].output
+    assert output is not None
+    for factor, passes in ((1.0, True), (1.5, False)):
+        sent = encode(output * np.float32(factor), "int8")
+        del step.outputs[1:]
+        step.outputs.append(model_pb2.StepOutput(codec="int8", digest=bytes.fromhex(sent.header.digest)))
+        part = model_pb2.EvidencePart(kind=OUTPUT, entry=2, batch=step.batch, port=1)
+        interval.parts = [one for one in interval.parts if one[0].port == 0] + [(part, bytes(sent.payload))]
+        interval.restate()
+        assert (ratio(opened(interval, tmp_path)) <= 1.0) is passes
+
+
+def test_data_that_is_not_here_is_the_auditors_trouble(tmp_path: Path, interval: Interval) -> None:
+    class Nothing(Data):
+        def read_target(self, batch: int) -> Array:
+            raise NotFound("not here", code="shard_not_cached")
+
+    with opened_bundle(interval, tmp_path) as bundle, pytest.raises(NotFound):
+        open_claim(read_stated(bundle, assigned()), bundle, assigned(), Nothing())
+
+
+# ---- what was not handed over ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [STATE, INPUT, OUTPUT], ids=["state", "input", "output"])
+def test_what_is_missing_or_is_not_what_was_named_makes_it_unverifiable(tmp_path: Path, interval: Interval, kind: int) -> None:
+    whole = list(interval.parts)
+    ends = [at for at, (part, _) in enumerate(whole) if part.kind == kind and (kind != STATE or part.entry in (0, NUM_STEPS))]
+    assert len(ends) >= 2
+    for at in ends:
+        interval.parts = whole[:at] + whole[at + 1 :]
+        assert "holds no" in refused(interval, tmp_path)
+        part, data = whole[at]
+        interval.parts = [*whole[:at], (part, bytes([data[0] ^ 1]) + data[1:]), *whole[at + 1 :]]
+        refused(interval, tmp_path)
+
+
+def test_a_state_in_between_may_be_missing_but_not_another(tmp_path: Path, interval: Interval) -> None:
+    at = next(at for at, (part, _) in enumerate(interval.parts) if part.kind == STATE and part.entry == 2)
+    part, data = interval.parts[at]
+    interval.parts[at] = (part, data + b"\0")
+    refused(interval, tmp_path)
+    del interval.parts[at]
+    assert sorted(opened(interval, tmp_path).claim.states) == [0, 4]
+
+
+def _proof(interval: Interval) -> model_pb2.FrameProof:
+    return next(part.frame for part, _ in interval.parts if part.kind == INPUT and part.entry == 2)
+
+
+def _first_proof(interval: Interval) -> model_pb2.FrameProof:
+    return next(part.frame for part, _ in interval.parts if part.kind == INPUT and part.entry == 0)
+
+
+WRONG_PROOFS: dict[str, Callable[[Interval], object]] = {
+    "signature": lambda one: setattr(_proof(one), "signature", b"\x30" + _proof(one).signature[1:-1] + b"\0"),
+    "batch": lambda one: setattr(_proof(one), "signature", _first_proof(one).signature),
+    "step": lambda one: setattr(_proof(one), "step", 77),
+    "mode": lambda one: setattr(_proof(one), "forward_only", True),
+    "shape": lambda one: _proof(one).shape.__setitem__(0, 4),
+    "codec": lambda one: setattr(_proof(one), "codec", "int8"),
+    "another target": lambda one: setattr(_proof(one), "target_replica", "b.2"),
+    "another source": lambda one: setattr(_proof(one), "source_replica", "c.1"),
+    "another incarnation": lambda one: setattr(_proof(one), "source_incarnation", 4),
+    "no delegation": lambda one: _first_proof(one).ClearField("delegation"),
+    "a stranger's delegation": lambda one: _first_proof(one).delegation.CopyFrom(STRANGER.delegation()),
+    "a delegation of another network": lambda one: _first_proof(one).delegation.CopyFrom(Party("6" * 40).delegation()),
+}
+
+
+@pytest.mark.parametrize("change", WRONG_PROOFS.values(), ids=WRONG_PROOFS)
+def test_a_wrong_proof_of_an_input_falls_back_on_the_accused(
+    tmp_path: Path, interval: Interval, change: Callable[[Interval], object]
+) -> None:
+    change(interval)
+    refused(interval, tmp_path)
+
+
+def test_what_the_accused_made_up_and_a_neighbour_never_sent_is_unverifiable(tmp_path: Path) -> None:
+    """Named in its log, signed by a key of its own, under the neighbour's name."""
+    interval = make_interval(work_of(STAGE), ACCUSED, STRANGER)
+    _first_proof(interval).delegation.CopyFrom(NEIGHBOUR.delegation())
+    refused(interval, tmp_path)
+
+
+def test_statements_of_others_or_about_something_else_are_unverifiable(tmp_path: Path, interval: Interval) -> None:
+    other = Interval(STRANGER, interval.commit, interval.log, interval.parts)
+    refused(other, tmp_path)
+    refused(make_interval(work_of(SOURCE_STAGE), ACCUSED), tmp_path)
+    interval.log.begin_digest = "1" * 64
+    refused(interval, tmp_path)  # not the log that the commit names
+
+
+def test_deltas_in_between_are_not_checked_yet(tmp_path: Path, interval: Interval) -> None:
+    interval.commit.merges.append(model_pb2.Merged(after=1))
+    refused(interval, tmp_path)
+
+
+# ---- words that contradict one another, or the job ------------------------------------------------------------------------------
+
+
+CONTRADICTIONS: dict[str, Callable[[Interval], object]] = {
+    "batch of no job": lambda one: (setattr(one.log.steps[3], "batch", NUM_BATCHES), one.commit.batches.__setitem__(2, NUM_BATCHES)),
+    "inputs": lambda one: one.log.steps[2].inputs.append(b"\0" * 32),
+    "order": lambda one: setattr(one.log.steps[2], "num_learned", 7),
+    "loss": lambda one: setattr(one.log.steps[2], "loss", one.log.steps[2].loss * 1.01),
+    "begin": lambda one: setattr(one.log, "begin_digest", "1" * 64),
+    "replica": lambda one: setattr(one.log, "replica", "b.2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_contradictions_are_a_fault_of_their_own(tmp_path: Path, interval: Interval, change: Callable[[Interval], object]) -> None:
+    change(interval)
+    interval.restate()
+    with opened_bundle(interval, tmp_path) as bundle:
+        assert read_stated(bundle, assigned()).broken is not None
+
+
+# ---- cheats ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda one: one.name)
+def test_every_cheat_is_a_claim_that_fails(tmp_path: Path, behaviour: object) -> None:
+    claimed = opened(make_interval(work_of(STAGE), ACCUSED, NEIGHBOUR, behaviour), tmp_path)  # type: ignore[arg-type]
+    assert ratio(claimed) > 2.0
+
+
+def test_a_wrong_learning_rate_is_seen(tmp_path: Path, interval: Interval) -> None:
+    interval.log.steps[2].lr *= 2
+    interval.restate()
+    assert math.isfinite(ratio(opened(interval, tmp_path)))
+    assert ratio(opened(interval, tmp_path)) > 2.0
