@@ -1,0 +1,202 @@
+"""Goal: a real worker process that audits passes honest work and proves every cheat; its record proves itself again in another process, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from worker_rig import JOB, MODEL, NETWORK_ID, Job, make_job
+
+from dcnr.errors import Refused
+from dcnr.graph import graph_to_bytes, stages_of_graph
+from dcnr.ids import digest_of
+from dcnr.system import SystemClock
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2
+from examples.byzantine.behaviours import BEHAVIOURS, Behaviour
+from examples.byzantine.interval import Interval, Party, Work, make_interval
+from pnode.samples import StagedSamples
+from pnode.verifying import WorkerVerifier
+from trust.commits import Place
+from trust.envelope import digest_of_envelope, open_single
+from trust.evidence import verify
+from trust.identity import NodeKey
+from vnode.bundle import read_bundle
+from vnode.checks.torch_record import Entry
+from vnode.checks.verifying import Evidence
+from vnode.registry import default_registry
+from vnode.vocabulary import TRAIN_LANE, Mode
+
+NUM_STEPS = 5
+ACCUSED, NEIGHBOUR = Party(NETWORK_ID), Party(NETWORK_ID)
+SEED = b"s" * 32
+REPLAY, SKETCH, REFEREE = model_pb2.CHECK_KIND_REPLAY, model_pb2.CHECK_KIND_SKETCH, model_pb2.CHECK_KIND_REFEREE
+
+
+@dataclass(frozen=True)
+class Case:
+    """A staged job, and intervals in it."""
+
+    job: Job
+    brought: list[str]
+
+    def interval(self, vnode: str, behaviour: Behaviour | None = None, *, state_every: int = 2) -> Interval:
+        stage = next(one for one in stages_of_graph(self.job.graph, default_registry()) if one.id == vnode)
+        samples = StagedSamples(self.job.manifest_path, self.job.shard_dir, self.job.graph)
+        rng = np.random.default_rng(5)
+        shape = (self.job.batch_size, *stage.inputs[0].spec.shape)
+        entries = [
+            Entry(
+                batch, Mode.FORWARD_ONLY if batch == 1 else Mode.TRAIN,
+                (samples.read_input(TRAIN_LANE, batch) if stage.is_source else rng.standard_normal(shape, dtype=np.float32),),
+                samples.read_target(TRAIN_LANE, batch),
+            )
+            for batch in range(NUM_STEPS)
+        ]  # fmt: skip
+        work = Work(
+            Place(NETWORK_ID, MODEL, JOB, vnode), stage, default_registry(), self.job.num_batches, 7, self.job.states[vnode].read_bytes(), entries,
+            state_every=state_every,
+        )  # fmt: skip
+        return make_interval(work, ACCUSED, None if stage.is_source else NEIGHBOUR, behaviour)
+
+    def evidence(self, path: Path, interval: Interval, *, shard_dir: Path | None = None) -> Evidence:
+        interval.write(path)
+
+        async def bring(dataset: str, digest: str) -> None:
+            self.brought.append(digest)
+
+        return Evidence(
+            path,
+            graph_to_bytes(self.job.graph),
+            self.job.num_batches,
+            self.job.manifest_path,
+            shard_dir or self.job.shard_dir,
+            bring,
+        )
+
+
+def task(evidence: Evidence, vnode: str, check: model_pb2.CheckKind.ValueType = REPLAY) -> model_pb2.AuditTask:
+    data = evidence.bundle.read_bytes()
+    return model_pb2.AuditTask(
+        network_id=NETWORK_ID, model=MODEL, job_id=JOB, vnode=vnode, task_id="7" * 32, bundle_digest=digest_of(data), bundle_bytes=len(data),
+        check=check, seed=SEED,
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def verifier(folder: Path, key: NodeKey) -> AsyncIterator[WorkerVerifier]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    made = WorkerVerifier(key, NETWORK_ID, clock=SystemClock(), directory=folder, environment=environment)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def report_in(audited: local_pb2.WorkerAudited, key: NodeKey) -> model_pb2.AuditReport:
+    payload, signer = open_single(audited.report, identity_pb2.DOMAIN_AUDIT_REPORT)
+    report = model_pb2.AuditReport.FromString(payload)
+    delegation = identity_pb2.Delegation.FromString(report.delegation.payload)
+    assert delegation.worker_public_key == signer.public_der
+    assert (report.pnode_id, report.task_id) == (key.node_id, "7" * 32)
+    return report
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(make_job(tmp_path / "job"), [])
+
+
+def test_honest_work_passes_every_cheat_is_proven_and_its_record_proves_itself_again_elsewhere(tmp_path: Path, case: Case) -> None:
+    keys = NodeKey.generate(), NodeKey.generate()
+
+    async def scenario() -> None:
+        async with verifier(tmp_path / "one", keys[0]) as one, verifier(tmp_path / "two", keys[1]) as two:
+            for vnode in ("s1", "s2"):
+                evidence = case.evidence(tmp_path / vnode, case.interval(vnode))
+                report = report_in(await one.audit(task(evidence, vnode), evidence), keys[0])
+                assert report.finding == model_pb2.AUDIT_FINDING_PASS, report
+                assert [source.pnode_id for source in report.sources] == ([NEIGHBOUR.node.node_id] if vnode == "s2" else [])
+            assert case.brought, "targets are read from shards that the verifier asked for"
+            records = {}
+            for behaviour in BEHAVIOURS:
+                evidence = case.evidence(tmp_path / behaviour.name, case.interval("s2", behaviour))
+                audited = await one.audit(task(evidence, "s2"), evidence)
+                report = report_in(audited, keys[0])
+                assert report.finding == model_pb2.AUDIT_FINDING_FAULT, (behaviour.name, report)
+                assert report.record_digest == digest_of(audited.record)
+                assert report.interval == digest_of_envelope(_statement(evidence.bundle))
+                records[behaviour.name] = audited.record, evidence
+            for name, (record, evidence) in records.items():
+                residual = await two.measure(record, evidence)
+                proven = verify(record, NETWORK_ID, lambda exhibit, told, residual=residual: residual, 1.0)
+                assert proven.accused == ACCUSED.node.node_id, name
+            await forged(two, records)
+
+    async def forged(two: WorkerVerifier, records: dict[str, tuple[bytes, Evidence]]) -> None:
+        """What an auditor makes up about honest work, or about another interval, proves nothing."""
+        interval = case.interval("s2")
+        evidence = case.evidence(tmp_path / "honest", interval)
+        made_up = model_pb2.FaultRecord.FromString(records["tenfold"][0])
+        with pytest.raises(Refused, match="not of the interval"):
+            await two.measure(made_up.SerializeToString(), evidence)
+        del made_up.statements[:], made_up.logs[:], made_up.challenged[:]
+        made_up.statements.append(_statement(evidence.bundle))
+        made_up.logs.append(interval.log_bytes)
+        made_up.challenged.append(interval.commit.state_digest)
+        made_up.residual = 1e9
+        data = made_up.SerializeToString()
+        residual = await two.measure(data, evidence)
+        assert residual <= 1.0
+        with pytest.raises(Refused, match="is no fault"):
+            verify(data, NETWORK_ID, lambda exhibit, told: residual, 1.0)
+
+    asyncio.run(scenario())
+
+
+def _statement(bundle: Path) -> identity_pb2.Envelope:
+    with read_bundle(bundle) as opened:
+        return identity_pb2.Envelope.FromString(bytes(opened.data(model_pb2.EVIDENCE_KIND_STATEMENT)))
+
+
+def test_what_cannot_be_checked_is_said_and_blames_nobody(tmp_path: Path, case: Case) -> None:
+    """Torn and foreign bundles, contradictions, a referee with and without the states that he needs, and checks that do not apply: one process survives all."""
+    key = NodeKey.generate()
+
+    async def scenario() -> None:
+        async with verifier(tmp_path / "one", key) as one:
+
+            async def found(
+                interval: Interval, check: model_pb2.CheckKind.ValueType = REPLAY, **changes: object
+            ) -> model_pb2.AuditReport:
+                evidence = case.evidence(tmp_path / "bundle", interval)
+                asked = task(evidence, "s2", check)
+                for name, value in changes.items():
+                    setattr(asked, name, value)
+                return report_in(await one.audit(asked, evidence), key)
+
+            honest = case.interval("s2")
+            torn = case.evidence(tmp_path / "torn", honest)
+            torn.bundle.write_bytes(torn.bundle.read_bytes()[:-5])
+            unverifiable = model_pb2.AUDIT_FINDING_UNVERIFIABLE
+            assert report_in(await one.audit(task(torn, "s2"), torn), key).finding == unverifiable
+            assert (await found(case.interval("s1"))).finding == unverifiable
+            assert (await found(honest, REFEREE)).finding == unverifiable
+            assert (await found(case.interval("s2", state_every=1), REFEREE)).finding == model_pb2.AUDIT_FINDING_PASS
+            refused = model_pb2.AUDIT_FINDING_REFUSED
+            assert (await found(honest, seed=b"short")).finding == refused
+            assert (await found(honest, vnode="s9")).finding == refused
+            assert (await found(honest, until_unix_ms=1000)).finding == refused
+            assert (await found(honest, check=99)).finding == refused
+            honest.log.steps[2].loss *= 2
+            honest.restate()
+            broken = await found(honest)
+            assert (broken.finding, broken.part, broken.residual) == (model_pb2.AUDIT_FINDING_FAULT, "form", float("inf"))
+
+    asyncio.run(scenario())
