@@ -31,6 +31,7 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 25.0
 POLL_S = 0.05
 ORCHESTRATOR = "dcnr.cli.orchestrator"
+PNODE = ("-m", "dcnr.cli.pnode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class LocalPNode:
     """Where it listens."""
     prefix: tuple[str, ...] = ()
     """What its command is put behind: another namespace, say. The process must keep the id with which it was started."""
+    program: tuple[str, ...] = PNODE
+    """What Python runs; the daemon's own command."""
 
 
 @dataclass(slots=True)
@@ -99,13 +102,14 @@ class LocalNetwork:
         name: str = "local", say: Callable[[str], None] = lambda text: None, environment: Mapping[str, str] | None = None,
         orchestrator_flags: Sequence[str] = (), host: str = "127.0.0.1", additions: Mapping[str, Mapping[str, str]] | None = None,
         orchestrator_module: str = ORCHESTRATOR, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
-        audits: str = "none",
+        audits: str = "none", trusted: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """``host``: the address of this machine on which orchestrators and store are reached; ``additions``: by name of a process, what its
-        environment has besides; ``audits``: none or drawn.
+        environment has besides; ``audits``: none or drawn; ``trusted``: names of PNodes that the network document trusts.
         """
         self.directory = directory.resolve()
         self.name, self._say, self._audits = name, say, audits
+        self._trusted = tuple(trusted)
         self._num_orchestrators, self._pnode_specs = num_orchestrators, tuple(pnodes)
         self._orchestrator_flags, self.host, self._way_to_store = tuple(orchestrator_flags), host, way_to_store
         self._environment = clean_environment(os.environ if environment is None else environment)
@@ -216,12 +220,13 @@ class LocalNetwork:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
         ids = [NodeKey.load_or_create(home / "key.pem").node_id for home in homes]
         maintainer = NodeKey.load_or_create(self.maintainer_key)
+        trusted = [NodeKey.load_or_create(self._home(name) / "key.pem").node_id for name in self._trusted]
         store = self.store.file
         endpoint = self._way_to_store(store.endpoint)
         scheme, _, address = self._way_to_store(store.public_endpoint or store.endpoint).partition("://")
         envelope = create_document(
             maintainer, name=self.name, now_wall=SystemClock().wall(), orchestrator_ids=ids, locality=identity_pb2.LOCALITY_SINGLE_HOST,
-            store_address=address, store_scheme=scheme, store_bucket=store.bucket, audits=self._audits,
+            store_address=address, store_scheme=scheme, store_bucket=store.bucket, audits=self._audits, trusted=trusted,
         )  # fmt: skip
         self.policy = verify_chain([envelope])
         save_policy(self.network_file, self.policy)
@@ -237,17 +242,21 @@ class LocalNetwork:
         self.pnodes.extend(self._pnode(spec) for spec in self._pnode_specs)
 
     def _pnode(self, spec: LocalPNode) -> Process:
-        home = self.directory / spec.name
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        home = self._home(spec.name)
         node_id = NodeKey.load_or_create(home / "key.pem").node_id
         assert self.policy is not None
         first = self._ports[len(self.pnodes) % len(self._ports)]
         command = [
-            *spec.prefix, sys.executable, "-m", "dcnr.cli.pnode", "start", "--home", str(home), "--bootstrap", f"{self.host}:{first}",
+            *spec.prefix, sys.executable, *spec.program, "start", "--home", str(home), "--bootstrap", f"{self.host}:{first}",
             "--network-id", self.policy.network_id, "--listen-host", spec.host, "--control-port", "0", "--data-port", "0", "--dht-port", "0",
             "--cores", str(spec.cores), "--memory-mb", str(spec.memory_mb), "--until-stdin-closes", *spec.flags,
         ]  # fmt: skip
         return self._process(spec.name, command, home, node_id)
+
+    def _home(self, name: str) -> Path:
+        home = self.directory / name
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return home
 
     def _process(self, name: str, command: list[str], home: Path, node_id: NodeId) -> Process:
         environment = {**self._environment, **self._additions.get(name, {})}

@@ -24,6 +24,8 @@ MAX_HISTORY: Final = 17
 """Versions in one chain: the newest and 16 older ones. Maintainers skip numbers where that does not suffice: version 1 may sign a later one directly."""
 MAX_MAINTAINERS: Final = 32
 MAX_ORCHESTRATORS: Final = 256
+TRUSTED_S: Final = 365 * 86400.0
+"""How long a PNode is trusted where nothing else is said."""
 MAX_TRUSTED_PNODES: Final = 1024
 AUDITS: Final = ("none", "drawn")
 PROTOCOL_MIN: Final = 1
@@ -140,8 +142,15 @@ def create_document(
     codecs: Iterable[str] = (),
     audit_floor: float = 0.05,
     audits: str = "none",
+    trusted: Iterable[str] = (),
+    trusted_s: float = TRUSTED_S,
+    max_vnode_state_bytes: int = 0,
 ) -> identity_pb2.Envelope:
-    """Version 1 of a network's document, signed by ``keys``, which become its maintainers. Raises InvalidInput."""
+    """Version 1 of a network's document, signed by ``keys``, which become its maintainers. Raises InvalidInput.
+
+    ``trusted``: ids of PNodes that are checked less, for ``trusted_s`` seconds from now on.
+    """
+    until_unix_ms = int((now_wall + trusted_s) * 1000)
     document = identity_pb2.NetworkDocument(
         version=1,
         name=name,
@@ -157,6 +166,8 @@ def create_document(
         codecs=codecs,
         audit_floor=audit_floor,
         audits=audits,
+        trusted_pnodes=[identity_pb2.TrustedPNode(node_id=node_id, expires_unix_ms=until_unix_ms) for node_id in trusted],
+        max_vnode_state_bytes=max_vnode_state_bytes,
         created_unix_ms=int(now_wall * 1000),
         expires_unix_ms=int((now_wall + lifetime_s) * 1000) if lifetime_s else 0,
     )

@@ -34,6 +34,11 @@ def create(
     maintainers: Annotated[int, typer.Option(min=1, max=32, help="Number of maintainer keys to make.")] = 1,
     threshold: Annotated[int, typer.Option(min=1, max=32, help="Signatures needed.")] = 1,
     audits: Annotated[str, typer.Option(help="Whether claimed training is checked: none, or drawn.")] = "none",
+    trusted: Annotated[
+        list[str] | None, typer.Option(help="Id of a PNode that is checked less, never not at all. May be repeated.")
+    ] = None,
+    trusted_days: Annotated[float, typer.Option(min=0.0, max=3650.0, help="For how long it is trusted.")] = 365.0,
+    max_vnode_mb: Annotated[int, typer.Option(min=0, help="Largest state of a VNode, MB; 0: 4 GiB.")] = 0,
     audit_floor: Annotated[float, typer.Option(min=0.0, max=1.0, help="Lowest audit probability.")] = 0.05,
     out: Annotated[
         Path | None, typer.Option(help="Directory for keys and document; default: the home directory.", show_default=False)
@@ -65,19 +70,13 @@ def create(
         *keys, name=name, now_wall=SystemClock().wall(), orchestrator_ids=[entry.partition("@")[0] for entry in orchestrator],
         threshold=threshold, locality=localities[locality], store_address=address, store_bucket=bucket, store_scheme=scheme,
         bootstrap=[*(entry for entry in orchestrator if "@" in entry), *(bootstrap or ())], audit_floor=audit_floor, audits=audits,
+        trusted=trusted or (), trusted_s=trusted_days * 86400.0, max_vnode_state_bytes=max_vnode_mb * 1_000_000,
     )  # fmt: skip
     policy = verify_chain([envelope])
     save_policy(document, policy)
     data = {"network_id": policy.network_id, "network_file": str(document), "keys": [str(path) for path in paths]}
 
-    def text() -> str:
-        lines = [f"network {policy.network_id} ({name})", f"  document  {document}"]
-        lines += [f"  key       {path} (mode 0600: back it up, give it to its maintainer alone)" for path in paths]
-        if maintainers == 1:
-            lines.append("  one key decides alone; a network of several maintainers: --maintainers 3 --threshold 2")
-        return "\n".join([*lines, f"next: orchestrator start --network {document}"])
-
-    output.emit(data, text, as_json=as_json)
+    output.emit(data, lambda: _made(policy, document, paths), as_json=as_json)
 
 
 @app.command()
@@ -97,6 +96,14 @@ def show(
     else:
         policy = session.policy()
     output.emit(_data(policy), lambda: _text(policy), as_json=as_json)
+
+
+def _made(policy: NetworkPolicy, document: Path, paths: list[Path]) -> str:
+    lines = [f"network {policy.network_id} ({policy.document.name})", f"  document  {document}"]
+    lines += [f"  key       {path} (mode 0600: back it up, give it to its maintainer alone)" for path in paths]
+    if len(paths) == 1:
+        lines.append("  one key decides alone; a network of several maintainers: --maintainers 3 --threshold 2")
+    return "\n".join([*lines, f"next: orchestrator start --network {document}"])
 
 
 def _store(text: str) -> tuple[str, str]:
@@ -130,5 +137,12 @@ def _text(policy: NetworkPolicy) -> str:
         f"audits         drawn, at least {data['audit_floor']:g}" if policy.audits_drawn else "audits         none",
     ]
     lines += [f"orchestrator   {node_id}" for node_id in data["orchestrator_ids"]]
+    lines += [f"trusted        {item.node_id} until {_day(item.expires_unix_ms)}" for item in policy.document.trusted_pnodes]
     lines += [f"bootstrap      {entry}" for entry in data["bootstrap"]]
     return "\n".join(lines)
+
+
+def _day(unix_ms: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).date().isoformat()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,24 @@ def test_network_create_and_show(homes: Path, capsys: pytest.CaptureFixture[str]
     assert "rules on subnets and owners are lifted" in capsys.readouterr().out
     assert run(create) == 5, "an existing network is not overwritten"
     assert run("dcnr network create --name x --orchestrator nonsense --out", str(homes / "other")) == 2
+
+
+def test_a_network_names_whom_it_trusts_and_how_large_a_vnode_may_be(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: the document that the command signs holds them, and `show` says until when."""
+    trusted = "ab" * 20
+    create = (
+        f"dcnr network create --name garden --orchestrator {'cd' * 20} --trusted {trusted} --trusted-days 2 --max-vnode-mb 5 --out"
+    )
+    assert run(create, str(homes / "trusting")) == 0
+    policy = load_policy(homes / "trusting" / "network.json")
+    now = time.time()
+    assert policy.is_trusted(trusted, now + 86400)
+    assert not policy.is_trusted(trusted, now + 3 * 86400)
+    assert policy.document.max_vnode_state_bytes == 5_000_000
+    capsys.readouterr()
+    assert run("dcnr network show --network", str(homes / "trusting" / "network.json")) == 0
+    assert f"trusted        {trusted} until 20" in capsys.readouterr().out
+    assert run("dcnr network create --name x --orchestrator", "cd" * 20, "--trusted nonsense --out", str(homes / "y")) == 2
 
 
 def test_validate_names_vnode_field_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
