@@ -1,11 +1,11 @@
-"""Goal: a real worker process that audits passes honest work and proves every cheat; its record proves itself again in another process, and nothing else does."""
+"""Goal: a worker process that audits passes honest work and proves every cheat; its record proves itself again in another process, and nothing else does."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from pnode.samples import StagedSamples
 from pnode.verifying import WorkerVerifier
 from trust.commits import Place
 from trust.envelope import digest_of_envelope, open_single
-from trust.evidence import verify
+from trust.evidence import Exhibit, verify
 from trust.identity import NodeKey
 from vnode.bundle import read_bundle
 from vnode.checks.torch_record import Entry
@@ -135,7 +135,7 @@ def test_honest_work_passes_every_cheat_is_proven_and_its_record_proves_itself_a
                 records[behaviour.name] = audited.record, evidence
             for name, (record, evidence) in records.items():
                 residual = await two.measure(record, evidence)
-                proven = verify(record, NETWORK_ID, lambda exhibit, told, residual=residual: residual, 1.0)
+                proven = verify(record, NETWORK_ID, measured(residual), 1.0)
                 assert proven.accused == ACCUSED.node.node_id, name
             await forged(two, records)
 
@@ -155,9 +155,13 @@ def test_honest_work_passes_every_cheat_is_proven_and_its_record_proves_itself_a
         residual = await two.measure(data, evidence)
         assert residual <= 1.0
         with pytest.raises(Refused, match="is no fault"):
-            verify(data, NETWORK_ID, lambda exhibit, told: residual, 1.0)
+            verify(data, NETWORK_ID, measured(residual), 1.0)
 
     asyncio.run(scenario())
+
+
+def measured(residual: float) -> Callable[[Exhibit, model_pb2.FaultRecord], float]:
+    return lambda exhibit, told: residual
 
 
 def _statement(bundle: Path) -> identity_pb2.Envelope:
@@ -193,7 +197,7 @@ def test_what_cannot_be_checked_is_said_and_blames_nobody(tmp_path: Path, case: 
             assert (await found(honest, seed=b"short")).finding == refused
             assert (await found(honest, vnode="s9")).finding == refused
             assert (await found(honest, until_unix_ms=1000)).finding == refused
-            assert (await found(honest, check=99)).finding == refused
+            assert (await found(honest, model_pb2.CHECK_KIND_UNSPECIFIED)).finding == refused
             honest.log.steps[2].loss *= 2
             honest.restate()
             broken = await found(honest)
