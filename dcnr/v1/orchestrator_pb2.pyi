@@ -870,10 +870,14 @@ class VNodeView(_message.Message):
     REPORT_AGE_S_FIELD_NUMBER: _builtins.int
     CURVE_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
+    NUM_OPEN_FIELD_NUMBER: _builtins.int
     vnode: _builtins.str
     """which"""
     report_age_s: _builtins.float
     """seconds since that report"""
+    num_open: _builtins.int
+    """intervals that wait for their audit"""
     @_builtins.property
     def assignment(self) -> _model_pb2.Assignment:
         """of its primary"""
@@ -894,6 +898,10 @@ class VNodeView(_message.Message):
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaView]:
         """all of the plan, the primary first"""
 
+    @_builtins.property
+    def cleared(self) -> _model_pb2.Checkpoint:
+        """newest cleared in the manifest; absent where audits are not in force"""
+
     def __init__(
         self,
         *,
@@ -904,10 +912,12 @@ class VNodeView(_message.Message):
         report_age_s: _builtins.float = ...,
         curve: _abc.Iterable[_model_pb2.ExitResult] | None = ...,
         replicas: _abc.Iterable[Global___ReplicaView] | None = ...,
+        cleared: _model_pb2.Checkpoint | None = ...,
+        num_open: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "report", b"report", "working", b"working"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cleared", b"cleared", "report", b"report", "working", b"working"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "curve", b"curve", "replicas", b"replicas", "report", b"report", "report_age_s", b"report_age_s", "vnode", b"vnode", "working", b"working"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cleared", b"cleared", "curve", b"curve", "num_open", b"num_open", "replicas", b"replicas", "report", b"report", "report_age_s", b"report_age_s", "vnode", b"vnode", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1179,6 +1189,8 @@ class NodeView(_message.Message):
     FREE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """which"""
     kind: _membership_pb2.NodeKind.ValueType
@@ -1203,6 +1215,10 @@ class NodeView(_message.Message):
     """orchestrators: decides now"""
     owner: _builtins.str
     """PNodes: id of the owner's key, by its own statement; empty: not said"""
+    evidence: _builtins.str
+    """digest of the fault record behind a quarantine; empty without one"""
+    passes: _builtins.float
+    """audits passed, as far as they still count"""
     @_builtins.property
     def capability(self) -> _membership_pb2.Capability:
         """lent"""
@@ -1228,10 +1244,12 @@ class NodeView(_message.Message):
         free_memory_bytes: _builtins.int = ...,
         holder: _builtins.bool = ...,
         owner: _builtins.str = ...,
+        evidence: _builtins.str = ...,
+        passes: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "capability", b"capability", "free_memory_bytes", b"free_memory_bytes", "holder", b"holder", "incarnation", b"incarnation", "kind", b"kind", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "owner", b"owner", "reason", b"reason", "replicas", b"replicas", "software", b"software", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "capability", b"capability", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "holder", b"holder", "incarnation", b"incarnation", "kind", b"kind", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "owner", b"owner", "passes", b"passes", "reason", b"reason", "replicas", b"replicas", "software", b"software", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
