@@ -84,6 +84,9 @@ class Auditing:
 
     def audit(self, order: local_pb2.WorkerAudit) -> None:
         """Begins; the answer comes to ``done``. A second one meanwhile is refused."""
+        if order.refusal:
+            self._tell(order, model_pb2.AUDIT_FINDING_REFUSED, reason=order.refusal)
+            return
         if self._busy:
             if order.task.task_id != self._busy:
                 self._tell(order, model_pb2.AUDIT_FINDING_REFUSED, reason="another audit is under way")

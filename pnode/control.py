@@ -7,8 +7,9 @@ nothing: what orchestrators say is handled by a task of its own, one message aft
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -32,6 +33,8 @@ LONGEST_PAUSE_S = 5.0
 REVIEW_S = 0.5
 MAX_WAITING = 256
 """Messages not handled yet; a stream that brings more is opened again later, and everything is told anew."""
+MAX_WORDS = 16
+"""Answers that wait for a stream; the oldest give way, and whoever asked asks again."""
 TRYING_S = 10.0
 """An orchestrator that has not welcomed us for so long no longer takes the place of another one."""
 _log = structlog.get_logger("pnode")
@@ -46,6 +49,7 @@ class _Stream:
     since_s: float = 0.0
     reason: str = "connecting"
     stale: bool = False
+    words: deque[orchestrator_pb2.PNodeMessage] = field(default_factory=lambda: deque(maxlen=MAX_WORDS))
 
 
 class ControlStreams:
@@ -91,6 +95,15 @@ class ControlStreams:
         """There is news: beat at once on every stream."""
         for stream in self._streams.values():
             stream.nudge.set()
+
+    def say(self, node_id: NodeId, message: orchestrator_pb2.PNodeMessage) -> bool:
+        """An answer for one orchestrator, on its stream as soon as that is open; False where there is none."""
+        stream = self._streams.get(node_id)
+        if stream is None:
+            return False
+        stream.words.append(message)
+        stream.nudge.set()
+        return True
 
     @property
     def attached(self) -> tuple[NodeId, ...]:
@@ -174,6 +187,9 @@ class ControlStreams:
                     sequence += 1
                     message = orchestrator_pb2.PNodeMessage(beat=self._beat(sequence))
                     await asyncio.wait_for(call.write(message), limits.CALL_TIMEOUT_S)
+                    while stream.words:
+                        await asyncio.wait_for(call.write(stream.words[0]), limits.CALL_TIMEOUT_S)
+                        stream.words.popleft()
                     due = now + interval_s * self._rng.uniform(0.8, 1.0)
                 nudged = asyncio.create_task(stream.nudge.wait())
                 await asyncio.wait(
