@@ -188,8 +188,7 @@ class ControlStreams:
                     message = orchestrator_pb2.PNodeMessage(beat=self._beat(sequence))
                     await asyncio.wait_for(call.write(message), limits.CALL_TIMEOUT_S)
                     while stream.words:
-                        await asyncio.wait_for(call.write(stream.words[0]), limits.CALL_TIMEOUT_S)
-                        stream.words.popleft()
+                        await asyncio.wait_for(call.write(stream.words.popleft()), limits.CALL_TIMEOUT_S)
                     due = now + interval_s * self._rng.uniform(0.8, 1.0)
                 nudged = asyncio.create_task(stream.nudge.wait())
                 await asyncio.wait(

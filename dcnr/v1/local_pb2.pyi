@@ -534,6 +534,7 @@ class WorkerAudit(_message.Message):
     THREADS_FIELD_NUMBER: _builtins.int
     CPU_SHARE_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     bundle_path: _builtins.str
     """verified by size and digest"""
     graph: _builtins.bytes
@@ -550,6 +551,8 @@ class WorkerAudit(_message.Message):
     """of the worker's time"""
     record: _builtins.bytes
     """a FaultRecord to be measured again instead of a task's check; empty: the check"""
+    refusal: _builtins.str
+    """why the daemon takes no such task: nothing is checked, and the report says so; empty: it takes it"""
     @_builtins.property
     def task(self) -> _model_pb2.AuditTask:
         """what was asked; signature verified by the daemon"""
@@ -566,10 +569,11 @@ class WorkerAudit(_message.Message):
         threads: _builtins.int = ...,
         cpu_share: _builtins.float = ...,
         record: _builtins.bytes = ...,
+        refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_path", b"bundle_path", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "graph", b"graph", "num_batches", b"num_batches", "record", b"record", "shard_dir", b"shard_dir", "task", b"task", "threads", b"threads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_path", b"bundle_path", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "graph", b"graph", "num_batches", b"num_batches", "record", b"record", "refusal", b"refusal", "shard_dir", b"shard_dir", "task", b"task", "threads", b"threads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
