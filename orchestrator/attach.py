@@ -15,6 +15,7 @@ from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput, Refused, RemoteFault, Stale, TimedOut
 from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
 from membership.probing import Findings, Verdict
+from orchestrator.checkpoints import is_fenced
 from orchestrator.inventory import Transition
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView
@@ -220,7 +221,7 @@ class AttachService:
                 continue
             mine = {item.replica: item.vnode for item in view.hosted_by(stream.pnode_id)}
             for report in beat.replicas:
-                if report.replica in mine:
+                if report.replica in mine and not is_fenced(view, mine[report.replica], report.replica):
                     good = [item for item in report.exits if item.vnode == mine[report.replica]]
                     runtime.exits.heard(view.plan.job_id, good[:16])
 

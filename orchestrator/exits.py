@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from dcnr.v1 import model_pb2
@@ -31,6 +31,12 @@ class ExitBook:
             better = known is None or (result.complete, result.step, result.count) > (known.complete, known.step, known.count)
             if better and (known is not None or len(table) < MAX_RESULTS):
                 table[key] = result
+
+    def forget(self, job_id: str, vnodes: Collection[str]) -> None:
+        """What these VNodes went back from says nothing of what they learn now."""
+        table = self._jobs.get(job_id, {})
+        for key in [key for key in table if key[0] in vnodes]:
+            del table[key]
 
     def curve(self, job_id: str, vnode: str) -> list[model_pb2.ExitResult]:
         """All results of a VNode's objective, validation rounds first, then the test split."""

@@ -11,6 +11,7 @@ from orchestrator.batch_story import batch_lines, line, origin, unmerged_line
 from orchestrator.planning import ROLES
 from orchestrator.progress import reports_of
 from orchestrator.runtime import ModelRuntime, Shared
+from orchestrator.view import ModelView
 
 MAX_LINES: Final = 256
 
@@ -49,11 +50,33 @@ def explain_model(runtime: ModelRuntime, vnode: str, batch: int | None) -> list[
     for name in view.plan.waiting:
         if vnode in ("", name):
             lines.append(line(name, "waiting", "no node can take it now"))
+    lines.extend(_audits(runtime, view, vnode))
     for refused in view.plan.rejections:
         if vnode in ("", refused.vnode):
             verdict = "rejected" if refused.pnode_id else "waiting"
             lines.append(line(refused.vnode, verdict, refused.reason, pnode=refused.pnode_id))
     return lines[:MAX_LINES]
+
+
+def _audits(runtime: ModelRuntime, view: ModelView, vnode: str) -> list[orchestrator_pb2.Explanation]:
+    """Of every open audit who has to act and until when; where another orchestrator decides, what is open."""
+    now_s = runtime.shared.clock.wall()
+    waits = [one for one in runtime.waits() if vnode in ("", one.vnode)]
+    if waits:
+        return [
+            line(
+                one.replica, "audit open", one.why, interval=one.interval, vnode=one.vnode, pnode=one.accused, waits_for=one.owner,
+                left_s=f"{max(0.0, one.until_s - now_s):.0f}",
+            )
+            for one in waits
+        ]  # fmt: skip
+    found = view.chain.open_intervals() if view.chain is not None else []
+    why = f"its audit is the business of {view.head.holder[:8]}, which decides"
+    return [
+        line(one.replica, "audit open", why, interval=one.name, vnode=one.vnode, pnode=one.pnode_id)
+        for one in found
+        if vnode in ("", one.vnode)
+    ]
 
 
 def _check_named(plan: model_pb2.Plan, vnode: str) -> None:

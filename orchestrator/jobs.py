@@ -56,6 +56,8 @@ class Progress:
     """Test results of the objectives, by depth."""
     since_manifest_complete_s: float
     settling_deadline_s: float = limits.SETTLING_DEADLINE_S
+    num_open_audits: int = 0
+    """Intervals of what would be the result that wait for their audit."""
 
     @property
     def manifest_complete(self) -> bool:
@@ -159,11 +161,16 @@ def _sources_done(progress: Progress) -> bool:
 
 def _settling(head: model_pb2.Head, progress: Progress, ended: frozenset[str]) -> Change | None:
     missing_exits = _missing_exits(progress)
-    if progress.manifest_complete and (not missing_exits or progress.since_manifest_complete_s >= EVALUATION_GRACE_S):
-        reason = f"without the evaluation of {', '.join(missing_exits)}" if missing_exits else ""
+    is_over = head.active.settling_s >= progress.settling_deadline_s
+    is_judged = not progress.num_open_audits or is_over
+    if progress.manifest_complete and is_judged and (not missing_exits or progress.since_manifest_complete_s >= EVALUATION_GRACE_S):
+        lacking = [f"without the evaluation of {', '.join(missing_exits)}"] if missing_exits else []
+        if progress.num_open_audits:
+            lacking.append(f"with {progress.num_open_audits} intervals whose audit did not come in time")
+        reason = "; ".join(lacking)
         outcome = _outcome(head.active.job_id, model_pb2.JOB_STATE_COMPLETED, head.manifest_digest, reason, progress.exits)
         return Decide(outcome.SerializeToString(deterministic=True), ended)
-    if not progress.manifest_complete and head.active.settling_s >= progress.settling_deadline_s:
+    if not progress.manifest_complete and is_over:
         reason = f"the settling deadline passed; {missing(progress)}"
         outcome = _outcome(head.active.job_id, model_pb2.JOB_STATE_EXPIRED, head.manifest_digest, reason, progress.exits)
         return Decide(outcome.SerializeToString(deterministic=True), ended)

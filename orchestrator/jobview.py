@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
@@ -38,6 +39,7 @@ def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orches
         shown.outcome.CopyFrom(outcome)
         shown.manifest_digest = outcome.manifest_digest
     if view is not None and view.plan is not None and view.plan.job_id == job_id:
+        shown.audited = view.chain is not None
         shown.plan_number, shown.plan_digest = view.plan.number, view.head.plan_digest
         if with_vnodes:
             shown.vnodes.extend(_vnodes(runtime, job_id, now))
@@ -108,6 +110,7 @@ def _vnodes(runtime: ModelRuntime, job_id: str, now: float) -> list[orchestrator
         placed.setdefault(item.vnode, []).append(item)
     order = [cost.vnode for cost in view.job.costs] if view.job is not None else sorted(placed)
     rows: list[orchestrator_pb2.VNodeView] = []
+    open_audits = Counter(one.vnode for one in view.chain.open_intervals()) if view.chain is not None else Counter[str]()
     for vnode in order:
         row = orchestrator_pb2.VNodeView(vnode=vnode, curve=runtime.exits.curve(job_id, vnode))
         for item in sorted(placed.get(vnode, ()), key=lambda item: item.role):
@@ -124,6 +127,9 @@ def _vnodes(runtime: ModelRuntime, job_id: str, now: float) -> list[orchestrator
         working = view.working(vnode)
         if working is not None:
             row.working.CopyFrom(working)
+        row.num_open = open_audits[vnode]
+        if (cleared := view.cleared(vnode)) is not None:
+            row.cleared.CopyFrom(cleared)
         rows.append(row)
     return rows
 

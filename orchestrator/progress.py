@@ -52,6 +52,7 @@ def progress_of(view: ModelView, report: Report, exits: ExitBook, since_manifest
         exits=exits.test_results(job_id, order),
         since_manifest_complete_s=since_manifest_complete_s,
         settling_deadline_s=job.request.settling_deadline_s or limits.SETTLING_DEADLINE_S,
+        num_open_audits=len(view.chain.open_intervals()) if view.chain is not None else 0,
     )
 
 

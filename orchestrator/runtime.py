@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -12,6 +13,7 @@ from dcnr.errors import DcnrError
 from dcnr.ports import Clock, ObjectStore
 from dcnr.specs import Registry
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from orchestrator.audit_events import Wait
 from orchestrator.checkpoints import STATE_MISSING, CheckpointJudge, condemned, named
 from orchestrator.decider import Decider
 from orchestrator.documents import open_head, sealed
@@ -82,6 +84,8 @@ class ModelRuntime:
         self.judge = CheckpointJudge(shared.store, shared.policy, shared.clock)
         self.refresh_jobs = Signal()
         self.trouble = self.jobs_trouble = ""
+        self.waits: Callable[[], Sequence[Wait]] = tuple
+        """Whom open audits wait for, while this process decides; the audit desk puts itself here."""
         self._jobs_read_at = -1e9
         self._seen: HeadSeen | None = None
         self._seen_signal = Signal()
@@ -219,6 +223,7 @@ class ModelRuntime:
             try:
                 self.view = await self.loader.load(self.model, latest.head, latest.data)
                 self.trouble = ""
+                self._forget_taken_back(view, self.view)
             except DcnrError as error:
                 self.trouble = f"the documents under the head cannot be read: {error.message}"
                 seen = -1
@@ -226,6 +231,15 @@ class ModelRuntime:
                 continue
             self.shared.news.fire()
             self.decider.wake.fire()
+
+    def _forget_taken_back(self, before: ModelView | None, view: ModelView) -> None:
+        """Results of replicas that hold what was taken back."""
+        old, new = (
+            {one.vnode: one.first_replica for one in item.manifest.fences} if item is not None and item.manifest is not None else {}
+            for item in (before, view)
+        )
+        if view.job is not None and (moved := {vnode for vnode, first in new.items() if first != old.get(vnode)}):
+            self.exits.forget(view.job.request.job_id, moved)
 
     async def _watch_store(self) -> None:
         """One event when the store has been away for a while, with the remedy, and one when it is back."""

@@ -92,6 +92,13 @@ class ModelView:
         entry = next((item for item in self.manifest.entries if item.vnode == vnode), None)
         return entry.working[0] if entry is not None and entry.working else None
 
+    def cleared(self, vnode: str) -> model_pb2.Checkpoint | None:
+        """The newest cleared checkpoint of a VNode under the head, where audits are in force."""
+        if self.manifest is None or self.chain is None:
+            return None
+        entry = next((item for item in self.manifest.entries if item.vnode == vnode), None)
+        return entry.cleared if entry is not None and entry.cleared.digest else None
+
     def durable(self, job_id: str) -> Mapping[str, IntervalSet]:
         """By VNode: the lineage in ``job_id`` of the newest working checkpoint; empty for one of another job."""
         if self.manifest is None:

@@ -154,18 +154,21 @@ def vnodes_table(job: orchestrator_pb2.JobView) -> str:
         rows.append(
             (
                 item.vnode, short(item.assignment.pnode_id), _state(item), f"{item.report.num_learned}/{job.num_batches}",
-                _count(item.report.durable), f"{item.report.rate:.1f}", f"{item.report.loss:.3f}" if item.report.num_learned else "-",
+                _count(item.report.durable), *([_cleared(item)] if job.audited else []),
+                f"{item.report.rate:.1f}", f"{item.report.loss:.3f}" if item.report.num_learned else "-",
                 results.get(item.vnode, "-"), ", ".join(note for note in notes if note),
             )
         )  # fmt: skip
         rows += [
             (
                 f"  {other.assignment.replica}", short(other.assignment.pnode_id), standing(other), f"{learned(other)}/{job.num_batches}",
-                "-", f"{other.report.rate:.1f}", f"{other.report.loss:.3f}" if other.report.num_learned else "-", "-", merging(other),
+                "-", *(["-"] if job.audited else []),
+                f"{other.report.rate:.1f}", f"{other.report.loss:.3f}" if other.report.num_learned else "-", "-", merging(other),
             )
             for other in others
         ]  # fmt: skip
-    return table(("vnode", "node", "state", "learned", "durable", "batch/s", "loss", "validation", ""), rows)
+    cleared = ("cleared",) if job.audited else ()
+    return table(("vnode", "node", "state", "learned", "durable", *cleared, "batch/s", "loss", "validation", ""), rows)
 
 
 def nodes_table(message: orchestrator_pb2.WatchJobResponse) -> str:
@@ -227,6 +230,11 @@ def _state(item: orchestrator_pb2.VNodeView) -> str:
     if not item.assignment.pnode_id:
         return "waiting"
     return word(orchestrator_pb2.AssignmentState, item.report.state) if item.report.replica else "placed"
+
+
+def _cleared(item: orchestrator_pb2.VNodeView) -> str:
+    """Batches that stand on no open audit, and how many audits are open."""
+    return f"{item.cleared.step}" + (f" ({item.num_open} open)" if item.num_open else "")
 
 
 def _count(intervals: common_pb2.IntervalSet) -> int:

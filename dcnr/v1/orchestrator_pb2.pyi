@@ -787,6 +787,7 @@ class JobView(_message.Message):
     AS_OF_UNIX_MS_FIELD_NUMBER: _builtins.int
     REPORTER_FIELD_NUMBER: _builtins.int
     NUM_PNODES_FIELD_NUMBER: _builtins.int
+    AUDITED_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """which"""
     model: _builtins.str
@@ -819,6 +820,8 @@ class JobView(_message.Message):
     """this orchestrator"""
     num_pnodes: _builtins.int
     """attached and usable"""
+    audited: _builtins.bool
+    """audits are in force for it: what is cleared counts"""
     @_builtins.property
     def vnodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___VNodeView]:
         """in topological order"""
@@ -848,10 +851,11 @@ class JobView(_message.Message):
         as_of_unix_ms: _builtins.int = ...,
         reporter: _builtins.str = ...,
         num_pnodes: _builtins.int = ...,
+        audited: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_unix_ms", b"as_of_unix_ms", "epoch", b"epoch", "eta_s", b"eta_s", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "num_batches", b"num_batches", "num_pnodes", b"num_pnodes", "outcome", b"outcome", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "reporter", b"reporter", "running_s", b"running_s", "settling_s", b"settling_s", "state", b"state", "vnodes", b"vnodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_unix_ms", b"as_of_unix_ms", "audited", b"audited", "epoch", b"epoch", "eta_s", b"eta_s", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "num_batches", b"num_batches", "num_pnodes", b"num_pnodes", "outcome", b"outcome", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "reporter", b"reporter", "running_s", b"running_s", "settling_s", b"settling_s", "state", b"state", "vnodes", b"vnodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,14 @@ def test_completed_needs_every_lineage_and_every_evaluation() -> None:
     assert "b" in late.reason
 
 
+def test_a_job_waits_for_open_audits_and_no_longer_than_its_settling_deadline() -> None:
+    jobs, waits = {"j1": record()}, replace(PROGRESS, num_open_audits=2, settling_deadline_s=60.0)
+    assert next_change(head(SETTLING, settling_s=59.0), jobs, waits, 0) is None
+    done = outcome(next_change(head(SETTLING, settling_s=60.0), jobs, waits, 0))
+    assert (done.state, done.reason) == (model_pb2.JOB_STATE_COMPLETED, "with 2 intervals whose audit did not come in time")
+    assert outcome(next_change(head(SETTLING), jobs, replace(waits, num_open_audits=0), 0)).reason == ""
+
+
 def test_the_settling_deadline_names_what_is_missing() -> None:
     jobs = {"j1": record()}
     gap = replace(PROGRESS, durable={"a": FULL, "b": IntervalSet.of((0, 4), (5, N))})
