@@ -20,6 +20,7 @@ from dcnr.ports import Clock, ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator import retention
 from orchestrator.audit_events import Decision
+from orchestrator.audit_retention import EvidenceKeeper, kept_for_return
 from orchestrator.audited import audited_manifest
 from orchestrator.chain import Chain
 from orchestrator.checkpoints import Judged, named
@@ -58,7 +59,7 @@ class Naming:
         """What the audit desk has decided; the desk puts itself here."""
         self.went_back = False
         """Whether the manifest that `next` made last takes something back."""
-        self._drawing = drawing
+        self._drawing, self._evidence = drawing, EvidenceKeeper(store)
         self._key, self._store, self._clock, self._loader, self._history = key, store, clock, loader, history
         self._pending: dict[tuple[str, str], Judged] = {}
         self._taken: list[Judged] = []
@@ -112,6 +113,11 @@ class Naming:
         if sweep:
             self._swept_at = now
             kept = await retention.kept_states(view, self._loader, jobs)
+            if view.chain is not None:
+                kept |= kept_for_return(view.chain.ledger)
+                await self._evidence.sweep(
+                    view.model, view.chain, [entry.vnode for entry in view.manifest.entries], wall_ms, grant_lifetime_s * 1000
+                )
             stored = await retention.stored_states(self._store, view.model, [entry.vnode for entry in view.manifest.entries])
             if await retention.delete_condemned(self._store, view.model, view.manifest, stored, kept):
                 self._swept_at = now - sweep_s + SWEEP_AGAIN_S

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from audited_rig import Job, drawn, judged, name_of, piece
 
 from orchestrator.audit_events import Decision
 from orchestrator.costs import StageCost
 from orchestrator.verdicts import MAX_AT_ONCE, behind_of, news
-from tests.unit.audited_rig import Job, drawn, judged, name_of, piece
 from trust.going_back import Cause
 from trust.ledger import Verdict
 

@@ -1,0 +1,70 @@
+"""Goal: a way back finds a state near where it has to end, and evidence stays as long as somebody may look at it, no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from audited_rig import Job, drawn, judged, name_of, piece
+
+from dataservice import keys
+from dataservice.memory import MemoryStore
+from dcnr.ids import digest_of
+from dcnr.v1 import model_pb2
+from orchestrator.audit_events import Decision
+from orchestrator.audit_retention import EvidenceKeeper, kept_for_return
+from trust.going_back import Cause
+from trust.ledger import Verdict
+
+MODEL, HOUR_MS = "m", 3_600_000
+
+
+class Wall:
+    """A clock that is set."""
+
+    now_s = 1_800_000_000.0
+
+    def wall(self) -> float:
+        return self.now_s
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def grown(count: int, *opened: str) -> Job:
+    """VNode a with that many checkpoints, of one interval each."""
+    job = Job()
+    for number in range(1, count + 1):
+        piece_of = piece(f"a-{number}", number - 1, number)
+        job.named(judged(f"a{number}", f"a{number - 1}", piece_of, held=[(0, number)]), draw=drawn(*opened))
+    return job
+
+
+def test_kept_are_the_first_those_before_open_intervals_and_cleared_ones_at_doubling_distances() -> None:
+    kept = kept_for_return(grown(20, "a-15", "a-18").chain().ledger)
+    assert kept == {name_of(f"a{at}") for at in (0, 14, 13, 12, 10, 6, 17)} | {name_of("b0")}
+
+
+def test_evidence_of_what_is_decided_goes_and_that_of_failures_stays() -> None:
+    clock = Wall()
+    store, job = MemoryStore(clock, random.Random(1)), grown(3, "a-2")
+    bundle, other, young = b"bundle of a fault", b"bundle of a pass", b"just written"
+    record = model_pb2.FaultRecord(bundle_digest=digest_of(bundle)).SerializeToString()
+
+    async def left(now_s: float) -> set[str]:
+        clock.now_s = now_s
+        keeper = EvidenceKeeper(store)
+        await keeper.sweep(MODEL, await asyncio.to_thread(job.chain), ["a", "b"], int(now_s * 1000), HOUR_MS)
+        return {key.rpartition("/")[2] for key in store.keys()}  # noqa: SIM118  not a mapping
+
+    async def scenario() -> None:
+        for data in (bundle, other, record):
+            await store.put(keys.evidence(MODEL, "a", digest_of(data)), data)
+        everything = {digest_of(data) for data in (bundle, other, record)}
+        assert await left(clock.now_s + 9000) == everything, "an interval of that VNode has been open since: it may be about that"
+        failed = Decision(name_of("a-2"), Verdict.FAILED, "wrong", Cause.WRONG_STATE, digest_of(record))
+        await asyncio.to_thread(job.named, decisions=[failed])
+        await store.put(keys.evidence(MODEL, "a", digest_of(young)), young)
+        assert await left(clock.now_s + 1) == {digest_of(bundle), digest_of(record), digest_of(young)}
+
+    asyncio.run(scenario())
