@@ -154,7 +154,7 @@ def vnodes_table(job: orchestrator_pb2.JobView) -> str:
         rows.append(
             (
                 item.vnode, short(item.assignment.pnode_id), _state(item), f"{item.report.num_learned}/{job.num_batches}",
-                _count(item.report.durable), *([_cleared(item)] if job.audited else []),
+                _count(item.report.durable), *([_cleared(job, item)] if job.audited else []),
                 f"{item.report.rate:.1f}", f"{item.report.loss:.3f}" if item.report.num_learned else "-",
                 results.get(item.vnode, "-"), ", ".join(note for note in notes if note),
             )
@@ -232,9 +232,10 @@ def _state(item: orchestrator_pb2.VNodeView) -> str:
     return word(orchestrator_pb2.AssignmentState, item.report.state) if item.report.replica else "placed"
 
 
-def _cleared(item: orchestrator_pb2.VNodeView) -> str:
+def _cleared(job: orchestrator_pb2.JobView, item: orchestrator_pb2.VNodeView) -> str:
     """Batches that stand on no open audit, and how many audits are open."""
-    return f"{item.cleared.step}" + (f" ({item.num_open} open)" if item.num_open else "")
+    num_cleared = item.cleared.step if item.cleared.job_id == job.job_id else 0
+    return f"{num_cleared}" + (f" ({item.num_open} open)" if item.num_open else "")
 
 
 def _count(intervals: common_pb2.IntervalSet) -> int:

@@ -47,6 +47,18 @@ def test_the_view_of_a_job_has_a_line_for_every_replica() -> None:
     assert not any("b.2" in line for line in lines), "a VNode with one replica has one line"
 
 
+def test_where_audits_are_in_force_what_is_cleared_is_shown_beside_what_is_durable() -> None:
+    view = job()
+    view.job_id, view.audited = "j", True
+    view.vnodes[0].cleared.step, view.vnodes[0].cleared.job_id, view.vnodes[0].num_open = 12, "j", 2
+    view.vnodes[1].cleared.step, view.vnodes[1].cleared.job_id = 40, "an earlier one"
+    lines = vnodes_table(view).splitlines()
+    assert "cleared" in lines[0]
+    assert "12 (2 open)" in next(line for line in lines if line.startswith("a "))
+    assert "40" not in next(line for line in lines if line.startswith("b ")).replace("/40", "")
+    assert "cleared" not in vnodes_table(job())
+
+
 def test_the_preview_names_roles_and_what_waits() -> None:
     plan = model_pb2.Plan(assignments=[P, C, ALONE])
     plan.rejections.add(vnode="b", reason="1 of 2 replicas wait: no further node fits")
