@@ -26,6 +26,8 @@ SWEPT: Final = Clouds("crash", num_vnodes=2, passes=150)
 """Long enough for states to be made, condemned and deleted."""
 REACH_S: Final = 120.0
 COMPLETE_S: Final = 180.0
+TOLD_S: Final = 15.0
+"""A death is seen by whoever started the process; a moment after the note, and perhaps after everything else is done."""
 PNODES: Final = (LocalPNode("p1", memory_mb=512), LocalPNode("p2", memory_mb=512))
 Row = dict[str, Any]
 Say = Callable[[str], None]
@@ -154,8 +156,10 @@ def _played(stand: Stand, round_: Round, note: Path, ends: int, finish: Callable
     pid = died_at(note, round_.point)
     assert pid is not None
     result = finish()
-    if not died_by_kill(stand, pid, {end.pid: end.code for end in stand.supervisor.ends[ends:]}):
-        raise Unavailable(f"process {pid} did not end by SIGKILL", code="not_killed")
+    stand.until(
+        lambda: died_by_kill(stand, pid, {end.pid: end.code for end in stand.supervisor.ends[ends:]}),
+        TOLD_S, f"process {pid} is known to have ended by SIGKILL",
+    )  # fmt: skip
     return {
         "reached_s": round(died_s - began, 2),
         "complete_s": round(time.monotonic() - died_s, 2),

@@ -41,8 +41,7 @@ from vnode.state import StateInfo
 from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer
 
 TICK_S: Final = 0.25
-QUIET_TICK_S: Final = STATEMENT_GAP_S
-"""Without other events time passes in these steps: a statement that waits for its gap must not wait for a whole tick."""
+"""And once when nothing else has happened for `STATEMENT_GAP_S`: a statement that waits for its gap does not wait for a whole tick."""
 DISK_RETRY_S: Final = 5.0
 
 
@@ -61,7 +60,7 @@ class ReplicaHost:
         self._snapshot, self._news = snapshot, news
         self._events: deque[Event] = deque()
         self._draining = False
-        self._handled_s = float("-inf")
+        self._stirred_s = float("-inf")
         self._links = SuccessorLinks(fixed.successors, clock, self.post)
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -220,23 +219,24 @@ class ReplicaHost:
         ticked_s = float("-inf")
         while True:
             now_s = self._clock.monotonic()
-            if now_s - ticked_s >= TICK_S or now_s - self._handled_s >= QUIET_TICK_S:
+            if now_s - ticked_s >= TICK_S or ticked_s < self._stirred_s + STATEMENT_GAP_S <= now_s:
                 ticked_s = now_s
                 self.post(ev.Tick(now_s))
-            await asyncio.sleep(QUIET_TICK_S)
+            await asyncio.sleep(STATEMENT_GAP_S)
 
     def _drain(self) -> None:
         """Handles all waiting events; events that this posts are handled in the same go."""
         try:
             while self._events and not self._ended.is_set():
                 event = self._events.popleft()
+                if not isinstance(event, ev.Tick):
+                    self._stirred_s = self._clock.monotonic()
                 for instruction in self._core.handle(event):
                     self._carry_out(instruction)
         except Exception as error:  # noqa: BLE001  VNode boundary: a bug here ends this replica, not its neighbours
             self.fail(f"{type(error).__name__}: {error}")
         finally:
             self._draining = False
-            self._handled_s = self._clock.monotonic()
             self.handing.moved()
 
     def _carry_out(self, instruction: Instruction) -> None:

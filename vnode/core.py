@@ -74,8 +74,15 @@ class ReplicaCore:
         self._apply(event, out)
         if self._stopped:
             return [*out, Stop(self._stopped)]
+        if not self._is_quiet(event):
+            self._take_stock(out)
         self._advance(out)
         return out
+
+    def _is_quiet(self, event: Event) -> bool:
+        """Whether no set of batches depends on what this event changes: time, the horizon, and the floor, which holds back only sources."""
+        is_quiet = isinstance(event, ev.Tick | ev.HeadSeen) or (isinstance(event, ev.AckHeard) and not self._config.is_source)
+        return is_quiet and bool(self._work)
 
     def _apply(self, event: Event, out: list[Instruction]) -> None:
         match event:
@@ -294,8 +301,8 @@ class ReplicaCore:
                 work[lane] = lane_work(self._config, lane, evaluate, _NONE, _NONE)
         return work
 
-    def _advance(self, out: list[Instruction]) -> None:
-        """Everything that the present state allows or asks for."""
+    def _take_stock(self, out: list[Instruction]) -> None:
+        """Who leads, what is kept and sent, and what is needed: all that follows from sets of batches alone, whatever the time."""
         holding = self._holding
         if self._role is Role.PRIMARY and not holding.leads and self._busy is None:
             own = holding.lead()
@@ -310,16 +317,19 @@ class ReplicaCore:
         out += self._outlet.frames()
         self._work = self._find_work()
         self._intake.set_work(self._now_s, self._work)
+
+    def _advance(self, out: list[Instruction]) -> None:
+        """What is due now: computations, questions and statements."""
         if self._busy is None:
             self._busy = self._next()
             if self._busy is not None:
                 out.append(self._busy)
-        question = None if holding.leads else self._contributing.ask(self._now_s)
+        question = None if self._holding.leads else self._contributing.ask(self._now_s)
         if question is not None:
             out.append(question)
         out += self._intake.reads(self._now_s)
         out += self._intake.statements(self._now_s)
-        out += self._statements.ack(self._now_s, self._floor(), len(holding.lineage), self._lead_batches)
+        out += self._statements.ack(self._now_s, self._floor(), len(self._holding.lineage), self._lead_batches)
         out += self._statements.durable(self._now_s, self._durable_behind())
 
     def _durable_behind(self) -> IntervalSet:
@@ -378,6 +388,8 @@ class ReplicaCore:
     def check(self) -> None:
         """Raises InvariantBroken where this core contradicts itself. Used after every event in tests."""
         self._holding.check()
+        if self._work and self._find_work() != self._work:
+            raise InvariantBroken("what is needed has changed, and nobody took stock of it", code="stale_work")
         if isinstance(self._busy, Learn) and self._busy.batch in self._holding.lineage:
             raise InvariantBroken(f"batch {self._busy.batch} is being learned again", code="learned_twice")
         if len(self._rounds.evaluations()) > MAX_KEPT_ROUNDS + 1:

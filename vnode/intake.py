@@ -56,6 +56,8 @@ class _Stated:
 
     at_s: float = float("-inf")
     needed: IntervalSet = _NONE
+    looked_at: IntervalSet = _NONE
+    """What was found to add nothing to that."""
     end: int = -1
     window_at_s: float = float("-inf")
     received: set[int] = field(default_factory=set)
@@ -105,6 +107,8 @@ class Intake:
         self._read_again: dict[tuple[int, Lane, int], float] = {}
         self._computing: tuple[Lane, int] | None = None
         self._work: dict[Lane, LaneWork] = {}
+        self._parts: dict[tuple[int, Lane], Mapping[ReplicaId | None, IntervalSet]] = {}
+        """By edge and lane, what is lacking and of whom it is asked, as of the last `set_work`; what is computed since then is not lacking either."""
         self._waiting_for: dict[tuple[int, Lane, ReplicaId | None], tuple[int, float]] = {}
         self._sequence = 0
         self.num_duplicates = 0
@@ -143,10 +147,11 @@ class Intake:
             self._held[lane] = {batch: inputs for batch, inputs in self._held[lane].items() if batch in needed}
             if not self._held[lane]:
                 del self._held[lane]
-        before, self._waiting_for = self._waiting_for, {}
+        before, self._waiting_for, self._parts = self._waiting_for, {}, {}
         for lane, current in work.items():
             for edge in range(self._config.num_inputs):
-                for source, lacking in self._asked(edge, lane, self._lacking(edge, lane, current.needed)).items():
+                self._parts[edge, lane] = self._asked(edge, lane, self._lacking(edge, lane, current.needed))
+                for source, lacking in self._parts[edge, lane].items():
                     lowest = lacking.lowest()
                     if lowest is not None:
                         known = before.get((edge, lane, source))
@@ -204,6 +209,8 @@ class Intake:
     def reads(self, now_s: float) -> list[Instruction]:
         """Inputs to read from the data set, inside the window."""
         wanted: list[ReadInput] = []
+        if not self._config.input_edges:
+            return []
         for lane, work in self._work.items():
             for batch in work.within:
                 for edge in sorted(self._config.input_edges):
@@ -229,7 +236,7 @@ class Intake:
             if not edge.ways:
                 continue
             for lane, work in self._work.items():
-                parts = edge.asked(lane, self._lacking(number, lane, work.needed))
+                parts = self._parts[number, lane]
                 for source, stated in edge.ways.items():
                     part = parts.get(source, _NONE)
                     if part or lane in stated or lane.is_train:
@@ -248,10 +255,11 @@ class Intake:
         again = IntervalSet.of(*((batch, batch + 1) for batch in known.received)) & needed if known.received else _NONE
         is_news = (
             (bool(again) and waited_s >= STATEMENT_GAP_S)
-            or bool(needed - known.needed)
+            or (needed is not known.looked_at and bool(needed - known.needed))
             or len(known.received) >= self._config.window(lane)
         )
         if not is_news and waited_s < self._config.repeat_s:
+            known.looked_at = needed
             return []
         known.at_s, known.needed = now_s, needed
         known.received.clear()
@@ -277,7 +285,7 @@ class Intake:
             self._waiting_for.items(), key=lambda item: (*item[0][:2], item[0][2] or "")
         ):
             work = self._work[lane]
-            part = self._asked(number, lane, self._lacking(number, lane, work.needed)).get(source, _NONE)
+            part = self._parts[number, lane].get(source, _NONE)
             why = self._why(number, lane, source, lowest)
             views.append(NeedView(number, source, lane, part & work.wanted, part & work.forward_only, since_s, why))
         return tuple(views)

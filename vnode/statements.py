@@ -18,18 +18,18 @@ class Statements:
 
     def forget(self) -> None:
         """Somebody has heard nothing yet."""
-        self._ack: tuple[int, VNodeId, int] | None = None
+        self._ack: tuple[int, VNodeId] | None = None
         self._durable: IntervalSet | None = None
         self._ack_s = self._durable_s = float("-inf")
 
     def ack(self, now_s: float, floor: tuple[int, VNodeId], num_learned: int, lead_batches: int) -> list[Instruction]:
-        """Acks, when they change and when they are due again."""
-        waited_s, stated = now_s - self._ack_s, (*floor, num_learned)
+        """Acks, when the floor changes and when they are due again; how much is learned goes with them."""
+        waited_s = now_s - self._ack_s
         rise = floor[0] - self._ack[0] if self._ack else 0
-        is_news = stated != self._ack and (waited_s >= STATEMENT_GAP_S or rise >= max(1, lead_batches // 4))
+        is_news = floor != self._ack and (waited_s >= STATEMENT_GAP_S or rise >= max(1, lead_batches // 4))
         if not is_news and waited_s < self._config.repeat_s:
             return []
-        self._ack, self._ack_s = stated, now_s
+        self._ack, self._ack_s = floor, now_s
         ways = self._intake.open_ways()
         return [SendAck(edge, source, self._intake.next_sequence(), num_learned, *floor) for edge, source in ways]
 

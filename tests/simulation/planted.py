@@ -18,7 +18,7 @@ from vnode import core as core_module
 from vnode import intake as intake_module
 from vnode.contributing import Contributing
 from vnode.core import ReplicaCore
-from vnode.events import Forward, FrameArrived
+from vnode.events import Forward, FrameArrived, NeedHeard
 from vnode.floor import Behind
 from vnode.holding import Holding
 from vnode.intake import Intake, LaneWork, _Edge
@@ -63,6 +63,12 @@ def no_resend_time(patch: pytest.MonkeyPatch) -> None:
         return (lane, batch) not in link.sending
 
     patch.setattr(Outlet, "_is_due", is_due)
+
+
+def needs_are_quiet(patch: pytest.MonkeyPatch) -> None:
+    """What follows from a Need is found out at the next other event."""
+    is_quiet = ReplicaCore._is_quiet
+    patch.setattr(ReplicaCore, "_is_quiet", lambda self, event: isinstance(event, NeedHeard) or is_quiet(self, event))
 
 
 def dead_replica_pins_the_floor(patch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ SHARED_SEEDS = range(1, 48, 2)
 PLANTED = [
     (planted.mode_of_the_computation, "liveness"),
     (planted.no_resend_time, "storm"),
+    (planted.needs_are_quiet, "stale_work"),
     (planted.dead_replica_pins_the_floor, "liveness"),
     (planted.unheard_counts_as_done, "recompute"),
     (planted.floor_of_itself_alone, "floor_true"),
