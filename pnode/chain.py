@@ -109,8 +109,8 @@ class CommitChain:
         """One more delta, after the batches learned so far."""
         self._merges.append(model_pb2.Merged(after=len(self._learned), delta=delta))
 
-    def close(self, *, state: str = "", anchor: str = "") -> Link:
-        """The commit of a new state or anchor. Raises nothing: what it states has happened."""
+    def close(self, *, state: str = "", anchor: str = "", steps: str = "") -> Link:
+        """The commit of a new state or anchor; ``steps``: digest of the log of its batches. Raises nothing: what it states has happened."""
         standing = self._standing
         self.sequence += 1
         commit = model_pb2.Commit(
@@ -129,6 +129,7 @@ class CommitChain:
             parent_commit=self._commit,
             delegation=self._delegation(),
             sequence=self.sequence,
+            steps_digest=steps,
         )
         envelope = seal(identity_pb2.DOMAIN_COMMIT, commit, self._key)
         link = Link(envelope, digest_of_envelope(envelope), self._state, state)
@@ -147,10 +148,10 @@ class CommitChain:
 
     # ---- a contributor ------------------------------------------------------------------------------------------------------
 
-    def delta(self, sequence: int, codec: str, digest: Digest, size_bytes: int) -> identity_pb2.Envelope:
+    def delta(self, sequence: int, codec: str, digest: Digest, size_bytes: int, *, steps: str = "") -> identity_pb2.Envelope:
         """The signed statement of everything learned since the last delta, which is settled; it is open from here on.
 
-        ``digest`` and ``size_bytes``: of the weights in that codec.
+        ``digest`` and ``size_bytes``: of the weights in that codec; ``steps``: digest of the log of its batches.
         """
         standing = self._standing
         self._open, self._learned = self._learned, []
@@ -169,6 +170,7 @@ class CommitChain:
             digest=digest,
             size_bytes=size_bytes,
             delegation=self._delegation(),
+            steps_digest=steps,
         )
         return seal(identity_pb2.DOMAIN_DELTA, delta, self._key)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
+from weakref import WeakSet
 
 from dcnr.errors import DcnrError, NotFound
 from dcnr.ids import Digest, ReplicaId, check_replica_id
@@ -17,6 +19,7 @@ from dcnr.specs import Registry
 from dcnr.v1 import identity_pb2, local_pb2, orchestrator_pb2
 from pnode import hosting
 from pnode.chain import CommitChain
+from pnode.gathering import Means, gather
 from pnode.host import ReplicaHost
 from pnode.hosted import codec_in_force
 from pnode.hosting import Prepared
@@ -34,6 +37,7 @@ RELEASING: Final = orchestrator_pb2.ASSIGNMENT_STATE_RELEASING
 RELEASED: Final = orchestrator_pb2.ASSIGNMENT_STATE_RELEASED
 FAILED: Final = orchestrator_pb2.ASSIGNMENT_STATE_FAILED
 RELEASE_FAILED: Final = orchestrator_pb2.ASSIGNMENT_STATE_RELEASE_FAILED
+MAX_REASON: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Crew:
         self._clock, self._executor, self._device, self._outlets, self._group = clock, executor, device, outlets, group
         self._pace, self._calls = pace, calls
         self._members: dict[ReplicaId, Member] = {}
+        self._reading: WeakSet[Inputs] = WeakSet()
 
     def host(self, order: local_pb2.HostReplica) -> None:
         """Begins a replica, or takes over the newest plan around one that runs."""
@@ -142,9 +147,27 @@ class Crew:
 
     def shard_ready(self, digest: str, error: str) -> None:
         """A shard came, or could not."""
-        for member in self._members.values():
-            if member.host is not None:
-                member.host.inputs.shard_ready(digest, error)
+        for inputs in list(self._reading):
+            inputs.shard_ready(digest, error)
+
+    async def gather(self, wish: local_pb2.GatherEvidence) -> local_pb2.EvidenceGathered:
+        """The bundle of an interval of a replica that is hosted here, or was once; or why it cannot be had."""
+        answer = local_pb2.EvidenceGathered(interval=wish.interval)
+        try:
+            means = Means(self._prepare, self._inputs, self._pace)
+            made = await gather(Path(wish.evidence_dir), wish.replica, wish.interval, Path(wish.path), means)
+            answer.path, answer.digest, answer.size_bytes = str(made.path), made.digest, made.size_bytes
+        except (DcnrError, OSError) as error:
+            answer.reason = str(error)[:MAX_REASON]
+        except Exception as error:  # noqa: BLE001  VNode boundary: whoever asked gets an answer, and the worker lives
+            answer.reason = f"{type(error).__name__}: {error}"[:MAX_REASON]
+        return answer
+
+    async def decided(self, verdicts: local_pb2.WorkerVerdicts) -> None:
+        """Evidence of these intervals may go."""
+        host = self._hosted(verdicts.replica)
+        if host is not None:
+            await host.books.decided(verdicts.decided, verdicts.num_open)
 
     def desk(self, replica: str) -> MergeDesk:
         """Where siblings of that replica ask. Raises NotFound (``not_here``)."""
@@ -222,20 +245,13 @@ class Crew:
         member.chain = chain = CommitChain(
             standing, self._key, self._delegation, order.state_digest, order.state_commit, sequence=member.sequence
         )
-        inputs = Inputs(
-            prepared.samples,
-            self._executor,
-            lambda digests: self._outlets.shards(prepared.samples.dataset, digests),
-            with_input=prepared.stage.is_source,
-            evaluations=prepared.config.eval_batches,
-        )
         return ReplicaHost(
             hosting.fixed_of(prepared, order),
             core=hosting.core_of(prepared, self._clock),
             compute=prepared.compute,
             info=prepared.info,
             chain=chain,
-            inputs=inputs,
+            inputs=self._inputs(prepared, evaluations=prepared.config.eval_batches),
             outbox=hosting.outbox_of(prepared, order, self._executor, codec),
             hub=self._hub,
             clock=self._clock,
@@ -247,7 +263,19 @@ class Crew:
             news=self._outlets.news,
             told=self._outlets.told,
             calls=self._calls,
+            books=lambda host: hosting.books_of(prepared, order, self._registry, host, self._clock),
         )
+
+    def _inputs(self, prepared: Prepared, *, evaluations: Mapping[str, int] = MappingProxyType({})) -> Inputs:
+        inputs = Inputs(
+            prepared.samples,
+            self._executor,
+            lambda digests: self._outlets.shards(prepared.samples.dataset, digests),
+            with_input=prepared.stage.is_source,
+            evaluations=evaluations,
+        )
+        self._reading.add(inputs)
+        return inputs
 
     def _replan(self, member: Member) -> None:
         if member.host is None or member.prepared is None:

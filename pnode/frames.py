@@ -33,6 +33,8 @@ class Expected:
 
     spec: TensorSpec
     batch_size: int
+    proven: bool = False
+    """Whether what arrives is to be kept with its sender's signature (`pnode.arrivals.Arrival`)."""
 
     def check(self, header: TensorHeader) -> None:
         """Raises RemoteFault for a tensor that this input does not take, before memory is allocated for it."""

@@ -16,9 +16,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dcnr.errors import DcnrError, InvariantBroken
+from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock
 from dcnr.v1 import local_pb2
+from pnode.arrivals import tensors_of
+from pnode.books import Books, Ended, NoBooks
 from pnode.chain import CommitChain, Link
 from pnode.exchange import Way
 from pnode.frames import Expected
@@ -30,6 +33,7 @@ from pnode.merge_calls import MergeCalls
 from pnode.merges import Merges
 from pnode.outbox import Outbox
 from pnode.pace import Pace
+from pnode.spool import Frame
 from pnode.successor_links import SuccessorLinks
 from vnode import events as ev
 from vnode.compute import Compute
@@ -38,7 +42,7 @@ from vnode.events import Event, Instruction
 from vnode.replica_config import STATEMENT_GAP_S
 from vnode.replica_view import ReplicaView
 from vnode.state import StateInfo
-from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer
+from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer, TensorHandle
 
 TICK_S: Final = 0.25
 """And once when nothing else has happened for `STATEMENT_GAP_S`: a statement that waits for its gap does not wait for a whole tick."""
@@ -52,6 +56,7 @@ class ReplicaHost:
         self, fixed: Fixed, *, core: ReplicaCore, compute: Compute, info: StateInfo, chain: CommitChain, inputs: Inputs,
         outbox: Outbox, hub: LinkHub, clock: Clock, executor: Executor, thread: ThreadPoolExecutor, pace: Pace, epoch: int,
         snapshot: Callable[[local_pb2.SnapshotReady], None], news: Callable[[], None], told: Callable[[str, str, str], None], calls: MergeCalls,
+        books: Callable[[ReplicaHost], Books | NoBooks],
     ) -> None:  # fmt: skip
         self.fixed, self.inputs, self.epoch, self.averages = fixed, inputs, epoch, Averages()
         self.failed = self.durable_digest = self._disk_trouble = ""
@@ -59,16 +64,19 @@ class ReplicaHost:
         self._hub, self._clock, self._executor, self._thread, self._pace = hub, clock, executor, thread, pace
         self._snapshot, self._news = snapshot, news
         self._events: deque[Event] = deque()
+<<<<<<< HEAD
         self._draining = False
         self._stirred_s = float("-inf")
+=======
+        self._draining, self._handled_s = False, float("-inf")
+>>>>>>> 0589f91 (Where audits are in force replicas log their steps, name the log in their statements, and keep the evidence until a verdict; a bundle is made from it on request)
         self._links = SuccessorLinks(fixed.successors, clock, self.post)
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended, self._leaving = asyncio.Event(), asyncio.Event()
         self.handing = HandingOver(info.lineage)
-        self._commits = info.step
-        self._num_learned = len(info.lineage)
-        self._was_complete, self._rate_bytes_s = False, 0.0
+        self._commits, self._num_learned = info.step, len(info.lineage)
+        self._was_complete, self._rate_bytes_s, self.books = False, 0.0, books(self)
         self.merges = Merges(
             fixed, host=self, info=info, chain=chain, compute=compute, calls=calls, directory=hub, clock=clock, executor=executor,
             told=told,
@@ -117,7 +125,7 @@ class ReplicaHost:
 
     def expected(self, edge: int) -> Expected:
         """What may arrive over an edge."""
-        return Expected(self.fixed.stage.inputs[edge].spec, self.fixed.batch_size)
+        return Expected(self.fixed.stage.inputs[edge].spec, self.fixed.batch_size, proven=isinstance(self.books, Books))
 
     def attach(self, target: Peer, pnode_id: str, way: Way) -> int:
         """A new link to a successor's replica. Raises Stale (older incarnation), Refused (no successor, or not from there)."""
@@ -189,6 +197,7 @@ class ReplicaHost:
             self._group = None
             self._hub.remove(self)
             self.merges.close()
+            self.books.close()
             self._links.close()
             self._outbox.close()
 
@@ -278,11 +287,11 @@ class ReplicaHost:
     async def _learn(self, job: ev.Learn) -> None:
         try:
             await self.inputs.ready(TRAIN_LANE, job.batch)
-            target = self.inputs.target(TRAIN_LANE, job.batch)
-            result, seconds = await self.on_thread(lambda: self._compute.learn(job.batch, job.inputs, target(), job.num_learned))
-            if job.keep:
-                await self._outbox.keep(TRAIN_LANE, job.batch, result.output, job.num_learned)
-            await self._rest()
+            target, inputs = self.inputs.target(TRAIN_LANE, job.batch), tensors_of(job.inputs)
+            result, seconds = await self.on_thread(lambda: self._compute.learn(job.batch, inputs, target(), job.num_learned))
+            frame = await self._kept(TRAIN_LANE, job, result.output, job.num_learned)
+            await self.books.learned(job.batch, job.inputs, result, job.num_learned, frame)
+            await self._pace.rest(self._leaving)
         except Exception as error:  # noqa: BLE001  VNode boundary: the core decides what a failed step means
             self._computation_failed(TRAIN_LANE, job.batch, error)
             return
@@ -291,6 +300,12 @@ class ReplicaHost:
         self.averages.add(seconds, result.loss)
         self.post(ev.Learned(self._clock.monotonic(), job.batch, result.loss, seconds))
         self._tell_completion()
+
+    async def _kept(self, lane: Lane, job: ev.Learn | ev.Forward, output: TensorHandle, step: int) -> asyncio.Future[Frame] | None:
+        if not job.keep:
+            return None
+        await self._outbox.keep(lane, job.batch, output, step)
+        return self._outbox.newest(lane, job.batch)
 
     def _tell_completion(self) -> None:
         if self._num_learned >= self._info.num_batches and not self._was_complete:
@@ -302,10 +317,12 @@ class ReplicaHost:
             if job.mode is Mode.EVAL:
                 await self.inputs.ready(job.lane, job.batch, EVALUATION_WAIT_S)
             target = self.inputs.target(job.lane, job.batch) if job.mode is Mode.EVAL else lambda: None
-            result, seconds = await self.on_thread(lambda: self._compute.forward(job.batch, job.inputs, job.mode, target()))
-            if job.keep:
-                await self._outbox.keep(job.lane, job.batch, result.output, self._num_learned)
-            await self._rest()
+            inputs = tensors_of(job.inputs)
+            result, seconds = await self.on_thread(lambda: self._compute.forward(job.batch, inputs, job.mode, target()))
+            frame = await self._kept(job.lane, job, result.output, self._num_learned)
+            if job.mode is Mode.FORWARD_ONLY:
+                await self.books.forwarded(job.batch, job.inputs, self._num_learned, frame)
+            await self._pace.rest(self._leaving)
         except Exception as error:  # noqa: BLE001  VNode boundary: the core decides what a failed pass means
             self._computation_failed(job.lane, job.batch, error)
             return
@@ -320,13 +337,6 @@ class ReplicaHost:
         finally:
             seconds = self._pace.end(begun)
         return result, seconds
-
-    async def _rest(self) -> None:
-        """Until the worker has kept its limit again; a replica that leaves has no time to rest."""
-        owed_s = self._pace.owed_s()
-        if owed_s > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._leaving.wait(), owed_s)
 
     def failed_on_thread(self, error: Exception) -> None:
         """A computation that is for no batch failed: the core decides what that means."""
@@ -366,16 +376,18 @@ class ReplicaHost:
         info = self.state_info(job.lineage)
         try:
             (data, digest), _ = await self.on_thread(lambda: captured(self._compute, info))
+            log = await self.books.log(info.parent)
         except Exception as error:  # noqa: BLE001  VNode boundary: a state that cannot be captured must not be trained on unseen
             self.failed_on_thread(error)
             return
-        link = self._chain.close(state=digest)
+        link = self._chain.close(state=digest, steps=digest_of(log) if log else "")
+        ended = self.books.ended(link.commit, log, info)
         self._commits += 1
         self.post(ev.SnapshotTaken(self._clock.monotonic(), job.lineage, digest))
         if self._group is not None:  # not among the tasks that an end cancels: what is captured is handed over
-            self._group.create_task(self._store(data, link, job.lineage))
+            self._group.create_task(self._store(data, link, job.lineage, ended))
 
-    async def _store(self, data: bytes, link: Link, lineage: IntervalSet) -> None:
+    async def _store(self, data: bytes, link: Link, lineage: IntervalSet, ended: Ended | None) -> None:
         path = self.fixed.work_dir / "snapshots" / f"{link.state}.safetensors"
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, write_whole, path, data)
@@ -386,6 +398,7 @@ class ReplicaHost:
             self.snapshot_again(f"the disk refused it: {error.strerror}")
             return
         self._disk_trouble = ""
+        await self.books.keep(ended, link.digest, path)
         self._snapshot(self._chain.ready(link, path=str(path), size_bytes=len(data), lineage=lineage, epoch=self.epoch))
         self.handing.stored = lineage
         self.handing.moved()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from dcnr import limits
-from dcnr.errors import Corrupt, InvalidInput, NotFound
+from dcnr.errors import Corrupt, InvalidInput, InvariantBroken, NotFound
 from dcnr.graph import graph_digest, graph_from_bytes, stages_of_graph
 from dcnr.ids import ReplicaId, VNodeId, check_replica_id
 from dcnr.ports import Clock
@@ -17,13 +17,17 @@ from dcnr.specs import Registry
 from dcnr.stages import INPUT, Stage
 from dcnr.units import Share
 from dcnr.v1 import local_pb2, model_pb2
+from pnode.books import Books, NoBooks
 from pnode.chain import Standing
+from pnode.host import ReplicaHost
 from pnode.hosted import Fixed, Neighbours, Planned
 from pnode.outbox import Outbox
 from pnode.samples import StagedSamples
 from pnode.spool import Spool
+from vnode.checks.plan import checks_of_stage
 from vnode.compute import Compute
 from vnode.core import ReplicaCore
+from vnode.events import LearningHeld
 from vnode.replica_config import ReplicaConfig
 from vnode.state import StateInfo, for_new_job
 from vnode.torch_compute import TorchCompute
@@ -177,6 +181,30 @@ def outbox_of(prepared: Prepared, host: local_pb2.HostReplica, executor: Executo
     """An empty outbox over a spool in the replica's work directory."""
     room = max(host.spool_bytes, (1 + prepared.config.window_batches) * prepared.config.frame_bytes)
     return Outbox(Spool(Path(host.work_dir) / "spool", max_bytes=room), executor, codec)
+
+
+def books_of(
+    prepared: Prepared, order: local_pb2.HostReplica, registry: Registry, host: ReplicaHost, clock: Clock
+) -> Books | NoBooks:
+    """What this replica writes down for auditors; nothing where audits are not in force."""
+    if not order.audited:
+        return NoBooks()
+
+    async def capture(info: StateInfo) -> bytes:
+        state: bytes
+        state, _ = await host.on_thread(lambda: prepared.compute.snapshot(info))
+        return state
+
+    try:
+        span_steps = checks_of_stage(prepared.stage, registry).replay().span_steps
+    except InvariantBroken:  # nothing was measured for its optimiser: nobody can check it, and nothing is asked for in between
+        span_steps = limits.CHECKPOINT_STEPS
+    return Books(
+        prepared.standing, order, prepared.info,
+        inputs=[port for port in range(len(prepared.stage.inputs)) if port not in prepared.config.input_edges],
+        span_steps=span_steps, capture=capture, held=lambda why: host.post(LearningHeld(clock.monotonic(), why)),
+        crowded=host.snapshot_again,
+    )  # fmt: skip
 
 
 def compute_thread(replica: ReplicaId) -> ThreadPoolExecutor:

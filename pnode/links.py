@@ -122,7 +122,8 @@ class PeerLink:
 
     def open(self, replica: Replica, index: int, source: ReplicaId) -> PeerEdge:
         """Adds an edge."""
-        edge = Edge(self._next_number, replica, index, source, self.worker.incarnation, self.worker.worker_public_der)
+        worker = self.worker
+        edge = Edge(self._next_number, replica, index, source, worker.incarnation, worker.worker_public_der, worker.envelope)
         self._next_number += 1
         self._edges[edge.number] = edge
         self._changed.set()

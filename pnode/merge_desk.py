@@ -53,8 +53,13 @@ class Brought:
     statement: identity_pb2.Envelope
     weights: Delta
     num_batches: int
-    size_bytes: int
-    """Of the weights as they came."""
+    data: bytes
+    """The weights as they came."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the weights as they came."""
+        return len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,4 +199,4 @@ class MergeDesk:
             return self._check(data, delta.delta.codec)
 
         weights = await asyncio.get_running_loop().run_in_executor(self._executor, checked)
-        return Brought(statement, weights, len(delta.batches), len(data))
+        return Brought(statement, weights, len(delta.batches), data)

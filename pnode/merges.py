@@ -16,12 +16,14 @@ from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode.anchors import Anchor, Question, check_reply
+from pnode.books import Books, NoBooks
 from pnode.chain import CommitChain
 from pnode.hosted import SLOW_LINK_BYTES_S, Fixed, Neighbours, Planned
 from pnode.merge_calls import MergeCalls
 from pnode.merge_desk import MergeDesk
 from trust.commits import DELTA_CODECS
 from trust.delegation import VerifiedDelegation
+from trust.envelope import digest_of_envelope
 from vnode import events as ev
 from vnode import merge_events as mev
 from vnode.compute import Compute
@@ -37,6 +39,11 @@ ANCHOR_SLACK_BYTES: Final = 2 * 1024 * 1024
 
 class Host(Protocol):
     """The replica's shell, as far as merges need it."""
+
+    @property
+    def books(self) -> Books | NoBooks:
+        """What it writes down for auditors."""
+        ...
 
     @property
     def slowest_bytes_s(self) -> float:
@@ -132,6 +139,7 @@ class Merges:
                 self._host.spawn(self._rebase, instruction)
             case mev.Lead():
                 self._chain.lead(instruction.own)
+                self._host.books.lead()
                 self._compute.lead()
                 self._delta = None
             case mev.MergeDeltas():
@@ -158,10 +166,13 @@ class Merges:
 
         try:
             (data, digest), _ = await self._host.on_thread(make)
+            log = await self._host.books.log(self._chain.state_digest)
         except Exception as error:  # noqa: BLE001  VNode boundary: the core decides what a failed computation means
             self._host.failed_on_thread(error)
             return
-        envelope = self._chain.delta(job.sequence, codec, digest, len(data))
+        envelope = self._chain.delta(job.sequence, codec, digest, len(data), steps=digest_of(log) if log else "")
+        ended = self._host.books.ended(envelope, log, self._host.state_info(self._info.lineage), displacement=data)
+        await self._host.books.keep(ended, digest_of_envelope(envelope), None)
         self._delta = (job.sequence, envelope, job.batches, data)
         self._host.post(mev.DeltaMade(self._clock.monotonic(), job.sequence, job.batches))
 
@@ -218,6 +229,7 @@ class Merges:
             self._host.failed_on_thread(error)
             return
         self._chain.rebase(anchor.digest, anchor.commits, keep_open=job.keep_open, keep_after=job.keep_after)
+        await self._host.books.rebased(job.lineage, keep_after=job.keep_after)
         if not job.keep_open:
             self._delta = None
         self._host.relearned(replace(anchor.info, lineage=job.lineage))
@@ -240,7 +252,8 @@ class Merges:
             return
         for one in brought:
             self._chain.merged(one.statement)
-        self._anchored(data, digest, info)
+        await self._host.books.merged([one.data for one in brought], job.lineage)
+        await self._anchored(data, digest, info)
         self._host.post(mev.MergesDone(self._clock.monotonic()))
 
     async def _capture(self, job: mev.CaptureAnchor) -> None:
@@ -250,7 +263,7 @@ class Merges:
         except Exception as error:  # noqa: BLE001  VNode boundary
             self._host.failed_on_thread(error)
             return
-        self._anchored(data, digest, info)
+        await self._anchored(data, digest, info)
         self._host.post(mev.AnchorCaptured(self._clock.monotonic()))
 
     def _captured(self, info: StateInfo) -> tuple[bytes, Digest]:
@@ -261,8 +274,10 @@ class Merges:
             raise InvariantBroken(f"no anchor can be captured: {error.message}", code="no_anchor") from error
         return data, digest_of(data)
 
-    def _anchored(self, data: bytes, digest: Digest, info: StateInfo) -> None:
-        self._chain.close(anchor=digest)
+    async def _anchored(self, data: bytes, digest: Digest, info: StateInfo) -> None:
+        log = await self._host.books.log(self._chain.state_digest)
+        link = self._chain.close(anchor=digest, steps=digest_of(log) if log else "")
+        self._host.books.signed(link.commit, log)
         self._anchor = Anchor(data, digest, info, self._chain.commits)
         self._host.relearned(info)
         if self._chain.is_long and not self._asked_for_room:

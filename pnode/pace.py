@@ -6,6 +6,8 @@ a worker share one limit. Only computations wait; what a worker does between the
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -70,6 +72,13 @@ class Pace:
     def owed_s(self) -> float:
         """Seconds until everything used is paid for."""
         return max(0.0, self._paid_at_s - self._clock.monotonic()) if self._cores else 0.0
+
+    async def rest(self, until: asyncio.Event) -> None:
+        """Until the limit is kept again, or ``until`` is set: who leaves has no time to rest."""
+        owed_s = self.owed_s()
+        if owed_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(until.wait(), owed_s)
 
     def _changed(self) -> float:
         """Counts the time since the last change of how many compute; the time now."""

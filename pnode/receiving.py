@@ -17,6 +17,7 @@ from dcnr.ports import Clock
 from dcnr.tensor import Array, TensorAssembler, TensorHeader
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode import frames
+from pnode.arrivals import Arrival
 from pnode.exchange import Control, Replica, Said, Stream, first_cause, read_alive, wait_for_news, write_beat, write_control
 from pnode.wire import Heard
 from trust.envelope import check_signature
@@ -38,6 +39,8 @@ class Edge:
     source_incarnation: int
     source_key: bytes
     """The worker key that must have signed its frames."""
+    delegation: identity_pb2.Envelope
+    """Binds that key to its PNode."""
     control: Control | None = None
     up: bool = False
     intake: _Intake | None = None
@@ -65,8 +68,10 @@ class Edge:
 class _Intake:
     """One frame being received: each chunk is hashed and moved into the tensor as it comes, while the processor's cache holds it."""
 
-    def __init__(self, number: FrameNumber, header: TensorHeader, message: vnode_pb2.FrameHeader) -> None:
-        self.number, self.header = number, header
+    def __init__(
+        self, edge: Edge, number: FrameNumber, header: TensorHeader, message: vnode_pb2.FrameHeader, *, proven: bool
+    ) -> None:
+        self.number, self.header, self._edge, self._proven = number, header, edge, proven
         self.signature, self.step = message.signature, message.step
         self._assembler = TensorAssembler(header)
 
@@ -75,16 +80,25 @@ class _Intake:
         self._assembler.add(chunk)
         return self._assembler.missing_bytes == 0
 
-    def check(self, edge: Edge) -> None:
+    def check(self) -> None:
         """Raises Corrupt for a wrong digest or signature."""
         self._assembler.finish()
-        source, target = Peer(edge.source, edge.source_incarnation), edge.replica.peer.replica
-        said = statement(source, target, self.number, self.header, self.step)
-        check_signature(identity_pb2.DOMAIN_FRAME, said, edge.source_key, self.signature)
+        said = statement(self._source, self._edge.replica.peer.replica, self.number, self.header, self.step)
+        check_signature(identity_pb2.DOMAIN_FRAME, said, self._edge.source_key, self.signature)
 
-    def tensor(self) -> Array:
+    def tensor(self) -> Array | Arrival:
         """The decoded values, all finite; quick for a raw frame, whose memory they are. Raises RemoteFault or Corrupt."""
-        return self._assembler.finite_array()
+        array = self._assembler.finite_array()
+        if not self._proven:
+            return array
+        return Arrival(
+            array, self._assembler.finish(), self.number, self._source, self._edge.replica.peer, self.step, self.signature,
+            self._edge.delegation,
+        )  # fmt: skip
+
+    @property
+    def _source(self) -> Peer:
+        return Peer(self._edge.source, self._edge.source_incarnation)
 
 
 class ReceivingExchange:
@@ -153,8 +167,9 @@ class ReceivingExchange:
             case "frame":
                 if edge.intake is not None or not edge.up:
                     raise RemoteFault("a frame before the last one ended", code="bad_frame")
-                number, header = frames.header_of(message.frame, edge.replica.expected(edge.index))
-                edge.intake = _Intake(number, header, message.frame)
+                expected = edge.replica.expected(edge.index)
+                number, header = frames.header_of(message.frame, expected)
+                edge.intake = _Intake(edge, number, header, message.frame, proven=expected.proven and number.lane.is_train)
                 await self._add(edge, edge.intake, chunk, group)
             case "chunk":
                 if edge.intake is None:
@@ -175,7 +190,7 @@ class ReceivingExchange:
         if not intake.add(chunk):
             return
         edge.intake = None
-        intake.check(edge)
+        intake.check()
         if intake.header.codec == "raw":
             self._arrived(edge, intake.number, intake.tensor())
         else:
@@ -189,6 +204,6 @@ class ReceivingExchange:
             self._decoding.release()
         self._arrived(edge, intake.number, array)
 
-    def _arrived(self, edge: Edge, number: FrameNumber, array: Array) -> None:
+    def _arrived(self, edge: Edge, number: FrameNumber, tensor: Array | Arrival) -> None:
         if edge.up:
-            edge.replica.post(FrameArrived(self._clock.monotonic(), edge.index, number.lane, number.batch, array))
+            edge.replica.post(FrameArrived(self._clock.monotonic(), edge.index, number.lane, number.batch, tensor))

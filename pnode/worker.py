@@ -201,6 +201,10 @@ class Worker:
                 self._crew.snapshot(message.snapshot.replica, message.snapshot.reason)
             case "audit":
                 self._auditing.audit(message.audit)
+            case "gather":
+                group.create_task(self._gather(message.gather))
+            case "verdicts":
+                group.create_task(self._crew.decided(message.verdicts))
 
     def _neighbour(self, news: local_pb2.NeighbourAddress) -> None:
         worker: VerifiedDelegation = open_delegation(
@@ -209,6 +213,9 @@ class Worker:
         if worker.pnode_id != news.pnode_id:
             raise Corrupt("a delegation of another PNode than the one named", code="wrong_pnode")
         self._hub.neighbour(check_replica_id(news.replica), worker)
+
+    async def _gather(self, wish: local_pb2.GatherEvidence) -> None:
+        self._put(local_pb2.FromWorker(gathered=await self._crew.gather(wish)))
 
     async def _drain(self, within_s: float) -> None:
         await self._crew.drain(within_s)

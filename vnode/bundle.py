@@ -109,20 +109,26 @@ class BundleWriter:
         if key in self._seen or part.kind not in _KINDS or len(self._seen) >= MAX_PARTS:
             raise InvariantBroken(f"a part that no reader would take: {key}", code="bad_part")
         self._seen.add(key)
-        header = model_pb2.EvidencePart()
-        header.CopyFrom(part)
-        header.size_bytes = size_bytes
-        text = header.SerializeToString(deterministic=True)
-        if len(text) > MAX_HEADER_BYTES:
-            raise InvariantBroken(f"a header of {len(text)} bytes", code="bad_part")
-        if self._size_bytes + _LENGTH_BYTES + len(text) + size_bytes > self._max_bytes:
+        header = header_bytes(part, size_bytes)
+        if self._size_bytes + len(header) + size_bytes > self._max_bytes:
             raise Refused(f"the bundle would be larger than {self._max_bytes} bytes", code="bundle_too_large")
-        self._write(len(text).to_bytes(_LENGTH_BYTES, "big") + text)
+        self._write(header)
 
     def _write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         self._hash.update(data)
         self._size_bytes += len(data)
+
+
+def header_bytes(part: model_pb2.EvidencePart, size_bytes: int) -> bytes:
+    """What stands before the bytes of a part: a file of such pairs is a bundle. Raises InvariantBroken for a part that no reader would take."""
+    header = model_pb2.EvidencePart()
+    header.CopyFrom(part)
+    header.size_bytes = size_bytes
+    text = header.SerializeToString(deterministic=True)
+    if len(text) > MAX_HEADER_BYTES:
+        raise InvariantBroken(f"a header of {len(text)} bytes", code="bad_part")
+    return len(text).to_bytes(_LENGTH_BYTES, "big") + text
 
 
 def key_of(part: model_pb2.EvidencePart) -> PartKey:

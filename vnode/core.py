@@ -60,7 +60,7 @@ class ReplicaCore:
         self._named = _NONE
         self._counters = Counters()
         self._last_loss: float | None = None
-        self._stopped = ""
+        self._stopped = self._held_why = ""
         self._now_s = now_s
 
     # ---- entry ---------------------------------------------------------------------------------------------------------------
@@ -108,6 +108,8 @@ class ReplicaCore:
                 self._snapshots.lost(event.reason)
             case ev.Leave():
                 self._holding.is_leaving = self._snapshots.is_leaving = True
+            case ev.LearningHeld():
+                self._held_why = event.why
             case mev.MergeAsked():
                 out += (
                     self._merging.asked(event)
@@ -282,6 +284,8 @@ class ReplicaCore:
         silent_s = self._now_s - self._head_seen_s
         if silent_s > self._config.horizon_s:
             return f"no news of the head for {silent_s:.0f} s, more than the horizon"
+        if self._held_why:
+            return self._held_why
         return self._snapshots.waits_why(self._holding.lineage) if self._holding.leads else self._contributing.waits_why()
 
     def _find_work(self) -> dict[Lane, LaneWork]:

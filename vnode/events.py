@@ -243,10 +243,18 @@ class HeadSeen:
     now_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class LearningHeld:
+    """Nothing more may be learned for the reason ``why``; empty: it goes on. What others ask for is computed as before."""
+
+    now_s: float
+    why: str
+
+
 Event = (
     Tick | PlanChanged | EdgeUp | EdgeDown | FrameArrived | InputFailed | LinkUp | LinkDown
     | NeedHeard | WindowHeard | AckHeard | DurableHeard | FrameSent | FrameMissing
-    | Learned | Forwarded | ComputeFailed | SnapshotTaken | CheckpointNamed | CheckpointLost | Leave | HeadSeen | MergeEvent
+    | Learned | Forwarded | ComputeFailed | SnapshotTaken | CheckpointNamed | CheckpointLost | Leave | HeadSeen | LearningHeld | MergeEvent
 )  # fmt: skip
 
 

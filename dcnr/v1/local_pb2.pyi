@@ -83,6 +83,8 @@ class HostReplica(_message.Message):
     FROM_EARLIER_JOB_FIELD_NUMBER: _builtins.int
     BULK_BYTES_S_FIELD_NUMBER: _builtins.int
     AUDITED_FIELD_NUMBER: _builtins.int
+    EVIDENCE_DIR_FIELD_NUMBER: _builtins.int
+    EVIDENCE_BYTES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """whose"""
     job_id: _builtins.str
@@ -129,6 +131,10 @@ class HostReplica(_message.Message):
     """anchors, deltas and donated states of the whole worker leave at no more; 0: no limit"""
     audited: _builtins.bool
     """audits are in force: steps are logged and evidence kept until the verdict"""
+    evidence_dir: _builtins.str
+    """directory of its own for this evidence, which outlives the worker"""
+    evidence_bytes: _builtins.int
+    """of evidence that it keeps at most"""
     @_builtins.property
     def assignment(self) -> _model_pb2.DesiredAssignment:
         """what"""
@@ -160,10 +166,12 @@ class HostReplica(_message.Message):
         from_earlier_job: _builtins.bool = ...,
         bulk_bytes_s: _builtins.float = ...,
         audited: _builtins.bool = ...,
+        evidence_dir: _builtins.str = ...,
+        evidence_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "audited", b"audited", "bulk_bytes_s", b"bulk_bytes_s", "checkpoint_s", b"checkpoint_s", "checkpoint_steps", b"checkpoint_steps", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "epoch", b"epoch", "from_earlier_job", b"from_earlier_job", "graph", b"graph", "horizon_s", b"horizon_s", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "num_batches", b"num_batches", "plan_number", b"plan_number", "shard_dir", b"shard_dir", "spool_bytes", b"spool_bytes", "state_commit", b"state_commit", "state_digest", b"state_digest", "state_path", b"state_path", "threads", b"threads", "unit_batches", b"unit_batches", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "audited", b"audited", "bulk_bytes_s", b"bulk_bytes_s", "checkpoint_s", b"checkpoint_s", "checkpoint_steps", b"checkpoint_steps", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "epoch", b"epoch", "evidence_bytes", b"evidence_bytes", "evidence_dir", b"evidence_dir", "from_earlier_job", b"from_earlier_job", "graph", b"graph", "horizon_s", b"horizon_s", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "num_batches", b"num_batches", "plan_number", b"plan_number", "shard_dir", b"shard_dir", "spool_bytes", b"spool_bytes", "state_commit", b"state_commit", "state_digest", b"state_digest", "state_path", b"state_path", "threads", b"threads", "unit_batches", b"unit_batches", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -460,22 +468,26 @@ class GatherEvidence(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     INTERVAL_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    EVIDENCE_DIR_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """whose"""
     interval: _builtins.str
     """which"""
     path: _builtins.str
     """where the bundle is written"""
+    evidence_dir: _builtins.str
+    """as it was in the order to host the replica, which need not be hosted any more"""
     def __init__(
         self,
         *,
         replica: _builtins.str = ...,
         interval: _builtins.str = ...,
         path: _builtins.str = ...,
+        evidence_dir: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval", "path", b"path", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence_dir", b"evidence_dir", "interval", b"interval", "path", b"path", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -123,6 +123,7 @@ class DaemonEnd:
     snapshots: list[local_pb2.SnapshotReady] = field(default_factory=list)
     lost: list[local_pb2.NeighbourLost] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
+    gathered: list[local_pb2.EvidenceGathered] = field(default_factory=list)
     drained: bool = False
     rss_bytes: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -156,6 +157,8 @@ class DaemonEnd:
                         await self.pipe.send(local_pb2.ToWorker(shard_ready=local_pb2.ShardReady(digest=digest)))
                 case "event":
                     self.events.append(message.event)
+                case "gathered":
+                    self.gathered.append(message.gathered)
                 case "drained":
                     self.drained = True
             self.news.set()

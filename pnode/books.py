@@ -1,0 +1,351 @@
+"""What a replica writes down while it works, where audits are in force: the log of its steps, which its statements name, and the evidence behind it.
+
+Nothing here computes, and nothing waits on the compute thread but the capture of a state where the checks of the stage ask for one in between: digests and
+files are the work of a thread of its own, which does one thing after the other. At most `MAX_BACKLOG` entries are unwritten; then the next one waits.
+A disk that refuses costs the evidence of the interval, not the replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from blake3 import blake3
+
+from dcnr import limits
+from dcnr.errors import DcnrError
+from dcnr.ids import Digest, digest_of
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2
+from pnode.arrivals import Arrival
+from pnode.chain import Standing
+from pnode.evidence import EvidenceFolder, Interval
+from pnode.outbox import as_array
+from pnode.spool import Frame
+from trust.ledger import MAX_UNCLEARED
+from trust.step_logs import MAX_ENTRIES
+from vnode.compute import StepResult
+from vnode.state import StateInfo
+from vnode.vocabulary import TensorHandle
+
+MAX_BACKLOG: Final = 8
+CROWDED_ENTRIES: Final = MAX_ENTRIES * 3 // 4
+"""Of one log: then the interval should end soon."""
+CROWDED_SHARE: Final = 0.25
+"""The same for the part of the evidence's room that one interval takes."""
+
+T = TypeVar("T")
+Capture = Callable[[StateInfo], Awaitable[bytes]]
+"""The whole state as it is now, with that about itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An interval whose last statement is signed."""
+
+    interval: Future[Interval]
+
+
+class Books:
+    """One per audited replica; used from one event loop. ``inputs``: numbers of the stage's inputs that come from other VNodes.
+
+    ``held`` hears why nothing more may be learned ("" when it may), ``crowded`` that the interval should end soon.
+    """
+
+    def __init__(
+        self, standing: Standing, order: local_pb2.HostReplica, info: StateInfo, *, inputs: Collection[int], span_steps: int, capture: Capture,
+        held: Callable[[str], None], crowded: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._standing, self._inputs, self._span_steps = standing, frozenset(inputs), span_steps
+        self._capture, self._held, self._crowded, self._max_bytes = capture, held, crowded, int(order.evidence_bytes)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"evidence-{standing.peer.replica}")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._order, self._info, self._lineage = order, info, info.lineage
+        self._steps: list[model_pb2.Step] = []
+        self._entry = self._segment = self._merges = self._bytes = self._num_open = 0
+        self._lost = self._why = ""
+        self._unlogged = self._asked_to_end = False
+        self._restorable = order.assignment.role == model_pb2.ROLE_PRIMARY
+        """Whether the interval begins with a state from which it can be run again."""
+        self._known_senders: set[bytes] = set()
+        self._folder = EvidenceFolder(Path(order.evidence_dir))
+        self._interval = self._submit(self._first, Path(order.state_path))
+
+    # ---- entries -------------------------------------------------------------------------------------------------------------
+
+    async def learned(
+        self, batch: int, inputs: Sequence[TensorHandle], result: StepResult, num_learned: int, frame: asyncio.Future[Frame] | None
+    ) -> None:
+        """One batch was learned; ``frame``: its output as encoded, where it is kept."""
+        step = model_pb2.Step(batch=batch, num_learned=num_learned, loss=result.loss, lr=result.lr)
+        self._lineage = self._lineage.add(batch)
+        await self._note(step, inputs, frame)
+        if self._restorable and self._entry % self._span_steps == 0:
+            self._track(self._name_state(step, await self._captured()))
+
+    async def forwarded(
+        self, batch: int, inputs: Sequence[TensorHandle], num_learned: int, frame: asyncio.Future[Frame] | None
+    ) -> None:
+        """One batch was computed again with the weights of now."""
+        await self._note(model_pb2.Step(batch=batch, num_learned=num_learned, forward_only=True), inputs, frame)
+
+    async def merged(self, displacements: Sequence[bytes], lineage: IntervalSet) -> None:
+        """The state took these in."""
+        self._lineage = lineage
+        state = await self._captured()
+        for data in displacements:
+            self._write(f"delta-{self._merges}", data)
+            self._merges += 1
+        self._write(f"state-{self._entry}", state)
+
+    async def _note(self, step: model_pb2.Step, inputs: Sequence[TensorHandle], frame: asyncio.Future[Frame] | None) -> None:
+        while len(self._tasks) >= MAX_BACKLOG:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        entry, self._entry = self._entry, self._entry + 1
+        self._steps.append(step)
+        self._track(self._keep(entry, step, inputs, frame))
+        if self._entry >= CROWDED_ENTRIES or self._bytes >= CROWDED_SHARE * self._max_bytes:
+            self._ask_to_end()
+
+    async def _keep(
+        self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle], frame: asyncio.Future[Frame] | None
+    ) -> None:
+        await self._run(self._add_inputs, entry, step, inputs)
+        if frame is not None:
+            encoded = (await asyncio.shield(frame)).encoded
+            step.outputs.add(codec=encoded.header.codec, digest=bytes.fromhex(encoded.header.digest))
+            part = model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_OUTPUT, batch=step.batch, entry=entry)
+            await self._run(self._add, part, encoded.payload)
+        self._judge()
+
+    async def _captured(self) -> bytes:
+        try:
+            return await self._capture(replace(self._info, lineage=self._lineage))
+        except DcnrError as error:
+            self._lost = f"a state in between could not be captured: {error.message}"
+            return b""
+
+    async def _name_state(self, step: model_pb2.Step, data: bytes) -> None:
+        step.state_digest = await self._run(digest_of, data)
+
+    # ---- statements ----------------------------------------------------------------------------------------------------------
+
+    async def log(self, begin: Digest | str) -> bytes:
+        """The serialised StepLog of what was noted since the last statement, which began with that state or anchor; none where it cannot be told."""
+        await self._settled()
+        if self._unlogged:
+            return b""
+        standing = self._standing
+        log = model_pb2.StepLog(
+            network_id=standing.network_id, model=standing.model, job_id=standing.job_id, vnode=standing.vnode, replica=standing.peer.replica,
+            incarnation=standing.peer.incarnation, begin_digest=begin, steps=self._steps,
+        )  # fmt: skip
+        return log.SerializeToString(deterministic=True)
+
+    def signed(self, statement: identity_pb2.Envelope, log: bytes) -> None:
+        """What was noted since the last statement belongs to this one."""
+        self._steps = []
+        self._write(f"statement-{self._segment}", statement.SerializeToString(deterministic=True))
+        self._write(f"steps-{self._segment}", log)
+        self._segment += 1
+
+    def ended(self, statement: identity_pb2.Envelope, log: bytes, info: StateInfo, *, displacement: bytes = b"") -> Ended:
+        """As `signed`, and the interval ends with it; the next one begins with a state that says ``info`` of itself."""
+        if displacement:
+            self._write(f"delta-{self._merges}", displacement)
+        self.signed(statement, log)
+        if self._lost or self._unlogged:
+            self._write("lost", (self._lost or "this replica became the primary in this interval").encode())
+        ended = Ended(self._interval)
+        self._begin(info, restorable=not displacement)
+        return ended
+
+    async def keep(self, ended: Ended | None, name: Digest, state: Path | None) -> None:
+        """The interval has that name, and ends with the state in that file, with which the next one begins."""
+        if ended is None:
+            return
+        following = self._interval
+        await self._quietly(self._close, ended.interval, name, state, following)
+        await self._measure()
+
+    # ---- other lives of a replica ----------------------------------------------------------------------------------------------
+
+    async def rebased(self, lineage: IntervalSet, *, keep_after: bool) -> None:
+        """A contributor stands on another anchor; what it learned since its last delta may be gone."""
+        self._lineage = lineage
+        if not keep_after and self._entry:
+            await self._settled()
+            before = self._interval
+            self._begin(self._info, restorable=False)
+            await self._quietly(lambda: self._folder.drop(before.result()))
+
+    def lead(self) -> None:
+        """This replica is the primary from here on; what its first commits hold was told in other logs, and on other anchors."""
+        self._unlogged, self._restorable = True, False
+
+    # ---- verdicts --------------------------------------------------------------------------------------------------------------
+
+    async def decided(self, names: Collection[str], num_open: int) -> None:
+        """Evidence of these intervals may go; so many of this replica wait for an audit."""
+        self._num_open = num_open
+        await self._quietly(lambda: self._folder.decided(names))
+        await self._measure()
+
+    def close(self) -> None:
+        """Nothing more is noted; what is signed stays on disk."""
+        for task in self._tasks:
+            task.cancel()
+        self._submit(lambda: self._folder.close())
+        self._thread.shutdown(wait=False)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------------------
+
+    def _begin(self, info: StateInfo, *, restorable: bool) -> None:
+        self._info, self._lineage = info, info.lineage
+        self._steps, self._entry, self._segment, self._merges = [], 0, 0, 0
+        self._lost, self._unlogged, self._asked_to_end, self._restorable = "", False, False, restorable
+        self._known_senders = set()
+        order = local_pb2.HostReplica()
+        order.CopyFrom(self._order)
+        order.from_earlier_job = False
+        self._interval = self._submit(lambda: self._folder.open(order.SerializeToString()))
+
+    def _judge(self) -> None:
+        why = ""
+        if self._num_open > MAX_UNCLEARED:
+            why = f"waiting_for_audit: {self._num_open} intervals are not cleared"
+        elif self._bytes >= self._max_bytes:
+            why = f"waiting_for_audit: {self._bytes // limits.MIB} MiB of evidence are kept until they are audited"
+            self._ask_to_end()
+        if why != self._why:
+            self._why = why
+            self._held(why)
+
+    def _ask_to_end(self) -> None:
+        if not self._asked_to_end and self._entry:
+            self._asked_to_end = True
+            self._crowded("much evidence since the last checkpoint")
+
+    async def _measure(self) -> None:
+        await self._quietly(self._count)
+        self._judge()
+
+    async def _settled(self) -> None:
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
+
+    def _track(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(self._bearing(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bearing(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except OSError as error:
+            self._lost = f"the disk refused it: {error.strerror or error}"
+
+    async def _quietly(self, work: Callable[..., Any], *given: Any) -> None:
+        await self._bearing(self._run(work, *given))
+
+    async def _run(self, work: Callable[..., Any], *given: Any) -> Any:
+        return await asyncio.wrap_future(self._submit(work, *given))
+
+    def _submit(self, work: Callable[..., T], *given: Any) -> Future[T]:
+        """Of two works the one given first is over when the other begins."""
+        return self._thread.submit(partial(work, *given))
+
+    def _write(self, name: str, data: bytes) -> None:
+        interval = self._interval
+        self._track(_over(self._submit(lambda: interval.result().write(name, data))))
+
+    # on the thread
+
+    def _first(self, state: Path) -> Interval:
+        self._folder.load()
+        interval = self._folder.open(self._order.SerializeToString())
+        interval.take("begin", state)
+        self._count()
+        return interval
+
+    def _count(self) -> None:
+        self._bytes = self._folder.num_bytes
+
+    def _close(self, ended: Future[Interval], name: Digest, state: Path | None, following: Future[Interval]) -> None:
+        interval = ended.result()
+        if state is not None:
+            interval.take("end", state)
+            following.result().take("begin", state)
+        self._folder.closed(interval, name)
+
+    def _add_inputs(self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle]) -> None:
+        """All digests first: these have to be in the log whatever the disk does."""
+        parts: list[tuple[model_pb2.EvidencePart, memoryview]] = []
+        for port, handle in enumerate(inputs):
+            if port not in self._inputs:
+                continue
+            part = model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_INPUT, batch=step.batch, port=port, entry=entry)
+            if isinstance(handle, Arrival):
+                delegation = handle.delegation.payload
+                part.frame.CopyFrom(handle.proof(with_delegation=delegation not in self._known_senders))
+                self._known_senders.add(delegation)
+                payload = handle.encoded.payload
+                step.inputs.append(bytes.fromhex(handle.encoded.header.digest))
+            else:
+                payload = np.ascontiguousarray(as_array(handle)).reshape(-1).view(np.uint8).data
+                step.inputs.append(blake3(payload).digest())
+            parts.append((part, payload))
+        for part, payload in parts:
+            self._add(part, payload)
+
+    def _add(self, part: model_pb2.EvidencePart, data: memoryview) -> None:
+        self._folder.add(part, data)
+        self._count()
+
+
+class NoBooks:
+    """The same where audits are not in force: nothing is written down."""
+
+    async def learned(self, *noted: object) -> None:
+        """Nothing."""
+
+    async def forwarded(self, *noted: object) -> None:
+        """Nothing."""
+
+    async def merged(self, *noted: object) -> None:
+        """Nothing."""
+
+    async def log(self, begin: str) -> bytes:
+        """No log."""
+        return b""
+
+    def signed(self, *noted: object) -> None:
+        """Nothing."""
+
+    def ended(self, *noted: object, displacement: bytes = b"") -> None:
+        """Nothing."""
+
+    async def keep(self, *noted: object) -> None:
+        """Nothing."""
+
+    async def rebased(self, lineage: IntervalSet, *, keep_after: bool) -> None:
+        """Nothing."""
+
+    def lead(self) -> None:
+        """Nothing."""
+
+    async def decided(self, *noted: object) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+async def _over(work: Future[Any]) -> None:
+    await asyncio.wrap_future(work)

@@ -1,0 +1,148 @@
+"""What a replica keeps on disk until its intervals are decided: one folder per interval, parts appended as they come, found again after a restart.
+
+In a folder: ``order`` (HostReplica as this replica was hosted), ``begin`` (the state with which the interval begins), ``parts`` (inputs and outputs, a bundle
+without the rest), ``statement-<n>`` and ``steps-<n>`` per signed statement, ``delta-<n>`` per displacement merged, ``state-<n>`` after merges (for entry n),
+``end`` (the state that it ends with), and last ``name``, which says that the interval is whole. A folder without it is of an interval that nobody signed:
+nobody will ask for it. Everything blocks: for a thread, one caller at a time per replica.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from dcnr.errors import InvalidInput
+from dcnr.ids import check_digest
+from dcnr.v1 import model_pb2
+from vnode.bundle import header_bytes
+
+_NAME: Final = "name"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One folder."""
+
+    path: Path
+
+    def write(self, name: str, data: bytes) -> None:
+        """A file whole or not at all, as far as a process's death goes."""
+        draft = self.path / f".{name}"
+        draft.write_bytes(data)
+        draft.replace(self.path / name)
+
+    def take(self, name: str, source: Path) -> None:
+        """A state that lies elsewhere: it stays here when it goes there."""
+        target = self.path / name
+        target.unlink(missing_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+
+    def close(self, digest: str) -> None:
+        """It is whole, and of that name."""
+        self.write(_NAME, check_digest(digest).encode())
+
+
+class EvidenceFolder:
+    """All intervals of one replica. Methods raise OSError."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = self._newest = directory
+        self._next = 1
+        self._closed: dict[str, Path] = {}
+        self._sizes: dict[Path, int] = {}
+        self._parts: BinaryIO | None = None
+
+    def load(self) -> None:
+        """Takes up what an earlier worker left, and removes what no statement names."""
+        directory = self._directory
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._next = 1 + max((int(path.name) for path in directory.iterdir() if path.name.isdigit()), default=0)
+        self._closed = closed_in(directory)
+        for path in directory.iterdir():
+            if path not in self._closed.values():
+                _remove(path)
+        self._sizes = {path: _size(path) for path in self._closed.values()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all intervals."""
+        return sum(self._sizes.values())
+
+    def open(self, order: bytes) -> Interval:
+        """A new interval, to which parts are added from now on."""
+        if self._parts is not None:
+            self._parts.close()
+        self._newest = path = self._directory / f"{self._next:08d}"
+        self._next += 1
+        path.mkdir(mode=0o700)
+        self._parts = (path / "parts").open("wb", buffering=0)
+        interval = Interval(path)
+        interval.write("order", order)
+        self._sizes[path] = 0
+        return interval
+
+    def add(self, part: model_pb2.EvidencePart, data: memoryview) -> int:
+        """One more part of the newest interval; its bytes so far."""
+        if self._parts is None:
+            raise OSError("no interval is open")
+        for piece in (memoryview(header_bytes(part, len(data))), data):
+            while len(piece):
+                piece = piece[self._parts.write(piece) :]
+        self._sizes[self._newest] = self._parts.tell()
+        return self._sizes[self._newest]
+
+    def closed(self, interval: Interval, digest: str) -> None:
+        """That interval is whole."""
+        interval.close(digest)
+        self._closed[digest], self._sizes[interval.path] = interval.path, _size(interval.path)
+
+    def drop(self, interval: Interval) -> None:
+        """An interval that nobody will sign."""
+        self._sizes.pop(interval.path, None)
+        _remove(interval.path)
+
+    def decided(self, digests: Collection[str]) -> None:
+        """These are kept no more; unknown ones are fine."""
+        for digest in digests:
+            path = self._closed.pop(digest, None)
+            if path is not None:
+                self._sizes.pop(path, None)
+                _remove(path)
+
+    def close(self) -> None:
+        """Nothing more is added; what is whole stays."""
+        if self._parts is not None:
+            self._parts.close()
+            self._parts = None
+
+
+def closed_in(directory: Path) -> dict[str, Path]:
+    """The whole intervals of a replica's directory by name, as they lie on disk."""
+    found: dict[str, Path] = {}
+    with contextlib.suppress(OSError):
+        for path in sorted(directory.iterdir()):
+            with contextlib.suppress(OSError, ValueError, InvalidInput):
+                found[check_digest((path / _NAME).read_text("ascii"))] = path
+    return found
+
+
+def _remove(path: Path) -> None:
+    """The name goes first: what is left of a removal that was cut short is no whole interval."""
+    with contextlib.suppress(OSError):
+        (path / _NAME).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _size(path: Path) -> int:
+    total = 0
+    with contextlib.suppress(OSError):
+        total = sum(item.stat().st_size for item in path.iterdir())
+    return total
