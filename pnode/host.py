@@ -64,12 +64,7 @@ class ReplicaHost:
         self._hub, self._clock, self._executor, self._thread, self._pace = hub, clock, executor, thread, pace
         self._snapshot, self._news = snapshot, news
         self._events: deque[Event] = deque()
-<<<<<<< HEAD
-        self._draining = False
-        self._stirred_s = float("-inf")
-=======
-        self._draining, self._handled_s = False, float("-inf")
->>>>>>> 0589f91 (Where audits are in force replicas log their steps, name the log in their statements, and keep the evidence until a verdict; a bundle is made from it on request)
+        self._draining, self._stirred_s = False, float("-inf")
         self._links = SuccessorLinks(fixed.successors, clock, self.post)
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
