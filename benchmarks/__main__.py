@@ -29,6 +29,7 @@ NAMES: Final = (
     "detection",
     "attackers",
     "audit_cost",
+    "mutants",
 )
 DEFAULT_OUT: Final = machine.ROOT / "benchmarks" / "results"
 DEFAULT_ROUNDS: Final = 5

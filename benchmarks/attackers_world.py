@@ -98,7 +98,7 @@ class World:
             initial_state(stage, REGISTRY, seed=setting.seed, model="attackers", graph="0" * 64, num_batches=setting.num_batches)
             for stage in self._stages
         ]
-        self._states = {digest_of(data): data for data in firsts}
+        self._states: dict[str, bytes] = {digest_of(data): data for data in firsts}
         ids = [stage.id for stage in self._stages]
         self._ledger = Ledger({name: (Named(digest_of(data), ()),) for name, data in zip(ids, firsts, strict=True)}, {})
         self._behind = {name: frozenset(ids[at + 1 :]) for at, name in enumerate(ids)}
@@ -184,11 +184,11 @@ class World:
         stage = self._stages[at]
         entries = [self._entry(at, batch) for batch in batches]
         checks = checks_of_stage(stage, REGISTRY)
-        settings = {"num_batches": self.setting.num_batches, "seed": self.setting.seed}
+        num_batches, seed = self.setting.num_batches, self.setting.seed
         if node.behaviour is None or self._rng.random() >= node.often:
-            honest = TorchCompute(stage, REGISTRY, **settings)
+            honest = TorchCompute(stage, REGISTRY, num_batches=num_batches, seed=seed)
             return record(honest, first, entries, codec=CODEC, state_every=checks.replay().span_steps), 0
-        cheat = CheatingCompute(stage, REGISTRY, node.behaviour, num_steps=len(batches), **settings)
+        cheat = CheatingCompute(stage, REGISTRY, node.behaviour, num_batches=num_batches, seed=seed, num_steps=len(batches))
         claim = record(cheat, first, entries, codec=CODEC, state_every=checks.replay().span_steps)
         return claim, cheat.num_cheated
 

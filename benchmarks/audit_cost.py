@@ -103,12 +103,12 @@ def conclude(result: Result) -> None:
             "rate": round(p, 4), "compute": round(p * dearest, 6), "bytes_each_way": round(p * (1 + states), 6),
         }  # fmt: skip
     at_floor = result.ratios[f"after_{LIFE[-1]}_passes"]
+    bytes_limit = round(BYTES_SHARE + floors.untrusted * states, 6)
+    bytes_share = at_floor["bytes_each_way"]
     result.targets += [
         Target("processor time of audits at the floor / of learning", at_floor["compute"], COMPUTE_LIMIT, "", at_least=False),
-        Target(
-            "bytes of audits at the floor, each way / of learning", at_floor["bytes_each_way"], round(BYTES_SHARE + floors.untrusted * states, 6), "", at_least=False
-        ),
-    ]  # fmt: skip
+        Target("bytes of audits at the floor, each way / of learning", bytes_share, bytes_limit, "", at_least=False),
+    ]
     wide = [values["sketch_of_replay"] for name, values in result.medians.items() if f" {WIDE}," in name]
     if wide:
         result.targets.append(

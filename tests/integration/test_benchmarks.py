@@ -163,3 +163,8 @@ def test_the_cost_of_audits_falls_with_the_record(tmp_path: Path) -> None:
     assert curve[0] == 1.0
     assert curve == sorted(curve, reverse=True)
     assert curve[-1] == 0.05
+
+
+def test_changes_to_the_policy_are_noticed_by_its_tests(tmp_path: Path) -> None:
+    rows = run_short("mutants", tmp_path)["rounds"]
+    assert [row["killed"] for row in rows] == [True] * len(rows)

@@ -1,0 +1,150 @@
+"""How much of `trust` its tests hold: small changes to its code, one at a time, each of which should turn a test red (mutation testing, DeMillo, Lipton and
+Sayward 1978). Drawn anew by seed; run on a copy of the package, so nothing in the tree is touched.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.machine import ROOT
+from benchmarks.result import Options, Result, Row, Target
+from dcnr.errors import InvariantBroken
+
+PACKAGE: Final = "trust"
+PER_ROUND: Final = 40
+TEST_TIMEOUT_S: Final = 120.0
+WANTED: Final = 0.90
+QUICK_MODULES: Final = ("findings",)
+COMPARED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn,
+    ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+COMPUTED: Final[dict[type[ast.operator], type[ast.operator]]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change."""
+
+    module: str
+    line: int
+    what: str
+    source: str
+
+
+def run(options: Options) -> Result:
+    """``rounds`` times 40 mutants drawn from all modules that have tests of their own."""
+    settings: Row = {"package": PACKAGE, "mutants_per_round": 2 if options.quick else PER_ROUND}
+    result = Result("mutants", "Changes to the policy that its tests notice", settings)
+    modules = {path.stem: path for path in sorted((ROOT / PACKAGE).glob("*.py")) if tests_of(path.stem)}
+    if options.quick:
+        modules = {name: modules[name] for name in QUICK_MODULES}
+    for name, path in modules.items():
+        if is_killed(Mutant(name, 0, "nothing", path.read_text()), options.scratch):
+            raise InvariantBroken(f"the tests of {PACKAGE}.{name} fail without any change", code="bad_tests")
+    everything = [mutant for name, path in modules.items() for mutant in mutants_of(name, path.read_text())]
+    for number in range(options.rounds):
+        drawn = random.Random(number).sample(everything, min(settings["mutants_per_round"], len(everything)))
+        result.rounds += [
+            {"module": one.module, "line": one.line, "what": one.what, "killed": is_killed(one, options.scratch)} for one in drawn
+        ]
+    conclude(result)
+    return result
+
+
+def conclude(result: Result) -> None:
+    """By module and over all."""
+    for module in dict.fromkeys(row["module"] for row in result.rounds):
+        rows = [row for row in result.rounds if row["module"] == module]
+        result.medians[module] = {"mutants": len(rows), "killed": sum(row["killed"] for row in rows)}
+    killed, total = sum(row["killed"] for row in result.rounds), len(result.rounds)
+    result.ratios["mutants"] = total
+    result.targets.append(Target("mutants killed", killed / total, WANTED, "", at_least=True))
+
+
+def tests_of(module: str) -> list[Path]:
+    """Unit and property tests that import the module."""
+    found = []
+    for folder in ("unit", "property"):
+        for path in sorted((ROOT / "tests" / folder).glob("test_*.py")):
+            if f"from {PACKAGE}.{module} import" in path.read_text():
+                found.append(path)
+    return found
+
+
+def mutants_of(module: str, source: str) -> Iterator[Mutant]:
+    """Every change that is tried, one mutant each: comparisons, sums and products, and/or, not, numbers, and statements left out."""
+    count = sum(1 for _ in _changes(ast.parse(source)))
+    for index in range(count):
+        tree = ast.parse(source)
+        for at, (node, what, apply) in enumerate(_changes(tree)):
+            if at == index:
+                apply()
+                yield Mutant(module, node.lineno, what, ast.unparse(ast.fix_missing_locations(tree)))
+                break
+
+
+def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str, _Apply]]:
+    decorators = [part for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.decorator_list]
+    forms = {id(node) for part in decorators for node in ast.walk(part)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare(ops=[op, *_]) if type(op) in COMPARED:
+                new = COMPARED[type(op)]()
+                yield node, f"{type(op).__name__} to {type(new).__name__}", _Apply(node, "ops", [new, *node.ops[1:]])
+            case ast.BinOp(op=op) if type(op) in COMPUTED:
+                made = COMPUTED[type(op)]()
+                yield node, f"{type(op).__name__} to {type(made).__name__}", _Apply(node, "op", made)
+            case ast.BoolOp(op=op):
+                other = ast.Or() if isinstance(op, ast.And) else ast.And()
+                yield node, f"{type(op).__name__} to {type(other).__name__}", _Apply(node, "op", other)
+            case ast.UnaryOp(op=ast.Not()):
+                yield node, "not left out", _Apply(node, "op", ast.UAdd())
+            case ast.Constant(value=bool() as value) if id(node) not in forms:
+                yield node, f"{value} to {not value}", _Apply(node, "value", not value)
+            case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+                yield node, f"{value} to {value + 1}", _Apply(node, "value", value + 1)
+            case ast.If(body=[ast.Raise(), *_]):
+                yield node, "refusal left out", _Apply(node, "test", ast.Constant(value=False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Apply:
+    """Sets one field of a node."""
+
+    node: ast.AST
+    name: str
+    value: object
+
+    def __call__(self) -> None:
+        setattr(self.node, self.name, self.value)
+
+
+def is_killed(mutant: Mutant, scratch: Path) -> bool:
+    """Whether a test of its module turns red, or does not end."""
+    place = scratch / "mutant"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(ROOT / PACKAGE, place / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    (place / PACKAGE / f"{mutant.module}.py").write_text(mutant.source)
+    command = [
+        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", "-o", "addopts=",
+        *(str(path) for path in tests_of(mutant.module)),
+    ]  # fmt: skip
+    paths = [str(place), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=place, env=environment, capture_output=True, timeout=TEST_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return True
+    return done.returncode != 0
