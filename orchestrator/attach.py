@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput, Refused, RemoteFault, Stale, TimedOut
 from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
 from membership.probing import Findings, Verdict
+from orchestrator.audit_inbox import AuditInbox
 from orchestrator.checkpoints import is_fenced
 from orchestrator.inventory import Transition
 from orchestrator.runtime import ModelRuntime, Shared
@@ -75,6 +77,7 @@ class AttachService:
         self._grants: dict[str, tuple[tuple[str, int], float]] = {}
         self._checking = 0
         self._beat_rate, self._event_rate = TokenBuckets(BEAT_RATE), TokenBuckets(EVENT_RATE)
+        self._audits = AuditInbox(shared, models)
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._probes: set[asyncio.Task[None]] = set()
 
@@ -96,6 +99,8 @@ class AttachService:
             self._shown(envelope)
         reader = asyncio.create_task(self._read(stream, requests))
         reason = "the stream was closed"
+        put = partial(self._put, stream)
+        shared.mailbox.opened(peer_id, put)
         older, self._readers[peer_id] = self._readers.get(peer_id), reader
         if older is not None:
             older.cancel()  # a PNode has one stream here: the newest
@@ -114,6 +119,7 @@ class AttachService:
             raise
         finally:
             reader.cancel()
+            shared.mailbox.closed(peer_id, put)
             if self._readers.get(peer_id) is reader:
                 del self._readers[peer_id]
             left = shared.inventory.is_leaving(peer_id)
@@ -177,9 +183,13 @@ class AttachService:
                 return
             except TimeoutError:
                 raise TimedOut(f"no beat for {SILENT_S:g} s", code="silent") from None
-            if message.WhichOneof("kind") != "beat":
-                raise RemoteFault("a control stream greets once", code="second_hello")
-            self._beat(stream, message.beat)
+            match message.WhichOneof("kind"):
+                case "beat":
+                    self._beat(stream, message.beat)
+                case "evidence" | "audit_report":
+                    self._audits.heard(stream.pnode_id, message)
+                case _:
+                    raise RemoteFault("a control stream greets once", code="second_hello")
 
     def _beat(self, stream: _Stream, beat: orchestrator_pb2.Beat) -> None:
         shared = self._shared
@@ -207,7 +217,11 @@ class AttachService:
             self.probe(node_id)
         judgement = shared.inventory.judgement(stream.pnode_id)
         ack = orchestrator_pb2.BeatAck(
-            sequence=beat.sequence, beat_interval_s=interval_s, state=judgement.state, reason=judgement.reason
+            sequence=beat.sequence,
+            beat_interval_s=interval_s,
+            state=judgement.state,
+            reason=judgement.reason,
+            evidence=judgement.evidence,
         )
         self._put(stream, orchestrator_pb2.OrchestratorMessage(beat_ack=ack))
 

@@ -13,7 +13,7 @@ from typing import Final
 from dcnr import limits
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
-from orchestrator.offers import NodeOffer
+from orchestrator.offers import PLACEABLE, NodeOffer
 from orchestrator.progress import Report, lineage_of
 from orchestrator.view import ModelView
 
@@ -85,7 +85,7 @@ class Contributions:
     def judged(self, offers: Sequence[NodeOffer], now: float) -> tuple[NodeOffer, ...]:
         """The offers, in quarantine those that were found to be of no use lately; where nobody else is there, nobody is sent away."""
         self._useless = {node: known for node, known in self._useless.items() if now - known[0] < USELESS_FOR_S}
-        if not any(item.state == orchestrator_pb2.NODE_STATE_ACTIVE and item.node_id not in self._useless for item in offers):
+        if not any(item.state in PLACEABLE and item.node_id not in self._useless for item in offers):
             return tuple(offers)
         return tuple(self._judged(item) for item in offers)
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from dcnr.v1 import membership_pb2, orchestrator_pb2
 from orchestrator.lending import counted_steps, is_passing, offer_of
-from orchestrator.offers import USABLE, NodeOffer
+from orchestrator.offers import PLACEABLE, USABLE, NodeOffer
 from orchestrator.silence import FORGET_S, Judgement, NodeRecord, judge, next_look
 from trust.addresses import is_public, split_address, subnet_of
 
@@ -62,6 +62,8 @@ class Inventory:
         self._renewed: set[str] = set()
         """Nodes whose offers may have changed since they were last asked for."""
         self._hosting: dict[str, set[str]] = {}
+        self._standings: Mapping[str, Judgement] = {}
+        self._newcomer: Judgement | None = None
 
     # Facts
 
@@ -128,7 +130,7 @@ class Inventory:
             self._renewed.add(node_id)
         self._note_refusals(record, now, beat)
         self._note_hosting(record, beat.plan_digest if beat.replicas else None)
-        if beat.draining or not beat.worker_alive or record.judgement.state != orchestrator_pb2.NODE_STATE_ACTIVE:
+        if beat.draining or not beat.worker_alive or record.judgement.state not in PLACEABLE:
             self._stirred.add(node_id)
         return self._accuse(node_id, now, beat)
 
@@ -188,6 +190,16 @@ class Inventory:
         """Whether the node said in its last beat that it hands over."""
         record = self._nodes.get(node_id)
         return record is not None and record.beat.draining
+
+    def stand(self, standings: Mapping[str, Judgement], newcomer: Judgement | None) -> None:
+        """What audits say of PNodes, and of one that they say nothing of; None where audits are not in force."""
+        self._standings, self._newcomer = standings, newcomer
+        for node_id, record in self._nodes.items():
+            standing = standings.get(node_id, newcomer)
+            if standing != record.standing:
+                record.standing = standing
+                self._stirred.add(node_id)
+                self._renewed.add(node_id)
 
     def tick(self, now: float) -> list[Transition]:
         """Judges every node whose state may have changed and returns what did."""
@@ -308,7 +320,8 @@ class Inventory:
                 idle = [item for item in self._nodes.values() if item.streams == 0]
                 oldest = min(idle or self._nodes.values(), key=lambda item: (item.seen_at, item.node_id))
                 self._drop(oldest)
-            record = self._nodes[node_id] = NodeRecord(node_id, now)
+            standing = self._standings.get(node_id, self._newcomer)
+            record = self._nodes[node_id] = NodeRecord(node_id, now, standing=standing)
         record.seen_at = now
         return record
 

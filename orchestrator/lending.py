@@ -31,10 +31,11 @@ def offer_of(record: NodeRecord, now: float) -> NodeOffer | None:
     if record.beat_at is None and record.expected_until <= 0.0:
         return None
     is_told = _is_told(record)
+    judged = record.standing if record.is_barred and record.standing is not None else record.judgement
     return NodeOffer(
         node_id=record.node_id,
-        state=record.judgement.state,
-        reason=record.judgement.reason,
+        state=judged.state,
+        reason=judged.reason,
         gflops=record.capability.gflops,
         memory_bytes=record.capability.memory_bytes if is_told else _UNTOLD_BYTES,
         disk_bytes=record.capability.disk_bytes if is_told else _UNTOLD_BYTES,
@@ -74,6 +75,8 @@ def counted_steps(known: Mapping[str, float], beat: orchestrator_pb2.Beat) -> di
 
 def _may_return(record: NodeRecord, now: float) -> bool:
     """Whether it is gone, but not for long, or back without its worker."""
+    if record.is_barred:
+        return False
     joins = record.judgement.state == orchestrator_pb2.NODE_STATE_JOINING and record.lost_at
     gone_at = record.lost_at[-1] if joins else record.gone_at
     return gone_at is not None and now - gone_at < MAY_RETURN_S
@@ -81,7 +84,13 @@ def _may_return(record: NodeRecord, now: float) -> bool:
 
 def _awaited(record: NodeRecord, now: float) -> frozenset[str]:
     """What it had when it was lost, until it takes work again or has been away for too long."""
-    if record.judgement.state in USABLE or record.beat.draining or not record.lost_at or now - record.lost_at[-1] >= AWAITED_S:
+    if (
+        record.is_barred
+        or record.judgement.state in USABLE
+        or record.beat.draining
+        or not record.lost_at
+        or now - record.lost_at[-1] >= AWAITED_S
+    ):
         return frozenset()
     return record.lost_with
 

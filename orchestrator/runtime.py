@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -14,6 +15,7 @@ from dcnr.ports import Clock, ObjectStore
 from dcnr.specs import Registry
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
 from orchestrator.audit_events import Wait
+from orchestrator.auditing import Auditing
 from orchestrator.checkpoints import STATE_MISSING, CheckpointJudge, condemned, named
 from orchestrator.decider import Decider
 from orchestrator.documents import open_head, sealed
@@ -26,12 +28,16 @@ from orchestrator.history import History
 from orchestrator.inventory import Inventory
 from orchestrator.jobbook import JobBook
 from orchestrator.jobs import intervals_message
+from orchestrator.mailbox import Mailbox
 from orchestrator.offers import PlanPolicy
+from orchestrator.own_eyes import OwnEyes
 from orchestrator.signal import Signal
+from orchestrator.standings import Standings
 from orchestrator.view import ModelView, ViewLoader
 from trust.draw import Secret
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
+from trust.session import RandomBytes
 from trust.trusted import OwnList, is_trusted
 
 JOBS_READ_S: Final = 1.0
@@ -63,6 +69,11 @@ class Shared:
     """PNodes that the operator's own file trusts."""
     draw_secret: Secret | None = None
     """What this orchestrator draws audits with; needed where they are in force."""
+    random_bytes: RandomBytes = secrets.token_bytes
+    own_eyes: OwnEyes | None = None
+    """What verifies evidence here; needed where audits are in force."""
+    standings: Standings = field(default_factory=Standings)
+    mailbox: Mailbox = field(default_factory=Mailbox)
     nodes_changed: Signal = field(default_factory=Signal)
     news: Signal = field(default_factory=Signal)
     """Fires whenever anything that streams show may have changed."""
@@ -108,6 +119,11 @@ class ModelRuntime:
             jobs=self.jobs, jobs_read_at=lambda: self._jobs_read_at, inventory=shared.inventory, nodes_changed=shared.nodes_changed,
             exits=self.exits, history=shared.history, plan_policy=shared.plan_policy, loader=self.loader, drawing=self.drawing,
         )  # fmt: skip
+        self.auditing = Auditing(
+            model, shared, view=lambda: self.view, job=lambda job_id: self.loader.job(model, job_id), is_holder=lambda: self.is_holder,
+            wake=self.decider.wake,
+        )  # fmt: skip
+        self.decider.naming.verdicts, self.drawing.standing = self.auditing.decisions, self.auditing.standing
 
     @property
     def head(self) -> model_pb2.Head | None:
@@ -134,6 +150,7 @@ class ModelRuntime:
             group.create_task(self._read_jobs())
             group.create_task(self.decider.run())
             group.create_task(self._watch_store())
+            group.create_task(self.auditing.run())
 
     async def record(self, request: data_pb2.RecordCheckpointRequest) -> data_pb2.RecordCheckpointResponse:
         """The answer to RecordCheckpoint. Raises Unavailable where the checkpoint cannot be judged now."""

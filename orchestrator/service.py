@@ -35,6 +35,7 @@ from orchestrator.datarpc import DataServicer
 from orchestrator.history import History
 from orchestrator.inventory import Inventory
 from orchestrator.offers import PlanPolicy
+from orchestrator.own_eyes import OwnEyes
 from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ViewLoader
@@ -138,6 +139,7 @@ async def run_orchestrator(
             shared = Shared(
                 key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted,
                 plan_policy=PlanPolicy(keeps_apart=not policy.single_host), draw_secret=load_or_create_secret(home / DRAW_FILE, random_bytes),
+                own_eyes=OwnEyes(store, policy.network_id, home / "audits", None), random_bytes=random_bytes,
             )  # fmt: skip
             await _serve(settings, home, shared, store, proxy_uploads, rng, random_bytes, stop, on_ready)
         finally:

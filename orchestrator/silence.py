@@ -24,6 +24,7 @@ PROBED_BEATS: Final = 2.25
 WITNESSED_BEATS: Final = 2.0
 """Told intervals of silence that are enough where several neighbours' connections broke."""
 WITNESSES: Final = 2
+BARRED: Final = frozenset((orchestrator_pb2.NODE_STATE_QUARANTINED, orchestrator_pb2.NODE_STATE_REHAB))
 FORGET_S: Final = 3600.0
 """A node that is gone for longer is dropped from the inventory."""
 
@@ -34,6 +35,8 @@ class Judgement:
 
     state: orchestrator_pb2.NodeState.ValueType
     reason: str
+    evidence: str = ""
+    """Digest of the fault record behind it; empty without one."""
 
 
 @dataclass(slots=True)
@@ -78,6 +81,8 @@ class NodeRecord:
     refused: dict[str, tuple[float, str]] = field(default_factory=dict)
     """By VNode: when the node refused it, and why."""
     judgement: Judgement = field(default_factory=lambda: Judgement(orchestrator_pb2.NODE_STATE_UNSPECIFIED, ""))
+    standing: Judgement | None = None
+    """What audits say of it; None where they are not in force."""
     look_at: float = float("inf")
     """When the inventory looks at it next, if nothing happens before."""
 
@@ -89,13 +94,26 @@ class NodeRecord:
         """Whether a beat is missing, so that a look of our own is worth it."""
         return now >= self.due(OVERDUE_BEATS)
 
+    @property
+    def is_barred(self) -> bool:
+        """Whether it hosts nothing, however alive it is."""
+        return self.standing is not None and self.standing.state in BARRED
+
     def witnesses(self, now: float) -> list[str]:
         """Neighbours whose fresh word is that they cannot reach it."""
         return sorted(name for name, (when, _) in self.accusers.items() if now < when + EVIDENCE_S)
 
 
 def judge(record: NodeRecord, now: float) -> Judgement:
-    """The node's state now."""
+    """The node's state now: whether it is here, and what audits say of one that is."""
+    presence, standing = _presence(record, now), record.standing
+    is_here = presence.state != orchestrator_pb2.NODE_STATE_OFFLINE
+    if standing is not None and is_here and (record.is_barred or presence.state == orchestrator_pb2.NODE_STATE_ACTIVE):
+        return standing
+    return presence
+
+
+def _presence(record: NodeRecord, now: float) -> Judgement:
     offline, suspect = orchestrator_pb2.NODE_STATE_OFFLINE, orchestrator_pb2.NODE_STATE_SUSPECT
     if record.beat_at is None:
         return _before_the_first_beat(record, now)

@@ -1,0 +1,325 @@
+"""Audits in one model of one orchestrator: while it holds the head it keeps the audit desk going, and always it reads what manifests say of others' work.
+
+The desk decides (`orchestrator.audits`); this shell signs and sends, brings answers in, verifies records with own eyes, and hands decisions to the next
+manifest. Verdicts that others named are believed only as far as their evidence proves itself here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from dcnr.errors import Corrupt, DcnrError, NotFound, Refused
+from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
+from orchestrator.audit_events import Bundle, Decision, Late, Pay, People, Report, SendChallenge, SendTask, VerifyRecord, Wait, Word
+from orchestrator.audit_words import report_of
+from orchestrator.audits import AuditDesk
+from orchestrator.signal import Signal
+from orchestrator.standings import judgement_of
+from orchestrator.view import JobFacts, ModelView
+from trust.auditors import Candidate
+from trust.envelope import parse, seal
+from trust.folding import Told
+from trust.ledger import Ledger, Verdict
+from trust.separation import Party, Separation
+from trust.standing import Standing, begun
+
+if TYPE_CHECKING:
+    from orchestrator.runtime import Shared
+
+TICK_S: Final = 1.0
+LOOK_AGAIN_S: Final = 30.0
+"""Evidence that could not be read or measured is tried again after this time."""
+SEED_BYTES: Final = 32
+TASK_ID_BYTES: Final = 16
+HERE: Final = frozenset(
+    (orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_PROBATION, orchestrator_pb2.NODE_STATE_SUSPECT)
+)
+_log = structlog.get_logger("orchestrator")
+
+
+class Auditing:
+    """One per model. ``is_holder`` says whether this process decides now; ``wake`` calls for a round of the decider."""
+
+    def __init__(
+        self, model: str, shared: Shared, *, view: Callable[[], ModelView | None], job: Callable[[str], Awaitable[JobFacts]],
+        is_holder: Callable[[], bool], wake: Signal,
+    ) -> None:  # fmt: skip
+        self._model, self._shared, self._view, self._job = model, shared, view, job
+        self._is_holder, self._wake = is_holder, wake
+        self._desk: AuditDesk | None = None
+        self._term: tuple[int, str] = (0, "")
+        self._manifest = ""
+        self._told_decisions: set[str] = set()
+        self._looks: dict[str, float] = {}
+        """Evidence being looked at, or not to be looked at before that time."""
+        self._stirred = Signal()
+        self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether audits are in force in this network."""
+        return self._shared.policy.audits_drawn
+
+    async def run(self) -> None:
+        """Runs until cancelled; ends at once where audits are not in force."""
+        if not self.is_on:
+            return
+        seen = -1
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            while True:
+                seen = await self._stirred.wait(seen, TICK_S)
+                self._tick()
+
+    # What is heard
+
+    @property
+    def has_desk(self) -> bool:
+        """Whether this process audits now: it holds the head of a job."""
+        return self._desk is not None
+
+    def knows(self, interval: str) -> bool:
+        """Whether a manifest of this job names that interval."""
+        view = self._view()
+        return view is not None and view.chain is not None and interval in view.chain.ledger.intervals
+
+    def answered(self, pnode_id: str, evidence: model_pb2.Evidence, bundle: Bundle | None) -> None:
+        """An answer to a challenge, from the session of that PNode. Raises Refused."""
+        if self._desk is None:
+            return  # not the holder any more
+        self._desk.answered(pnode_id, evidence.interval, bundle, self._shared.clock.wall())
+        self._say("evidence_brought" if bundle is not None else "evidence_missing", pnode_id, evidence.reason, evidence.interval)
+        self._stirred.fire()
+
+    def reported(self, report: Report) -> None:
+        """An auditor's finding, verified. Raises Refused, Stale."""
+        if self._desk is None:
+            return
+        self._desk.reported(report, self._shared.clock.wall())
+        self._say("audit_reported", report.auditor, f"{report.word.value} {report.part}".strip(), report.interval)
+        self._stirred.fire()
+
+    def equivocated(self, statements: tuple[str, ...], evidence: str) -> None:
+        """A proof of two statements, verified and stored."""
+        if self._desk is not None:
+            self._desk.equivocated(statements, evidence)
+            self._stirred.fire()
+
+    # What is told
+
+    def decisions(self, view: ModelView) -> list[Decision]:
+        """For the next manifest."""
+        if self._desk is None or (int(view.head.epoch), view.head.active.job_id) != self._term:
+            return []
+        return list(self._desk.decisions())
+
+    def standing(self, view: ModelView, pnode_id: str) -> Standing:
+        """Where a PNode stands with this orchestrator, the newest manifest included."""
+        if view.chain is not None:
+            self._shared.standings.chain(self._model, view.chain.told)
+        return self._shared.standings.of(pnode_id, self._shared.clock.wall())
+
+    def waits(self) -> list[Wait]:
+        """Open intervals, with who has to act; at the holder only."""
+        return self._desk.waits(self._shared.clock.wall()) if self._desk is not None else []
+
+    # What follows
+
+    def _tick(self) -> None:
+        view, now_s, standings = self._view(), self._shared.clock.wall(), self._shared.standings
+        if view is None or view.chain is None:
+            self._desk = None
+        else:
+            standings.chain(self._model, view.chain.told)
+            self._keep_desk(view, now_s)
+            if self._desk is not None:
+                self._desk.tick(self._people(view, now_s), now_s)
+                self._act(view)
+        standings.doubted(self._model, self._desk.doubts() if self._desk is not None else ())
+        if view is not None:
+            self._look_at_others(view)
+        known = {node_id: judgement_of(standings.of(node_id, now_s)) for node_id in standings.known()}
+        self._shared.inventory.stand(known, judgement_of(begun(now_s)))
+
+    def _keep_desk(self, view: ModelView, now_s: float) -> None:
+        shared = self._shared
+        decides = self._is_holder() and view.head.holder == shared.key.node_id and bool(view.head.active.job_id)
+        if not decides or shared.draw_secret is None or view.chain is None:
+            self._desk = None
+            return
+        term = (int(view.head.epoch), view.head.active.job_id)
+        if self._desk is None or term != self._term:
+            separation = Separation(single_host=shared.policy.single_host)
+            self._desk = AuditDesk(shared.draw_secret, separation, lambda: shared.random_bytes(TASK_ID_BYTES).hex())
+            self._term, self._manifest = term, ""
+        if view.head.manifest_digest != self._manifest:
+            self._manifest = view.head.manifest_digest
+            counts = {one.name for one in view.chain.open_intervals()}
+            ledger = view.chain.ledger
+            audited = {name: one for name, one in ledger.intervals.items() if one.verdict is not Verdict.OPEN or name in counts}
+            self._desk.chronicle(Ledger(ledger.lines, audited), now_s)
+
+    def _people(self, view: ModelView, now_s: float) -> People:
+        shared, candidates = self._shared, dict[str, Candidate]()
+        for record in shared.inventory.nodes().values():
+            if record.streams > 0:
+                state = shared.standings.of(record.node_id, now_s).state
+                is_free = record.judgement.state in HERE and record.capability.accepts_work and record.beat.worker_alive
+                candidates[record.node_id] = Candidate(Party(record.node_id, record.owner, record.subnet), state, is_free)
+        involved: dict[str, set[str]] = {}
+        for item in view.plan.assignments if view.plan is not None else ():
+            involved.setdefault(item.vnode, set()).add(item.pnode_id)
+        can_look = shared.own_eyes is not None and shared.own_eyes.can_measure
+        verifiers = (Party(shared.key.node_id),) if can_look else ()
+        return People(candidates, verifiers, {vnode: frozenset(names) for vnode, names in involved.items()})
+
+    def _act(self, view: ModelView) -> None:
+        assert self._desk is not None
+        assert self._group is not None
+        for action in self._desk.take():
+            match action:
+                case SendChallenge():
+                    self._challenge(view, action)
+                case SendTask():
+                    self._ask(view, action)
+                case VerifyRecord():
+                    self._group.create_task(self._verify(action))
+                case Pay():
+                    reason = f"as an auditor: {action.payment.value}"
+                    self._shared.standings.lied(action.auditor, action.evidence, reason, self._shared.clock.wall())
+                    self._say("auditor_overturned", action.auditor, action.payment.value, action.interval)
+                case Late():
+                    self._say("audit_late", action.node_id, "it did not answer in time", action.interval)
+        news = [one for one in self._desk.decisions() if one.interval not in self._told_decisions]
+        for one in news:
+            self._say("interval_judged", view.chain.ledger.intervals[one.interval].pnode_id if view.chain else "", one.reason, one.interval,
+                      verdict=one.verdict.value, evidence=one.evidence)  # fmt: skip
+        if news:
+            self._wake.fire()
+        self._told_decisions = {one.interval for one in self._desk.decisions()}
+
+    def _challenge(self, view: ModelView, action: SendChallenge) -> None:
+        message = model_pb2.Challenge(
+            network_id=self._shared.policy.network_id, model=self._model, job_id=self._term[1], vnode=action.vnode, replica=action.replica,
+            interval=action.interval, pnode_id=action.pnode_id, manifest_digest=self._manifest, epoch=view.head.epoch,
+            until_unix_ms=int(action.until_s * 1000),
+        )  # fmt: skip
+        envelope = seal(identity_pb2.DOMAIN_CHALLENGE, message, self._shared.key)
+        self._shared.mailbox.send(action.pnode_id, orchestrator_pb2.OrchestratorMessage(challenge=envelope))
+
+    def _ask(self, view: ModelView, action: SendTask) -> None:
+        assert self._group is not None
+        task = model_pb2.AuditTask(
+            network_id=self._shared.policy.network_id, model=self._model, job_id=self._term[1], vnode=action.vnode, task_id=action.task_id,
+            pnode_id=action.auditor, bundle_digest=action.bundle.digest, bundle_bytes=action.bundle.size_bytes,
+            request_digest=view.head.active.request_digest, check=model_pb2.CHECK_KIND_REPLAY, seed=self._shared.random_bytes(SEED_BYTES),
+            epoch=view.head.epoch, until_unix_ms=int(action.until_s * 1000),
+        )  # fmt: skip
+        self._say("audit_asked", action.auditor, action.reason, action.interval, vnode=action.vnode)
+        if action.is_verifier:
+            self._group.create_task(self._audit(task, action))
+        else:
+            envelope = seal(identity_pb2.DOMAIN_AUDIT_TASK, task, self._shared.key)
+            self._shared.mailbox.send(action.auditor, orchestrator_pb2.OrchestratorMessage(audit_task=envelope))
+
+    async def _audit(self, task: model_pb2.AuditTask, action: SendTask) -> None:
+        """The verifier's own audit."""
+        eyes = self._shared.own_eyes
+        assert eyes is not None
+        nothing = Report(task.task_id, task.pnode_id, action.interval, Word.REFUSED)
+        try:
+            audited = await eyes.audit(task, await self._job(task.job_id))
+            found = parse(model_pb2.AuditReport, audited.report.payload)
+            report = report_of(found, "")
+            if audited.record:
+                report = replace(report, record=await eyes.keep(self._model, task.vnode, audited.record))
+            if report.word is Word.REFUSED:
+                _log.warning("verifier_refused", vnode=task.vnode, reason=found.reason)
+        except (Corrupt, NotFound) as error:
+            report = replace(nothing, word=Word.UNVERIFIABLE, part=error.code)
+        except DcnrError as error:
+            _log.warning("verifier_failed", vnode=task.vnode, reason=error.message)
+            report = nothing
+        try:
+            self.reported(report)
+        except DcnrError as error:
+            _log.info("verifier_late", vnode=task.vnode, reason=error.message)
+
+    async def _verify(self, action: VerifyRecord) -> None:
+        """Looks at a fault that an auditor tells of."""
+        desk, eyes, now = self._desk, self._shared.own_eyes, self._shared.clock.wall
+        assert desk is not None
+        assert eyes is not None
+        ledger_vnode = next((one.vnode for one in desk.waits(now()) if one.interval == action.interval), "")
+        try:
+            record, data = await eyes.record(self._model, ledger_vnode, action.record)
+            proven = await eyes.prove(record, data, lambda: self._job(record.job_id))
+            if proven.interval != action.interval:
+                raise Refused("a fault record about another interval", code="unproven")
+        except (Refused, Corrupt) as error:
+            self._say("fault_not_proven", action.auditor, error.message, action.interval)
+            desk.verified(action.interval, action.auditor, now(), proven=False)
+        except DcnrError as error:
+            self._say("fault_not_proven", action.auditor, error.message, action.interval)
+            desk.unread(action.interval, action.auditor, now())
+        else:
+            self._shared.standings.verified(action.record)
+            desk.verified(action.interval, action.auditor, now(), proven=True, part=record.part)
+        self._stirred.fire()
+
+    # Others' verdicts
+
+    def _look_at_others(self, view: ModelView) -> None:
+        """Begins to look at evidence that manifests name and that this process has not verified."""
+        assert self._group is not None
+        now = self._shared.clock.monotonic()
+        for model, one in self._shared.standings.unverified():
+            if model == self._model and now >= self._looks.get(one.evidence, float("-inf")) and len(self._looks) < 1024:
+                self._looks[one.evidence] = float("inf")
+                self._group.create_task(self._look(view, one))
+
+    async def _look(self, view: ModelView, told: Told) -> None:
+        eyes, standings = self._shared.own_eyes, self._shared.standings
+        try:
+            if eyes is None:
+                return
+            record, data = await self._found(view, told)
+            proven = await eyes.prove(record, data, lambda: self._job(record.job_id))
+            is_equivocation = proven.kind == model_pb2.FAULT_KIND_EQUIVOCATION
+            if proven.accused != told.pnode_id or (not is_equivocation and proven.interval != told.interval):
+                raise Refused("evidence against somebody or something else", code="unproven")
+            if is_equivocation:
+                standings.equivocated(told.pnode_id, told.evidence, told.decided_s)
+            standings.verified(told.evidence)
+            del self._looks[told.evidence]
+        except (Refused, Corrupt) as error:
+            standings.refuted(told.evidence)
+            del self._looks[told.evidence]
+            self._say("evidence_refuted", told.pnode_id, error.message, told.interval, evidence=told.evidence)
+        except DcnrError as error:
+            _log.info("evidence_unread", evidence=told.evidence, reason=error.message)
+        finally:
+            if told.evidence in self._looks:
+                self._looks[told.evidence] = self._shared.clock.monotonic() + LOOK_AGAIN_S
+        self._stirred.fire()
+
+    async def _found(self, view: ModelView, told: Told) -> tuple[model_pb2.FaultRecord, bytes]:
+        """The record; of an earlier job it lies with one of the VNodes."""
+        eyes = self._shared.own_eyes
+        assert eyes is not None
+        known = view.chain.ledger.intervals.get(told.interval) if view.chain is not None else None
+        vnodes = [known.vnode] if known is not None else [entry.vnode for entry in view.manifest.entries] if view.manifest else []
+        for vnode in vnodes:
+            try:
+                return await eyes.record(self._model, vnode, told.evidence)
+            except NotFound:
+                continue
+        raise NotFound(f"no evidence {told.evidence[:12]}", code="no_evidence")
+
+    def _say(self, kind: str, subject: str, reason: str, interval: str, **facts: object) -> None:
+        self._shared.history.say(kind, subject, reason, interval=interval[:16], **facts)

@@ -1,0 +1,137 @@
+"""What this orchestrator checks itself: audits where nobody independent is free, and every fault record before anybody is blamed.
+
+Brings what a check reads from the store onto the disk, under its digest, and asks the verifier (`vnode.checks.verifying`), which is a process of its own. An
+orchestrator without one verifies equivocations only, since those are signatures alone; computations move nobody there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from dataservice import keys
+from dcnr import limits
+from dcnr.errors import Corrupt, DcnrError, Refused, Unavailable
+from dcnr.ids import Digest, check_digest, digest_of
+from dcnr.ports import ObjectStore
+from dcnr.v1 import local_pb2, model_pb2
+from orchestrator.access import MAX_DATASET_MANIFEST_BYTES
+from orchestrator.documents import get_exact, put_once
+from orchestrator.view import JobFacts
+from trust.envelope import parse
+from trust.evidence import MAX_RECORD_BYTES, Exhibit, Proven, verify
+from vnode.checks.verifying import Evidence, Verifier
+
+MAX_BUNDLE_BYTES: Final = 512 * limits.MIB
+"""A larger bundle is left to PNodes: here it passes through memory."""
+MAX_CACHED_BYTES: Final = 4096 * limits.MIB
+"""Of shards and manifests of data sets on the disk; above that all are fetched anew."""
+
+
+class OwnEyes:
+    """``verifier`` None: only what needs no tensors is verified. ``directory`` is this object's own."""
+
+    def __init__(self, store: ObjectStore, network_id: str, directory: Path, verifier: Verifier | None) -> None:
+        self._store, self._network_id, self._directory, self._verifier = store, network_id, directory, verifier
+        self._turn = asyncio.Lock()
+
+    @property
+    def can_measure(self) -> bool:
+        """Whether there is a verifier."""
+        return self._verifier is not None
+
+    async def audit(self, task: model_pb2.AuditTask, job: JobFacts) -> local_pb2.WorkerAudited:
+        """The verifier's own finding. Raises Unavailable where there is none or it cannot, Corrupt and NotFound for a bundle that is not what was named."""
+        async with self._turn, self._laid(job, task.model, task.vnode, task.bundle_digest) as evidence:
+            return await self._there().audit(task, evidence)
+
+    async def prove(self, record: model_pb2.FaultRecord, data: bytes, job: Callable[[], Awaitable[JobFacts]]) -> Proven:
+        """What a fault record proves to this process. Raises as `trust.evidence.verify`, and Unavailable where it cannot be measured here and now."""
+        try:
+            return verify(data, self._network_id, _needs_measuring, 1.0)
+        except _NeedsMeasuring:
+            pass
+        if not check_digest(record.bundle_digest):
+            raise Corrupt("a fault record that names no bundle", code="bad_evidence")
+        facts = await job()
+        async with self._turn, self._laid(facts, record.model, record.vnode, record.bundle_digest) as evidence:
+            residual = await self._there().measure(data, evidence)
+        return verify(data, self._network_id, lambda exhibit, told: residual, 1.0)
+
+    async def record(self, model: str, vnode: str, digest: str) -> tuple[model_pb2.FaultRecord, bytes]:
+        """A stored fault record. Raises NotFound, Corrupt, Unavailable; Refused (``wrong_place``) for one about something else."""
+        data = await get_exact(self._store, keys.evidence(model, vnode, digest), digest, max_bytes=MAX_RECORD_BYTES)
+        record = parse(model_pb2.FaultRecord, data, MAX_RECORD_BYTES)
+        if (record.network_id, record.model, record.vnode) != (self._network_id, model, vnode):
+            raise Refused("a fault record about something else than its place says", code="wrong_place")
+        return record, data
+
+    async def keep(self, model: str, vnode: str, data: bytes) -> Digest:
+        """Brings a fault record into the store. Raises Unavailable."""
+        digest = digest_of(data)
+        await put_once(self._store, keys.evidence(model, vnode, digest), data)
+        return digest
+
+    async def close(self) -> None:
+        """Ends the verifier's process."""
+        if self._verifier is not None:
+            await self._verifier.close()
+
+    def _there(self) -> Verifier:
+        if self._verifier is None:
+            raise Unavailable(
+                "this orchestrator has no verifier", code="no_verifier", remedy="start one with: orchestrator start --verifier"
+            )
+        return self._verifier
+
+    @asynccontextmanager
+    async def _laid(self, job: JobFacts, model: str, vnode: str, bundle_digest: str) -> AsyncIterator[Evidence]:
+        """Everything that a check reads; the bundle goes again afterwards."""
+        self._there()
+        shards, bundles = self._directory / "shards", self._directory / "bundles"
+        for place in (shards, bundles):
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        await asyncio.to_thread(_bounded, shards)
+        request = job.request
+        manifest = shards / f"{check_digest(request.dataset_digest)}.manifest"
+        await self._fetch(keys.dataset_manifest(request.dataset_name, request.dataset_digest), request.dataset_digest, manifest)
+        bundle = bundles / check_digest(bundle_digest)
+        try:
+            await self._fetch(keys.evidence(model, vnode, bundle_digest), bundle_digest, bundle, MAX_BUNDLE_BYTES)
+
+            async def bring(dataset: str, digest: str) -> None:
+                await self._fetch(keys.shard(dataset, digest), digest, shards / check_digest(digest), MAX_BUNDLE_BYTES)
+
+            yield Evidence(bundle, job.graph_bytes, job.num_batches, manifest, shards, bring)
+        finally:
+            bundle.unlink(missing_ok=True)
+
+    async def _fetch(self, key: str, digest: str, path: Path, max_bytes: int = MAX_DATASET_MANIFEST_BYTES) -> None:
+        if path.exists():
+            return
+        data = await get_exact(self._store, key, digest, max_bytes=max_bytes)
+        draft = path.with_suffix(".part")
+        try:
+            await asyncio.to_thread(draft.write_bytes, data)
+            draft.replace(path)
+        except OSError as error:
+            raise Unavailable(f"{path.parent} takes nothing: {error.strerror}", code="disk_full") from error
+
+
+class _NeedsMeasuring(DcnrError):
+    """Signatures and form hold: what is left is arithmetic."""
+
+
+def _needs_measuring(exhibit: Exhibit, record: model_pb2.FaultRecord) -> float:
+    raise _NeedsMeasuring("to be measured")
+
+
+def _bounded(directory: Path) -> None:
+    """Empties it where it holds more than it may."""
+    files = [path for path in directory.iterdir() if path.is_file()]
+    if sum(path.stat().st_size for path in files) > MAX_CACHED_BYTES:
+        for path in files:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,118 @@
+"""Where every PNode stands with this orchestrator: folded from the verdicts in the chains of its models, the evidence that it has verified itself, and
+what it alone saw. One per process.
+
+The chain can be read by everybody, so a standing is lost with no process; what this orchestrator alone saw (lies of auditors to it, doubts) is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from dcnr.v1 import orchestrator_pb2
+from orchestrator.audit_events import Doubt
+from orchestrator.silence import Judgement
+from trust.folding import Chronicle, Told, standings_of
+from trust.ledger import Ledger, Verdict
+from trust.standing import Doubted, Equivocated, Event, Faulted, Standing, State, Waited, after, begun
+
+MAX_OWN: Final = 64
+"""Events kept of one PNode that no chain tells."""
+STATES: Final[Mapping[State, orchestrator_pb2.NodeState.ValueType]] = {
+    State.PROBATION: orchestrator_pb2.NODE_STATE_PROBATION,
+    State.ACTIVE: orchestrator_pb2.NODE_STATE_ACTIVE,
+    State.SUSPECT: orchestrator_pb2.NODE_STATE_SUSPECT,
+    State.QUARANTINED: orchestrator_pb2.NODE_STATE_QUARANTINED,
+    State.REHAB: orchestrator_pb2.NODE_STATE_REHAB,
+    State.BANNED: orchestrator_pb2.NODE_STATE_QUARANTINED,
+}
+
+
+class Standings:
+    """Pure, but for what it remembers. Times are seconds of network time."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[Told, ...]] = {}
+        self._doubts: dict[str, tuple[Doubt, ...]] = {}
+        self._own: dict[str, list[Event]] = {}
+        self._verified: set[str] = set()
+        self._refuted: set[str] = set()
+        self._folded: dict[str, Standing] = {}
+
+    def chain(self, model: str, told: tuple[Told, ...]) -> None:
+        """Every verdict that the chain of a model tells, in order."""
+        if self._told.get(model) != told:
+            self._told[model] = told
+            self._fold()
+
+    def doubted(self, model: str, doubts: Iterable[Doubt]) -> None:
+        """What is under doubt at this orchestrator's desk now."""
+        found = tuple(doubts)
+        if self._doubts.get(model, ()) != found:
+            self._doubts[model] = found
+            self._fold()
+
+    def verified(self, evidence: str) -> None:
+        """This process has verified that fault record itself."""
+        if evidence not in self._verified:
+            self._verified.add(evidence)
+            self._fold()
+
+    def refuted(self, evidence: str) -> None:
+        """That record proves nothing: whoever decided by it, it moves nobody here."""
+        self._refuted.add(evidence)
+
+    def equivocated(self, pnode_id: str, evidence: str, now_s: float) -> None:
+        """Two signed statements about one step, verified here."""
+        self._verified.add(evidence)
+        self._saw(pnode_id, Equivocated(now_s, evidence))
+
+    def lied(self, auditor: str, evidence: str, reason: str, now_s: float) -> None:
+        """An auditor's word did not hold: the same as a wrong computation. ``evidence``: its signed report."""
+        self._saw(auditor, Faulted(now_s, now_s, evidence, reason))
+
+    def unverified(self) -> list[tuple[str, Told]]:
+        """(model, verdict) of failures that manifests tell, whose evidence this process has not looked at yet."""
+        seen = self._verified | self._refuted
+        return [
+            (model, one)
+            for model, told in sorted(self._told.items())
+            for one in told
+            if one.verdict is Verdict.FAILED and one.evidence not in seen
+        ]
+
+    def of(self, pnode_id: str, now_s: float) -> Standing:
+        """Where a PNode stands now; one that no chain names has just begun."""
+        found = self._folded.get(pnode_id)
+        return after(found, Waited(now_s)) if found is not None else begun(now_s)
+
+    def known(self) -> frozenset[str]:
+        """PNodes about which anything is known."""
+        return frozenset(self._folded)
+
+    def _saw(self, pnode_id: str, event: Event) -> None:
+        known = self._own.setdefault(pnode_id, [])
+        if event not in known:
+            known.append(event)
+            del known[:-MAX_OWN]
+            self._fold()
+
+    def _fold(self) -> None:
+        told = tuple(one for model in sorted(self._told) for one in self._told[model])
+        own: dict[str, list[Event]] = {pnode_id: list(events) for pnode_id, events in self._own.items()}
+        for doubt in (one for model in sorted(self._doubts) for one in self._doubts[model]):
+            own.setdefault(doubt.accused, []).append(Doubted(doubt.at_s, doubt.interval, doubt.auditor))
+        self._folded = standings_of(Chronicle(Ledger({}, {}), told), self._verified, own)
+        named = {one.pnode_id for one in told}
+        for pnode_id in own.keys() - named:
+            events = sorted(own[pnode_id], key=lambda event: event.at_s)
+            standing = begun(events[0].at_s)
+            for event in events:
+                standing = after(standing, event)
+            self._folded[pnode_id] = standing
+
+
+def judgement_of(standing: Standing) -> Judgement:
+    """A standing as everybody is told."""
+    banned = "its key is banned: " if standing.state is State.BANNED else ""
+    return Judgement(STATES[standing.state], banned + standing.reason, standing.evidence)
