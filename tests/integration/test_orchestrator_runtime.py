@@ -210,7 +210,7 @@ def test_a_checkpoint_in_too_many_pieces_is_refused_with_the_reason(monkeypatch:
             await made.submit()
             holder = await made.running()
             request = await made.request(holder, 0)
-            monkeypatch.setattr(manifests, "share_bytes", lambda manifest: 100)
+            monkeypatch.setattr(manifests, "share_bytes", lambda manifest, reserved_bytes=0: 100)
             assert (await holder.runtime.record(request)).status == data_pb2.RECORD_STATUS_PENDING
             answer = data_pb2.RecordCheckpointResponse()
             deadline = CLOCK.monotonic() + 40
