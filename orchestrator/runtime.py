@@ -124,6 +124,7 @@ class ModelRuntime:
             wake=self.decider.wake,
         )  # fmt: skip
         self.decider.naming.verdicts, self.drawing.standing = self.auditing.decisions, self.auditing.standing
+        self.waits = self.auditing.waits
 
     @property
     def head(self) -> model_pb2.Head | None:
