@@ -26,6 +26,7 @@ from dcnr.rpc.server import RpcServer
 from dcnr.settings import PNodeSettings
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, membership_pb2, orchestrator_pb2
 from membership.node import Membership
+from pnode.audit_tasks import AuditTasks
 from pnode.authority import Source
 from pnode.budget import Budget
 from pnode.cache import ObjectCache, Shards
@@ -35,13 +36,13 @@ from pnode.gifts import Gifts
 from pnode.halts import Halts
 from pnode.headcheck import HeadCheck
 from pnode.home import Home
-from pnode.lent import advertised_host, limits_of, options_of, threads_of
+from pnode.lent import advertised_host, limits_of, options_of, rule_of, threads_of
 from pnode.local import LocalDoor, Owner
 from pnode.neighbours import Neighbours
 from pnode.pausing import Pausing
 from pnode.probe import Machine
 from pnode.provision import Provisioner
-from pnode.report import SOFTWARE, Journal, WorkerFacts, news_of
+from pnode.report import SOFTWARE, Journal, WorkerFacts, news_of, state_name
 from pnode.snapshots import Shelf
 from pnode.standing import Standing
 from pnode.supervisor import Supervisor, Worker, WorkerOptions
@@ -100,19 +101,14 @@ class Daemon:
                     self._now.control_address, dht_host=self._settings.listen_host, dht_port=self._settings.dht_port
                 )
                 await self._door.open(self._home.socket)
-                works = (
-                    self._supervisor.run(),
-                    self._streams.run(),
-                    self._uploads.run(),
-                    self._tell(),
-                    self._watch(),
-                    self._halts.run(),
-                )
+                supervised, streams, uploads = self._supervisor.run(), self._streams.run(), self._uploads.run()
+                works = (supervised, streams, uploads, self._tell(), self._watch(), self._halts.run())
                 tasks = [group.create_task(work) for work in works]
                 self._on_ready(self)
                 await self._stop.wait()
                 await self._leave()
                 self._duties.stop()
+                self._audits.stop()
                 self._neighbours.stop()
                 for task in tasks[1:]:
                     task.cancel()
@@ -189,13 +185,8 @@ class Daemon:
         )  # fmt: skip
         self._membership.update_self(software=SOFTWARE, owner=self._owner)
         self._standing = Standing(
-            key=self._key,
-            network_id=self._policy.network_id,
-            membership=self._membership,
-            host=self._host,
-            send=self._send,
-            clock=self._clock,
-        )
+            key=self._key, network_id=self._policy.network_id, membership=self._membership, host=self._host, send=self._send, clock=self._clock,
+        )  # fmt: skip
         self._streams = ControlStreams(
             self._dialer, self._known_orchestrators, hello=lambda: self._telling.hello(), beat=lambda sequence: self._telling.beat(sequence),
             on_message=self._from_orchestrator,
@@ -219,14 +210,19 @@ class Daemon:
         """The parts that own tasks of the run's group."""
         self._group = group
         gifts = Gifts(self._dialer, self._policy.network_id, self._key.node_id, self._membership.find, self._cache)
+        provisioner = Provisioner(
+            policy=lambda: self._policy, registry=self._registry, fetch=self._cache.file, shelf=self._shelf, donated=gifts.state,
+        )  # fmt: skip
+        options = options_of(self._settings, self._allowed, lambda: shutil.disk_usage(self._home.root).free)
         self._duties = Duties(
-            node_id=self._key.node_id, policy=lambda: self._policy, home=self._home,
-            provisioner=Provisioner(
-                policy=lambda: self._policy, registry=self._registry, fetch=self._cache.file, shelf=self._shelf, donated=gifts.state,
-            ),
-            budget=self._budget, heads=HeadCheck(policy=lambda: self._policy, orchestrators=self._orchestrators, rule=self._rule),
-            options=options_of(self._settings, self._allowed, lambda: shutil.disk_usage(self._home.root).free),
+            node_id=self._key.node_id, policy=lambda: self._policy, home=self._home, provisioner=provisioner, budget=self._budget,
+            heads=HeadCheck(policy=lambda: self._policy, orchestrators=self._orchestrators, rule=self._rule), options=options,
             send=self._send, hosted_changed=self._changed, say=self.journal.say, clock=self._clock, group=group,
+        )  # fmt: skip
+        self._audits = AuditTasks(
+            node_id=self._key.node_id, policy=lambda: self._policy, home=self._home, objects=self._objects, provisioner=provisioner,
+            budget=self._budget, options=options, term=self._duties.term_of, busy=self._takes_no_work, send=self._send, say=self._streams.say,
+            tell=self.journal.say, now_wall=self._membership.network_time, group=group,
         )  # fmt: skip
         self._uploads = Uploads(
             network_id=self._policy.network_id, shelf=self._shelf, objects=self._objects, orchestrators=self._orchestrators,
@@ -272,9 +268,11 @@ class Daemon:
                 for checkpoint in message.durable.checkpoints:
                     for replica in self._duties.siblings_of(message.durable.model, checkpoint):
                         await self._durable(replica, checkpoint.lineage, checkpoint.digest)
+            case "audit_task":
+                await self._audits.asked(node_id, message.audit_task)
             case "welcome":
                 self._now.reachable = "direct" if message.welcome.reachable else "not"
-                self.journal.say("attached", node_id, f"as {self._state_name(message.welcome.state)}")
+                self.journal.say("attached", node_id, f"as {state_name(message.welcome.state)}")
 
     # -- worker ----------------------------------------------------------------------------------------------------------------
 
@@ -292,6 +290,7 @@ class Daemon:
         self._now.worker = WorkerFacts(reason=reason or "the worker ended")
         self._standing.end()
         self._duties.worker_down(self._now.worker.reason)
+        self._audits.worker_down(self._now.worker.reason)
         self.journal.say("worker_ended", self._key.node_id, self._now.worker.reason)
         self._drained.set()
         self._changed()
@@ -311,6 +310,8 @@ class Daemon:
                 self.journal.add(message.event)
             case "drained":
                 self._drained.set()
+            case "audited":
+                await self._audits.audited(message.audited)
 
     def _worker_reported(self, report: local_pb2.WorkerReport) -> None:
         before = self._news_of(self._now.worker.replicas.values())
@@ -344,10 +345,7 @@ class Daemon:
     # -- objects ---------------------------------------------------------------------------------------------------------------
 
     def _rule(self) -> AddressRule:
-        document = self._policy.document
-        return AddressRule(
-            stores=(f"{document.store_scheme or 'https'}://{document.store_address}",), data_hosts=tuple(document.data_hosts)
-        )
+        return rule_of(self._policy.document)
 
     # -- telling ---------------------------------------------------------------------------------------------------------------
 
@@ -391,8 +389,10 @@ class Daemon:
 
     # -- small parts -----------------------------------------------------------------------------------------------------------------
 
-    def _state_name(self, state: int) -> str:
-        return orchestrator_pb2.NodeState.Name(state).removeprefix("NODE_STATE_").lower()  # type: ignore[arg-type]
+    def _takes_no_work(self) -> str:
+        return (
+            "" if self._telling.capability().accepts_work and self._now.worker.alive else "this machine takes no work at the moment"
+        )
 
     def _log_event(self, event: common_pb2.Event) -> None:
         _log.info(event.kind, subject=event.subject, reason=event.reason)

@@ -222,6 +222,11 @@ class Duties:
         term = self.term()[1]
         return term.holder if term else None
 
+    def term_of(self, model: str) -> Term | None:
+        """The confirmed term of one model; None where none is."""
+        entry = self._models.get(model)
+        return entry.authority.term if entry is not None else None
+
     def job_of(self, model: str) -> str:
         """The job of a model's desired state."""
         entry = self._models.get(model)

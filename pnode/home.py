@@ -36,6 +36,7 @@ class Home:
         self.snapshots = root / "snapshots"
         self.cache = root / "cache"
         self.work = root / "work"
+        self.audits = root / "audits"
         self.log = root / "log"
         self._lock: int | None = None
 

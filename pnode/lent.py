@@ -7,10 +7,11 @@ import math
 import socket
 from collections.abc import Callable, Sequence
 
+from dataservice.addresses import AddressRule
 from dcnr import limits
 from dcnr.errors import Unavailable
 from dcnr.settings import PNodeSettings
-from dcnr.v1 import membership_pb2
+from dcnr.v1 import identity_pb2, membership_pb2
 from pnode.budget import Budget, Limits
 from pnode.orders import HostingOptions
 from pnode.probe import Machine
@@ -77,3 +78,9 @@ def advertised_host(settings: PNodeSettings, bootstrap: Sequence[str], *, single
                 f"this machine has no way to {target}: {error}", code="no_address", remedy="set advertise_host"
             ) from error
         return str(probe.getsockname()[0])
+
+
+def rule_of(document: identity_pb2.NetworkDocument) -> AddressRule:
+    """Which addresses grants may name."""
+    store = f"{document.store_scheme or 'https'}://{document.store_address}"
+    return AddressRule(stores=(store,), data_hosts=tuple(document.data_hosts))

@@ -116,3 +116,8 @@ def state_of(lines: list[local_pb2.WhyLine]) -> str:
 
 
 SOFTWARE = f"dcnr {__version__}"
+
+
+def state_name(state: orchestrator_pb2.NodeState.ValueType) -> str:
+    """A node's state as people read it."""
+    return orchestrator_pb2.NodeState.Name(state).removeprefix("NODE_STATE_").lower()
