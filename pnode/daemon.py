@@ -45,7 +45,7 @@ from pnode.provision import Provisioner
 from pnode.report import SOFTWARE, Journal, WorkerFacts, news_of, state_name
 from pnode.snapshots import Shelf
 from pnode.standing import Standing
-from pnode.supervisor import Supervisor, Worker, WorkerOptions
+from pnode.supervisor import WORKER, Supervisor, Worker, WorkerOptions
 from pnode.telling import Condition, Telling
 from pnode.uploads import Uploads
 from pnode.waking import Gaps
@@ -70,9 +70,9 @@ class Daemon:
     def __init__(
         self, settings: PNodeSettings, home: Home, *, key: NodeKey, policy: NetworkPolicy, machine: Machine, clock: Clock, rng: Random,
         environment: Mapping[str, str], bootstrap: Sequence[str], on_ready: Callable[[Daemon], None] = lambda daemon: None,
-        settings_shown: Sequence[local_pb2.Setting] = (), owner: identity_pb2.Envelope | None = None,
+        settings_shown: Sequence[local_pb2.Setting] = (), owner: identity_pb2.Envelope | None = None, worker: Sequence[str] = WORKER,
     ) -> None:  # fmt: skip
-        self._settings, self._home, self._key, self._policy = settings, home, key, policy
+        self._settings, self._home, self._key, self._policy, self._program = settings, home, key, policy, worker
         self._machine, self._clock, self._rng, self._environment, self._owner = machine, clock, rng, environment, owner
         self._bootstrap, self._on_ready, self._settings_shown = bootstrap, on_ready, settings_shown
         self._now = Condition(clock.monotonic())
@@ -195,7 +195,7 @@ class Daemon:
         self._supervisor = Supervisor(
             WorkerOptions(
                 listen_host=settings.listen_host, data_port=settings.data_port, threads=threads_of(self._allowed), device=settings.limits.device,
-                log_path=home.log / "worker.log", environment=self._environment,
+                log_path=home.log / "worker.log", environment=self._environment, program=self._program,
             ),
             next_incarnation=lambda: home.next_incarnation(self._clock.wall()),
             on_up=self._worker_up, on_message=self._from_worker, on_down=self._worker_down,
@@ -221,7 +221,7 @@ class Daemon:
         )  # fmt: skip
         self._audits = AuditTasks(
             node_id=self._key.node_id, policy=lambda: self._policy, home=self._home, objects=self._objects, provisioner=provisioner,
-            budget=self._budget, options=options, term=self._duties.term_of, busy=self._takes_no_work, send=self._send, say=self._streams.say,
+            budget=self._budget, options=options, term=self._duties.term_of, busy=lambda: self._telling.takes_no_work(), send=self._send, say=self._streams.say,
             tell=self.journal.say, now_wall=self._membership.network_time, group=group,
         )  # fmt: skip
         self._uploads = Uploads(

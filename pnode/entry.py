@@ -19,6 +19,7 @@ from pnode.daemon import Daemon
 from pnode.home import Home
 from pnode.joining import Joining
 from pnode.probe import probe_machine
+from pnode.supervisor import WORKER
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 from trust.network_file import load_policy, save_policy
@@ -27,7 +28,7 @@ from trust.ownership import load_ownership
 
 async def run_pnode(
     settings: PNodeSettings, home_path: Path, environment: Mapping[str, str], *, on_ready: Callable[[Daemon], None] = lambda daemon: None,
-    settings_shown: Sequence[local_pb2.Setting] = (),
+    settings_shown: Sequence[local_pb2.Setting] = (), worker: Sequence[str] = WORKER,
 ) -> int:  # fmt: skip
     """Runs one PNode until SIGTERM, SIGINT or the end of its terminal (a second one skips handing over) and returns its exit code."""
     clock = SystemClock()
@@ -46,7 +47,7 @@ async def run_pnode(
         bootstrap = [*settings.bootstrap, *policy.document.bootstrap]
         daemon = Daemon(
             settings, home, key=key, policy=policy, machine=machine, clock=clock, rng=random.Random(secrets.randbits(64)),
-            environment=environment, bootstrap=bootstrap, owner=owner, on_ready=on_ready, settings_shown=settings_shown,
+            environment=environment, bootstrap=bootstrap, owner=owner, on_ready=on_ready, settings_shown=settings_shown, worker=worker,
         )  # fmt: skip
         _on_signal(lambda: daemon.request_stop(hand_over=True), daemon.hang_up)
         await daemon.run()

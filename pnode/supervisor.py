@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(16 * limits.MIB), "MALLOC_TRIM_THRES
 the rest of the hand-over. A worker keeps at most so much more than it uses.
 """
 
+WORKER = ("-m", "pnode.worker")
 WorkerPipe = LocalPipe[local_pb2.FromWorker]
 
 
@@ -48,6 +49,8 @@ class WorkerOptions:
     device: str
     log_path: Path
     environment: Mapping[str, str]
+    program: Sequence[str] = WORKER
+    """What Python runs; only code that starts a daemon itself can change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +204,7 @@ class Supervisor:
             **inherited, **ALLOCATION, "OMP_NUM_THREADS": str(options.threads), "PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR"
         }  # fmt: skip
         command = [
-            sys.executable, "-m", "pnode.worker", "--fd", str(theirs.fileno()), "--host", options.listen_host,
+            sys.executable, *options.program, "--fd", str(theirs.fileno()), "--host", options.listen_host,
             "--port", str(options.data_port), "--threads", str(options.threads), "--device", options.device,
         ]  # fmt: skip
         log = os.open(options.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -84,6 +84,10 @@ class Telling:
             self.budget.allowed, self.budget, self.machine, device=self.now.worker.device, accepts_work=accepts_work
         )
 
+    def takes_no_work(self) -> str:
+        """Why this machine takes nothing new now; empty where it does."""
+        return "" if self.capability().accepts_work and self.now.worker.alive else "this machine takes no work at the moment"
+
     def reports(self) -> list[orchestrator_pb2.ReplicaReport]:
         """One of each replica that is hosted, or should be."""
         reports = []
