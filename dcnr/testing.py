@@ -233,6 +233,7 @@ class LocalNetwork:
         self._ports = free_ports(self._num_orchestrators, self.host)
         for home, node_id, port in zip(homes, ids, self._ports, strict=True):
             first = [] if port == self._ports[0] else ["--bootstrap", f"{self.host}:{self._ports[0]}"]
+            first += ["--verifier"] if self._audits == "drawn" else []
             command = [
                 sys.executable, "-m", self._orchestrator_module, "start", "--home", str(home), "--network", str(self.network_file),
                 "--store-url", endpoint, "--store-bucket", store.bucket, "--store-file", str(self.store.path), "--listen-host", self.host,

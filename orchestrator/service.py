@@ -45,6 +45,7 @@ from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 from trust.session import RandomBytes
 from trust.trusted import OwnList, read_own_list
+from vnode.checks.verifying import Verifier
 from vnode.registry import default_registry
 
 JUDGE_S: Final = 0.25
@@ -123,9 +124,10 @@ async def run_orchestrator(
     random_bytes: RandomBytes,
     stop: asyncio.Event,
     store_file: Path | None = None,
+    verifier: Verifier | None = None,
     on_ready: Callable[[str, int], None] = lambda host, port: None,
 ) -> None:
-    """Runs until ``stop`` is set. ``store_file``: credentials of an external store (0600).
+    """Runs until ``stop`` is set. ``store_file``: credentials of an external store (0600). ``verifier``: ended with this.
 
     Raises Refused for a store without preconditions, InvalidInput for a bad list of trusted PNodes.
     """
@@ -139,10 +141,12 @@ async def run_orchestrator(
             shared = Shared(
                 key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted,
                 plan_policy=PlanPolicy(keeps_apart=not policy.single_host), draw_secret=load_or_create_secret(home / DRAW_FILE, random_bytes),
-                own_eyes=OwnEyes(store, policy.network_id, home / "audits", None), random_bytes=random_bytes,
+                own_eyes=OwnEyes(store, policy.network_id, home / "audits", verifier), random_bytes=random_bytes,
             )  # fmt: skip
             await _serve(settings, home, shared, store, proxy_uploads, rng, random_bytes, stop, on_ready)
         finally:
+            if verifier is not None:
+                await verifier.close()
             await history.close()
 
 

@@ -14,8 +14,11 @@ from dcnr.errors import NotRunning, Refused, TimedOut, Unavailable
 from dcnr.settings import OrchestratorSettings
 
 if TYPE_CHECKING:
+    from dcnr.ports import Clock
     from dcnr.v1 import orchestrator_pb2
+    from trust.identity import NodeKey
     from trust.network import NetworkPolicy
+    from vnode.checks.verifying import Verifier
 
 app = typer.Typer(
     help="Run an orchestrator: it places, tracks, validates and serves. Any number of them, no leader.\n\nFirst: orchestrator key",
@@ -66,6 +69,10 @@ def start(
     dht_port: Annotated[int | None, typer.Option(help="UDP port of the directory; 0: a free one.", show_default=False)] = None,
     listen_host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
     advertise_host: Annotated[str | None, typer.Option(help="Address that others are told.", show_default=False)] = None,
+    verifier: Annotated[
+        bool | None,
+        typer.Option("--verifier", help="Check claimed training here too, in a process of its own.", show_default=False),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default=False)] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log lines as JSON.", show_default=False)] = None,
     home: HomeOption = None,
@@ -81,7 +88,7 @@ def start(
         "store_file": str(store_file.absolute()) if store_file else None, "store_bucket": store_bucket, "store_listen": store_listen,
         "store_port": store_port, "store_public_url": store_public_url, "control_port": control_port, "dht_port": dht_port,
         "listen_host": listen_host, "advertise_host": advertise_host, "log_level": log_level, "log_json": log_json,
-        "trusted": str(trusted.absolute()) if trusted else None,
+        "trusted": str(trusted.absolute()) if trusted else None, "verifier": verifier,
     }  # fmt: skip
     settings = settings_of(OrchestratorSettings, directory, flags).value
 
@@ -170,9 +177,19 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
         await run_orchestrator(
             settings, home, key=key, policy=policy, clock=clock, rng=random.Random(secrets.randbits(64)), random_bytes=secrets.token_bytes,
             stop=stop, store_file=Path(settings.store_file) if settings.store_file else None, on_ready=ready,
+            verifier=_verifier(home, key, policy.network_id, clock) if settings.verifier else None,
         )  # fmt: skip
     finally:
         (home / RUN_FILE).unlink(missing_ok=True)
+
+
+def _verifier(home: Path, key: NodeKey, network_id: str, clock: Clock) -> Verifier:
+    """One that starts its process when there is something to check."""
+    import os
+
+    from pnode.verifying import WorkerVerifier
+
+    return WorkerVerifier(key, network_id, clock=clock, directory=home / "verifier", environment=dict(os.environ))
 
 
 def _policy(settings: OrchestratorSettings, home: Path, node_id: str, now_wall: float) -> NetworkPolicy:
