@@ -30,6 +30,7 @@ NAMES: Final = (
     "attackers",
     "audit_cost",
     "mutants",
+    "split_check",
 )
 DEFAULT_OUT: Final = machine.ROOT / "benchmarks" / "results"
 DEFAULT_ROUNDS: Final = 5
