@@ -17,10 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dcnr.v1 import model_pb2
+from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.columns import Columns
 from orchestrator.costs import StageCost, disk_bytes, predicted_step_s, seconds_per_flop, spool_bytes
 from orchestrator.offers import PLACEABLE, NodeOffer, PlanPolicy, PlanRequest
+from trust.caps import PROBATION_VNODES
 
 NUMBER_RANGES: Final = 900_000
 RANGE_SIZE: Final = 1_000
@@ -53,6 +54,8 @@ class Load:
     hosted: int = 0
     is_open: bool = False
     """Whether it takes anything new."""
+    is_young: bool = False
+    """In probation: it hosts little, and no only copy that somebody else can hold."""
     spool_bytes: int = 0
     slowness: float = 0.0
     """Seconds per FLOP, as predicted and corrected."""
@@ -64,6 +67,7 @@ class Load:
         """What the node offers now; its seats stay."""
         self.offer, self.correction = offer, correction
         self.is_open = offer.state in PLACEABLE and offer.accepts_work
+        self.is_young = offer.state == orchestrator_pb2.NODE_STATE_PROBATION
         self.spool_bytes = spool_bytes(offer.disk_bytes)
         self.slowness = correction * seconds_per_flop(offer.gflops)
         for seat in self.seats:
@@ -79,6 +83,10 @@ class Load:
         self.hosted = len(self.seats)
         self.free_bytes, self.free_disk_bytes = self.offer.memory_bytes - memory_bytes, self.offer.disk_bytes - used_disk_bytes
         self.seconds = math.fsum([seat.seconds for seat in self.seats])
+
+    def most(self, max_hosted: int) -> int:
+        """VNodes that it may host, of ``max_hosted`` that any node may."""
+        return min(max_hosted, PROBATION_VNODES) if self.is_young else max_hosted
 
     def step_s(self, cost: StageCost) -> float:
         """Seconds per batch of a stage here, as measured or else as predicted and corrected."""

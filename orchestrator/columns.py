@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _COLUMNS: Final = (
-    "takes", "free_bytes", "free_disk_bytes", "unspooled_bytes", "hosted", "seconds", "slowness", "doubt",
+    "takes", "free_bytes", "free_disk_bytes", "unspooled_bytes", "hosted", "seconds", "slowness", "doubt", "young", "place",
 )  # fmt: skip
 
 
@@ -39,6 +39,10 @@ class Columns:
         self.seconds: Floats = np.zeros(count)
         self.slowness: Floats = np.ones(count)
         self.doubt: Floats = np.ones(count)
+        self.young: Mask = np.zeros(count, np.bool_)
+        self.place: NDArray[np.int64] = np.zeros(count, np.int64)
+        """A number for each subnet."""
+        self._places: dict[str, int] = {}
         self._by_owner: dict[str, set[Load]] = {}
         self._by_subnet: dict[str, set[Load]] = {}
         self._measuring: dict[str, set[Load]] = {}
@@ -53,7 +57,8 @@ class Columns:
     def enter(self, load: Load) -> None:
         """What a node offers, the first time or anew after `leave`."""
         row = load.row
-        self.slowness[row], self.doubt[row] = load.slowness, load.doubt
+        self.slowness[row], self.doubt[row], self.young[row] = load.slowness, load.doubt, load.is_young
+        self.place[row] = self._places.setdefault(load.offer.subnet, len(self._places))
         for index, names in self._indices(load):
             for name in names:
                 index.setdefault(name, set()).add(load)
@@ -68,7 +73,7 @@ class Columns:
     def note(self, load: Load) -> None:
         """What it has left, and has to do, now."""
         row = load.row
-        self.takes[row] = load.is_open and load.hosted < self._max_hosted
+        self.takes[row] = load.is_open and load.hosted < load.most(self._max_hosted)
         self.free_bytes[row], self.free_disk_bytes[row] = load.free_bytes, load.free_disk_bytes
         self.unspooled_bytes[row] = load.free_disk_bytes - load.spool_bytes
         self.hosted[row], self.seconds[row] = load.hosted, load.seconds
@@ -102,6 +107,12 @@ class Columns:
             fits[load.row] = False
         return fits
 
+    def crowded(self, ids_per_subnet: int) -> Mask:
+        """Nodes that host nothing while enough others of their subnet do."""
+        using = np.bincount(self.place[self.hosted > 0], minlength=len(self._places))
+        crowded: Mask = (self.hosted == 0) & (using[self.place] >= ids_per_subnet)
+        return crowded
+
     def measuring(self, vnode: str) -> Iterable[Load]:
         """Nodes for which a measurement of that VNode counts instead."""
         return self._measuring.get(vnode, ())
@@ -125,7 +136,8 @@ class Columns:
     def check(self) -> None:
         """Asserts that the columns say what the loads say."""
         fresh = Columns(self.loads, self._max_hosted)
-        assert all(np.array_equal(getattr(self, name), getattr(fresh, name)) for name in _COLUMNS)
+        assert all(np.array_equal(getattr(self, name), getattr(fresh, name)) for name in _COLUMNS if name != "place")
+        assert all(self.place[load.row] == self._places[load.offer.subnet] for load in self.loads)
         for mine, theirs in zip(self._all_indices(), fresh._all_indices(), strict=True):
             assert {name: rows for name, rows in mine.items() if rows} == theirs
 

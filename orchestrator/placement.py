@@ -21,6 +21,7 @@ from orchestrator.board import Board, Load, Seat
 from orchestrator.columns import Floats, Mask
 from orchestrator.costs import StageCost, disk_bytes, states_bytes
 from orchestrator.offers import PLACEABLE
+from trust.caps import Cap
 
 MAX_REJECTIONS: Final = 1024
 """Of a plan, shared equally among its VNodes; each has room for one at least."""
@@ -37,9 +38,11 @@ class Obstacle(IntEnum):
     DISK = 2
     FULL = 3
     SIBLING = 4
-    REFUSED = 5
-    NO_WORK = 6
-    STATE = 7
+    ONLY_COPY = 5
+    SUBNET = 6
+    REFUSED = 7
+    NO_WORK = 8
+    STATE = 9
 
 
 class Rejections:
@@ -154,7 +157,16 @@ def _fitting(board: Board, cost: StageCost, siblings: _Siblings) -> Mask:
     fits = board.columns.fitting(cost.vnode, _needed(board, cost), states_bytes(cost), cost.output_bytes)
     for node_id in siblings.nodes:
         fits[board.loads[node_id].row] = False
+    if board.policy.ids_per_subnet:
+        fits &= ~board.columns.crowded(board.policy.ids_per_subnet)
+    if is_only_copy(board, cost) and (others := fits & ~board.columns.young).any():
+        return others
     return fits
+
+
+def is_only_copy(board: Board, cost: StageCost) -> bool:
+    """Whether a replica placed now would hold what nobody else does, and no manifest names."""
+    return not board.seats[cost.vnode] and not board.request.durable.get(cost.vnode, 0)
 
 
 def _ranked(
@@ -217,13 +229,16 @@ def _obstacle(board: Board, cost: StageCost, load: Load, siblings: _Siblings, ne
         return Obstacle.REFUSED
     if load.offer.node_id in siblings.nodes:
         return Obstacle.SIBLING
-    if load.hosted >= board.policy.max_vnodes_per_node:
+    if load.hosted >= load.most(board.policy.max_vnodes_per_node):
         return Obstacle.FULL
     if needed > load.free_bytes:
         return Obstacle.MEMORY
     if load.disk(cost) > load.free_disk_bytes:
         return Obstacle.DISK
-    return Obstacle.NONE
+    limit = board.policy.ids_per_subnet
+    if limit and board.columns.crowded(limit)[load.row]:
+        return Obstacle.SUBNET
+    return Obstacle.ONLY_COPY if load.is_young and is_only_copy(board, cost) else Obstacle.NONE
 
 
 def _told(board: Board, cost: StageCost, load: Load, obstacle: Obstacle) -> str:
@@ -238,7 +253,11 @@ def _told(board: Board, cost: StageCost, load: Load, obstacle: Obstacle) -> str:
         case Obstacle.SIBLING:
             return "hosts a replica of it already"
         case Obstacle.FULL:
-            return f"hosts {load.hosted} VNodes already"
+            return Cap.VNODES.value if load.is_young else f"hosts {load.hosted} VNodes already"
+        case Obstacle.ONLY_COPY:
+            return Cap.ONLY_COPY.value
+        case Obstacle.SUBNET:
+            return Cap.SUBNET.value
         case Obstacle.MEMORY:
             needed, free = _mib(_needed(board, cost)), _mib(load.free_bytes)
             return f"needs {needed} MiB of memory, {free} of {_mib(offer.memory_bytes)} MiB are free"

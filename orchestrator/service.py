@@ -40,6 +40,7 @@ from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ViewLoader
 from trust.addresses import join_address
+from trust.caps import IDS_PER_SUBNET
 from trust.draw_secret import load_or_create_secret
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
@@ -140,7 +141,7 @@ async def run_orchestrator(
         try:
             shared = Shared(
                 key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted,
-                plan_policy=PlanPolicy(keeps_apart=not policy.single_host), draw_secret=load_or_create_secret(home / DRAW_FILE, random_bytes),
+                plan_policy=_plan_policy(policy), draw_secret=load_or_create_secret(home / DRAW_FILE, random_bytes),
                 own_eyes=OwnEyes(store, policy.network_id, home / "audits", verifier), random_bytes=random_bytes,
             )  # fmt: skip
             await _serve(settings, home, shared, store, proxy_uploads, rng, random_bytes, stop, on_ready)
@@ -148,6 +149,12 @@ async def run_orchestrator(
             if verifier is not None:
                 await verifier.close()
             await history.close()
+
+
+def _plan_policy(policy: NetworkPolicy) -> PlanPolicy:
+    """The planner's rules as the network document has them."""
+    apart = not policy.single_host
+    return PlanPolicy(keeps_apart=apart, ids_per_subnet=IDS_PER_SUBNET if apart and policy.audits_drawn else 0)
 
 
 async def _serve(
