@@ -31,6 +31,7 @@ NAMES: Final = (
     "audit_cost",
     "mutants",
     "split_check",
+    "optimizers",
 )
 DEFAULT_OUT: Final = machine.ROOT / "benchmarks" / "results"
 DEFAULT_ROUNDS: Final = 5

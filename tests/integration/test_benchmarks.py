@@ -168,3 +168,9 @@ def test_the_cost_of_audits_falls_with_the_record(tmp_path: Path) -> None:
 def test_changes_to_the_policy_are_noticed_by_its_tests(tmp_path: Path) -> None:
     rows = run_short("mutants", tmp_path)["rounds"]
     assert [row["killed"] for row in rows] == [True] * len(rows)
+
+
+def test_optimizers_are_compared_on_the_same_batches(tmp_path: Path) -> None:
+    result = command.run_one("optimizers", Options(1, tmp_path, quick=True))
+    assert {(row["example"], row["optimizer"]) for row in result.rounds} == {("text", "sgd"), ("text", "adamw")}
+    assert all(math.isfinite(row["bits"]) for row in result.rounds)
