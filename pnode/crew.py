@@ -25,6 +25,7 @@ from pnode.hosted import codec_in_force
 from pnode.hosting import Prepared
 from pnode.hub import LinkHub
 from pnode.inputs import Inputs
+from pnode.making import Making
 from pnode.merge_calls import MergeCalls
 from pnode.merge_desk import MergeDesk
 from pnode.pace import Pace
@@ -80,11 +81,11 @@ class Crew:
 
     def __init__(
         self, acting: Acting, *, key: NodeKey, delegation: Callable[[], identity_pb2.Envelope], hub: LinkHub, registry: Registry,
-        clock: Clock, executor: Executor, pace: Pace, calls: MergeCalls, device: str, outlets: Outlets, group: asyncio.TaskGroup,
+        clock: Clock, executor: Executor, pace: Pace, calls: MergeCalls, device: str, outlets: Outlets, group: asyncio.TaskGroup, making: Making,
     ) -> None:  # fmt: skip
         self._acting, self._key, self._delegation, self._hub, self._registry = acting, key, delegation, hub, registry
         self._clock, self._executor, self._device, self._outlets, self._group = clock, executor, device, outlets, group
-        self._pace, self._calls = pace, calls
+        self._pace, self._calls, self._making = pace, calls, making
         self._members: dict[ReplicaId, Member] = {}
         self._reading: WeakSet[Inputs] = WeakSet()
 
@@ -223,6 +224,7 @@ class Crew:
         acting = self._acting
         return hosting.prepare(
             order,
+            compute=self._making.compute,
             registry=self._registry,
             network_id=acting.network_id,
             pnode_id=acting.pnode_id,
@@ -242,7 +244,7 @@ class Crew:
                 wanted, link_bytes_s=host.slowest_bytes_s, frame_bytes=prepared.frame_bytes, step_s=host.averages.step_s
             )
 
-        member.chain = chain = CommitChain(
+        member.chain = chain = self._making.chain(
             standing, self._key, self._delegation, order.state_digest, order.state_commit, sequence=member.sequence
         )
         return ReplicaHost(

@@ -66,8 +66,9 @@ class Prepared:
 
 
 def prepare(
-    host: local_pb2.HostReplica, *, registry: Registry, network_id: str, pnode_id: str, incarnation: int, device: str
-) -> Prepared:
+    host: local_pb2.HostReplica, *, registry: Registry, network_id: str, pnode_id: str, incarnation: int, device: str,
+    compute: Callable[..., TorchCompute] = TorchCompute,
+) -> Prepared:  # fmt: skip
     """Blocks; to be called on the replica's compute thread. Raises InvalidInput, Corrupt, NotFound."""
     replica = check_replica_id(host.assignment.replica)
     graph = graph_from_bytes(host.graph)
@@ -76,13 +77,11 @@ def prepare(
     if stage is None:
         raise InvalidInput(f"the graph has no VNode {host.assignment.vnode!r:.80} with weights", code="bad_assignment")
     vnode = VNodeId(stage.id)
-    compute = TorchCompute(
-        stage, registry, num_batches=host.num_batches, seed=int(graph.train.seed), device=device, threads=host.threads
-    )
+    maths = compute(stage, registry, num_batches=host.num_batches, seed=int(graph.train.seed), device=device, threads=host.threads)
     state_bytes = Path(host.state_path).stat().st_size
-    info = compute.restore(_first_state(host, graph, stage, registry) if host.from_earlier_job else Path(host.state_path))
+    info = maths.restore(_first_state(host, graph, stage, registry) if host.from_earlier_job else Path(host.state_path))
     if role_of(host.assignment.role) is not Role.PRIMARY:
-        compute.follow()
+        maths.follow()
     if info.model != host.model:
         raise Corrupt(f"the state belongs to {info.model}", code="bad_state_model")
     samples = StagedSamples(Path(host.dataset_manifest_path), Path(host.shard_dir), graph)
@@ -95,7 +94,7 @@ def prepare(
         stage=stage,
         depth=depth,
         successors=frozenset(VNodeId(item.id) for item in stages if any(read.id == stage.id for read in item.inputs)),
-        compute=compute,
+        compute=maths,
         info=info,
         state_bytes=state_bytes,
         samples=samples,

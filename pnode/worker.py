@@ -32,6 +32,7 @@ from pnode.exchange import first_cause
 from pnode.frames import intervals_of
 from pnode.hub import LinkHub
 from pnode.links import LinkService, PeerLinks
+from pnode.making import Making
 from pnode.merge_calls import MergeCalls
 from pnode.pace import Pace
 from pnode.pipe import LocalPipe
@@ -71,8 +72,8 @@ class NetworkClock:
 class Worker:
     """One worker from its delegation to the end of its pipe."""
 
-    def __init__(self, pipe: LocalPipe[local_pb2.ToWorker], key: NodeKey, clock: Clock, device: str) -> None:
-        self._pipe, self._key, self._clock, self._device = pipe, key, NetworkClock(clock), device
+    def __init__(self, pipe: LocalPipe[local_pb2.ToWorker], key: NodeKey, clock: Clock, device: str, making: Making) -> None:
+        self._pipe, self._key, self._clock, self._device, self._making = pipe, key, NetworkClock(clock), device, making
         self._executor = ThreadPoolExecutor(max_workers=EXECUTOR_THREADS, thread_name_prefix="worker-io")
         self._out: asyncio.Queue[local_pb2.FromWorker] = asyncio.Queue(MAX_QUEUED)
         self._news = asyncio.Event()
@@ -130,7 +131,7 @@ class Worker:
 
     def _new_auditing(self, group: asyncio.TaskGroup, pace: Pace) -> Auditing:
         acting = self._acting
-        return Auditing(
+        return self._making.auditing(
             Auditor(acting.network_id, acting.pnode_id, self._key, lambda: self._delegation, default_registry()),
             clock=self._clock,
             executor=self._executor,
@@ -155,6 +156,7 @@ class Worker:
             device=self._device,
             outlets=outlets,
             group=group,
+            making=self._making,
         )
 
     def _act_for(self, envelope: identity_pb2.Envelope) -> Acting:
@@ -281,7 +283,7 @@ class _DaemonGone(Exception):
     """Ends the task group of a worker whose daemon closed the pipe."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, making: Making = Making()) -> int:  # noqa: B008  frozen
     """Entry point: ``python -m pnode.worker --fd N``."""
     parser = argparse.ArgumentParser(prog="pnode.worker", description="Started by the daemon; not for people.")
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the pipe to the daemon")
@@ -292,17 +294,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with contextlib.suppress(OSError):
         os.nice(NICE)
-    return asyncio.run(_main(options))
+    return asyncio.run(_main(options, making))
 
 
-async def _main(options: argparse.Namespace) -> int:
+async def _main(options: argparse.Namespace, making: Making) -> int:
     from vnode.devices import found_device  # torch
 
     clock, key = SystemClock(), NodeKey.generate()
     try:
         crashpoints.arm(os.environ)
         pipe = await LocalPipe.over(socket.socket(fileno=options.fd), local_pb2.ToWorker)
-        worker = Worker(pipe, key, clock, found_device(options.device))
+        worker = Worker(pipe, key, clock, found_device(options.device), making)
         await worker.run(HeldPort(options.host, options.port))
     except (DcnrError, OSError) as error:
         sys.stderr.write(f"worker: {error}\n")

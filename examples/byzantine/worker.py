@@ -20,9 +20,9 @@ class CheatingCompute(TorchCompute):
     """Learns ``num_steps`` batches after it was made, cheating where ``behaviour`` says."""
 
     def __init__(
-        self, stage: Stage, registry: Registry, behaviour: Behaviour, *, num_batches: int, seed: int, num_steps: int
-    ) -> None:
-        super().__init__(stage, registry, num_batches=num_batches, seed=seed)
+        self, stage: Stage, registry: Registry, behaviour: Behaviour, *, num_batches: int, seed: int, num_steps: int, device: str = "cpu", threads: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(stage, registry, num_batches=num_batches, seed=seed, device=device, threads=threads)
         self._behaviour, self._num_steps = behaviour, num_steps
         self._honest_update, self._update = self._update, self._cheating_update
         self._index = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from worker_rig import JOB, MODEL, NETWORK_ID, Job, make_job
+from worker_rig import JOB, MODEL, NETWORK_ID, DaemonEnd, Job, make_job, worker
 
 from dcnr.errors import Refused
 from dcnr.graph import graph_to_bytes, stages_of_graph
@@ -202,5 +202,44 @@ def test_what_cannot_be_checked_is_said_and_blames_nobody(tmp_path: Path, case: 
             honest.restate()
             broken = await found(honest)
             assert (broken.finding, broken.part, broken.residual) == (model_pb2.AUDIT_FINDING_FAULT, "form", float("inf"))
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_cheats_hands_over_what_convicts_it(tmp_path: Path) -> None:
+    """Two real workers train a chain, the second one with gradients ten times too large; what each hands over on request is audited by a third process."""
+    job, key = make_job(tmp_path / "job"), NodeKey.generate()
+    case, cheat = Case(job, []), ("-m", "examples.byzantine.process", "--behaviour", "tenfold")
+
+    async def audited(one: WorkerVerifier, end: DaemonEnd, vnode: str) -> tuple[local_pb2.WorkerAudited, Evidence]:
+        await end.until(lambda: any(item.replica == f"{vnode}.1" for item in end.snapshots), 120)
+        interval = digest_of_envelope(end.snapshots[-1].commit)
+        bundle = tmp_path / "bundles" / vnode
+        wish = local_pb2.GatherEvidence(
+            replica=f"{vnode}.1", interval=interval, path=str(bundle), evidence_dir=str(tmp_path / vnode)
+        )
+        await end.pipe.send(local_pb2.ToWorker(gather=wish))
+        await end.until(lambda: bool(end.gathered), 120)
+        assert end.gathered[-1].reason == ""
+        evidence = Evidence(bundle, graph_to_bytes(job.graph), job.num_batches, job.manifest_path, job.shard_dir, no_need)
+        return await one.audit(task(evidence, vnode), evidence), evidence
+
+    async def no_need(dataset: str, digest: str) -> None:
+        case.brought.append(digest)
+
+    async def scenario() -> None:
+        async with verifier(tmp_path / "one", key) as one, worker(tmp_path) as first, worker(tmp_path, program=cheat) as second:
+            around = {"s1": first, "s2": second}
+            for vnode, end in around.items():
+                await end.host(job, vnode, around, audited=True, evidence_dir=str(tmp_path / vnode), evidence_bytes=64 << 20)
+            await second.introduce("s1", first)
+            passed = report_in((await audited(one, first, "s1"))[0], key)
+            assert passed.finding == model_pb2.AUDIT_FINDING_PASS, passed
+            found, evidence = await audited(one, second, "s2")
+            report = report_in(found, key)
+            assert report.finding == model_pb2.AUDIT_FINDING_FAULT, report
+            assert {(source.vnode, source.pnode_id) for source in report.sources} == {("s1", first.pnode_id)}
+            proven = verify(found.record, NETWORK_ID, measured(await one.measure(found.record, evidence)), 1.0)
+            assert proven.accused == second.pnode_id
 
     asyncio.run(scenario())

@@ -22,6 +22,7 @@ from dcnr.ids import digest_of
 from dcnr.specs import TensorSpec
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.pipe import LocalPipe
+from pnode.supervisor import WORKER
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
 from vnode.registry import default_registry
@@ -215,12 +216,14 @@ def order(job: Job, vnode: str, neighbours: dict[str, DaemonEnd], **changes: Any
 
 
 @asynccontextmanager
-async def worker(job_root: Path, *, incarnation: int = 1, key: NodeKey | None = None) -> AsyncIterator[DaemonEnd]:
+async def worker(
+    job_root: Path, *, incarnation: int = 1, key: NodeKey | None = None, program: Sequence[str] = WORKER
+) -> AsyncIterator[DaemonEnd]:
     """A real worker process with a daemon's end; ended at the end."""
     ours, theirs = socket.socketpair()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pnode.worker", "--fd", str(theirs.fileno()), pass_fds=[theirs.fileno()], env=environment
+        sys.executable, *program, "--fd", str(theirs.fileno()), pass_fds=[theirs.fileno()], env=environment
     )
     theirs.close()
     end = DaemonEnd(await LocalPipe.over(ours, local_pb2.FromWorker), key or NodeKey.generate(), process, incarnation)

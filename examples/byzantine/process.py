@@ -1,0 +1,71 @@
+"""The worker process of a PNode that misbehaves: the real worker, with other maths, another chain of commits, or another auditor inside.
+
+``python -m examples.byzantine.process --behaviour NAME --fd N …``: started by the daemon that `examples.byzantine.__main__` runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from dcnr.v1 import local_pb2, model_pb2
+from examples.byzantine.behaviours import BEHAVIOURS
+from examples.byzantine.worker import CheatingCompute
+from pnode import worker
+from pnode.auditing import Auditing
+from pnode.chain import CommitChain, Link
+from pnode.making import Making
+
+EQUIVOCATING: Final = "equivocating"
+COLLUDING: Final = "colluding"
+NAMES: Final = (*(behaviour.name for behaviour in BEHAVIOURS), EQUIVOCATING, COLLUDING)
+STEPS_OF_A_LIFE: Final = 64
+"""For behaviours that depend on how far an interval is: counted from the start of a replica."""
+
+
+class EquivocatingChain(CommitChain):
+    """Gives its commits one number: other stories about one place."""
+
+    def close(self, **stated: str) -> Link:
+        """As `CommitChain.close`, but the number was given before."""
+        self.sequence = 0
+        return super().close(**stated)
+
+
+class WavingAuditor(Auditing):
+    """Passes everything that it is asked to audit, after a look at whose it is."""
+
+    def _tell(self, order: local_pb2.WorkerAudit, finding: model_pb2.AuditFinding.ValueType, **found: Any) -> None:
+        if not order.record and finding in (model_pb2.AUDIT_FINDING_FAULT, model_pb2.AUDIT_FINDING_DOUBT):
+            finding, found = model_pb2.AUDIT_FINDING_PASS, {"check": found.get("check"), "compute_s": found.get("compute_s", 0.0)}
+        super()._tell(order, finding, **found)
+
+
+def making_of(name: str) -> Making:
+    """What a worker of that behaviour is made with. Raises KeyError for a name that is none."""
+    if name == EQUIVOCATING:
+        return Making(chain=EquivocatingChain)
+    if name == COLLUDING:
+        return Making(auditing=WavingAuditor)
+    return Making(compute=_cheating({behaviour.name: behaviour for behaviour in BEHAVIOURS}[name]))
+
+
+def _cheating(behaviour: Any) -> Callable[..., CheatingCompute]:
+    def made(stage: Any, registry: Any, **given: Any) -> CheatingCompute:
+        return CheatingCompute(stage, registry, behaviour, num_steps=STEPS_OF_A_LIFE, **given)
+
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="examples.byzantine.process")
+    parser.add_argument("--behaviour", choices=NAMES, required=True)
+    options, rest = parser.parse_known_args(arguments)
+    return worker.main(rest, making_of(options.behaviour))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
