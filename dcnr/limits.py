@@ -73,6 +73,8 @@ LEAD_BATCHES: Final = 256
 WINDOW_BATCHES: Final = 16
 WINDOW_BYTES: Final = 16 * MIB
 SPOOL_BYTES: Final = 1024 * MIB
+EVIDENCE_BYTES: Final = 1024 * MIB
+"""Kept for auditors per replica."""
 CHECKPOINT_S: Final = 60.0
 CHECKPOINT_STEPS: Final = 256
 KEPT_WORKING_CHECKPOINTS: Final = 3

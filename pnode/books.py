@@ -68,7 +68,7 @@ class Books:
         self._tasks: set[asyncio.Task[None]] = set()
         self._order, self._info, self._lineage = order, info, info.lineage
         self._steps: list[model_pb2.Step] = []
-        self._entry = self._segment = self._merges = self._bytes = self._num_open = 0
+        self._entry = self._segment = self._merges = self._bytes = self._open_bytes = self._num_open = 0
         self._lost = self._why = ""
         self._unlogged = self._asked_to_end = False
         self._restorable = order.assignment.role == model_pb2.ROLE_PRIMARY
@@ -110,8 +110,6 @@ class Books:
         entry, self._entry = self._entry, self._entry + 1
         self._steps.append(step)
         self._track(self._keep(entry, step, inputs, frame))
-        if self._entry >= CROWDED_ENTRIES or self._bytes >= CROWDED_SHARE * self._max_bytes:
-            self._ask_to_end()
 
     async def _keep(
         self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle], frame: asyncio.Future[Frame] | None
@@ -208,7 +206,7 @@ class Books:
 
     def _begin(self, info: StateInfo, *, restorable: bool) -> None:
         self._info, self._lineage = info, info.lineage
-        self._steps, self._entry, self._segment, self._merges = [], 0, 0, 0
+        self._steps, self._entry, self._segment, self._merges, self._open_bytes = [], 0, 0, 0, 0
         self._lost, self._unlogged, self._asked_to_end, self._restorable = "", False, False, restorable
         self._known_senders = set()
         order = local_pb2.HostReplica()
@@ -222,6 +220,8 @@ class Books:
             why = f"waiting_for_audit: {self._num_open} intervals are not cleared"
         elif self._bytes >= self._max_bytes:
             why = f"waiting_for_audit: {self._bytes // limits.MIB} MiB of evidence are kept until they are audited"
+            self._ask_to_end()
+        if self._entry >= CROWDED_ENTRIES or self._open_bytes >= CROWDED_SHARE * self._max_bytes:
             self._ask_to_end()
         if why != self._why:
             self._why = why
@@ -305,7 +305,7 @@ class Books:
             self._add(part, payload)
 
     def _add(self, part: model_pb2.EvidencePart, data: memoryview) -> None:
-        self._folder.add(part, data)
+        self._open_bytes = self._folder.add(part, data)
         self._count()
 
 

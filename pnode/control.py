@@ -49,6 +49,8 @@ class _Stream:
     since_s: float = 0.0
     reason: str = "connecting"
     stale: bool = False
+    seen_as: orchestrator_pb2.BeatAck = field(default_factory=orchestrator_pb2.BeatAck)
+    """The newest answer to a beat: how that orchestrator sees this PNode."""
     words: deque[orchestrator_pb2.PNodeMessage] = field(default_factory=lambda: deque(maxlen=MAX_WORDS))
 
 
@@ -114,7 +116,10 @@ class ControlStreams:
         """For the status screen."""
         now = self._clock.monotonic()
         return [
-            local_pb2.Contact(node_id=node_id, address=stream.address, attached=stream.attached, since_s=now - stream.since_s, reason=stream.reason)
+            local_pb2.Contact(
+                node_id=node_id, address=stream.address, attached=stream.attached, since_s=now - stream.since_s, reason=stream.reason,
+                state=stream.seen_as.state, state_reason=stream.seen_as.reason, evidence=stream.seen_as.evidence,
+            )
             for node_id, stream in sorted(self._streams.items())
         ]  # fmt: skip
 
@@ -207,7 +212,7 @@ class ControlStreams:
                         stream.attached, stream.reason, stream.since_s = True, "", heard
                         interval_s = _bounded(answer.welcome.beat_interval_s)
                     case "beat_ack":
-                        interval_s = _bounded(answer.beat_ack.beat_interval_s)
+                        interval_s, stream.seen_as = _bounded(answer.beat_ack.beat_interval_s), answer.beat_ack
                         continue
                 try:
                     self._inbox.put_nowait((node_id, answer))

@@ -26,7 +26,7 @@ from dcnr.rpc.server import RpcServer
 from dcnr.settings import PNodeSettings
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, membership_pb2, orchestrator_pb2
 from membership.node import Membership
-from pnode.audit_tasks import AuditTasks
+from pnode.audits import Asked, Audits
 from pnode.authority import Source
 from pnode.budget import Budget
 from pnode.cache import ObjectCache, Shards
@@ -102,7 +102,7 @@ class Daemon:
                 )
                 await self._door.open(self._home.socket)
                 supervised, streams, uploads = self._supervisor.run(), self._streams.run(), self._uploads.run()
-                works = (supervised, streams, uploads, self._tell(), self._watch(), self._halts.run())
+                works = (supervised, streams, uploads, self._tell(), self._watch(), self._halts.run(), self._audits.run())
                 tasks = [group.create_task(work) for work in works]
                 self._on_ready(self)
                 await self._stop.wait()
@@ -219,11 +219,11 @@ class Daemon:
             heads=HeadCheck(policy=lambda: self._policy, orchestrators=self._orchestrators, rule=self._rule), options=options,
             send=self._send, hosted_changed=self._changed, say=self.journal.say, clock=self._clock, group=group,
         )  # fmt: skip
-        self._audits = AuditTasks(
-            node_id=self._key.node_id, policy=lambda: self._policy, home=self._home, objects=self._objects, provisioner=provisioner,
-            budget=self._budget, options=options, term=self._duties.term_of, busy=lambda: self._telling.takes_no_work(), send=self._send, say=self._streams.say,
-            tell=self.journal.say, now_wall=self._membership.network_time, group=group,
+        asked = Asked(
+            self._key.node_id, lambda: self._policy, self._home, self._objects, self._cache.file, self._duties, self._send, self._streams.say,
+            self.journal.say, self._membership.network_time,
         )  # fmt: skip
+        self._audits = Audits(asked, provisioner, self._budget, options, lambda: self._telling.takes_no_work(), group)
         self._uploads = Uploads(
             network_id=self._policy.network_id, shelf=self._shelf, objects=self._objects, orchestrators=self._orchestrators,
             holder=self._duties.holder, durable=self._durable, anew=self._snapshot_anew, say=self.journal.say, directory=self._home.cache,
@@ -268,8 +268,8 @@ class Daemon:
                 for checkpoint in message.durable.checkpoints:
                     for replica in self._duties.siblings_of(message.durable.model, checkpoint):
                         await self._durable(replica, checkpoint.lineage, checkpoint.digest)
-            case "audit_task":
-                await self._audits.asked(node_id, message.audit_task)
+            case "audit_task" | "challenge":
+                await self._audits.asked(node_id, message)
             case "welcome":
                 self._now.reachable = "direct" if message.welcome.reachable else "not"
                 self.journal.say("attached", node_id, f"as {state_name(message.welcome.state)}")
@@ -310,8 +310,8 @@ class Daemon:
                 self.journal.add(message.event)
             case "drained":
                 self._drained.set()
-            case "audited":
-                await self._audits.audited(message.audited)
+            case "audited" | "gathered":
+                await self._audits.heard(message)
 
     def _worker_reported(self, report: local_pb2.WorkerReport) -> None:
         before = self._news_of(self._now.worker.replicas.values())

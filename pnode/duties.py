@@ -44,7 +44,8 @@ class Duties:
         hosted_changed: Callable[[], None], say: Say, clock: Clock, group: asyncio.TaskGroup,
     ) -> None:  # fmt: skip
         self._node_id, self._policy, self._home = node_id, policy, home
-        self._provisioner, self._budget, self._heads, self._orders = provisioner, budget, heads, Orders(home, options)
+        self._provisioner, self._budget, self._heads = provisioner, budget, heads
+        self._orders = Orders(home, options, lambda: self._policy().audits_drawn)
         self._send, self._hosted_changed, self._say, self._clock, self._group = send, hosted_changed, say, clock, group
         self._models = Models(node_id, policy, self._forgotten)
         self._stopping = False
@@ -227,6 +228,12 @@ class Duties:
         entry = self._models.get(model)
         return entry.authority.term if entry is not None else None
 
+    def manifests(self) -> list[tuple[str, str]]:
+        """Each model with the digest of the newest manifest that a confirmed head names."""
+        return [
+            (name, model.authority.head.manifest_digest) for name, model in self._models.items() if model.authority.head is not None
+        ]
+
     def job_of(self, model: str) -> str:
         """The job of a model's desired state."""
         entry = self._models.get(model)
@@ -327,7 +334,7 @@ class Duties:
         assert desired is not None
         job = await self._provisioner.job(desired)
         cost = self._provisioner.cost(job, assignment.vnode)
-        disk = 3 * cost.state_bytes + self._orders.options.spool_bytes
+        disk = 3 * cost.state_bytes + self._orders.disk_bytes
         free_bytes = self._orders.options.free_disk_bytes()
         memory = cost.memory_bytes + (cost.sharing_bytes if len(assignment.siblings) > 1 else 0)
         self._budget.admit(assignment.replica, Reservation(memory, disk), free_disk_bytes=free_bytes)

@@ -134,6 +134,14 @@ def closed_in(directory: Path) -> dict[str, Path]:
     return found
 
 
+def forget(directory: Path, digests: Collection[str]) -> None:
+    """Removes whole intervals of a replica that does not run; another one may be open there."""
+    kept = closed_in(directory)
+    for digest in digests:
+        if digest in kept:
+            _remove(kept[digest])
+
+
 def _remove(path: Path) -> None:
     """The name goes first: what is left of a removal that was cut short is no whole interval."""
     with contextlib.suppress(OSError):

@@ -37,13 +37,14 @@ class Home:
         self.cache = root / "cache"
         self.work = root / "work"
         self.audits = root / "audits"
+        self.evidence = root / "evidence"
         self.log = root / "log"
         self._lock: int | None = None
 
     def open(self) -> None:
         """Makes the directories and takes the lock. Raises Refused if another daemon has it, Unavailable if the disk does not let us."""
         try:
-            for path in (self.root, self.snapshots, self.cache, self.work, self.log):
+            for path in (self.root, self.snapshots, self.cache, self.work, self.evidence, self.log):
                 path.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(self.root / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:

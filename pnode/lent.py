@@ -18,6 +18,8 @@ from pnode.probe import Machine
 
 SPOOL_SHARE = 4
 """A replica's spool takes at most this fraction of the lent disk."""
+EVIDENCE_SHARE = 16
+"""The same for what it keeps for auditors."""
 
 
 def limits_of(settings: PNodeSettings, machine: Machine) -> Limits:
@@ -55,6 +57,7 @@ def options_of(settings: PNodeSettings, allowed: Limits, free_disk_bytes: Callab
         threads=threads,
         cpu_share=allowed.cores / threads,
         spool_bytes=spool_bytes_of(allowed),
+        evidence_bytes=min(limits.EVIDENCE_BYTES, allowed.disk_bytes // EVIDENCE_SHARE),
         free_disk_bytes=free_disk_bytes,
         checkpoint_s=0.0 if settings.checkpoint_s == limits.CHECKPOINT_S else settings.checkpoint_s,
         bulk_bytes_s=settings.limits.upload_mbit * 1e6 / 8 * limits.UPLINK_SHARE,

@@ -22,6 +22,8 @@ class HostingOptions:
     """Overrides the job's when above 0."""
     cpu_share: float = 0.0
     """Of the time of so many cores as threads; 0: no limit."""
+    evidence_bytes: int = 0
+    """Kept of each replica at most where audits are in force."""
     bulk_bytes_s: float = 0.0
     """Anchors, deltas and donated states leave at no more; 0: no limit."""
 
@@ -29,8 +31,13 @@ class HostingOptions:
 class Orders:
     """One per daemon."""
 
-    def __init__(self, home: Home, options: HostingOptions) -> None:
-        self._home, self.options = home, options
+    def __init__(self, home: Home, options: HostingOptions, audited: Callable[[], bool]) -> None:
+        self._home, self.options, self._audited = home, options, audited
+
+    @property
+    def disk_bytes(self) -> int:
+        """Of a replica, besides its states."""
+        return self.options.spool_bytes + (self.options.evidence_bytes if self._audited() else 0)
 
     def host(self, desired: model_pb2.DesiredState, assignment: model_pb2.DesiredAssignment, job: Job) -> local_pb2.HostReplica:
         """The order to host a replica, without a state: as it is, it updates one that runs."""
@@ -42,5 +49,6 @@ class Orders:
             checkpoint_steps=request.checkpoint_steps or limits.CHECKPOINT_STEPS, spool_bytes=self.options.spool_bytes,
             work_dir=str(self._home.work / assignment.replica), threads=self.options.threads, plan_number=desired.plan_number,
             horizon_s=request.horizon_s or limits.HORIZON_S, epoch=desired.epoch, unit_batches=request.unit_batches,
-            cpu_share=self.options.cpu_share, bulk_bytes_s=self.options.bulk_bytes_s,
+            cpu_share=self.options.cpu_share, bulk_bytes_s=self.options.bulk_bytes_s, audited=self._audited(),
+            evidence_dir=str(self._home.evidence / assignment.replica), evidence_bytes=self.options.evidence_bytes,
         )  # fmt: skip

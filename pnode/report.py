@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dcnr import __version__
 from dcnr.ports import Clock
 from dcnr.v1 import common_pb2, local_pb2, membership_pb2, orchestrator_pb2
 
+_JUDGED = {
+    orchestrator_pb2.NODE_STATE_QUARANTINED: ("quarantined", "it ends by itself; the evidence says what was wrong"),
+    orchestrator_pb2.NODE_STATE_REHAB: ("rehab", "nothing: what it computes is compared, and counts again after a while"),
+}  # fmt: skip
 MAX_EVENTS = 256
 EVENTS_PER_BEAT = 64
 
@@ -68,6 +72,7 @@ def news_of(report: orchestrator_pb2.ReplicaReport, *, has_learned_all: bool) ->
 def why(
     *, draining: bool, paused: str, attached: int, known_orchestrators: int, membership_trouble: str, worker: WorkerFacts,
     hosted: list[orchestrator_pb2.ReplicaReport], upload_trouble: str, capability: membership_pb2.Capability,
+    contacts: Sequence[local_pb2.Contact] = (),
 ) -> list[local_pb2.WhyLine]:  # fmt: skip
     """Reasons for the present state, most important first; codes are stable."""
     lines: list[local_pb2.WhyLine] = []
@@ -89,9 +94,16 @@ def why(
             "no orchestrator holds a control stream to this PNode",
             "it is tried again by itself; training goes on without",
         )
+    for contact in contacts:
+        if contact.attached and contact.state in _JUDGED:
+            code, change = _JUDGED[contact.state]
+            proof = f" (evidence {contact.evidence})" if contact.evidence else ""
+            line(code, f"orchestrator {contact.node_id[:8]}: {contact.state_reason or code}{proof}", change)
     for report in hosted:
         if report.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED:
             line("assignment_failed", f"{report.replica}: {report.reason}", "see limits in `pnode config show`")
+        elif report.reason.startswith("waiting_for_audit"):
+            line("waiting_for_audit", f"{report.replica}: {report.reason}", "nothing: it goes on when its work was checked")
         elif report.held_back_by:
             line("held_back", f"{report.replica} waits for {report.held_back_by}, which is behind", "nothing: it goes on by itself")
     if upload_trouble:
@@ -110,6 +122,7 @@ def state_of(lines: list[local_pb2.WhyLine]) -> str:
     words = {
         "draining": "draining", "paused": "paused", "no_worker": "starting", "nobody_found": "joining", "not_attached": "alone",
         "assignment_failed": "refusing",
+        "quarantined": "quarantined", "rehab": "rehab", "waiting_for_audit": "waiting",
         "held_back": "working", "upload_waits": "working", "no_assignment": "idle", "working": "working",
     }  # fmt: skip
     return words[lines[0].code]

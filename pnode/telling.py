@@ -107,7 +107,7 @@ class Telling:
         return why(
             draining=self.now.draining, paused=self.pausing.reason if self.pausing.is_paused else "", attached=len(self.streams.attached),
             known_orchestrators=len(self.orchestrators()), membership_trouble=self.membership.trouble, worker=self.now.worker,
-            hosted=self.reports(), upload_trouble=self.uploads.trouble, capability=self.capability(),
+            hosted=self.reports(), upload_trouble=self.uploads.trouble, capability=self.capability(), contacts=self.streams.contacts(),
         )  # fmt: skip
 
     def status(self) -> local_pb2.StatusResponse:

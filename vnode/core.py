@@ -60,8 +60,7 @@ class ReplicaCore:
         self._named = _NONE
         self._counters = Counters()
         self._last_loss: float | None = None
-        self._stopped = self._held_why = ""
-        self._now_s = now_s
+        self._stopped, self._held_why, self._now_s = "", "", now_s
 
     # ---- entry ---------------------------------------------------------------------------------------------------------------
 
@@ -284,9 +283,8 @@ class ReplicaCore:
         silent_s = self._now_s - self._head_seen_s
         if silent_s > self._config.horizon_s:
             return f"no news of the head for {silent_s:.0f} s, more than the horizon"
-        if self._held_why:
-            return self._held_why
-        return self._snapshots.waits_why(self._holding.lineage) if self._holding.leads else self._contributing.waits_why()
+        waits = self._snapshots.waits_why(self._holding.lineage) if self._holding.leads else self._contributing.waits_why()
+        return self._held_why or waits
 
     def _find_work(self) -> dict[Lane, LaneWork]:
         """By lane, what is needed now: own gaps, and of what successors ask that which is not to be learned here first (rule 6)."""
@@ -398,7 +396,5 @@ class ReplicaCore:
             raise InvariantBroken(f"batch {self._busy.batch} is being learned again", code="learned_twice")
         if len(self._rounds.evaluations()) > MAX_KEPT_ROUNDS + 1:
             raise InvariantBroken("too many rounds are kept", code="rounds_bound")
-        self._spool.check()
-        self._intake.check()
-        self._outlet.check()
-        self._merging.check()
+        for part in (self._spool, self._intake, self._outlet, self._merging):
+            part.check()

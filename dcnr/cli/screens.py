@@ -31,6 +31,11 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
     for contact in status.orchestrators:
         if not contact.attached:
             lines.append(f"  {short(contact.node_id)} {contact.address}: {contact.reason or 'not attached'}")
+        elif contact.state in (orchestrator_pb2.NODE_STATE_QUARANTINED, orchestrator_pb2.NODE_STATE_REHAB):
+            proof = f", evidence {contact.evidence}" if contact.evidence else ""
+            lines.append(
+                f"  {short(contact.node_id)} sees it as {word(orchestrator_pb2.NodeState, contact.state)}: {contact.state_reason}{proof}"
+            )
     if status.replicas:
         lines += ["", replicas_table(list(status.replicas))]
     if status.next_action:

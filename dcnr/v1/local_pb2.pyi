@@ -918,6 +918,9 @@ class Contact(_message.Message):
     ATTACHED_FIELD_NUMBER: _builtins.int
     SINCE_S_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    STATE_REASON_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """whom"""
     address: _builtins.str
@@ -928,6 +931,12 @@ class Contact(_message.Message):
     """for how long"""
     reason: _builtins.str
     """why not"""
+    state: _orchestrator_pb2.NodeState.ValueType
+    """of this PNode, in that orchestrator's view"""
+    state_reason: _builtins.str
+    """of that state"""
+    evidence: _builtins.str
+    """digest of the fault record behind it; empty without one"""
     def __init__(
         self,
         *,
@@ -936,10 +945,13 @@ class Contact(_message.Message):
         attached: _builtins.bool = ...,
         since_s: _builtins.float = ...,
         reason: _builtins.str = ...,
+        state: _orchestrator_pb2.NodeState.ValueType = ...,
+        state_reason: _builtins.str = ...,
+        evidence: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "node_id", b"node_id", "reason", b"reason", "since_s", b"since_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "evidence", b"evidence", "node_id", b"node_id", "reason", b"reason", "since_s", b"since_s", "state", b"state", "state_reason", b"state_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

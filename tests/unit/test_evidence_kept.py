@@ -1,0 +1,214 @@
+"""Goal: evidence is kept until its verdict, found again after a death, and bounded: a replica with too much of it, or too much undecided, learns no more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blake3 import blake3
+
+from dcnr.ids import Digest, ReplicaId, VNodeId, digest_of
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2
+from pnode.books import MAX_BACKLOG, Books
+from pnode.chain import Standing
+from pnode.evidence import EvidenceFolder, closed_in, forget
+from pnode.verdicts import LONGEST_KEPT_S, decided_of, sweep
+from vnode.bundle import read_bundle
+from vnode.compute import StepResult
+from vnode.state import StateInfo
+from vnode.vocabulary import Peer
+
+INPUT = model_pb2.EVIDENCE_KIND_INPUT
+STANDING = Standing("5" * 40, "m", "j", VNodeId("a"), Peer(ReplicaId("a.1"), 3), "6" * 40)
+INFO = StateInfo("a", "m", "g", "", 1, 0, 100, 7, IntervalSet.empty())
+NAMES = [digest_of(bytes([number])) for number in range(6)]
+
+
+def part(entry: int) -> model_pb2.EvidencePart:
+    return model_pb2.EvidencePart(kind=INPUT, entry=entry)
+
+
+def test_whole_intervals_are_found_again_and_others_are_not(tmp_path: Path) -> None:
+    folder = EvidenceFolder(tmp_path / "a.1")
+    folder.load()
+    first = folder.open(b"order")
+    folder.add(part(0), memoryview(b"input"))
+    folder.closed(first, NAMES[0])
+    folder.open(b"order")
+    folder.add(part(0), memoryview(b"never signed"))
+    folder.close()
+    again = EvidenceFolder(tmp_path / "a.1")
+    again.load()
+    assert list(closed_in(tmp_path / "a.1")) == [NAMES[0]]
+    assert again.num_bytes == sum(path.stat().st_size for path in first.path.iterdir())
+    with read_bundle(first.path / "parts") as parts:
+        assert bytes(parts.data(INPUT)) == b"input"
+    later = again.open(b"order")
+    assert later.path.name > first.path.name
+    again.decided([NAMES[0], NAMES[1]])
+    assert not first.path.exists()
+    assert later.path.exists()
+    again.close()
+
+
+def test_what_goes_where_no_replica_runs_is_only_what_was_named(tmp_path: Path) -> None:
+    folder = EvidenceFolder(tmp_path)
+    folder.load()
+    first, second = folder.open(b""), folder.open(b"")
+    folder.closed(first, NAMES[0])
+    forget(tmp_path, NAMES)
+    assert list(tmp_path.iterdir()) == [second.path]
+    folder.close()
+
+
+@pytest.mark.parametrize(
+    ("known", "decided"),
+    [
+        ({}, []),
+        ({0: "open"}, []),
+        ({0: "passed", 1: "open"}, [0]),
+        ({1: "open"}, [0]),
+        ({0: "open", 2: "spared"}, [1, 2]),
+        ({3: "failed"}, [0, 1, 2, 3]),
+    ],
+)
+def test_what_is_decided_or_was_passed_over_goes(known: dict[int, str], decided: list[int]) -> None:
+    found = decided_of(NAMES[:4], {NAMES[at]: verdict for at, verdict in known.items()})
+    assert found == [NAMES[at] for at in decided]
+
+
+def test_what_nobody_asked_for_in_a_week_goes_at_the_next_start(tmp_path: Path) -> None:
+    for name in ("a.1/00000001", "a.1/00000002"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "unfinished.bundle").write_bytes(b"x")
+    os.utime(tmp_path / "a.1" / "00000001", (0, 0))
+    sweep(tmp_path, now_wall=(tmp_path / "a.1" / "00000002").stat().st_mtime + LONGEST_KEPT_S / 2)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("**/*")) == ["a.1", "a.1/00000002"]
+
+
+class Rig:
+    """Books over a real directory; their replica is this test."""
+
+    def __init__(self, root: Path, *, max_bytes: int = 1 << 20, span_steps: int = 256) -> None:
+        self.root, self.held, self.crowded, self.captured = root, list[str](), list[str](), list[StateInfo]()
+        (root / "begin.state").write_bytes(b"begin")
+        order = local_pb2.HostReplica(
+            evidence_dir=str(root / "evidence"), evidence_bytes=max_bytes, state_path=str(root / "begin.state"),
+            assignment=model_pb2.DesiredAssignment(role=model_pb2.ROLE_PRIMARY),
+        )  # fmt: skip
+        self.books = Books(
+            STANDING, order, INFO, inputs=[0], span_steps=span_steps, capture=self._capture, held=self.held.append,
+            crowded=self.crowded.append,
+        )  # fmt: skip
+
+    async def _capture(self, info: StateInfo) -> bytes:
+        self.captured.append(info)
+        return b"state"
+
+    async def learn(self, batch: int, num_bytes: int = 64) -> None:
+        tensor = np.full(num_bytes // 4, batch, np.float32)
+        await self.books.learned(batch, [tensor], StepResult(tensor, 0.5, 1, 1, 1, 0.1), batch, None)
+
+    async def end(self, name: Digest) -> model_pb2.StepLog:
+        log = await self.books.log("begin")
+        ended = self.books.ended(identity_pb2.Envelope(payload=b"statement"), log, INFO)
+        (self.root / "end.state").write_bytes(b"end")
+        await self.books.keep(ended, name, self.root / "end.state")
+        return model_pb2.StepLog.FromString(log)
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "evidence"
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_log_names_what_was_kept(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path, span_steps=2)
+        for batch in range(5):
+            await rig.learn(batch)
+        log = await rig.end(NAMES[0])
+        kept = closed_in(rig.folder)[NAMES[0]]
+        assert [step.batch for step in log.steps] == list(range(5))
+        assert [bool(step.state_digest) for step in log.steps] == [False, True, False, True, False]
+        assert [len(info.lineage) for info in rig.captured] == [2, 4]
+        assert digest_of((kept / "steps-0").read_bytes()) == digest_of(log.SerializeToString(deterministic=True))
+        assert ((kept / "begin").read_bytes(), (kept / "end").read_bytes()) == (b"begin", b"end")
+        with read_bundle(kept / "parts") as parts:
+            for entry, step in enumerate(log.steps):
+                assert blake3(parts.data(INPUT, entry=entry, batch=step.batch)).digest() == step.inputs[0]
+        await rig.learn(5)
+        following = await rig.end(NAMES[1])
+        assert [step.batch for step in following.steps] == [5]
+        assert (closed_in(rig.folder)[NAMES[1]] / "begin").read_bytes() == b"end"
+        rig.books.close()
+
+    run(scenario)
+
+
+def test_a_full_disk_quota_holds_learning_until_evidence_may_go(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path, max_bytes=100_000)
+        await rig.learn(0, 30_000)
+        await rig.learn(1, 8)
+        await rig.learn(2, 8)
+        assert await rig.end(NAMES[0])
+        assert rig.crowded  # a quarter of the room is one interval's
+        assert not rig.held
+        await rig.learn(3, 80_000)
+        await rig.end(NAMES[1])
+        assert rig.held[-1].startswith("waiting_for_audit")
+        await rig.books.decided([NAMES[1]], num_open=1)
+        assert rig.held[-1] == ""
+        assert list(closed_in(rig.folder)) == [NAMES[0]]
+        rig.books.close()
+
+    run(scenario)
+
+
+def test_more_than_four_open_intervals_hold_learning(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path)
+        for num_open in (4, 5, 5, 4):
+            await rig.books.decided([], num_open)
+        assert [bool(why) for why in rig.held] == [True, False]
+        rig.books.close()
+
+    run(scenario)
+
+
+def test_a_disk_that_refuses_costs_the_evidence_and_not_the_log(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        (tmp_path / "evidence").write_bytes(b"a file where the directory should be")
+        rig = Rig(tmp_path)
+        for batch in range(3 * MAX_BACKLOG):
+            await rig.learn(batch)
+        log = await rig.end(NAMES[0])
+        assert [len(step.inputs) for step in log.steps] == [1] * (3 * MAX_BACKLOG)
+        rig.books.close()
+
+    run(scenario)
+
+
+def test_who_became_the_primary_says_nothing_of_the_interval_in_which_it_did(tmp_path: Path) -> None:
+    """Its first commit holds what it told in other logs, on other anchors."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path)
+        await rig.learn(0)
+        rig.books.lead()
+        assert await rig.books.log("begin") == b""
+        rig.books.ended(identity_pb2.Envelope(), b"", INFO)
+        await rig.learn(1)
+        assert await rig.books.log("begin") != b""
+        rig.books.close()
+
+    run(scenario)
