@@ -29,6 +29,7 @@ from trust.records import open_location
 MODEL = "dots"
 SAMPLES = 320
 BATCH_SIZE = 8
+USABLE = (orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_PROBATION)
 ACTIVE = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
 CALL_PAUSE_S = 0.3
 """Between questions to an orchestrator: each opens a connection, and workers that start need the processor."""
@@ -217,13 +218,16 @@ class Rig:
 def running_network(
     pnodes: Sequence[LocalPNode], *, num_orchestrators: int, width: int = 32, vnodes: Sequence[str] = ("a", "b", "c"),
     batch_size: int = BATCH_SIZE, samples: int = SAMPLES, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
+    audits: str = "none", trusted: Sequence[str] = (),
 ) -> Iterator[Rig]:  # fmt: skip
     """Store, orchestrators and PNodes, all attached, with the data set staged."""
     with tempfile.TemporaryDirectory(prefix="dcnr-", ignore_cleanup_errors=True) as directory:
         data = Path(directory) / "dots.npz"
         np.savez(data, **dots(width, samples))  # type: ignore[arg-type]  # numpy's stub wants no arrays by keyword
         where = Path(directory) / "n"
-        with LocalNetwork(where, num_orchestrators=num_orchestrators, pnodes=pnodes, way_to_store=way_to_store) as network:
+        with LocalNetwork(
+            where, num_orchestrators=num_orchestrators, pnodes=pnodes, way_to_store=way_to_store, audits=audits, trusted=trusted
+        ) as network:
             rig = Rig(network, data, width=width, vnodes=vnodes, batch_size=batch_size)
             rig.until(lambda: _all_attached(rig), "all PNodes are attached with a worker", 180.0, pause_s=CALL_PAUSE_S)
             rig.stage()
@@ -244,7 +248,5 @@ def dots(width: int, samples: int) -> dict[str, np.ndarray]:
 def _all_attached(rig: Rig) -> bool:
     wanted = {process.node_id for process in rig.network.pnodes}
     with contextlib.suppress(DcnrError), rig.client() as client:
-        return wanted <= {
-            node.node_id for node in client.nodes() if node.attached and node.state == orchestrator_pb2.NODE_STATE_ACTIVE
-        }
+        return wanted <= {node.node_id for node in client.nodes() if node.attached and node.state in USABLE}
     return False
