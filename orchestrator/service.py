@@ -154,7 +154,8 @@ async def run_orchestrator(
 def _plan_policy(policy: NetworkPolicy) -> PlanPolicy:
     """The planner's rules as the network document has them."""
     apart = not policy.single_host
-    return PlanPolicy(keeps_apart=apart, ids_per_subnet=IDS_PER_SUBNET if apart and policy.audits_drawn else 0)
+    subnets = IDS_PER_SUBNET if apart and policy.audits_drawn else 0
+    return PlanPolicy(keeps_apart=apart, ids_per_subnet=subnets, with_contributors=not policy.audits_drawn)
 
 
 async def _serve(

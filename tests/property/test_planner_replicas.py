@@ -325,3 +325,12 @@ def test_a_vnode_that_went_back_gets_new_replicas_only(stages: list[StageCost], 
         assert number_of(item.replica) >= fences.get(item.vnode, 0)
     kept = {item.replica for item in plan.assignments if item.vnode not in fences and item.role == PRIMARY}
     assert kept <= {item.replica for item in successor.assignments}
+
+
+def test_where_contributors_cannot_be_audited_none_is_placed_and_the_plan_says_why() -> None:
+    policy = replace(POLICY, with_contributors=False)
+    nodes = [node(index, gflops=1.0 if index == 0 else 50.0) for index in range(5)]
+    plan = make_plan(request([stage(0, 3), stage(1, 0, gflop=50.0)], nodes), policy)
+    assert [of(plan, vnode, CONTRIBUTOR) for vnode in ("v0", "v1")] == [[], []]
+    assert any(item.vnode == "v0" and "cannot be audited" in item.reason for item in plan.rejections)
+    assert of(make_plan(request([stage(0, 3), stage(1, 0, gflop=50.0)], nodes), POLICY), "v0", CONTRIBUTOR)
