@@ -18,6 +18,7 @@ from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from orchestrator.audit_events import Bundle, Decision, Late, Pay, People, Report, SendChallenge, SendTask, VerifyRecord, Wait, Word
 from orchestrator.audit_words import report_of
 from orchestrator.audits import AuditDesk
+from orchestrator.equivocations import Equivocations
 from orchestrator.signal import Signal
 from orchestrator.standings import judgement_of
 from orchestrator.view import JobFacts, ModelView
@@ -55,6 +56,7 @@ class Auditing:
         self._term: tuple[int, str] = (0, "")
         self._manifest = ""
         self._told_decisions: set[str] = set()
+        self._equivocations = Equivocations(shared.policy.network_id, model)
         self._looks: dict[str, float] = {}
         """Evidence being looked at, or not to be looked at before that time."""
         self._stirred = Signal()
@@ -104,11 +106,27 @@ class Auditing:
         self._say("audit_reported", report.auditor, f"{report.word.value} {report.part}".strip(), report.interval)
         self._stirred.fire()
 
-    def equivocated(self, statements: tuple[str, ...], evidence: str) -> None:
-        """A proof of two statements, verified and stored."""
+    async def committed(self, checkpoint: model_pb2.Checkpoint, commit: identity_pb2.Envelope) -> None:
+        """A commit as a PNode brought it. Two of one number ban its key. Raises Unavailable where the evidence cannot be stored."""
+        eyes, shared = self._shared.own_eyes, self._shared
+        found = (
+            self._equivocations.brought(checkpoint.job_id, checkpoint.vnode, commit) if self.is_on and eyes is not None else None
+        )
+        if found is None or eyes is None:
+            return
+        proof, data = found
+        evidence = await eyes.keep(self._model, checkpoint.vnode, data)
+        if shared.standings.equivocated(proof.pnode_id, evidence, shared.clock.wall()):
+            self._say(
+                "equivocation_found",
+                proof.pnode_id,
+                "it signed two statements about one step",
+                proof.statements[0],
+                evidence=evidence,
+            )
         if self._desk is not None:
-            self._desk.equivocated(statements, evidence)
-            self._stirred.fire()
+            self._desk.equivocated(proof.statements, evidence)
+        self._stirred.fire()
 
     # What is told
 

@@ -161,6 +161,7 @@ class ModelRuntime:
                 status=data_pb2.RECORD_STATUS_NOT_HOLDER, holder=head.holder if head is not None else ""
             )
         checkpoint = request.checkpoint
+        await self.auditing.committed(checkpoint, request.commit)
         if condemned(view, checkpoint.digest):
             return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_CONDEMNED, reason="its digest was condemned")
         if named(view, checkpoint):

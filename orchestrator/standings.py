@@ -35,6 +35,7 @@ class Standings:
         self._told: dict[str, tuple[Told, ...]] = {}
         self._doubts: dict[str, tuple[Doubt, ...]] = {}
         self._own: dict[str, list[Event]] = {}
+        self._banned: set[str] = set()
         self._verified: set[str] = set()
         self._refuted: set[str] = set()
         self._folded: dict[str, Standing] = {}
@@ -62,10 +63,14 @@ class Standings:
         """That record proves nothing: whoever decided by it, it moves nobody here."""
         self._refuted.add(evidence)
 
-    def equivocated(self, pnode_id: str, evidence: str, now_s: float) -> None:
-        """Two signed statements about one step, verified here."""
+    def equivocated(self, pnode_id: str, evidence: str, now_s: float) -> bool:
+        """Two signed statements about one step, verified here; whether that is news."""
+        if pnode_id in self._banned:
+            return False
+        self._banned.add(pnode_id)
         self._verified.add(evidence)
         self._saw(pnode_id, Equivocated(now_s, evidence))
+        return True
 
     def lied(self, auditor: str, evidence: str, reason: str, now_s: float) -> None:
         """An auditor's word did not hold: the same as a wrong computation. ``evidence``: its signed report."""
