@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dcnr.errors import NotFound, Refused
+from dcnr.ids import digest_of
+from dcnr.intervals import IntervalSet
 from dcnr.specs import Config, TensorSpec
 from dcnr.stages import Stage, VNodeSpec, stages_of
-from dcnr.tensor import Array
+from dcnr.tensor import Array, encode
 from dcnr.v1 import model_pb2
 from examples.byzantine.behaviours import BEHAVIOURS
 from examples.byzantine.interval import INCARNATION, Interval, Party, Work, make_interval
@@ -24,7 +27,8 @@ from vnode.checks.opening import UNVERIFIABLE, Assigned, Opened, Source, open_cl
 from vnode.checks.torch_check import Checker
 from vnode.checks.torch_record import Entry
 from vnode.registry import default_registry
-from vnode.torch_stage import initial_state
+from vnode.state import parse, serialise
+from vnode.torch_stage import initial_state, schema_of
 from vnode.vocabulary import Mode
 
 REGISTRY = default_registry()
@@ -112,6 +116,19 @@ def refused(interval: Interval, folder: Path, stage: Stage = STAGE) -> str:
 # ---- honest work ----------------------------------------------------------------------------------------------------------------
 
 
+def test_a_state_of_an_earlier_job_is_taken_as_this_job_began_with_it(tmp_path: Path, interval: Interval) -> None:
+    """Also where both jobs have the same graph, seed and number of batches."""
+    schema = schema_of(STAGE, REGISTRY)
+    info, tensors = parse(work_of(STAGE).first_state, schema)
+    slots = {name: value + 1 if name.startswith("o/") else value for name, value in tensors.items()}
+    earlier = serialise(schema, replace(info, lineage=IntervalSet.of((0, NUM_BATCHES)), updates=9), slots)
+    at = next(at for at, (part, _) in enumerate(interval.parts) if part.kind == STATE and part.entry == 0)
+    interval.parts[at] = (interval.parts[at][0], earlier)
+    interval.log.begin_digest = interval.commit.parent_digest = digest_of(earlier)
+    interval.restate()
+    assert ratio(opened(interval, tmp_path)) <= 1.0
+
+
 @pytest.mark.parametrize("codec", ["raw", "int8"])
 def test_an_honest_interval_becomes_a_claim_that_passes(tmp_path: Path, codec: str) -> None:
     claimed = opened(make_interval(work_of(STAGE, codec=codec), ACCUSED, NEIGHBOUR), tmp_path)
@@ -153,8 +170,6 @@ def test_an_output_that_nobody_wanted_is_not_asked_for(tmp_path: Path, interval:
 
 
 def test_an_output_in_several_codecs_is_compared_in_each(tmp_path: Path, interval: Interval) -> None:
-    from dcnr.tensor import encode
-
     step, output = interval.log.steps[2], opened(interval, tmp_path).claim.steps[2].output
     assert output is not None
     for factor, passes in ((1.0, True), (1.5, False)):
@@ -256,8 +271,12 @@ def test_deltas_in_between_are_not_checked_yet(tmp_path: Path, interval: Interva
 # ---- words that contradict one another, or the job ------------------------------------------------------------------------------
 
 
+def _batch_of_no_job(interval: Interval) -> None:
+    interval.log.steps[3].batch = interval.commit.batches[2] = NUM_BATCHES
+
+
 CONTRADICTIONS: dict[str, Callable[[Interval], object]] = {
-    "batch of no job": lambda one: (setattr(one.log.steps[3], "batch", NUM_BATCHES), one.commit.batches.__setitem__(2, NUM_BATCHES)),
+    "batch of no job": _batch_of_no_job,
     "inputs": lambda one: one.log.steps[2].inputs.append(b"\0" * 32),
     "order": lambda one: setattr(one.log.steps[2], "num_learned", 7),
     "loss": lambda one: setattr(one.log.steps[2], "loss", one.log.steps[2].loss * 1.01),

@@ -68,9 +68,8 @@ class Checker:
         """With the first state as this job began with it, where an earlier job left it."""
         schema = schema_of(self.assigned.stage, self.registry)
         info, _ = parse(claim.states[0], schema)
-        if (info.num_batches, info.seed, info.graph) == (self.assigned.num_batches, self.seed, self.graph) or claim.steps[
-            0
-        ].num_learned:
+        is_of_this_job = (info.num_batches, info.seed, info.graph) == (self.assigned.num_batches, self.seed, self.graph)
+        if claim.steps[0].num_learned or (is_of_this_job and not info.lineage):
             return claim
         begun: Mapping[int, bytes] = {
             **claim.states,
