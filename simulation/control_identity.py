@@ -1,4 +1,4 @@
-"""Keys, network document, model and jobs of the control world: all made from the seed, so that equal seeds give equal bytes."""
+"""Network document, model and jobs of the control world: all made from the seed, so that equal seeds give equal bytes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from dcnr.graph import graph_from_toml, graph_to_bytes, stages_of_graph
 from dcnr.ids import Digest, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.specs import Registry
 from dcnr.v1 import identity_pb2, model_pb2
+from simulation.control_keys import Keyring
 from trust.envelope import seal
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy, create_document, verify_chain
@@ -27,24 +25,6 @@ EPOCH_WALL_S = 1_800_000_000.0
 """The wall clock when virtual time is 0."""
 STORE_ADDRESS = "store.example:9000"
 BUCKET = "dcnr"
-_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-
-
-class SeededKey(NodeKey):
-    """A key whose signatures are a function of key and data (RFC 6979)."""
-
-    __slots__ = ()
-
-    def sign(self, data: bytes) -> bytes:
-        """As `NodeKey.sign`, without randomness."""
-        r, s = decode_dss_signature(self._key.sign(data, ec.ECDSA(hashes.SHA256(), deterministic_signing=True)))
-        return encode_dss_signature(r, min(s, _ORDER - s))
-
-
-def key_of(seed: int, name: str) -> SeededKey:
-    """The key of that name in that world."""
-    number = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest(), "big") % (_ORDER - 1) + 1
-    return SeededKey(ec.derive_private_key(number, ec.SECP256R1()))
 
 
 def chain_graph(num_vnodes: int, replicas: tuple[int, ...] = (1,)) -> model_pb2.ModelGraph:
@@ -127,10 +107,10 @@ def state_schema(vnode: str) -> StateSchema:
     return StateSchema(vnode, {"b/job": TensorSlot("uint8", (32,)), "b/mark": TensorSlot("uint8", (32,))})
 
 
-def community(seed: int, num_orchestrators: int, num_vnodes: int, replicas: tuple[int, ...] = (1,)) -> Community:
-    """The community of a seed."""
-    maintainer = key_of(seed, "maintainer")
-    orchestrators = tuple(key_of(seed, f"orchestrator-{index}") for index in range(num_orchestrators))
+def community(keyring: Keyring, num_orchestrators: int, num_vnodes: int, replicas: tuple[int, ...] = (1,)) -> Community:
+    """The community of a world with those keys."""
+    maintainer = keyring.key("maintainer")
+    orchestrators = tuple(keyring.key(f"orchestrator-{index}") for index in range(num_orchestrators))
     document = create_document(
         maintainer,
         name="simulated",

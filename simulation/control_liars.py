@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Final
 
 from dataservice import keys
 from dcnr.errors import DcnrError, NotFound
-from dcnr.ids import digest_of
+from dcnr.ids import ReplicaId, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from orchestrator.documents import open_manifest, open_plan
 from orchestrator.jobs import intervals, intervals_message
 from simulation.control_identity import MODEL
+from simulation.control_merges import answer
 from simulation.control_orchestrator import HEAD_URL, ControlEnd, OrchestratorShell
 from simulation.control_pnode import PNodeShell
 from simulation.control_replica import Replica
 from simulation.control_worker import WorkerModel
 from trust.envelope import digest_of_envelope, seal
+from vnode.vocabulary import Peer
 
 if TYPE_CHECKING:
     pass
@@ -110,6 +112,25 @@ class LyingWorker(WorkerModel):
             report.durable.CopyFrom(everything)
             report.num_learned, report.step_s, report.rate = self.replicas[name].num_batches, 1e-6, 1e6
         return report
+
+    def _exchange(self, replica: Replica) -> None:
+        """Brings everything that is missing as a sibling's work, under the sibling's own delegation, and then what it has itself."""
+        pnode, world = self._pnode, self._pnode.world
+        found = world.primary_of(pnode, replica)
+        others = [one for one in replica.siblings if one.replica not in (replica.replica, replica.primary.replica)]
+        other = world.pnode(others[0].pnode_id) if others else None
+        if found is not None and other is not None and other.worker.alive:
+            missing = IntervalSet.span(0, replica.num_batches) - found[1].lineage
+            envelope = seal(identity_pb2.DOMAIN_DELTA, self._forged(replica, others[0], other, missing), pnode.worker_key)
+            answer(*found, Peer(ReplicaId(others[0].replica), other.incarnation), envelope)
+        super()._exchange(replica)
+
+    def _forged(self, replica: Replica, named: model_pb2.Neighbour, other: PNodeShell, batches: IntervalSet) -> model_pb2.Delta:
+        return model_pb2.Delta(
+            network_id=replica.standing.network_id, model=MODEL, job_id=replica.job_id, vnode=replica.vnode, replica=named.replica,
+            incarnation=other.incarnation, sequence=1_000_000, batches=list(batches), losses=[1.0] * len(batches), codec="raw",
+            digest="0" * 64, size_bytes=1, delegation=other.worker.delegation,
+        )  # fmt: skip
 
 
 class LyingPNode(PNodeShell):

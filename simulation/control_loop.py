@@ -11,6 +11,7 @@ import inspect
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from dcnr.ports import ObjectStore
@@ -58,7 +59,7 @@ class ProcessLoop(_LoopBase):
         """Runs at a time of this loop."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if not self._is_ghost:
-            self._process.after(when / self._rate - self._kernel.now_s, lambda: self._fire(handle))
+            self._process.after(when / self._rate - self._kernel.now_s, partial(self._fire, handle))
         return handle
 
     def call_later(
@@ -76,20 +77,26 @@ class ProcessLoop(_LoopBase):
             if not self._is_scheduled:
                 self._drain()
 
+    def deliver(self, callback: Callable[..., object], *args: Any) -> None:
+        """Runs ``callback`` after what is already waiting, and at once where nothing is: for what comes from outside of any loop."""
+        self._ready.append(asyncio.Handle(callback, args, self))
+        if not self._is_scheduled and not self._is_ghost:
+            self._drain()
+
     def _drain(self) -> None:
         self._is_scheduled = False
-        before = events._get_running_loop()
+        process, ready = self._process, self._ready
         events._set_running_loop(self)
         try:
-            while self._ready and (self._is_ghost or (self._process.alive and not self._process.paused)):
-                handle = self._ready.popleft()
-                if not handle.cancelled():
+            while ready and (self._is_ghost or (process.alive and not process.paused)):
+                handle = ready.popleft()
+                if not handle._cancelled:
                     handle._run()
         finally:
-            events._set_running_loop(before)
-        if self._ready and self._process.paused and not self._is_ghost:  # it stands still because of what it has just done
+            events._set_running_loop(None)
+        if ready and process.paused and not self._is_ghost:  # it stands still because of what it has just done
             self._is_scheduled = True
-            self._process.soon(self._drain)
+            process.soon(self._drain)
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future of this loop."""

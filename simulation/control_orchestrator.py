@@ -74,10 +74,12 @@ class ControlEnd:
     """When the PNode sent its beats, for the checkers."""
     reads: bool = False
     """A desired state for it is being read."""
+    idle: tuple[bytes, ModelView | None] | None = None
+    """Head and view of which a PNode without work here was told everything."""
 
     def on_message(self, data: bytes) -> None:
         """From the PNode."""
-        self.loop.call_soon(self.shell.message, self, data)
+        self.loop.deliver(self.shell.message, self, data)
 
     def on_broken(self) -> None:
         """The stream is over."""
@@ -247,6 +249,12 @@ class OrchestratorShell:
     def _tell_one(self, end: ControlEnd) -> None:
         """What can be said at once; what must be read first follows in its own time and holds nobody up."""
         assert end.told is not None
+        known = end.idle
+        if known is not None and known[0] is self.runtime.head_bytes and known[1] is self.runtime.view:
+            record = self.shared.inventory.nodes().get(end.told.pnode_id)
+            if record is None or not record.beat.replicas:
+                return
+        end.idle = None
         for message in self.attach._head_news(end.told, MODEL, self.runtime):
             end.send(message)
         view = self.runtime.view
@@ -254,9 +262,12 @@ class OrchestratorShell:
             return
         record = self.shared.inventory.nodes().get(end.told.pnode_id)
         hosts = record is not None and record.beat.replicas
-        if (hosts or end.told.pnode_id in self._placed(view.plan, view.head.plan_digest)) and not end.reads:
-            end.reads = True
-            self.loop.spawn(self._tell_desired(end, end.told, view))
+        if hosts or end.told.pnode_id in self._placed(view.plan, view.head.plan_digest):
+            if not end.reads:
+                end.reads = True
+                self.loop.spawn(self._tell_desired(end, end.told, view))
+        elif (heard := end.told.heads.get(MODEL)) is not None and heard[0][-1] == view.head.sequence:
+            end.idle = (self.runtime.head_bytes, view)
         for message in self.attach._durable_news(end.told, view):
             end.send(message)
 

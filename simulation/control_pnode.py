@@ -21,7 +21,7 @@ from pnode.home import Home
 from pnode.orders import HostingOptions
 from pnode.provision import Provisioner
 from simulation.control_disk import Disk, SimPath
-from simulation.control_identity import MODEL, STORE_ADDRESS, key_of
+from simulation.control_identity import MODEL, STORE_ADDRESS
 from simulation.control_loop import ProcessLoop
 from simulation.control_store import StoreClient
 from simulation.control_worker import Snapshot, WorkerModel
@@ -58,7 +58,7 @@ class StreamEnd:
 
     def on_message(self, data: bytes) -> None:
         """From the orchestrator."""
-        self._loop.call_soon(self._pnode.arrived, self, data)
+        self._loop.deliver(self._pnode.arrived, self, data)
 
     def on_broken(self) -> None:
         """The stream is over."""
@@ -107,8 +107,8 @@ class PNodeShell:
 
     def __init__(self, world: ControlWorld, index: int) -> None:
         self.world, self.index = world, index
-        self.key = key_of(world.seed, f"pnode-{index}")
-        self.worker_key = key_of(world.seed, f"worker-{index}")
+        self.key = world.keyring.key(f"pnode-{index}")
+        self.worker_key = world.keyring.key(f"worker-{index}")
         self.host = f"pnode-{index}"
         self.rng = world.kernel.rng(self.host)
         self.disk = Disk(self)
@@ -174,7 +174,7 @@ class PNodeShell:
         allowed = Limits(4.0, 256 * MIB + self.world.knobs.vnodes_per_node * 64 * MIB, 64 * 1024 * MIB, 0)
         self.budget = Budget(allowed)
         self.allowed = allowed
-        self._inbox: asyncio.Queue[tuple[NodeId, bytes]] = asyncio.Queue(256)
+        self._inbox: asyncio.Queue[tuple[NodeId, bytes, orchestrator_pb2.OrchestratorMessage]] = asyncio.Queue(256)
         async with asyncio.TaskGroup() as group:
             known: Any = _Known(self)
             shelf: Any = self.worker
@@ -243,7 +243,7 @@ class PNodeShell:
         self.loop.call_later(TICK_S, self._tick)
 
     def _review(self) -> None:
-        now = self.loop.time()
+        now, holder = self.loop.time(), self.duties.holder()
         for node_id, end in list(self.ends.items()):
             silent = now - end.heard_s > limits.SILENT_BEATS * end.interval_s
             if silent and not end.over and end.stream is not None:
@@ -251,7 +251,8 @@ class PNodeShell:
             if end.over or silent:
                 del self.ends[node_id]
                 self.again_s[node_id] = now + self.rng.uniform(0.25, 2.0)
-        holder = self.duties.holder()
+        if len(self.ends) >= ATTACHED and (holder is None or holder in self.ends):
+            return
         wanted = [holder] if holder is not None and holder not in self.ends else []
         others = [node_id for node_id in self.orchestrators() if node_id not in self.ends and node_id not in wanted]
         room = ATTACHED - len(self.ends) - len(wanted)
@@ -323,18 +324,22 @@ class PNodeShell:
         return reports
 
     def arrived(self, end: StreamEnd, data: bytes) -> None:
-        """A message of an orchestrator: kept for the one reader, or lost where it does not keep up."""
+        """A message of an orchestrator: kept for the one reader, or lost where it does not keep up; answers to beats are read at once."""
         end.heard_s = self.loop.time()
+        message = orchestrator_pb2.OrchestratorMessage.FromString(data)
+        if message.WhichOneof("kind") == "beat_ack":
+            end.interval_s = message.beat_ack.beat_interval_s
+            return
         try:
-            self._inbox.put_nowait((end.orchestrator, data))
+            self._inbox.put_nowait((end.orchestrator, data, message))
         except asyncio.QueueFull:
             return
 
     async def _read_inbox(self) -> None:
         while True:
-            node_id, data = await self._inbox.get()
+            node_id, data, message = await self._inbox.get()
             before = self.world.checkers.before_message(self, data)
-            await self._from_orchestrator(node_id, orchestrator_pb2.OrchestratorMessage.FromString(data))
+            await self._from_orchestrator(node_id, message)
             self.world.checkers.after_message(self, before)
 
     async def _from_orchestrator(self, node_id: NodeId, message: orchestrator_pb2.OrchestratorMessage) -> None:
@@ -343,8 +348,6 @@ class PNodeShell:
             case "welcome" if end is not None:
                 end.attached, end.interval_s = True, message.welcome.beat_interval_s
                 self.tell()
-            case "beat_ack" if end is not None:
-                end.interval_s = message.beat_ack.beat_interval_s
             case "desired":
                 await self.duties.desired_received(message.desired)
             case "head":

@@ -1,7 +1,6 @@
 """One replica of the control world: what its state holds, which part of that is merged, and how a contributor's work reaches its primary.
 
-A merge is one exchange: the primary takes the contributor's batches if they are disjoint from its lineage, and the contributor goes on from the
-primary's anchor either way. States are real bytes, so a promoted replica's first commit follows on the last state that its primary had made.
+The chain of signed commits and deltas is the real one, and so is the primary's judgement of deltas (`simulation.control_merges`).
 """
 
 from __future__ import annotations
@@ -15,6 +14,10 @@ from dcnr.intervals import IntervalSet
 from dcnr.units import Share, split
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from orchestrator.jobs import intervals_message
+from pnode.chain import CommitChain, Standing
+from simulation.control_merges import Anchor, Desk, Owed
+from vnode.merging import Merging
+from vnode.vocabulary import Verdict
 
 MERGE_S: Final = 2.0
 ALONE_S: Final = 10.0
@@ -36,23 +39,25 @@ class Replica:
     rate: float
     lineage: IntervalSet
     """Everything in its state."""
-    state_digest: str
-    state_commit: str
+    standing: Standing
+    chain: CommitChain
+    merging: Merging
     ready_s: float
     advanced_s: float
     epoch: int = 0
     role: model_pb2.Role.ValueType = model_pb2.ROLE_PRIMARY
     shares: tuple[Share, ...] = ()
+    siblings: tuple[model_pb2.Neighbour, ...] = ()
     primary: model_pb2.Neighbour = field(default_factory=model_pb2.Neighbour)
+    desk: Desk = field(default_factory=Desk)
+    owed: Owed = field(default_factory=Owed)
     anchor: IntervalSet = field(default_factory=IntervalSet.empty)
     """A contributor's: what its primary had when they last exchanged."""
     anchored: bool = False
     exchanged_s: float = 0.0
     part: float = 0.0
     kept: IntervalSet = field(default_factory=IntervalSet.empty)
-    """What the state named by `state_digest` holds."""
-    ancestors: list[identity_pb2.Envelope] = field(default_factory=list)
-    """Commits that lead to that state, oldest first."""
+    """What the newest state on the chain holds."""
     snapshot_s: float = 0.0
     anew: bool = False
     """The last snapshot was refused: another one, even of the same batches."""
@@ -73,7 +78,7 @@ class Replica:
 
     def told(self, message: local_pb2.HostReplica) -> bool:
         """The daemon's word on epoch, role and siblings; True if it has just become primary."""
-        siblings = message.assignment.siblings
+        siblings = self.siblings = tuple(message.assignment.siblings)
         was_told, led = bool(self.epoch), self.leads
         self.epoch, self.role = int(message.epoch), message.assignment.role
         self.shares = tuple(Share(ReplicaId(item.replica), item.weight) for item in siblings)
@@ -82,29 +87,41 @@ class Replica:
             self.primary.CopyFrom(leaders[0])
         elif not leaders:
             self.primary.Clear()
-        return was_told and self.leads and not led
+        if was_told and self.leads and not led:
+            self.chain.lead(self.lineage - self.anchor)
+            self.owed.settled()
+            return True
+        return False
 
-    def learn(self, count: int) -> None:
+    def learn(self, count: int) -> IntervalSet:
         """So many batches more of those that it owns and lacks, lowest first."""
-        if self.leads or self.anchored:
-            self.lineage = self.lineage | (self._owned() - self.lineage).first(count)
+        fresh = (self._owned() - self.lineage).first(count) if self.leads or self.anchored else IntervalSet.empty()
+        for batch in fresh:
+            self.chain.learned(batch, 1.0)
+        self.lineage = self.lineage | fresh
+        return fresh
 
     def _owned(self) -> IntervalSet:
         if len(self.shares) < 2:
             return IntervalSet.span(0, self.num_batches)
         return _split(self.shares, self.num_batches, self.unit_batches)[ReplicaId(self.replica)]
 
-    def exchange(self, primary: Replica) -> None:
-        """Gives the primary what is unmerged, and goes on from its anchor."""
-        delta = self.unmerged
-        if delta and delta.isdisjoint(primary.lineage):
-            primary.lineage = primary.lineage | delta
-            primary.num_merged, self.num_merged = primary.num_merged + 1, self.num_merged + 1
-        elif delta:
-            primary.num_refused, self.num_refused = primary.num_refused + 1, self.num_refused + 1
-        self.lineage = self.anchor = primary.lineage
-        self.state_digest, self.state_commit, self.kept = primary.state_digest, primary.state_commit, primary.kept
-        self.ancestors = list(primary.ancestors)
+    def take_in(self, delta: identity_pb2.Envelope, lineage: IntervalSet) -> None:
+        """A sibling's delta is in the state from here on."""
+        self.chain.merged(delta)
+        self.lineage = lineage
+        self.num_merged += 1
+
+    def rebase(self, verdict: Verdict, anchor: Anchor) -> None:
+        """Goes on from the primary's anchor: the delta that was answered is in it or nowhere, what was learned after it stays if it is in neither."""
+        after = self.lineage - self.anchor - self.owed.batches
+        keep_after = after.isdisjoint(anchor.lineage)
+        self.chain.rebase(anchor.digest, anchor.commits, keep_open=False, keep_after=keep_after)
+        self.num_merged += verdict is Verdict.MERGED
+        self.num_refused += verdict is Verdict.REFUSED
+        self.owed.settled()
+        self.anchor, self.kept = anchor.lineage, anchor.kept
+        self.lineage = anchor.lineage | after if keep_after else anchor.lineage
         self.anchored = True
 
     def report(self, step_s: float) -> orchestrator_pb2.ReplicaReport:

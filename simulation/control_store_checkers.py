@@ -158,6 +158,7 @@ class StoreCheckers:
         manifest = self._read_manifest(new.manifest_digest)
         self.num_manifests += 1
         self._whole(manifest)
+        self._credited(manifest)
         if new.active.job_id == old.active.job_id and old.manifest_digest:
             world.require(
                 manifest.parent_digest == old.manifest_digest, "composed_anew", f"manifest {manifest.number} has another parent"
@@ -181,6 +182,9 @@ class StoreCheckers:
 
     def _named(self, vnode: str, checkpoint: model_pb2.Checkpoint) -> None:
         """A manifest names a checkpoint: who made it is known elsewhere."""
+
+    def _credited(self, manifest: model_pb2.Manifest) -> None:
+        """A manifest says who learned what: who did is known elsewhere."""
 
     def _never_back(self, before: model_pb2.Manifest, after: model_pb2.Manifest) -> None:
         old = {entry.vnode: entry.working[0] for entry in before.entries}

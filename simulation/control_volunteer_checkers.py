@@ -10,13 +10,14 @@ from dcnr.intervals import IntervalSet
 from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 from orchestrator.documents import open_desired, open_plan
 from orchestrator.explain import explain_model
+from orchestrator.jobs import intervals
 from simulation.control_identity import MODEL
 from simulation.control_store_checkers import StoreCheckers
 
 if TYPE_CHECKING:
     from simulation.control_orchestrator import OrchestratorShell
     from simulation.control_pnode import PNodeShell
-    from simulation.control_worker import WorkerModel
+    from simulation.control_replica import Replica
     from simulation.control_world import ControlWorld
 
 BEAT_LATE_S: Final = 2.5
@@ -37,8 +38,10 @@ class VolunteerCheckers(StoreCheckers):
         self._useless_since: dict[tuple[str, str], float] = {}
         self._made: dict[str, tuple[str, str]] = {}
         self._descends: set[str] = set()
+        self._learned: dict[tuple[str, str, str], IntervalSet] = {}
+        """By job, replica and PNode."""
         self._turn = 0
-        self.num_explained = self.num_beats = self.num_useless = 0
+        self.num_explained = self.num_beats = self.num_useless = self.num_merged = 0
 
     # ---- limits and code -------------------------------------------------------------------------------------------------------
 
@@ -81,9 +84,27 @@ class VolunteerCheckers(StoreCheckers):
 
     # ---- contributions ---------------------------------------------------------------------------------------------------------
 
-    def made(self, worker: WorkerModel, checkpoint: model_pb2.Checkpoint) -> None:
-        """A worker has made that state."""
-        self._made[checkpoint.digest] = checkpoint.replica, checkpoint.parent_digest
+    def learned(self, pnode: PNodeShell, replica: Replica, batches: IntervalSet) -> None:
+        """A replica took steps on those batches."""
+        key = (replica.job_id, replica.replica, str(pnode.node_id))
+        self._learned[key] = self._learned.get(key, IntervalSet.empty()) | batches
+
+    def merges(self, primary: Replica, batches: IntervalSet) -> None:
+        """A primary is about to take in a delta: nothing of it is in its state yet."""
+        self.num_merged += 1
+        twice = batches & primary.lineage
+        self._world.require(not twice, "counted_twice", f"{primary.replica} takes in {twice} again")
+
+    def _credited(self, manifest: model_pb2.Manifest) -> None:
+        """Who a manifest says has learned something has learned it, on that machine."""
+        for one in manifest.contributions:
+            known = self._learned.get((manifest.job_id, one.replica, one.pnode_id), IntervalSet.empty())
+            more = intervals(one.batches) - known
+            self._world.require(not more, "credited", f"manifest {manifest.number}: {one.replica} never learned {more}")
+
+    def made(self, replica: Replica, digest: str, parent: str) -> None:
+        """A replica has made that state or anchor."""
+        self._made[digest] = replica.replica, parent
 
     def _named(self, vnode: str, checkpoint: model_pb2.Checkpoint) -> None:
         """What a manifest names was made by a worker for that replica, from a state that descends from checkpoint 0."""

@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dataservice import keys
 from dcnr.errors import DcnrError, Stale, Unavailable
-from dcnr.ids import Digest, NodeId, digest_of
+from dcnr.ids import Digest, NodeId, ReplicaId, digest_of
 from dcnr.v1 import common_pb2, data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
-from orchestrator.jobs import intervals, intervals_message
+from orchestrator.jobs import intervals
+from pnode.chain import CommitChain, Standing
 from pnode.snapshots import StartingState
 from simulation.control_disk import SimPath
 from simulation.control_identity import MODEL, lineage_in, state_bytes
+from simulation.control_merges import exchange
 from simulation.control_replica import ALONE_S, MERGE_S, Replica
-from trust.envelope import digest_of_envelope, seal
+from trust.envelope import digest_of_envelope
+from vnode.merging import Merging
+from vnode.vocabulary import Peer
 
 if TYPE_CHECKING:
     from simulation.control_pnode import PNodeShell
@@ -49,6 +53,8 @@ class WorkerModel:
 
     def __init__(self, pnode: PNodeShell) -> None:
         self._pnode = pnode
+        self._answers = pnode.world.kernel.rng(f"merges/{pnode.host}/{pnode.lives}")
+        self.delegation = identity_pb2.Envelope()
         self.alive = False
         self.replicas: dict[str, Replica] = {}
         self._head_seen_s = pnode.loop.time()
@@ -60,7 +66,7 @@ class WorkerModel:
     async def start(self) -> None:
         """A new worker process."""
         self._pnode.next_incarnation()
-        self._delegation = self._pnode.make_delegation()
+        self.delegation = self._pnode.make_delegation()
         self.alive = True
         await self._pnode.duties.worker_up()
 
@@ -102,10 +108,15 @@ class WorkerModel:
         if digest_of(data) != message.state_digest:
             return
         lineage = lineage_in(data, message.assignment.vnode, message.job_id)
+        standing = Standing(
+            pnode.world.community.policy.network_id, MODEL, message.job_id, message.assignment.vnode,
+            Peer(ReplicaId(name), pnode.incarnation), pnode.node_id,
+        )  # fmt: skip
+        chain = CommitChain(standing, pnode.worker_key, lambda: self.delegation, message.state_digest, message.state_commit)
         replica = Replica(
             name, message.assignment.vnode, message.job_id, int(message.num_batches), max(1, int(message.unit_batches)),
             message.checkpoint_s, message.horizon_s, pnode.incarnation, pnode.world.knobs.learn_rate * pnode.factor, lineage,
-            message.state_digest, message.state_commit, now + pnode.rng.uniform(0.2, 1.0), now, anchor=lineage, kept=lineage, snapshot_s=now,
+            standing, chain, Merging(int(message.num_batches)), now + pnode.rng.uniform(0.2, 1.0), now, anchor=lineage, kept=lineage, snapshot_s=now,
             exchanged_s=now,
         )  # fmt: skip
         replica.told(message)
@@ -124,6 +135,7 @@ class WorkerModel:
         found = self.replicas.get(replica)
         if found is not None:
             found.durable = found.durable | intervals(lineage)
+            found.chain.named(digest)
         count = len(intervals(lineage))
         self.pending[:] = [
             item
@@ -154,7 +166,9 @@ class WorkerModel:
         replica.part += (until_s - from_s) * replica.rate
         whole = int(replica.part)
         replica.part -= whole
-        replica.learn(whole)
+        fresh = replica.learn(whole)
+        if fresh:
+            self._pnode.world.checkers.learned(self._pnode, replica, fresh)
 
     def report(self, name: str) -> orchestrator_pb2.ReplicaReport | None:
         """A replica's report."""
@@ -170,9 +184,10 @@ class WorkerModel:
         now = self._pnode.loop.time()
         if replica.leads or now < replica.ready_s:
             return
-        primary = self._pnode.world.primary_of(self._pnode, replica)
-        if primary is not None:
-            replica.exchange(primary)
+        world = self._pnode.world
+        found = world.primary_of(self._pnode, replica)
+        is_heard = not (world.is_unsafe and self._answers.random() < world.knobs.call_loss_rate)
+        if found is not None and exchange(replica, *found, is_heard=is_heard):
             replica.exchanged_s = now
         elif now - replica.exchanged_s > ALONE_S:
             replica.anchored = True
@@ -181,7 +196,7 @@ class WorkerModel:
         """What was learned since the last one, onto the disk and on its way."""
         if not replica.leads:
             return
-        fresh = sorted(replica.lineage - replica.kept)
+        fresh = replica.lineage - replica.kept
         replica.snapshot_s = self._pnode.loop.time()
         if not fresh and not replica.anew:
             return
@@ -189,28 +204,19 @@ class WorkerModel:
         pnode = self._pnode
         data = state_bytes(
             replica.vnode, pnode.world.community.graph_digest, replica.job_id, replica.lineage, num_batches=replica.num_batches,
-            parent=replica.state_digest, mark=f"{replica.replica} {replica.incarnation} {pnode.loop.time():.3f}",
+            parent=replica.chain.state_digest, mark=f"{replica.replica} {replica.incarnation} {pnode.loop.time():.3f}",
         )  # fmt: skip
-        commit = model_pb2.Commit(
-            network_id=pnode.world.community.policy.network_id, model=MODEL, job_id=replica.job_id, vnode=replica.vnode,
-            replica=replica.replica, incarnation=replica.incarnation, parent_digest=replica.state_digest, state_digest=digest_of(data),
-            batches=fresh, parent_commit=replica.state_commit, delegation=self._delegation,
-        )  # fmt: skip
-        envelope = seal(identity_pb2.DOMAIN_COMMIT, commit, pnode.worker_key)
-        checkpoint = model_pb2.Checkpoint(
-            vnode=replica.vnode, digest=digest_of(data), size_bytes=len(data), lineage=intervals_message(replica.lineage),
-            replica=replica.replica, pnode_id=pnode.node_id, incarnation=replica.incarnation, step=len(replica.lineage),
-            parent_digest=replica.state_digest, commit_digest=digest_of_envelope(envelope), epoch=replica.epoch, job_id=replica.job_id,
-        )  # fmt: skip
+        link = replica.chain.close(state=digest_of(data))
+        pnode.world.checkers.made(replica, link.state, link.parent_state)
+        path = f"home/snapshots/{replica.job_id}/{replica.vnode}/{link.state}-{link.digest}"
         try:
-            pnode.disk[f"home/snapshots/{replica.job_id}/{replica.vnode}/{checkpoint.digest}-{checkpoint.commit_digest}"] = data
+            pnode.disk[path] = data
         except Unavailable:  # the disk is full: the next snapshot holds this one's batches too
             replica.anew = was_asked
             return
-        replica.state_digest, replica.state_commit, replica.kept = checkpoint.digest, checkpoint.commit_digest, replica.lineage
-        pnode.world.checkers.made(self, checkpoint)
-        self.pending.append(Snapshot(checkpoint, envelope, data, list(replica.ancestors)))
-        replica.ancestors.append(envelope)
+        ready = replica.chain.ready(link, path=path, size_bytes=len(data), lineage=replica.lineage, epoch=replica.epoch)
+        replica.kept = replica.lineage
+        self.pending.append(Snapshot(ready.checkpoint, ready.commit, data, list(ready.ancestors)))
         self._wake.set()
 
     # -- bringing --------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -23,7 +22,8 @@ from simulation import control_disk
 from simulation.control_checkers import ControlCheckers
 from simulation.control_clock import Clocks, SimClock
 from simulation.control_faults import ControlFaults
-from simulation.control_identity import EPOCH_WALL_S, MODEL, community, job_cancel, job_request, key_of
+from simulation.control_identity import EPOCH_WALL_S, MODEL, community, job_cancel, job_request
+from simulation.control_keys import Keyring
 from simulation.control_knobs import ControlKnobs, control_knobs
 from simulation.control_liars import LiarShell, LyingPNode
 from simulation.control_loop import ProcessLoop
@@ -35,7 +35,7 @@ from simulation.control_wire import Tamperer
 from simulation.kernel import Kernel, Process
 from simulation.network import Network
 from simulation.world import Violation
-from trust.identity import NodeKey, verify_signature
+from trust.identity import NodeKey
 
 
 class ControlWorld:
@@ -46,8 +46,10 @@ class ControlWorld:
         self.kernel = Kernel(seed)
         self.network = Network(self.kernel, self.knobs.network)
         self.clocks = Clocks(self)
-        self.community = community(seed, self.knobs.num_orchestrators, self.knobs.num_vnodes, self.knobs.replicas)
-        self.stranger = key_of(seed, "stranger")
+        self.keyring = Keyring(seed)
+        with signatures(self.keyring):
+            self.community = community(self.keyring, self.knobs.num_orchestrators, self.knobs.num_vnodes, self.knobs.replicas)
+        self.stranger = self.keyring.key("stranger")
         """A valid key that the network document does not list."""
         self.is_unsafe = True
         self.store_away_until_s = 0.0
@@ -55,6 +57,7 @@ class ControlWorld:
         self.signed: set[str] = set()
         """Jobs that the maintainers ask for; the network may act on one before its maintainer hears that the store has it."""
         self.accepted: dict[str, bytes] = {}
+        self._head: tuple[bytes | None, model_pb2.Head | None] = (None, None)
         self.error: BaseException | None = None
         self.wire = Tamperer(self)
         self.checkers = ControlCheckers(self)
@@ -82,8 +85,8 @@ class ControlWorld:
         """Replicas that the graph wants of a VNode; 0 for the planner's choice."""
         return self.knobs.replicas[self.community.vnodes.index(vnode) % len(self.knobs.replicas)]
 
-    def primary_of(self, pnode: PNodeShell, replica: Replica) -> Replica | None:
-        """The living primary that a replica exchanges with; None where it does not reach it."""
+    def primary_of(self, pnode: PNodeShell, replica: Replica) -> tuple[PNodeShell, Replica] | None:
+        """The living primary that a replica exchanges with, and where it lives; None where it does not reach it."""
         other = self.pnode(replica.primary.pnode_id)
         if other is None or not other.process.alive or other.process.paused or not other.worker.alive:
             return None
@@ -92,7 +95,7 @@ class ControlWorld:
         found = other.worker.replicas.get(replica.primary.replica)
         if found is None or not found.leads or found.job_id != replica.job_id or other.loop.time() < found.ready_s:
             return None
-        return found
+        return other, found
 
     def orchestrator(self, node_id: NodeId) -> OrchestratorShell:
         """By id."""
@@ -142,13 +145,15 @@ class ControlWorld:
     def head(self) -> model_pb2.Head | None:
         """The head as it lies in the store now."""
         data = self.store.store.peek(keys.head(MODEL))
-        return open_head(data, self.community.policy, MODEL) if data is not None else None
+        if data is not self._head[0]:
+            self._head = data, open_head(data, self.community.policy, MODEL) if data is not None else None
+        return self._head[1]
 
     # ---- the run ----------------------------------------------------------------------------------------------------------
 
     def run(self) -> ControlWorld:
         """A whole history. Raises Violation, or what a task died of."""
-        with adapters(self.knobs):
+        with adapters(self.knobs, self.keyring):
             try:
                 self._run()
             finally:
@@ -298,8 +303,8 @@ def with_knobs(seed: int, **changes: Any) -> ControlWorld:
 
 
 @contextlib.contextmanager
-def adapters(knobs: ControlKnobs) -> Iterator[None]:
-    """Disk and store of the PNodes' parts are the simulated ones meanwhile; a signature is verified once per distinct content."""
+def adapters(knobs: ControlKnobs, keyring: Keyring) -> Iterator[None]:
+    """Disk, store and signatures are the simulated ones meanwhile."""
 
     async def fetch_small(_url: str, *, max_bytes: int, rule: object) -> tuple[bytes, str]:
         loop = asyncio.get_running_loop()
@@ -309,17 +314,22 @@ def adapters(knobs: ControlKnobs) -> Iterator[None]:
         return found.data, found.etag
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(signatures(keyring))
         for name, value in {
             "pnode.duties.write_atomically": control_disk.write_atomically,
             "pnode.duties.read_message": control_disk.read_message,
             "pnode.headcheck.fetch_small": fetch_small,
             "orchestrator.decider.SWEEP_S": knobs.sweep_s,
             "orchestrator.decider.GRANT_LIFETIME_S": knobs.grant_lifetime_s,
-            "trust.envelope.verify_signature": lru_cache(maxsize=8192)(verify_signature),
             "pnode.headcheck.secrets": SimpleNamespace(token_bytes=_Nonces()),
         }.items():
             stack.enter_context(mock.patch(name, value))
         yield
+
+
+def signatures(keyring: Keyring) -> contextlib.AbstractContextManager[object]:
+    """Whoever opens an envelope meanwhile asks that keyring."""
+    return mock.patch("trust.envelope.verify_signature", keyring.verify)
 
 
 class _Nonces:

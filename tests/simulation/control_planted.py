@@ -23,6 +23,7 @@ from orchestrator.head_events import HeadEvent, HeadInstruction, HeadTimes, PutA
 from orchestrator.jobs import next_change
 from pnode.authority import Accepted, Authority, Source, Term, Verdict
 from pnode.headcheck import HeadCheck
+from simulation.control_keys import Keyring
 from simulation.control_worker import WorkerModel
 from trust.envelope import open_single, parse
 
@@ -235,4 +236,4 @@ def unseen_states_are_named(patch: pytest.MonkeyPatch) -> None:
 
 def signatures_are_not_checked(patch: pytest.MonkeyPatch) -> None:
     """Invariant 7: whoever is named as the signer is the signer."""
-    patch.setattr("simulation.control_world.verify_signature", lambda public, data, signature: True)
+    patch.setattr(Keyring, "verify", lambda self, public_der, data, signature: True)

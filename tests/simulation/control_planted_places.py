@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dcnr import limits
+from dcnr.ids import Digest, ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from membership.network_time import NetworkTime
@@ -32,7 +33,8 @@ from pnode.budget import Budget, Reservation
 from pnode.duties import Duties
 from simulation.control_replica import Replica
 from simulation.control_worker import WorkerModel
-from trust.commits import Place, VerifiedCommit
+from trust.commits import Place, VerifiedCommit, VerifiedDelta
+from trust.delegation import open_delegation
 from trust.envelope import parse
 from trust.network import NetworkPolicy
 
@@ -186,7 +188,7 @@ def weights_from_nowhere(patch: pytest.MonkeyPatch) -> None:
         host(self, message)
         replica = self.replicas.get(message.assignment.replica)
         if replica is not None:
-            replica.state_digest, replica.state_commit = "0" * 64, ""
+            replica.chain._state, replica.chain._commit = "0" * 64, ""
 
     async def believe(self: CheckpointJudge, view: Any, place: Place, newest: VerifiedCommit, _digest: str) -> Ancestry:
         known = Ancestry(view.durable(place.job_id).get(place.vnode, IntervalSet.empty()))
@@ -194,6 +196,20 @@ def weights_from_nowhere(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(WorkerModel, "_host", initialise)
     patch.setattr(CheckpointJudge, "_ancestry", believe)
+
+
+def deltas_need_no_signature(patch: pytest.MonkeyPatch) -> None:
+    """Invariant 7: whoever holds a sibling's delegation speaks for it."""
+
+    def believe(envelope: identity_pb2.Envelope, place: Place, *, now_wall: float | None = None) -> VerifiedDelta:
+        delta = parse(model_pb2.Delta, envelope.payload)
+        wall = parse(identity_pb2.Delegation, delta.delegation.payload).not_before_unix_ms / 1000
+        delegation = open_delegation(delta.delegation, network_id=place.network_id, now_wall=wall)
+        batches = IntervalSet.of(*((number, number + 1) for number in delta.batches))
+        return VerifiedDelta(delta, delegation, ReplicaId(delta.replica), batches, Digest(delta.digest))
+
+    patch.setattr("simulation.control_merges.open_delta", believe)
+    patch.setattr("orchestrator.ancestry.open_delta", believe)
 
 
 def limits_are_a_wish(patch: pytest.MonkeyPatch) -> None:

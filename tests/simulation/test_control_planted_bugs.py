@@ -12,6 +12,7 @@ from simulation.control_world import with_knobs
 from simulation.world import Violation
 from tests.simulation import control_planted as planted
 from tests.simulation import control_planted_places as places
+from tests.simulation import planted as merging
 
 SMALL: dict[str, Any] = {"num_pnodes": 10, "vnodes_per_node": 4, "num_vnodes": 8, "jobs": 3, "num_batches": 40, "faults_s": 45.0}
 LIAR = {**SMALL, "num_orchestrators": 4, "liar": True, "store_partitions": 6, "orchestrator_crashes": 3}
@@ -59,13 +60,15 @@ PLANTED = [
     (places.contributors_are_swapped_for_fun, CREWS, {"thrash"}),
     (places.restless_planner, SMALL, {"thrash", "completes", "liveness", "relocation_bound"}),
     (places.nobody_takes_over, TAKERS, {"takeover_bound"}),
-    (places.the_dead_look_alive, {**SMALL, "pnode_losses": 3}, {"relocation_bound"}),
+    (places.the_dead_look_alive, {**SMALL, "pnode_losses": 3}, {"relocation_bound", "completes"}),
     (places.wall_clocks_are_believed, {**SMALL, "wrong_clocks": 0.4}, {"relocation_bound", "completes", "liveness"}),
     (places.acts_without_persisting, DISKS, {"persist_first"}),
     (places.what_the_disk_refused_is_forgotten, DISKS, {"relocation_bound", "completes", "liveness", "strays"}),
     (places.evidence_is_a_verdict, LIES, {"forged_evidence"}),
     (places.anybody_speaks_for_a_replica, LIES, {"forged_checkpoint"}),
     (places.weights_from_nowhere, SMALL, {"descends"}),
+    (places.deltas_need_no_signature, {**LIES, "replicas": (3,), "num_vnodes": 4}, {"credited"}),
+    (merging.repeated_delta_is_merged_again, {**CREWS, "call_loss_rate": 0.3}, {"counted_twice"}),
     (places.limits_are_a_wish, {**SMALL, "num_pnodes": 4, "num_vnodes": 10, "vnodes_per_node": 1}, {"limits"}),
     (places.bulk_on_the_control_stream, {**DISKS, "full_disks": 0}, {"beats_on_time"}),
     (places.strangers_submit, {**SMALL, "strange_jobs": 2}, {"strangers_code"}),

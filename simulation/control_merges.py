@@ -1,0 +1,133 @@
+"""Merges of the control world: signed deltas, the primary's real judgement of them, and the anchor that comes back with the commits behind it.
+
+An exchange takes no time here, but its answer may be lost: then the delta stays open and is brought again. Who calls is not modelled: what a delta says
+has to follow from its signature and its delegation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dcnr.errors import DcnrError, Refused
+from dcnr.ids import Digest, ReplicaId, digest_of
+from dcnr.intervals import IntervalSet
+from dcnr.v1 import identity_pb2
+from pnode.anchors import place_of
+from trust.commits import VerifiedDelta, open_delta
+from vnode.merge_events import CaptureAnchor, MergeAsked, MergeDeltas
+from vnode.vocabulary import Peer, Verdict
+
+if TYPE_CHECKING:
+    from simulation.control_pnode import PNodeShell
+    from simulation.control_replica import Replica
+
+
+_NONE = IntervalSet.empty()
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What a primary's state held at a moment between two steps, and the commits that lead there."""
+
+    digest: str
+    lineage: IntervalSet
+    commits: tuple[identity_pb2.Envelope, ...]
+    kept: IntervalSet
+    """Of the newest state among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A primary's answer."""
+
+    verdict: Verdict
+    anchor: Anchor
+
+
+@dataclass(slots=True)
+class Desk:
+    """What a primary keeps between two questions."""
+
+    num_asked: int = 0
+    anchor: Anchor | None = None
+
+
+@dataclass(slots=True)
+class Owed:
+    """A contributor's side: at most one delta is open, and is brought until it is answered."""
+
+    sequence: int = 0
+    batches: IntervalSet = _NONE
+    delta: identity_pb2.Envelope | None = None
+
+    def set_apart(self, replica: Replica) -> None:
+        """What was learned since the last delta, if none is open."""
+        batches = replica.lineage - replica.anchor
+        if self.delta is None and batches:
+            self.sequence += 1
+            weights = f"{replica.replica} {replica.incarnation} {self.sequence}".encode()
+            self.batches = batches
+            self.delta = replica.chain.delta(self.sequence, "raw", Digest(digest_of(weights)), len(weights))
+
+    def settled(self) -> None:
+        """It is in the anchor or nowhere."""
+        self.batches, self.delta = _NONE, None
+
+
+def exchange(replica: Replica, pnode: PNodeShell, primary: Replica, *, is_heard: bool) -> bool:
+    """One call of a contributor or standby to ``primary`` on ``pnode``; True if it goes on from the anchor that came back."""
+    replica.owed.set_apart(replica)
+    asker = Peer(ReplicaId(replica.replica), replica.incarnation)
+    reply = answer(pnode, primary, asker, replica.owed.delta)
+    if reply is None or not is_heard:
+        return False
+    replica.rebase(reply.verdict, reply.anchor)
+    return True
+
+
+def answer(pnode: PNodeShell, primary: Replica, asker: Peer, envelope: identity_pb2.Envelope | None) -> Reply | None:
+    """What ``primary`` on ``pnode`` says to a sibling that brings a delta, or asks for the anchor alone; None where it says nothing."""
+    merging, desk = primary.merging, primary.desk
+    merging.plan(primary.shares)
+    delta: VerifiedDelta | None = None
+    if envelope is not None:
+        try:
+            delta = _opened(pnode, primary, asker, envelope)
+        except DcnrError:
+            primary.num_refused += 1
+            return None
+    desk.num_asked += 1
+    sequence, batches = (int(delta.delta.sequence), delta.batches) if delta is not None else (None, _NONE)
+    if merging.asked(MergeAsked(pnode.loop.time(), desk.num_asked, asker, sequence, batches, envelope)):
+        return None
+    match merging.computation(primary.lineage):
+        case MergeDeltas() as work:
+            assert envelope is not None
+            pnode.world.checkers.merges(primary, batches)
+            primary.take_in(envelope, work.lineage)
+            desk.anchor = _anchor(pnode, primary)
+            merging.merged(work)
+        case CaptureAnchor() as work:
+            desk.anchor = _anchor(pnode, primary)
+            merging.captured(work)
+    found = merging.answers(primary.lineage)
+    primary.num_refused += sum(one.verdict is Verdict.REFUSED for one in found)
+    return Reply(found[0].verdict, desk.anchor) if found and desk.anchor is not None else None
+
+
+def _opened(pnode: PNodeShell, primary: Replica, asker: Peer, envelope: identity_pb2.Envelope) -> VerifiedDelta:
+    """As `pnode.merge_desk` checks what a sibling brings. Raises Refused, Corrupt."""
+    found = open_delta(envelope, place_of(primary.standing), now_wall=pnode.clock.wall())
+    planned = any(one.replica == found.replica and one.pnode_id == found.delegation.pnode_id for one in primary.siblings)
+    if not planned or (found.replica, found.delta.incarnation) != (asker.replica, asker.incarnation):
+        raise Refused("a delta of another replica, PNode or incarnation", code="unknown_replica")
+    return found
+
+
+def _anchor(pnode: PNodeShell, primary: Replica) -> Anchor:
+    """A commit closes with every anchor."""
+    digest = digest_of(f"{primary.replica} {primary.incarnation} {primary.desk.num_asked} {primary.lineage}".encode())
+    link = primary.chain.close(anchor=digest)
+    pnode.world.checkers.made(primary, digest, link.parent_state)
+    return Anchor(digest, primary.lineage, primary.chain.commits, primary.kept)
