@@ -213,13 +213,6 @@ class ControlCheckers(VolunteerCheckers):
             ran = self._decided[name].state == model_pb2.JOB_STATE_COMPLETED
             world.require(ran or name not in world.must_complete, "completes", f"{name} ended as\n{end}")
         self._whole(self._read_manifest(head.manifest_digest))
-        by_choice = world.knobs.num_pnodes * world.knobs.jobs if 0 in world.knobs.replicas else 0
-        allowed = 2 * world.faults.num_shocks + world.knobs.num_vnodes + by_choice
-        world.require(
-            self.plans.num_moves <= allowed,
-            "thrash",
-            f"{self.plans.num_moves} moves, {allowed} allowed for {world.faults.num_shocks} shocks",
-        )
         behind = [pnode.host for pnode in world.pnodes if pnode.process.alive and not self._follows(pnode, head)]
         world.require(not behind, "follows", f"{behind} do not follow epoch {head.epoch}\n" + "\n".join(world.story()))
         self._settled(head)

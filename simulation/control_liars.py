@@ -171,7 +171,7 @@ class LyingPNode(PNodeShell):
         commit = model_pb2.Commit(
             network_id=self.world.community.policy.network_id, model=MODEL, job_id=job_id, vnode=item.vnode, replica=item.replica,
             incarnation=incarnation, parent_digest=parent.digest, state_digest=digest_of(data), batches=sorted(everything - held),
-            parent_commit=parent.commit_digest, delegation=self.make_delegation(),
+            parent_commit=parent.commit_digest, delegation=self.make_delegation(incarnation),
         )  # fmt: skip
         envelope = seal(identity_pb2.DOMAIN_COMMIT, commit, self.worker_key)
         checkpoint = model_pb2.Checkpoint(

@@ -114,7 +114,7 @@ class PlanCheckers:
             )
 
     def _moves(self, before: model_pb2.Plan, plan: model_pb2.Plan) -> None:
-        """Counts what is placed anew beyond what was lacking."""
+        """Counts what is placed anew beyond what was lacking: never more than what has gone wrong so far explains."""
         world = self._world
         old = {item.replica for item in before.assignments}
         placed = {item.vnode for item in before.assignments}
@@ -123,6 +123,13 @@ class PlanCheckers:
             working = sum(item.vnode == vnode and item.weight > 0.0 for item in before.assignments)
             lacking = max(0, world.wanted(vnode) - working)
             self.num_moves += max(0, len(fresh) - lacking)
+        by_choice = world.knobs.num_pnodes * world.knobs.jobs if 0 in world.knobs.replicas else 0
+        allowed = 2 * world.faults.num_shocks + world.knobs.num_vnodes + by_choice
+        world.require(
+            self.num_moves <= allowed,
+            "thrash",
+            f"{self.num_moves} moves, {allowed} allowed for {world.faults.num_shocks} shocks",
+        )
         self.num_contributors += sum(
             item.role == model_pb2.ROLE_CONTRIBUTOR and item.replica not in old for item in plan.assignments
         )

@@ -194,12 +194,12 @@ class PNodeShell:
             self.loop.call_later(self.rng.random(), self._tick)
             await self.worker.start()
 
-    def make_delegation(self) -> identity_pb2.Envelope:
-        """Binds the worker's key to this PNode."""
+    def make_delegation(self, incarnation: int | None = None) -> identity_pb2.Envelope:
+        """Binds the worker's key to this PNode: to its life of that number, the present one without it."""
+        number = self.incarnation if incarnation is None else incarnation
         return make_delegation(
-            self.key, self.world.community.policy.network_id, self.worker_key.public_der, self.incarnation, ["127.0.0.1:2"],
-            self.clock.wall(),
-        )  # fmt: skip
+            self.key, self.world.community.policy.network_id, self.worker_key.public_der, number, ["127.0.0.1:2"], self.clock.wall()
+        )
 
     def tell(self) -> None:
         """There is news: beat at once on every stream."""

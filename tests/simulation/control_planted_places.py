@@ -81,7 +81,7 @@ def anybody_succeeds(patch: pytest.MonkeyPatch) -> None:
 def siblings_share_a_node(patch: pytest.MonkeyPatch) -> None:
     """Replicas of one VNode go wherever it is quickest."""
     nowhere = placement_module._Siblings(frozenset(), frozenset(), frozenset())
-    patch.setattr(placement_module, "_siblings", lambda seats: nowhere)
+    patch.setattr(placement_module, "_siblings", lambda board, cost: nowhere)
     patch.setattr(planner_module, "_check", lambda rows, vnodes, waiting: None)
 
 
