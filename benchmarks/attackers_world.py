@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.merging_replicas import Points, Setting
+from dcnr.errors import InvariantBroken
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.stages import INPUT
@@ -44,6 +45,8 @@ RECORDS: Final = (0, 25, 60)
 """Passed audits with which a PNode comes, whether honest or not."""
 FREQUENCIES: Final = (1.0, 0.5)
 """How often an attacker cheats."""
+LOOKED_BACK: Final = 8
+"""Intervals of a VNode that are checked when nobody can learn from its state."""
 CODEC: Final = "raw"
 FLOORS: Final = floors_of(0.0)
 REGISTRY: Final = default_registry()
@@ -73,6 +76,8 @@ class Figures:
     faults: int = 0
     doubts: int = 0
     canaries_failed: int = 0
+    broken_states: int = 0
+    """From which nobody could learn, so that the intervals before were checked."""
     honest: int = 0
     honest_quarantined: int = 0
     names: int = 0
@@ -106,7 +111,7 @@ class World:
         self._hosts: dict[str, tuple[Node, int]] = {}
         self._bad: dict[str, int] = {}
         self._claims: dict[str, Claim] = {}
-        """Of intervals that an attacker waved through: looked at when it is found out."""
+        """Of intervals that an attacker waved through, looked at when it is found out; and of the last ones of each VNode."""
 
     def train(self, max_rounds: int) -> Figures:
         """Until every VNode has learned every batch. Raises RuntimeError where that takes more rounds."""
@@ -159,7 +164,12 @@ class World:
         if node is None or not batches:
             return
         line = self._ledger.lines[stage.id]
-        claim, num_bad = self._learned(at, node, batches, self._states[line[-1].digest])
+        try:
+            claim, num_bad = self._learned(at, node, batches, self._states[line[-1].digest])
+        except InvariantBroken:  # nobody can learn from that state: whoever made it is looked at
+            self.figures.broken_states += 1
+            self._look_back(at)
+            return
         last = claim.states[len(batches)]
         name = digest_of(f"{stage.id} {node.name} {len(self._ledger.intervals)}".encode())
         self._states[digest_of(last)] = last
@@ -172,12 +182,32 @@ class World:
         self._ledger = Ledger(lines, {**self._ledger.intervals, name: interval})
         node.life.append(Drawn(len(batches), p))
         self._bad[name] = num_bad
+        self._claims[name] = claim
+        self._forget(stage.id)
         self.figures.steps += len(batches)
         self.figures.bad_offered += num_bad
         for step in claim.steps:
             self._frames[stage.id][step.batch] = step.output
         if drawn:
             self._audit(node, name, at, claim)
+
+    def _forget(self, vnode: str) -> None:
+        """Claims that nobody will ask for any more."""
+        names = [name for one in self._ledger.lines[vnode] for name in one.intervals]
+        waved = {name for one in self._nodes for name in one.waved}
+        for name in names[:-LOOKED_BACK]:
+            if name not in waved:
+                self._claims.pop(name, None)
+
+    def _look_back(self, at: int) -> None:
+        """Checks the VNode's intervals, newest first, until one of them fails."""
+        vnode = self._stages[at].id
+        names = [name for one in self._ledger.lines[vnode] for name in one.intervals]
+        for name in reversed(names[-LOOKED_BACK:]):
+            self._check(name, at, self._claims[name])
+            if self._ledger.intervals[name].verdict is Verdict.FAILED:
+                return
+        raise InvariantBroken(f"{vnode} cannot be learned, and nobody is to blame", code="not_finite")
 
     def _learned(self, at: int, node: Node, batches: Sequence[int], first: bytes) -> tuple[Claim, int]:
         """What the host claims, and in how many steps of it it cheated."""
@@ -212,7 +242,6 @@ class World:
                 self._look_again(waved)
             else:
                 auditor.waved.append(name)
-                self._claims[name] = claim
                 self._pass(name)
                 return
         self._check(name, at, claim)
