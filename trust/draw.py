@@ -26,13 +26,13 @@ FLOOR: Final = 0.05
 LOWEST_FLOOR: Final = 0.01
 """No rate is ever lower, whoever trusts whom."""
 TRUSTED_DIVISOR: Final = 5.0
-"""A trusted PNode's floor is everybody's divided by this."""
+"""A trusted PNode's rate is anybody's divided by this, from its first interval on."""
 CANARY_RATE: Final = 0.05
 """Of all audits: their answer is known."""
 WRONG_RATE: Final = 0.5
 """Of all canaries: they are wrong on purpose."""
-ALWAYS: Final = frozenset((State.PROBATION, State.SUSPECT, State.QUARANTINED, State.REHAB, State.BANNED))
-"""States in which every interval is audited."""
+ALWAYS: Final = frozenset((State.SUSPECT, State.QUARANTINED, State.REHAB, State.BANNED))
+"""States in which every interval is audited, whoever trusts whom."""
 _DRAW, _CANARY, _WRONG = b"dcnr/draw/v1\0", b"dcnr/canary/v1\0", b"dcnr/wrong/v1\0"
 _HASH_BITS: Final = 53
 
@@ -65,8 +65,8 @@ def rate(passes: float, state: State, floors: Floors, *, trusted: bool) -> float
     """The probability in (0, 1] with which a PNode's interval is drawn. ``passes``: audits passed, as far as they still count."""
     if state in ALWAYS:
         return 1.0
-    floor = floors.trusted if trusted else floors.untrusted
-    return min(1.0, max(floor, FULL_PASSES / (max(0.0, passes) + 1.0)))
+    anybodys = 1.0 if state is State.PROBATION else min(1.0, FULL_PASSES / (max(0.0, passes) + 1.0))
+    return max(floors.trusted, anybodys / TRUSTED_DIVISOR) if trusted else max(floors.untrusted, anybodys)
 
 
 class Secret:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dcnr.errors import InvalidInput
 from trust.draw import CANARY_RATE, LOWEST_FLOOR, Floors, Secret, Task, floors_of, is_drawn, rate, task_of
 from trust.exposure import intervals_until_caught
-from trust.standing import State
+from trust.standing import PLACEABLE, State
 
 SECRET = Secret(b"k" * 32)
 FLOORS = floors_of(0.0)
@@ -32,13 +32,18 @@ def test_the_rate_follows_the_record_down_to_the_floor() -> None:
     shown = [rate(k, State.ACTIVE, FLOORS, trusted=False) for k in (10, 19, 39, 99, 399, 10_000)]
     assert shown == [1.0, 1.0, 0.5, 0.2, 0.05, 0.05]
     assert rate(10_000, State.ACTIVE, FLOORS, trusted=True) == 0.01
-    assert rate(39, State.ACTIVE, FLOORS, trusted=True) == 0.5, "trust lowers the floor, not the way there"
+    assert [rate(k, State.ACTIVE, FLOORS, trusted=True) for k in (10, 39, 99)] == [0.2, 0.1, 0.04]
+    assert rate(0, State.PROBATION, FLOORS, trusted=True) == 0.2, "whom maintainers vouch for is checked less from the beginning"
 
 
-@pytest.mark.parametrize("state", [state for state in State if state is not State.ACTIVE])
+@pytest.mark.parametrize("state", [state for state in State if state not in PLACEABLE])
 @pytest.mark.parametrize("trusted", [True, False])
-def test_whoever_is_not_active_is_always_audited(state: State, trusted: bool) -> None:
+def test_whoever_is_under_suspicion_is_always_audited(state: State, trusted: bool) -> None:
     assert rate(1e6, state, FLOORS, trusted=trusted) == 1.0
+
+
+def test_whom_nobody_knows_is_always_audited() -> None:
+    assert rate(1e6, State.PROBATION, FLOORS, trusted=False) == 1.0
 
 
 @settings(deadline=None)
