@@ -28,6 +28,7 @@ CHECKPOINT_S: Final = 60.0
 TRAIN_LIMIT_S: Final = 600.0
 REFERENCE_LIMIT_S: Final = 600.0
 REFERENCE_BATCHES: Final = 150
+QUICK_REFERENCE_BATCHES: Final = 20
 THREADS: Final = (1, 2)
 PROFILE_S: Final = 10.0
 PROFILE_FILE: Final = "training_profile.txt"
@@ -49,7 +50,7 @@ def run(options: Options) -> Result:
     for number in range(options.rounds):
         row: Row = {"round": number}
         for threads in THREADS:
-            measured = reference(chain, threads, chain.num_batches if options.quick else REFERENCE_BATCHES)
+            measured = reference(chain, threads, QUICK_REFERENCE_BATCHES if options.quick else REFERENCE_BATCHES)
             row[f"one_process_{threads}_threads_samples_s"] = round(measured["samples_s"], 1)
             row[f"one_process_{threads}_threads_cpu_ms_per_sample"] = round(measured["cpu_ms_per_sample"], 4)
         row |= asyncio.run(train(chain, _num_orchestrators(options), profile=options.profile and number == 0))
