@@ -199,7 +199,7 @@ class Books:
         """Nothing more is noted; what is signed stays on disk."""
         for task in self._tasks:
             task.cancel()
-        self._submit(lambda: self._folder.close())
+        self._submit(self._leave)
         self._thread.shutdown(wait=False)
 
     # ---- inside ----------------------------------------------------------------------------------------------------------------
@@ -273,6 +273,10 @@ class Books:
         interval.take("begin", state)
         self._count()
         return interval
+
+    def _leave(self) -> None:
+        self._folder.close()
+        self._folder.drop(self._interval.result())
 
     def _count(self) -> None:
         self._bytes = self._folder.num_bytes
