@@ -29,6 +29,7 @@ NAMES: Final = (
     "detection",
     "attackers",
     "audit_cost",
+    "commits",
     "mutants",
     "split_check",
     "optimizers",

@@ -8,7 +8,7 @@ A disk that refuses costs the evidence of the interval, not the replica.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -87,7 +87,7 @@ class Books:
         self._lineage = self._lineage.add(batch)
         await self._note(step, inputs, frame)
         if self._restorable and self._entry % self._span_steps == 0:
-            self._track(self._name_state(step, await self._captured()))
+            self._track(partial(self._name_state, step, await self._captured()))
 
     async def forwarded(
         self, batch: int, inputs: Sequence[TensorHandle], num_learned: int, frame: asyncio.Future[Frame] | None
@@ -109,7 +109,7 @@ class Books:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         entry, self._entry = self._entry, self._entry + 1
         self._steps.append(step)
-        self._track(self._keep(entry, step, inputs, frame))
+        self._track(partial(self._keep, entry, step, inputs, frame))
 
     async def _keep(
         self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle], frame: asyncio.Future[Frame] | None
@@ -240,19 +240,19 @@ class Books:
         while self._tasks:
             await asyncio.gather(*self._tasks)
 
-    def _track(self, work: Coroutine[Any, Any, None]) -> None:
+    def _track(self, work: Callable[[], Awaitable[object]]) -> None:
         task = asyncio.ensure_future(self._bearing(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _bearing(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _bearing(self, work: Callable[[], Awaitable[object]]) -> None:
         try:
-            await work
+            await work()
         except OSError as error:
             self._lost = f"the disk refused it: {error.strerror or error}"
 
     async def _quietly(self, work: Callable[..., Any], *given: Any) -> None:
-        await self._bearing(self._run(work, *given))
+        await self._bearing(partial(self._run, work, *given))
 
     async def _run(self, work: Callable[..., Any], *given: Any) -> Any:
         return await asyncio.wrap_future(self._submit(work, *given))
@@ -263,7 +263,7 @@ class Books:
 
     def _write(self, name: str, data: bytes) -> None:
         interval = self._interval
-        self._track(_over(self._submit(lambda: interval.result().write(name, data))))
+        self._track(partial(asyncio.wrap_future, self._submit(lambda: interval.result().write(name, data))))
 
     # on the thread
 
@@ -349,7 +349,3 @@ class NoBooks:
 
     def close(self) -> None:
         """Nothing."""
-
-
-async def _over(work: Future[Any]) -> None:
-    await asyncio.wrap_future(work)
