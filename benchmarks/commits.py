@@ -53,6 +53,12 @@ def run(options: Options) -> Result:
                 folder = options.scratch / f"{number}-{codec}-{audited}"
                 row = asyncio.run(_interval(codec, folder, steps=16 if options.quick else STEPS, audited=audited))
                 result.rounds.append({"codec": codec, "audited": audited, **row})
+    conclude(result)
+    return result
+
+
+def conclude(result: Result) -> None:
+    """By codec the medians, and what a step waits of itself."""
     for codec, limit in CODECS.items():
         rows = {
             audited: [row for row in result.rounds if (row["codec"], row["audited"]) == (codec, audited)]
@@ -69,7 +75,6 @@ def run(options: Options) -> Result:
     result.notes.append(
         "`audited_of_plain` holds what the thread of the books and the disk take of a machine whose processors are all busy."
     )
-    return result
 
 
 async def _interval(codec: str, folder: Path, *, steps: int, audited: bool) -> Row:

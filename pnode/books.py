@@ -47,9 +47,10 @@ Capture = Callable[[StateInfo], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An interval whose last statement is signed."""
+    """An interval whose last statement is signed, and the one that begins with its last state."""
 
     interval: Future[Interval]
+    following: Future[Interval]
 
 
 class Books:
@@ -160,16 +161,15 @@ class Books:
         self.signed(statement, log)
         if self._lost or self._unlogged:
             self._write("lost", (self._lost or "this replica became the primary in this interval").encode())
-        ended = Ended(self._interval)
+        interval = self._interval
         self._begin(info, restorable=not displacement)
-        return ended
+        return Ended(interval, self._interval)
 
     async def keep(self, ended: Ended | None, name: Digest, state: Path | None) -> None:
         """The interval has that name, and ends with the state in that file, with which the next one begins."""
         if ended is None:
             return
-        following = self._interval
-        await self._quietly(self._close, ended.interval, name, state, following)
+        await self._quietly(self._close, ended, name, state)
         await self._measure()
 
     # ---- other lives of a replica ----------------------------------------------------------------------------------------------
@@ -281,11 +281,11 @@ class Books:
     def _count(self) -> None:
         self._bytes = self._folder.num_bytes
 
-    def _close(self, ended: Future[Interval], name: Digest, state: Path | None, following: Future[Interval]) -> None:
-        interval = ended.result()
+    def _close(self, ended: Ended, name: Digest, state: Path | None) -> None:
+        interval = ended.interval.result()
         if state is not None:
             interval.take("end", state)
-            following.result().take("begin", state)
+            ended.following.result().take("begin", state)
         self._folder.closed(interval, name)
 
     def _add_inputs(self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle]) -> None:

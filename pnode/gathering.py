@@ -89,6 +89,8 @@ class _Gathering:
         lost = self._folder / "lost"
         if lost.exists():
             raise Unavailable(f"the evidence is not whole: {lost.read_text()}", code="evidence_lost")
+        if (self._folder / "end").exists() and not (self._folder / "begin").exists():
+            raise Unavailable("the state with which it begins is not written yet", code="evidence_late")
         return [parse(model_pb2.StepLog, path.read_bytes(), MAX_LOG_BYTES) for path in self._numbered("steps")]
 
     def _copy(self, writer: BundleWriter, num_steps: int) -> None:

@@ -165,6 +165,12 @@ def test_the_cost_of_audits_falls_with_the_record(tmp_path: Path) -> None:
     assert curve[-1] == 0.05
 
 
+def test_what_a_step_waits_for_its_entry_is_measured(tmp_path: Path) -> None:
+    document = run_short("commits", tmp_path)
+    assert {row["audited"] for row in document["rounds"]} == {False, True}
+    assert all(0 <= row["waited_s"] < row["step_s"] for row in document["rounds"])
+
+
 def test_changes_to_the_policy_are_noticed_by_its_tests(tmp_path: Path) -> None:
     rows = run_short("mutants", tmp_path)["rounds"]
     assert [row["killed"] for row in rows] == [True] * len(rows)

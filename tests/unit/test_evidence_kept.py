@@ -154,6 +154,27 @@ def test_a_log_names_what_was_kept(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_an_interval_begins_with_the_state_before_it_however_late_that_is_written(tmp_path: Path) -> None:
+    """Snapshots are written beside learning: the next interval may have ended by then."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path)
+        ended = []
+        for at in range(3):
+            await rig.learn(at)
+            log = await rig.books.log("begin")
+            ended.append(rig.books.ended(identity_pb2.Envelope(payload=b"statement"), log, INFO))
+            (tmp_path / f"{at}.state").write_bytes(b"state %d" % at)
+        for at in (1, 0, 2):
+            await rig.books.keep(ended[at], NAMES[at], tmp_path / f"{at}.state")
+        kept = closed_in(rig.folder)
+        assert [(kept[NAMES[at]] / "begin").read_bytes() for at in range(3)] == [b"begin", b"state 0", b"state 1"]
+        assert [(kept[NAMES[at]] / "end").read_bytes() for at in range(3)] == [b"state 0", b"state 1", b"state 2"]
+        rig.books.close()
+
+    run(scenario)
+
+
 def test_a_full_disk_quota_holds_learning_until_evidence_may_go(tmp_path: Path) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path, max_bytes=100_000)
