@@ -109,8 +109,9 @@ def make_schedule(recipe: Recipe) -> Schedule:
         duration_s = 0.0 if kind is Kind.KILL else round(rng.uniform(recipe.shortest_s, recipe.longest_s), _DIGITS)
         last_s = recipe.window_s * (2 * (at_s // (2 * recipe.window_s)) + 2) - recipe.calm_s
         at_s = round(min(at_s, last_s - duration_s), _DIGITS)
+        down = _down_at_once([*faults, Fault(at_s, kind, 0, duration_s)], recipe.rest_s)
         free = [victim for victim in range(recipe.num_victims) if _is_free(victim, at_s, duration_s, faults, recipe)]
-        if not free:
+        if down > recipe.most_down or not free:
             raise InvalidInput(
                 f"no machine is free for a fault at {at_s:.0f} s", code="too_many_faults", remedy="fewer faults, or more machines"
             )
@@ -148,8 +149,7 @@ def _kinds(recipe: Recipe, rng: random.Random) -> list[Kind]:
 def _is_free(victim: int, at_s: float, duration_s: float, faults: Sequence[Fault], recipe: Recipe) -> bool:
     rest_s = recipe.rest_s
     mine = [fault for fault in faults if fault.victim == victim]
-    alone = all(at_s >= f.at_s + f.duration_s + rest_s or at_s + duration_s + rest_s <= f.at_s for f in mine)
-    return alone and _down_at_once([*faults, Fault(at_s, Kind.PAUSE, victim, duration_s)], rest_s) <= recipe.most_down
+    return all(at_s >= f.at_s + f.duration_s + rest_s or at_s + duration_s + rest_s <= f.at_s for f in mine)
 
 
 def _down_at_once(faults: Sequence[Fault], rest_s: float) -> int:
