@@ -55,7 +55,7 @@ class Auditing:
         self._desk: AuditDesk | None = None
         self._term: tuple[int, str] = (0, "")
         self._manifest = ""
-        self._told_decisions: set[str] = set()
+        self._decided: set[str] = set()
         self._equivocations = Equivocations(shared.policy.network_id, model)
         self._looks: dict[str, float] = {}
         """Evidence being looked at, or not to be looked at before that time."""
@@ -213,13 +213,9 @@ class Auditing:
                     self._say("auditor_overturned", action.auditor, action.payment.value, action.interval)
                 case Late():
                     self._say("audit_late", action.node_id, "it did not answer in time", action.interval)
-        news = [one for one in self._desk.decisions() if one.interval not in self._told_decisions]
-        for one in news:
-            self._say("interval_judged", view.chain.ledger.intervals[one.interval].pnode_id if view.chain else "", one.reason, one.interval,
-                      verdict=one.verdict.value, evidence=one.evidence)  # fmt: skip
-        if news:
+        if any(one.interval not in self._decided for one in self._desk.decisions()):
             self._wake.fire()
-        self._told_decisions = {one.interval for one in self._desk.decisions()}
+        self._decided = {one.interval for one in self._desk.decisions()}
 
     def _challenge(self, view: ModelView, action: SendChallenge) -> None:
         message = model_pb2.Challenge(
