@@ -1,0 +1,88 @@
+"""Goal: with audits a PNode that cheats is caught and quarantined with evidence, what it taught the model is taken back, and the job completes without it.
+
+Three honest PNodes that the network document trusts, one that multiplies its gradients by ten, one orchestrator with a verifier: everybody is in probation, so
+that every interval is audited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from network_rig import BATCH_SIZE, MODEL, SAMPLES, Rig, running_network
+
+from dcnr.errors import DcnrError
+from dcnr.sdk.client import connect_async
+from dcnr.testing import LocalPNode
+from dcnr.v1 import model_pb2, orchestrator_pb2
+from trust.folding import AUDITS_DRAWN
+from trust.ledger import Verdict
+
+QUARANTINED = orchestrator_pb2.NODE_STATE_QUARANTINED
+HONEST = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20")) for number in range(1, 4))
+LIAR = LocalPNode(
+    "liar", 1.0, 360, ("--cpu-percent", "20", "--behaviour", "tenfold"), program=("-m", "examples.byzantine", "pnode")
+)
+VNODES = ("a", "b", "c", "d")
+PASSES = 2
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    names = [one.name for one in HONEST]
+    with running_network((*HONEST, LIAR), num_orchestrators=1, vnodes=VNODES, audits=AUDITS_DRAWN, trusted=names) as running:
+        yield running
+
+
+def manifests(rig: Rig, newest: str) -> list[model_pb2.Manifest]:
+    """The chain of the job, oldest first, as anybody reads it."""
+
+    async def read() -> list[model_pb2.Manifest]:
+        found: list[model_pb2.Manifest] = []
+        async with await connect_async(rig.network.bootstrap, network=rig.network.network_file, key=rig.key) as client:
+            digest = newest
+            while digest:
+                _, manifest = await client.manifest(MODEL, digest)
+                found.append(manifest)
+                digest = manifest.parent_digest
+        return found[::-1]
+
+    return asyncio.run(read())
+
+
+def state_of(rig: Rig, node_id: str) -> orchestrator_pb2.NodeView:
+    """A node as an orchestrator sees it."""
+    with contextlib.suppress(DcnrError), rig.client() as client:
+        return next((one for one in client.nodes() if one.node_id == node_id), orchestrator_pb2.NodeView())
+    return orchestrator_pb2.NodeView()
+
+
+def test_a_cheat_is_caught_with_evidence_and_the_job_completes_without_what_it_taught(rig: Rig) -> None:
+    liar = rig.network.pnodes[-1]
+    job_id = rig.submit("audited", passes=PASSES)
+    rig.until(lambda: state_of(rig, liar.node_id).state == QUARANTINED, "the liar is quarantined", 240.0, pause_s=1.0)
+    done = rig.ended(job_id, 300.0)
+    chain = manifests(rig, done.outcome.manifest_digest)
+    told = [one for manifest in chain for one in manifest.contributions]
+    failed = [one for one in told if one.verdict == Verdict.FAILED.value]
+    assert failed
+    assert {one.pnode_id for one in failed} == {liar.node_id}, "nobody else is blamed"
+    assert all(one.evidence for one in failed)
+    assert any(manifest.retracted for manifest in chain), "what it taught is taken back"
+    last = {one.interval: one for one in told}
+    cleared = [one for one in last.values() if one.verdict in (Verdict.PASSED.value, Verdict.SPARED.value)]
+    assert liar.node_id not in {one.pnode_id for one in cleared}, "and it is credited with nothing"
+    assert {one.vnode for one in rig.audit()} == set(VNODES)
+    num_batches = PASSES * SAMPLES // BATCH_SIZE
+    for entry in chain[-1].entries:
+        assert [(one.first, one.end) for one in entry.working[0].lineage.intervals] == [(0, num_batches)]
+        assert entry.cleared.digest == entry.working[0].digest, "everything in the release is checked"
+    evidence = {one.evidence for one in failed}
+
+    def is_told() -> bool:
+        found = rig.status(liar)
+        return found is not None and any(one.state == QUARANTINED and one.evidence in evidence for one in found.orchestrators)
+
+    rig.until(is_told, "its owner is told why, with the evidence", 60.0)
