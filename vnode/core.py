@@ -52,15 +52,13 @@ class ReplicaCore:
         self._statements = Statements(config, self._intake)
         self._lead_batches = min(config.lead_batches, config.spool_batches)
         self._busy: Computation | None = None
-        self._evaluated_last = False
-        self._head_seen_s = now_s
+        self._evaluated_last, self._head_seen_s, self._now_s = False, now_s, now_s
         self._snapshots = Snapshots(config, lineage, now_s)
         self._work: dict[Lane, LaneWork] = {}
-        self._retries = Retries()
-        self._named = _NONE
+        self._retries, self._named = Retries(), _NONE
         self._counters = Counters()
         self._last_loss: float | None = None
-        self._stopped, self._held_why, self._now_s = "", "", now_s
+        self._stopped = self._held_why = ""
 
     # ---- entry ---------------------------------------------------------------------------------------------------------------
 
@@ -73,7 +71,8 @@ class ReplicaCore:
         self._apply(event, out)
         if self._stopped:
             return [*out, Stop(self._stopped)]
-        if not self._is_quiet(event):
+        is_idle = bool(self._work) and self._busy is None and not self._paused_why()
+        if self._intake.waits_in_vain(self._now_s, is_idle=is_idle) or not self._is_quiet(event):
             self._take_stock(out)
         self._advance(out)
         return out
@@ -291,7 +290,7 @@ class ReplicaCore:
         demanded = self._outlet.demanded()
         wanted = lowest_intervals(self._holding.missing)
         again = (demanded.pop(TRAIN_LANE, _NONE) - self._holding.missing).first(max(1, self._config.spool_batches // 2))
-        work = {TRAIN_LANE: lane_work(self._config, TRAIN_LANE, wanted, again, self._held_back())}
+        work = {TRAIN_LANE: lane_work(self._config, TRAIN_LANE, wanted, again, self._held_back(), self._intake.late)}
         own = self._rounds.wanted()
         asked = [lane for lane in sorted(demanded) if lane.split == VALIDATION][:MAX_ASKED_ROUNDS]
         if self._is_final() and TEST_LANE in demanded:
@@ -313,8 +312,7 @@ class ReplicaCore:
         if holding.leads:
             out += self._merging.answers(holding.lineage)
             self._rounds.open(len(holding.lineage), is_final=self._is_final())
-        durable = self._behind.durable()
-        if durable:
+        if durable := self._behind.durable():
             out += self._spool.remove(TRAIN_LANE, durable, self._outlet.pinned())
         out += self._outlet.frames()
         self._work = self._find_work()
@@ -326,8 +324,7 @@ class ReplicaCore:
             self._busy = self._next()
             if self._busy is not None:
                 out.append(self._busy)
-        question = None if self._holding.leads else self._contributing.ask(self._now_s)
-        if question is not None:
+        if not self._holding.leads and (question := self._contributing.ask(self._now_s)) is not None:
             out.append(question)
         out += self._intake.reads(self._now_s)
         out += self._intake.statements(self._now_s)

@@ -2,13 +2,15 @@
 
 A window is a batch number, the same for all edges: it ends above the W-th lowest batch still needed, so it never refuses the
 lowest one and two full edges cannot wait for each other (PROTOCOL.md, rule 5). Where needs appear below what is held already, the
-highest batch gives way.
+highest batch gives way. What has been awaited in vain for a while does not count: a predecessor's replica that stands still would else
+fill the window with batches that nobody brings, and starve this one while others have plenty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
@@ -17,9 +19,11 @@ from dcnr.units import Share, split
 from vnode.events import EdgeUp, FrameArrived, InputFailed, Instruction, ReadInput, SendNeed, SendWindow
 from vnode.replica_config import STATEMENT_GAP_S, ReplicaConfig, lowest_intervals
 from vnode.replica_view import NeedView
-from vnode.vocabulary import Lane, TensorHandle
+from vnode.vocabulary import TRAIN_LANE, Lane, TensorHandle
 
 _NONE = IntervalSet.empty()
+LATE_S: Final = 0.3
+"""A replica that has had nothing to learn for so long opens its window further. A waiting source costs nothing more, so being wrong is cheap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,14 @@ class LaneWork:
 
 
 def lane_work(
-    config: ReplicaConfig, lane: Lane, wanted: IntervalSet, forward_only: IntervalSet, held_back: IntervalSet
+    config: ReplicaConfig,
+    lane: Lane,
+    wanted: IntervalSet,
+    forward_only: IntervalSet,
+    held_back: IntervalSet,
+    late: IntervalSet = _NONE,
 ) -> LaneWork:
-    """The work of a lane with its window."""
+    """The work of a lane with its window, which ends so far up that W batches are in it that are not late."""
     needed = wanted | forward_only
     may_begin = needed - held_back
     within = may_begin.first(config.window(lane))
@@ -47,6 +56,9 @@ def lane_work(
     above = -1 if highest is None else highest
     held_from = held_back.lowest()
     end = above + 1 if full else max(above + 1, config.size(lane) if held_from is None else held_from)
+    if late:
+        beyond = (may_begin - late).first(config.window(lane)).highest()
+        end = config.size(lane) if beyond is None else max(end, beyond + 1)
     return LaneWork(wanted, forward_only, needed, may_begin, end, within)
 
 
@@ -80,6 +92,15 @@ class _Edge:
         self.primary = shares[0].replica if shares else None
         self.owned, self._shared_out = owned, (_NONE, {})
 
+    @property
+    def num_owners(self) -> int:
+        """How many replicas are asked for anything."""
+        return sum(1 for owned in (self.owned or {}).values() if owned)
+
+    def owned_with(self, batch: int) -> IntervalSet:
+        """What the replica is asked for that is asked for this batch."""
+        return next((owned for owned in (self.owned or {}).values() if batch in owned), IntervalSet.span(batch, batch + 1))
+
     def asked(self, lane: Lane, batches: IntervalSet) -> Mapping[ReplicaId | None, IntervalSet]:
         """Who is asked for which of ``batches``: the owner, for evaluations the primary; None where there is nobody to ask."""
         if not lane.is_train:
@@ -110,6 +131,9 @@ class Intake:
         self._parts: dict[tuple[int, Lane], Mapping[ReplicaId | None, IntervalSet]] = {}
         """By edge and lane, what is lacking and of whom it is asked, as of the last `set_work`; what is computed since then is not lacking either."""
         self._waiting_for: dict[tuple[int, Lane, ReplicaId | None], tuple[int, float]] = {}
+        self._idle_s = float("inf")
+        self.late = _NONE
+        """Training batches that were awaited in vain while there was nothing else to do."""
         self._sequence = 0
         self.num_duplicates = 0
         self.num_evicted = 0
@@ -142,6 +166,7 @@ class Intake:
     def set_work(self, now_s: float, work: dict[Lane, LaneWork]) -> None:
         """What is needed from now on; inputs of anything else are let go."""
         self._work = work
+        self.late &= work[TRAIN_LANE].needed
         for lane in list(self._held):
             needed = work[lane].needed if lane in work else _NONE
             self._held[lane] = {batch: inputs for batch, inputs in self._held[lane].items() if batch in needed}
@@ -157,6 +182,20 @@ class Intake:
                         known = before.get((edge, lane, source))
                         self._waiting_for[edge, lane, source] = known if known and known[0] == lowest else (lowest, now_s)
 
+    def waits_in_vain(self, now_s: float, *, is_idle: bool) -> bool:
+        """Whether everything in the window has just become late. Never where one replica alone brings everything, nor at joins: what waits there
+        for its other half takes room.
+        """
+        others_may_bring = self._config.num_inputs == 1 and any(edge.num_owners > 1 for edge in self._edges.values())
+        if not is_idle or not others_may_bring or self._held.get(TRAIN_LANE):
+            self._idle_s = now_s
+        if now_s - self._idle_s < LATE_S:
+            return False
+        work, self._idle_s = self._work[TRAIN_LANE], now_s
+        awaited = work.may_begin.below(work.end) - self.late
+        self.late |= awaited
+        return bool(awaited)
+
     def _asked(self, edge: int, lane: Lane, batches: IntervalSet) -> Mapping[ReplicaId | None, IntervalSet]:
         known = self._edges.get(edge)
         return {None: batches} if known is None else known.asked(lane, batches)
@@ -169,6 +208,9 @@ class Intake:
             for stated in self._edges[edge].ways.values():
                 if lane in stated and batch in stated[lane].needed:
                     stated[lane].received.add(batch)
+        if lane.is_train and batch in self.late and edge in self._edges:
+            # The lowest comes first: what this sender has above is on its way, and must not be more than there is room for.
+            self.late -= self._edges[edge].owned_with(batch).above(batch - 1)
         work = self._work.get(lane)
         held = self._held.get(lane, {})
         is_new = edge not in held.get(batch, {}) and (lane, batch) != self._computing

@@ -10,10 +10,11 @@ import pytest
 from dcnr.errors import InvalidInput, InvariantBroken
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
-from dcnr.units import Share
+from dcnr.units import Share, split
 from vnode import events as ev
 from vnode.core import ReplicaCore
 from vnode.events import Instruction
+from vnode.intake import LATE_S
 from vnode.replica_config import ReplicaConfig
 from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer
 
@@ -146,6 +147,30 @@ def test_a_full_window_gives_way_to_the_lowest_batch_and_says_what_it_dropped() 
     assert of(ev.SendNeed, stated)[-1].wanted == span(4, 10)
     (need,) = of(ev.SendNeed, give(core, 9, now_s=1.1))
     assert (need.edge, need.evicted) == (0, span(9, 10))
+
+
+def test_who_starves_looks_past_what_a_silent_replica_owes_and_back_when_it_brings() -> None:
+    """Two replicas feed this one; one is silent, and its batches fill the window."""
+    silent, living = ReplicaId("before.0"), ReplicaId("before.1")
+    shares = (Share(silent, 1.0), Share(living, 1.0))
+    owed = split(shares, 40, 4)
+    core = started(input_edges=frozenset(), num_batches=40, unit_batches=4)
+    core.handle(ev.PlanChanged(0.0, {0: shares}, frozenset(), 100))
+    for source in (silent, living):
+        core.handle(ev.EdgeUp(0.0, 0, Peer(source, 1)))
+    filled = owed[silent].first(4).highest() or 0
+    for batch in owed[living].below(filled):
+        learn(core, batch, 1.0)
+    assert not of(ev.SendWindow, core.handle(ev.Tick(1.0 + 0.9 * LATE_S)))
+    ends = {item.end for item in of(ev.SendWindow, core.handle(ev.Tick(1.0 + 1.1 * LATE_S)))}
+    assert len(ends) == 1
+    end = ends.pop()
+    left = owed[living] - core.view().lineage
+    assert len(left.below(end)) >= 4, "there is room for a window of what the other one has"
+    first = owed[silent].lowest()
+    assert first is not None
+    back = of(ev.SendWindow, give(core, first, 2.0))
+    assert {item.end < end for item in back} == {True}, "who brings again must not bring more than there is room for"
 
 
 def test_a_completed_lineage_and_a_lost_checkpoint_are_captured_at_once() -> None:
