@@ -118,7 +118,7 @@ class Provisioner:
             known = {candidate.digest for candidate in local} | tried
             fresh = [*local, *(candidate for candidate in named if candidate.digest not in known)]
             local, tried = [], known | {candidate.digest for candidate in fresh}
-            found = await self._usable(job, vnode, fresh, donors, remarks)
+            found = await self._usable(job, vnode, [one for one in fresh if trail.counts(one)], donors, remarks)
             if found is not None:
                 return found, remarks
         raise Unavailable(

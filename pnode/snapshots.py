@@ -39,6 +39,8 @@ class StartingState:
     size_bytes: int = field(default=0, compare=False)
     maker: str = field(default="", compare=False)
     """PNode that made it; of a checkpoint that a manifest names."""
+    replica: str = field(default="", compare=False)
+    """Who made it, of one that lies on this machine."""
 
 
 @dataclass(slots=True)
@@ -166,7 +168,11 @@ class Shelf:
             with contextlib.suppress(Corrupt):
                 lineage = intervals_of(checkpoint.lineage)
                 if await asyncio.to_thread(_intact, ready):
-                    found.append(StartingState(Path(ready.path), checkpoint.digest, commit_digest(ready), lineage, "local"))
+                    found.append(
+                        StartingState(
+                            Path(ready.path), checkpoint.digest, commit_digest(ready), lineage, "local", replica=ready.replica
+                        )
+                    )
         return found
 
 

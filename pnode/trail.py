@@ -12,6 +12,7 @@ from typing import Final
 
 from dcnr import limits
 from dcnr.errors import Corrupt, DcnrError, NotFound
+from dcnr.ids import number_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import data_pb2, model_pb2
 from pnode.frames import intervals_of
@@ -30,6 +31,18 @@ class Trail:
 
     def __init__(self, fetch: Fetch, policy: NetworkPolicy, request: model_pb2.JobRequest, vnode: str, remarks: list[str]) -> None:
         self._fetch, self._policy, self._request, self._vnode, self._remarks = fetch, policy, request, vnode, remarks
+        self._named: frozenset[str] = frozenset()
+        self._retracted: frozenset[str] = frozenset()
+        self._first_replica = 0
+
+    def counts(self, candidate: StartingState) -> bool:
+        """Whether the newest manifest lets that state count: what it takes back does not, nor what a replica made that may hold such. Known from the first
+        step of `walk` on.
+        """
+        if candidate.digest in self._retracted:
+            return False
+        is_fenced = bool(candidate.replica) and number_of(candidate.replica) < self._first_replica
+        return not is_fenced or candidate.digest in self._named
 
     async def walk(self, newest: str) -> AsyncIterator[list[StartingState]]:
         """The states that each manifest names, older and older; ``newest`` empty: the job has no manifest of its own yet.
@@ -51,6 +64,8 @@ class Trail:
                 if not isinstance(error, (Corrupt, NotFound)):
                     raise
                 break
+            if step == 0:
+                self._note(manifest)
             named = [one for entry in manifest.entries if entry.vnode == self._vnode for one in entry.working]
             mine = [one for one in named if one.job_id == self._request.job_id]
             yield self._readable(mine)
@@ -58,6 +73,11 @@ class Trail:
                 break  # older manifests name no more of this job
             digest = manifest.parent_digest
         yield await self._beginning(first)
+
+    def _note(self, newest: model_pb2.Manifest) -> None:
+        self._named = frozenset(one.digest for entry in newest.entries for one in entry.working)
+        self._retracted = frozenset(newest.retracted)
+        self._first_replica = next((int(one.first_replica) for one in newest.fences if one.vnode == self._vnode), 0)
 
     def _readable(self, checkpoints: Sequence[model_pb2.Checkpoint]) -> list[StartingState]:
         states: list[StartingState] = []

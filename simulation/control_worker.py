@@ -148,10 +148,10 @@ class WorkerModel:
         found: list[StartingState] = []
         for path in sorted(self._pnode.disk):
             if path.startswith(f"home/snapshots/{job_id}/{vnode}/"):
-                digest, _, commit = path.rsplit("/", 1)[-1].partition("-")
+                digest, commit, replica = path.rsplit("/", 1)[-1].split("-")
                 data = self._pnode.disk[path]
                 where: Any = SimPath(self._pnode.disk, path)
-                found.append(StartingState(where, digest, commit, lineage_in(data, vnode, job_id), "local"))
+                found.append(StartingState(where, digest, commit, lineage_in(data, vnode, job_id), "local", replica=replica))
         return found
 
     # -- learning --------------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class WorkerModel:
         )  # fmt: skip
         link = replica.chain.close(state=digest_of(data))
         pnode.world.checkers.made(replica, link.state, link.parent_state)
-        path = f"home/snapshots/{replica.job_id}/{replica.vnode}/{link.state}-{link.digest}"
+        path = f"home/snapshots/{replica.job_id}/{replica.vnode}/{link.state}-{link.digest}-{replica.replica}"
         try:
             pnode.disk[path] = data
         except Unavailable:  # the disk is full: the next snapshot holds this one's batches too

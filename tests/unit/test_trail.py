@@ -50,20 +50,24 @@ class Store:
         self.first = self.manifest(0, "", [zero], MAINTAINER)
         self.newest = self.first
 
-    def manifest(self, number: int, parent: str, working: list[model_pb2.Checkpoint], key: NodeKey = HOLDER) -> str:
+    def manifest(
+        self, number: int, parent: str, working: list[model_pb2.Checkpoint], key: NodeKey = HOLDER, retracted: tuple[str, ...] = (), first_replica: int = 0,
+    ) -> str:  # fmt: skip
         message = model_pb2.Manifest(
             network_id=POLICY.network_id, model=MODEL, number=number, parent_digest=parent, holder=key.node_id if number else "",
-            job_id=JOB if number else "", entries=[model_pb2.ManifestEntry(vnode=VNODE, working=working)],
+            job_id=JOB if number else "", entries=[model_pb2.ManifestEntry(vnode=VNODE, working=working)], retracted=retracted,
+            fences=[model_pb2.Fence(vnode=VNODE, first_replica=first_replica)] if first_replica else [],
         )  # fmt: skip
         envelope = seal(identity_pb2.DOMAIN_MANIFEST, message, key)
         digest = digest_of_envelope(envelope)
         (self.directory / digest).write_bytes(envelope.SerializeToString(deterministic=True))
         return digest
 
-    def add(self, *steps: int, with_first: bool = False) -> None:
+    def add(self, *steps: int, with_first: bool = False, retracted: tuple[str, ...] = (), first_replica: int = 0) -> None:
         """One more manifest that names these, newest first."""
         working = [state(step) for step in steps] + ([state(0, job="")] if with_first else [])
-        self.newest = self.manifest(len(list(self.directory.iterdir())), self.newest, working)
+        number = len(list(self.directory.iterdir()))
+        self.newest = self.manifest(number, self.newest, working, retracted=retracted, first_replica=first_replica)
 
     async def fetch(self, ref: data_pb2.ObjectRef, max_bytes: int) -> Path:
         self.fetched.append(ref.digest)
@@ -133,6 +137,21 @@ def test_a_snapshot_on_this_disk_that_is_further_is_taken_without_the_store(stor
     assert store.restore(local=[local])[0] == local
     store.trouble[store.newest] = Unavailable("the store is away")
     assert store.restore(local=[local])[0] == local
+
+
+def test_what_was_taken_back_is_no_beginning_neither_from_this_disk_nor_from_an_older_manifest(store: Store) -> None:
+    """The newest manifest took back what replicas before number 7 hold, but for the state that it names; another one was lost."""
+    store.add(5, 3, with_first=True)
+    store.add(3, with_first=True, retracted=(state(5).digest,), first_replica=7)
+    mine = [
+        StartingState(Path("x"), digest_of(replica.encode()), "d" * 64, IntervalSet.span(0, held), "local", replica=replica)
+        for replica, held in (("a.2", 8), ("a.7", 6))
+    ]
+    kept = StartingState(Path("x"), state(3).digest, "d" * 64, IntervalSet.span(0, 3), "local", replica="a.2")
+    assert store.restore(local=mine)[0] == mine[1]
+    assert store.restore(local=[mine[0], kept])[0] == kept
+    store.lose(state(3))
+    assert store.restore(local=mine[:1])[0].is_of_earlier_job, "the older manifest still names what was taken back"
 
 
 @pytest.mark.parametrize("error", [Unavailable("the store is away"), NotFound("gone"), Corrupt("other bytes")])
