@@ -68,9 +68,11 @@ class Contributions:
         for item in view.plan.assignments:
             if item.role != model_pb2.ROLE_PRIMARY:
                 continue
-            key, held = (item.replica, item.pnode_id), durable.get(item.vnode, IntervalSet.empty())
+            key, held = (item.vnode, item.pnode_id), durable.get(item.vnode, IntervalSet.empty())
             stint = stints[key] = self._stints.get(key) or _Stint(len(held))
-            if len(held) > stint.num_durable:
+            if len(held) < stint.num_durable:
+                stint.num_durable = len(held)  # it went back
+            elif len(held) > stint.num_durable:
                 stint.num_durable, stint.idle_s = len(held), 0.0
             elif _owes(report(item), held, view.job.num_batches):
                 stint.idle_s += step_s

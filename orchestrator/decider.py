@@ -307,8 +307,8 @@ class Decider:
     async def _empty_strays(self, view: ModelView) -> None:
         """A PNode that hosts what an older plan gave it, and that the plan does not know, is told to host nothing."""
         plan, digest = view.plan, view.head.plan_digest
-        if plan is None:
-            return
+        if plan is None or plan.epoch != view.head.epoch:
+            return  # what is beside a plan is of its term: the plan is renewed first
         for node_id in self._strays(view):
             desired = desired_states(
                 model_pb2.Plan(

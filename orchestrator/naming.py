@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from dataservice import keys
@@ -36,6 +37,8 @@ MANIFEST_S: Final = 0.5
 """Checkpoints recorded within this time share a manifest."""
 SWEEP_AGAIN_S: Final = 10.0
 """From a sweep that left condemned states to the next."""
+FENCE_AGAIN_S: Final = 20.0
+"""A fence is raised for one that should have begun anew this often at most."""
 LOST_LOOKS: Final = 5
 """A named state counts as lost when this many looks in a row did not find it: one read may be stale."""
 MAX_REFUSED: Final = 4096
@@ -57,6 +60,9 @@ class Naming:
     ) -> None:  # fmt: skip
         self.verdicts: Verdicts = lambda _view: ()
         """What the audit desk has decided; the desk puts itself here."""
+        self._poisoned: dict[str, float] = {}
+        """VNodes of which a replica brought what was taken back though it is no older one, and when their fence was raised for it last."""
+        self._to_fence: set[str] = set()
         self.went_back = False
         """Whether the manifest that `next` made last takes something back."""
         self._drawing, self._evidence = drawing, EvidenceKeeper(store)
@@ -76,6 +82,12 @@ class Naming:
     def recorded(self, judged: Judged) -> None:
         """A checkpoint that the next manifest may name."""
         self._pending[(judged.checkpoint.vnode, judged.checkpoint.digest)] = judged
+
+    def poisoned(self, vnode: str, now: float) -> None:
+        """A replica that should have begun with what counts brought what was taken back: the next manifest raises the fence, and another takes its place."""
+        if now - self._poisoned.get(vnode, -FENCE_AGAIN_S) >= FENCE_AGAIN_S:
+            self._poisoned[vnode] = now
+            self._to_fence.add(vnode)
 
     def refusal(self, checkpoint: model_pb2.Checkpoint) -> str:
         """Why a judged checkpoint will not be named; empty if that is open."""
@@ -103,7 +115,8 @@ class Naming:
         lost = frozenset(Digest(digest) for (_, digest), looks in self._missed.items() if looks >= LOST_LOOKS)
         sweep = now - self._swept_at >= sweep_s
         decisions = news(view.chain, self.verdicts(view)) if view.chain is not None else []
-        if not sweep and not lost and (not (self._pending or decisions) or now - self._manifested_at < MANIFEST_S):
+        waiting = self._pending or decisions or self._to_fence
+        if not sweep and not lost and (not waiting or now - self._manifested_at < MANIFEST_S):
             return None
         wall_ms = int(self._clock.wall() * 1000)
         self._taken = list(self._pending.values())
@@ -157,6 +170,7 @@ class Naming:
             going_back = decisions[-1].verdict in BACK
             kept = await self._can_return_to(view, manifest, rules) if going_back else frozenset()
             taken = take(view.chain.ledger, decisions, behind_of(view.job.costs), kept, rules.now_unix_ms)
+        taken = replace(taken, fenced=taken.fenced | self._to_fence)
         self.went_back = bool(taken.fenced)
         next_replica = int(view.plan.next_replica) if view.plan is not None else 0
         outcome = audited_manifest(
@@ -176,6 +190,7 @@ class Naming:
         for item in self._taken:
             self._pending.pop((item.checkpoint.vnode, item.checkpoint.digest), None)
         self._taken = []
+        self._to_fence.clear()
         self._told.clear()
         self._missed = {state: looks for state, looks in self._missed.items() if looks < LOST_LOOKS}
 

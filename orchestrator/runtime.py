@@ -16,7 +16,7 @@ from dcnr.specs import Registry
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
 from orchestrator.audit_events import Wait
 from orchestrator.auditing import Auditing
-from orchestrator.checkpoints import STATE_MISSING, CheckpointJudge, condemned, named
+from orchestrator.checkpoints import FENCED, STATE_MISSING, CheckpointJudge, condemned, is_fenced, named
 from orchestrator.decider import Decider
 from orchestrator.documents import open_head, sealed
 from orchestrator.drawing import Drawing
@@ -181,6 +181,9 @@ class ModelRuntime:
             if error.grpc_status in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
                 raise
             self.shared.history.say("checkpoint_refused", checkpoint.replica, error.message, code=error.code, step=checkpoint.step)
+            if error.code == FENCED and not is_fenced(view, checkpoint.vnode, checkpoint.replica):
+                self.decider.naming.poisoned(checkpoint.vnode, self.shared.clock.monotonic())
+                self.decider.wake.fire()
             return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_REFUSED, reason=error.message)
         self.decider.recorded(judged)
         return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_PENDING)

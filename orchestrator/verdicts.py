@@ -98,11 +98,12 @@ def contribution(one: Interval, verdict: Verdict, now_unix_ms: int, evidence: st
 
 def gone_back_to(parent: Manifest, chain: Chain, taken: Taken, next_replica: int, num_working: int) -> Manifest:
     """``parent`` with the entries of VNodes that go back replaced by what counts from now on, retracted digests added, and fences set."""
-    if taken.way is None or taken.ledger is None:
+    if not taken.fenced:
         return parent
-    entries = dict(parent.entries)
-    retracted = [digest for one in taken.way.returns.values() for digest in one.retracted]
-    for vnode, back in taken.way.returns.items():
+    entries, returns = dict(parent.entries), taken.way.returns if taken.way is not None else {}
+    retracted = [digest for one in returns.values() for digest in one.retracted]
+    for vnode, back in returns.items():
+        assert taken.ledger is not None
         digests = [one.digest for one in taken.ledger.lines[vnode] if one.digest in chain.checkpoints]
         digests = digests[: digests.index(back.target) + 1][-num_working:]
         before = {one.digest: one for one in parent.entries[vnode].working}

@@ -30,6 +30,8 @@ class Hosted:
     task: asyncio.Task[None] | None = None
     num_batches: int = 0
     """Of the job; 0 before it is known."""
+    num_waits: int = 0
+    """How often it waited for the head that names its plan."""
 
 
 @dataclass(slots=True)

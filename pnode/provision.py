@@ -102,7 +102,7 @@ class Provisioner:
         return fresh
 
     async def state(
-        self, job: Job, vnode: str, manifest_digest: str, donors: Sequence[str] = ()
+        self, job: Job, vnode: str, manifest_digest: str, donors: Sequence[str] = (), *, replica: str = ""
     ) -> tuple[StartingState, list[str]]:
         """The newest state to be had for ``vnode``, with remarks on what was damaged or out of reach.
 
@@ -118,7 +118,7 @@ class Provisioner:
             known = {candidate.digest for candidate in local} | tried
             fresh = [*local, *(candidate for candidate in named if candidate.digest not in known)]
             local, tried = [], known | {candidate.digest for candidate in fresh}
-            found = await self._usable(job, vnode, [one for one in fresh if trail.counts(one)], donors, remarks)
+            found = await self._usable(job, vnode, [one for one in fresh if trail.counts(one, replica)], donors, remarks)
             if found is not None:
                 return found, remarks
         raise Unavailable(

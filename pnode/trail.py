@@ -34,13 +34,16 @@ class Trail:
         self._named: frozenset[str] = frozenset()
         self._retracted: frozenset[str] = frozenset()
         self._first_replica = 0
+        self._was_read = False
 
-    def counts(self, candidate: StartingState) -> bool:
-        """Whether the newest manifest lets that state count: what it takes back does not, nor what a replica made that may hold such. Known from the first
-        step of `walk` on.
+    def counts(self, candidate: StartingState, replica: str) -> bool:
+        """Whether ``replica`` may begin with that state, as the newest manifest says: not with what it takes back, nor with what another replica made that may
+        hold such. Known from the first step of `walk` on; where that manifest cannot be read and audits are in force, with nothing that others made.
         """
         if candidate.digest in self._retracted:
             return False
+        if not self._was_read and self._policy.audits_drawn:
+            return candidate.replica in ("", replica)
         is_fenced = bool(candidate.replica) and number_of(candidate.replica) < self._first_replica
         return not is_fenced or candidate.digest in self._named
 
@@ -75,6 +78,7 @@ class Trail:
         yield await self._beginning(first)
 
     def _note(self, newest: model_pb2.Manifest) -> None:
+        self._was_read = True
         self._named = frozenset(one.digest for entry in newest.entries for one in entry.working)
         self._retracted = frozenset(newest.retracted)
         self._first_replica = next((int(one.first_replica) for one in newest.fences if one.vnode == self._vnode), 0)

@@ -107,7 +107,9 @@ def state_schema(vnode: str) -> StateSchema:
     return StateSchema(vnode, {"b/job": TensorSlot("uint8", (32,)), "b/mark": TensorSlot("uint8", (32,))})
 
 
-def community(keyring: Keyring, num_orchestrators: int, num_vnodes: int, replicas: tuple[int, ...] = (1,)) -> Community:
+def community(
+    keyring: Keyring, num_orchestrators: int, num_vnodes: int, replicas: tuple[int, ...] = (1,), audits: str = "none"
+) -> Community:
     """The community of a world with those keys."""
     maintainer = keyring.key("maintainer")
     orchestrators = tuple(keyring.key(f"orchestrator-{index}") for index in range(num_orchestrators))
@@ -120,6 +122,7 @@ def community(keyring: Keyring, num_orchestrators: int, num_vnodes: int, replica
         store_address=STORE_ADDRESS,
         store_bucket=BUCKET,
         store_scheme="http",
+        audits=audits,
     )
     policy = verify_chain([document])
     registry = default_registry()

@@ -66,6 +66,10 @@ class ControlKnobs:
     """One listed orchestrator claims terms that it never had, and repeats old words of others."""
     lying_pnodes: int = 0
     """PNodes that report what they never learned, accuse others and offer checkpoints of others as theirs."""
+    audited: bool = False
+    """The network document says that audits are drawn."""
+    cheating_pnodes: int = 0
+    """PNodes of which half of what they commit is wrong, until the heal."""
     skew_s: float = 60.0
     """How wrong ordinary wall clocks are."""
     wrong_clocks: float = 0.0
@@ -160,6 +164,30 @@ def orchestrator_knobs(seed: int) -> ControlKnobs:
         wrong_clocks=0.2,
         drift=rng.choice([0.0, 0.05]),
         network=NetworkKnobs(latency_s=rng.choice([(0.001, 0.01), (0.01, 0.12)]), repeat_probability=0.02),
+    )
+
+
+def audited_knobs(seed: int) -> ControlKnobs:
+    """Audits are in force: a few PNodes, one of them a cheat in two worlds of three, and the faults of ordinary worlds."""
+    rng = Kernel(seed).rng("audited-knobs")
+    return ControlKnobs(
+        num_orchestrators=3,
+        num_pnodes=rng.choice([8, 12]),
+        num_vnodes=4,
+        replicas=rng.choice([(1,), (1, 2), (2,)]),
+        vnodes_per_node=2,
+        num_batches=300,
+        learn_rate=5.0,
+        checkpoint_s=3.0,
+        jobs=3,
+        faults_s=90.0,
+        settling_deadline_s=240.0,
+        orchestrator_crashes=rng.randint(0, 3),
+        orchestrator_pauses=rng.randint(0, 2),
+        pnode_crashes=rng.randint(0, 3),
+        sweep_s=rng.choice([300.0, 8.0]),
+        audited=True,
+        cheating_pnodes=rng.choice([0, 1, 1]),
     )
 
 

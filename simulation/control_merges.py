@@ -68,7 +68,7 @@ class Owed:
             self.sequence += 1
             weights = f"{replica.replica} {replica.incarnation} {self.sequence}".encode()
             self.batches = batches
-            self.delta = replica.chain.delta(self.sequence, "raw", Digest(digest_of(weights)), len(weights))
+            self.delta = replica.chain.delta(self.sequence, "raw", Digest(digest_of(weights)), len(weights), steps=replica.steps)
 
     def settled(self) -> None:
         """It is in the anchor or nowhere."""
@@ -128,6 +128,6 @@ def _opened(pnode: PNodeShell, primary: Replica, asker: Peer, envelope: identity
 def _anchor(pnode: PNodeShell, primary: Replica) -> Anchor:
     """A commit closes with every anchor."""
     digest = digest_of(f"{primary.replica} {primary.incarnation} {primary.desk.num_asked} {primary.lineage}".encode())
-    link = primary.chain.close(anchor=digest)
+    link = primary.chain.close(anchor=digest, steps=primary.steps)
     pnode.world.checkers.made(primary, digest, link.parent_state)
     return Anchor(digest, primary.lineage, primary.chain.commits, primary.kept)

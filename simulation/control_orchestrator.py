@@ -6,6 +6,7 @@ What is left out of the real service: sockets, grants' signatures and the SQLite
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -19,11 +20,13 @@ from orchestrator.history import History
 from orchestrator.inventory import Inventory
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView
+from simulation.control_desk import KnowingDesk
 from simulation.control_identity import BUCKET, MODEL, STORE_ADDRESS
 from simulation.control_loop import ProcessLoop
 from simulation.control_store import StoreClient
 from simulation.kernel import Process
 from simulation.network import Stream
+from trust.draw import Secret
 from trust.envelope import seal
 from trust.identity import NodeKey
 from trust.records import open_advert
@@ -128,8 +131,11 @@ class OrchestratorShell:
         self.shared = Shared(
             key=self.key, policy=world.community.policy, store=self.store, clock=self.clock, registry=world.community.registry,
             inventory=Inventory(), history=SimHistory(world, self.node_id, self.clock), plan_policy=world.knobs.plan_policy,
+            draw_secret=Secret(hashlib.sha256(f"{world.seed} {self.host}".encode()).digest()),
         )  # fmt: skip
         self.runtime = ModelRuntime(MODEL, self.shared)
+        desk = KnowingDesk(world)
+        self.runtime.decider.naming.verdicts, self.runtime.drawing.standing = desk.verdicts, desk.standing
         self.attach = AttachService(
             self.shared, {MODEL: self.runtime}, head_url=lambda _model: (HEAD_URL, 0), reach=lambda _id, _addresses: None
         )

@@ -115,6 +115,7 @@ class PNodeShell:
         self.shelf: list[Snapshot] = []
         self.gflops = self.rng.choice([1.0, 2.0, 4.0, 8.0])
         self.factor = self.rng.uniform(0.7, 1.4)
+        self.cheats = index >= world.knobs.num_pnodes - world.knobs.cheating_pnodes
         self.lives = 0
         self.incarnation = 0
         listed = [key.node_id for key in world.community.orchestrators]

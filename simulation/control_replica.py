@@ -58,6 +58,8 @@ class Replica:
     part: float = 0.0
     kept: IntervalSet = field(default_factory=IntervalSet.empty)
     """What the newest state on the chain holds."""
+    steps: str = ""
+    """Where audits are in force: digest of what stands for a log of steps."""
     snapshot_s: float = 0.0
     anew: bool = False
     """The last snapshot was refused: another one, even of the same batches."""

@@ -11,6 +11,7 @@ from orchestrator.changes import MAX_DECIDED, TERMINAL
 from orchestrator.documents import open_desired, open_end, open_head, open_manifest, open_plan
 from orchestrator.jobs import intervals
 from simulation.control_identity import MODEL
+from simulation.control_ledger_checkers import LedgerCheckers
 from simulation.control_plan_checkers import PlanCheckers
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class StoreCheckers:
         self._decided: dict[str, model_pb2.Outcome] = {}
         self._condemned: set[str] = set()
         self.plans = PlanCheckers(world)
+        self.ledger = LedgerCheckers(world)
         self.num_head_writes = self.num_takeovers = self.num_manifests = self.num_deleted = 0
 
     def stored(self, key: str, old: bytes | None, new: bytes | None) -> None:
@@ -112,6 +114,8 @@ class StoreCheckers:
             for entry in manifest.entries:
                 newest = entry.working[0]
                 whole = newest.job_id == outcome.job_id and intervals(newest.lineage).is_exactly(0, self._world.knobs.num_batches)
+                if self._world.knobs.audited:
+                    self.ledger.completed(outcome.job_id, outcome.reason)
                 self._world.require(whole, "completed_whole", f"{outcome.job_id}: {entry.vnode} has {intervals(newest.lineage)}")
 
     def _plan(self, old: model_pb2.Head, new: model_pb2.Head) -> None:
@@ -158,7 +162,12 @@ class StoreCheckers:
         manifest = self._read_manifest(new.manifest_digest)
         self.num_manifests += 1
         self._whole(manifest)
-        self._credited(manifest)
+        if not world.knobs.audited:
+            self._credited(manifest)
+        elif new.active.job_id != old.active.job_id:
+            self.ledger.begin(manifest)
+        else:
+            self.ledger.landed(manifest)
         if new.active.job_id == old.active.job_id and old.manifest_digest:
             world.require(
                 manifest.parent_digest == old.manifest_digest, "composed_anew", f"manifest {manifest.number} has another parent"
@@ -192,6 +201,7 @@ class StoreCheckers:
         for entry in after.entries:
             was, now = old[entry.vnode], entry.working[0]
             same = (was.job_id, was.replica, was.incarnation) == (now.job_id, now.replica, now.incarnation)
+            same = same and was.digest not in after.retracted
             lost = intervals(was.lineage) - intervals(now.lineage)
             self._world.require(
                 not (same and lost), "manifest_back", f"{entry.vnode}: step {was.step} then {now.step} of one incarnation"

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from simulation.control_pnode import PNodeShell
 
 BRING_S: Final = 0.5
+CHEAT_RATE: Final = 0.5
+"""Of what a cheat commits so much is wrong."""
 
 
 @dataclass(slots=True)
@@ -117,7 +119,7 @@ class WorkerModel:
             name, message.assignment.vnode, message.job_id, int(message.num_batches), max(1, int(message.unit_batches)),
             message.checkpoint_s, message.horizon_s, pnode.incarnation, pnode.world.knobs.learn_rate * pnode.factor, lineage,
             standing, chain, Merging(int(message.num_batches)), now + pnode.rng.uniform(0.2, 1.0), now, anchor=lineage, kept=lineage, snapshot_s=now,
-            exchanged_s=now,
+            exchanged_s=now, steps=digest_of(b"steps") if pnode.world.knobs.audited else "",
         )  # fmt: skip
         replica.told(message)
         self.replicas[name] = replica
@@ -206,7 +208,7 @@ class WorkerModel:
             replica.vnode, pnode.world.community.graph_digest, replica.job_id, replica.lineage, num_batches=replica.num_batches,
             parent=replica.chain.state_digest, mark=f"{replica.replica} {replica.incarnation} {pnode.loop.time():.3f}",
         )  # fmt: skip
-        link = replica.chain.close(state=digest_of(data))
+        link = replica.chain.close(state=digest_of(data), steps=replica.steps)
         pnode.world.checkers.made(replica, link.state, link.parent_state)
         path = f"home/snapshots/{replica.job_id}/{replica.vnode}/{link.state}-{link.digest}-{replica.replica}"
         try:
@@ -216,6 +218,8 @@ class WorkerModel:
             return
         ready = replica.chain.ready(link, path=path, size_bytes=len(data), lineage=replica.lineage, epoch=replica.epoch)
         replica.kept = replica.lineage
+        if pnode.cheats and pnode.world.is_unsafe and pnode.rng.random() < CHEAT_RATE:
+            pnode.world.cheats.add(link.digest)
         self.pending.append(Snapshot(ready.checkpoint, ready.commit, data, list(ready.ancestors)))
         self._wake.set()
 

@@ -46,9 +46,14 @@ class ControlWorld:
         self.kernel = Kernel(seed)
         self.network = Network(self.kernel, self.knobs.network)
         self.clocks = Clocks(self)
+        self.cheats: set[str] = set()
+        """Statements that end an interval which is wrong."""
         self.keyring = Keyring(seed)
         with signatures(self.keyring):
-            self.community = community(self.keyring, self.knobs.num_orchestrators, self.knobs.num_vnodes, self.knobs.replicas)
+            self.community = community(
+                self.keyring, self.knobs.num_orchestrators, self.knobs.num_vnodes, self.knobs.replicas,
+                "drawn" if self.knobs.audited else "none",
+            )  # fmt: skip
         self.stranger = self.keyring.key("stranger")
         """A valid key that the network document does not list."""
         self.is_unsafe = True

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Final, TextIO
 
 from dcnr.errors import DcnrError
-from simulation.control_knobs import large_knobs, orchestrator_knobs
+from simulation.control_knobs import audited_knobs, large_knobs, orchestrator_knobs
 from simulation.control_world import ControlWorld
 from simulation.world import Simulation, Violation
 
-WORLDS: Final = ("data", "control", "orchestrators")
+WORLDS: Final = ("data", "control", "orchestrators", "audited")
 TOLD_LINES: Final = 60
 """So many lines of the transcript are shown of a history that failed."""
 
@@ -94,6 +94,8 @@ def _world(choice: Choice, seed: int) -> Simulation | ControlWorld:
         return Simulation(seed)
     if choice.world == "orchestrators":
         return ControlWorld(seed, orchestrator_knobs(seed), choice.options)
+    if choice.world == "audited":
+        return ControlWorld(seed, audited_knobs(seed), choice.options)
     return ControlWorld(seed, large_knobs(choice.num_pnodes, choice.hours) if choice.num_pnodes else None, choice.options)
 
 
@@ -122,10 +124,15 @@ def _control_line(world: ControlWorld) -> tuple[str, dict[str, float]]:
         "obeyed": checkers.num_obeyed,
         "jobs": len(world.accepted),
         "explained": checkers.num_explained,
+        "drawn": checkers.ledger.num_drawn,
+        "spared": checkers.ledger.num_spared,
+        "failed": checkers.ledger.num_failed,
+        "went_back": checkers.ledger.num_back,
         **{f"faults_{name}": count for name, count in sorted(world.faults.counts.items())},
     }
     liars = (", one lies" if knobs.liar else "") + (f", {knobs.lying_pnodes} PNodes lie" if knobs.lying_pnodes else "")
-    shown = ("head_writes", "terms", "manifests", "moves", "promotions", "deleted", "tampered")
+    shown: tuple[str, ...] = ("head_writes", "terms", "manifests", "moves", "promotions", "deleted", "tampered")
+    shown += ("drawn", "spared", "failed", "went_back") if knobs.audited else ()
     told = ", ".join(f"{counts[name]:.0f} {name.replace('_', ' ')}" for name in shown)
     line = (
         f"seed {world.seed} {knobs.num_orchestrators} orchestrators, {knobs.num_pnodes} PNodes{liars}: "

@@ -1,0 +1,59 @@
+"""An audit desk for the control world: it knows which intervals are wrong, since the world does, and decides each some seconds after it was opened.
+
+What is met as it is: the draw, the manifests that its decisions go into, the way back, and everybody who follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from dcnr.ids import digest_of
+from orchestrator.audit_events import Decision
+from orchestrator.view import ModelView
+from trust.going_back import Cause
+from trust.ledger import Interval, Verdict
+from trust.standing import Standing, State, begun
+
+if TYPE_CHECKING:
+    from simulation.control_world import ControlWorld
+
+PASSES: Final = 60.0
+"""Audits that everybody has passed already: about a third of what is learned is drawn."""
+AUDIT_S: Final = (1.0, 8.0)
+UNVERIFIABLE_RATE: Final = 0.04
+
+
+@dataclass(slots=True)
+class KnowingDesk:
+    """One life of an orchestrator."""
+
+    world: ControlWorld
+    _due_s: dict[str, float] = field(default_factory=dict)
+
+    def verdicts(self, view: ModelView) -> Iterable[Decision]:
+        """What is decided by now."""
+        now = self.world.kernel.now_s
+        for one in view.chain.open_intervals() if view.chain is not None else ():
+            due_s = self._due_s.setdefault(one.name, now + _share(one, "when") * (AUDIT_S[1] - AUDIT_S[0]) + AUDIT_S[0])
+            if now >= due_s:
+                yield self._decision(one)
+
+    def standing(self, _view: ModelView, _pnode_id: str) -> Standing:
+        """Everybody is known well enough to be spared now and then."""
+        fresh = begun(self.world.true_clock().wall())
+        return replace(fresh, state=State.ACTIVE, passes=fresh.passes.plus(PASSES, fresh.since_s))
+
+    def _decision(self, one: Interval) -> Decision:
+        if one.name in self.world.cheats:
+            cause = Cause.WRONG_OUTPUTS if _share(one, "cause") < 0.5 else Cause.WRONG_STATE
+            return Decision(one.name, Verdict.FAILED, "it is wrong", cause, digest_of(one.name.encode()))
+        if self.world.is_unsafe and _share(one, "inputs") < UNVERIFIABLE_RATE:
+            return Decision(one.name, Verdict.UNVERIFIABLE, "nobody has its inputs", Cause.UNVERIFIABLE)
+        return Decision(one.name, Verdict.PASSED, "nothing was found")
+
+
+def _share(one: Interval, what: str) -> float:
+    """A number in [0, 1) that follows from the interval, so that every orchestrator finds the same."""
+    return int(digest_of(f"{what} {one.name}".encode())[:8], 16) / 2.0**32

@@ -1,0 +1,104 @@
+"""Goal: where audits are in force every job still ends well, with a cheat among the PNodes or without; and every rule of the ledger that is built is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dataservice.manifest_form import Entry
+from dcnr.errors import DcnrError
+from orchestrator import audited, progress
+from orchestrator.checkpoints import Judged
+from orchestrator.jobs import Progress
+from simulation.control_knobs import audited_knobs
+from simulation.control_world import ControlWorld
+from simulation.world import Violation
+from trust.going_back import WayBack, way_back
+from trust.ledger import Ledger
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def world(seed: int, **changes: Any) -> ControlWorld:
+    return ControlWorld(seed, replace(audited_knobs(seed), **changes), "--world audited")
+
+
+@pytest.mark.parametrize("seed", [3, 5, 9])
+def test_jobs_end_well_whatever_is_drawn_and_taken_back(seed: int) -> None:
+    """With faults of every kind; in the first two worlds one PNode cheats and is found."""
+    ledger = world(seed).run().checkers.ledger
+    assert ledger.num_drawn > 0
+    assert ledger.num_spared > 0
+
+
+def test_where_nobody_cheats_nobody_is_accused() -> None:
+    ledger = world(1, cheating_pnodes=0).run().checkers.ledger
+    assert (ledger.num_drawn > 0, ledger.num_failed) == (True, 0)
+
+
+def everything_is_cleared(patch: pytest.MonkeyPatch) -> None:
+    """What is newest counts as cleared, whatever waits for an audit."""
+    patch.setattr(audited, "_cleared", lambda entry, *_: Entry(entry.working, entry.working[0]))
+
+
+def newer_checkpoints_stay_beside_others(patch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that goes on from an older one of its line is put behind the newest all the same."""
+    continued = audited._continued
+
+    def beside(ledger: Ledger, judged: Judged) -> Any:
+        found = continued(ledger, judged)
+        if isinstance(found, str):
+            return found
+        return replace(found, at=len(ledger.lines[judged.checkpoint.vnode]) - 1, aside=())
+
+    patch.setattr(audited, "_continued", beside)
+
+
+def jobs_wait_for_no_audit(patch: pytest.MonkeyPatch) -> None:
+    """A job is completed while audits of its result are open."""
+
+    def hasty(*args: Any, **kinds: Any) -> Progress:
+        return Progress(*args, **{**kinds, "num_open_audits": 0})
+
+    patch.setattr(progress, "Progress", hasty)
+
+
+def nothing_goes_back(patch: pytest.MonkeyPatch) -> None:
+    """A failure is told, and what it spoiled stays."""
+
+    def told_only(*args: Any) -> WayBack:
+        way = way_back(*args)
+        return WayBack(way.interval, way.verdict, way.accused)
+
+    patch.setattr("orchestrator.verdicts.way_back", told_only)
+
+
+PLANTED = [
+    (everything_is_cleared, {}, 0, {"cleared"}),
+    (newer_checkpoints_stay_beside_others, {"pnode_crashes": 8, "replicas": (2,)}, 0, {"ledger"}),
+    (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
+    (nothing_goes_back, {"cheating_pnodes": 2}, 0, {"unaudited", "completes"}),
+]
+
+
+def first_red(seeds: Iterable[int], knobs: dict[str, Any]) -> str:
+    """The checker that notices first; empty if all seeds pass."""
+    for seed in seeds:
+        try:
+            world(seed, **knobs).run()
+        except Violation as violation:
+            return violation.checker
+        except DcnrError as error:
+            return error.code
+    return ""
+
+
+@pytest.mark.parametrize(("plant", "knobs", "hint", "expected"), PLANTED, ids=[row[0].__name__ for row in PLANTED])
+def test_a_planted_bug_turns_its_checker_red(
+    plant: Plant, knobs: dict[str, Any], hint: int, expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert first_red((hint, *range(8)), knobs) in expected
