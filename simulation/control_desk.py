@@ -32,6 +32,9 @@ class KnowingDesk:
     world: ControlWorld
     _due_s: dict[str, float] = field(default_factory=dict)
 
+    async def run(self) -> None:
+        """It asks nobody."""
+
     def verdicts(self, view: ModelView) -> Iterable[Decision]:
         """What is decided by now."""
         now = self.world.kernel.now_s

@@ -135,6 +135,7 @@ class OrchestratorShell:
         )  # fmt: skip
         self.runtime = ModelRuntime(MODEL, self.shared)
         desk = KnowingDesk(world)
+        self.runtime.auditing.run = desk.run  # type: ignore[method-assign]  # what it asks of PNodes has tests of its own
         self.runtime.decider.naming.verdicts, self.runtime.drawing.standing = desk.verdicts, desk.standing
         self.attach = AttachService(
             self.shared, {MODEL: self.runtime}, head_url=lambda _model: (HEAD_URL, 0), reach=lambda _id, _addresses: None
