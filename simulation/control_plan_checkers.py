@@ -124,7 +124,8 @@ class PlanCheckers:
             lacking = max(0, world.wanted(vnode) - working)
             self.num_moves += max(0, len(fresh) - lacking)
         by_choice = world.knobs.num_pnodes * world.knobs.jobs if 0 in world.knobs.replicas else 0
-        allowed = 2 * world.faults.num_shocks + world.knobs.num_vnodes + by_choice
+        went_back = world.checkers.ledger.num_back * world.knobs.num_vnodes * max(world.knobs.replicas)
+        allowed = 2 * world.faults.num_shocks + world.knobs.num_vnodes + by_choice + went_back
         world.require(
             self.num_moves <= allowed,
             "thrash",
