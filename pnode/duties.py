@@ -28,8 +28,6 @@ from trust.network import NetworkPolicy
 
 RETRY_FIRST_S = 0.5
 RETRY_LONGEST_S = 15.0
-MAX_HEAD_WAITS = 4
-"""For the head that names its plan a new replica waits so often, then it begins with what the newest known one names: seven seconds in all."""
 DISK_RETRY_S = 2.0
 """What the disk did not take is written again after this time."""
 
@@ -341,10 +339,7 @@ class Duties:
         memory = cost.memory_bytes + (cost.sharing_bytes if len(assignment.siblings) > 1 else 0)
         self._budget.admit(assignment.replica, Reservation(memory, disk), free_disk_bytes=free_bytes)
         head = entry.authority.head
-        is_behind = head is None or head.sequence < desired.sequence
-        if is_behind and self._policy().audits_drawn and hosted.num_waits < MAX_HEAD_WAITS:
-            hosted.num_waits += 1  # an older head names a manifest that may not say yet what was taken back
-            raise Unavailable("the head that names this plan is not here yet", code="head_awaited")
+        hosted.await_head(head, desired, self._policy())
         donors = [one.pnode_id for one in assignment.siblings if one.pnode_id != self._node_id]
         state, remarks = await self._provisioner.state(
             job, assignment.vnode, head.manifest_digest if head else "", donors, replica=assignment.replica

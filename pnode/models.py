@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from dcnr.errors import Refused
+from dcnr.errors import Refused, Unavailable
 from dcnr.ids import NodeId, check_name
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from pnode.authority import Authority
@@ -15,6 +15,8 @@ from trust.network import NetworkPolicy
 
 MAX_MODELS: Final = 2
 """The model that is served and its successor."""
+MAX_HEAD_WAITS: Final = 4
+"""For the head that names its plan a new replica waits so often, then it begins with what the newest known one names: seven seconds in all."""
 MAX_ENVELOPES: Final = 16
 """Desired states of one model, as signed, that may still be accepted."""
 
@@ -32,6 +34,14 @@ class Hosted:
     """Of the job; 0 before it is known."""
     num_waits: int = 0
     """How often it waited for the head that names its plan."""
+
+    def await_head(self, head: model_pb2.Head | None, desired: model_pb2.DesiredState, policy: NetworkPolicy) -> None:
+        """Where audits are in force: raises Unavailable (``head_awaited``) a few times while ``head`` is older than the plan, since its manifest may not say
+        yet what was taken back.
+        """
+        if policy.audits_drawn and self.num_waits < MAX_HEAD_WAITS and (head is None or head.sequence < desired.sequence):
+            self.num_waits += 1
+            raise Unavailable("the head that names this plan is not here yet", code="head_awaited")
 
 
 @dataclass(slots=True)
