@@ -9,7 +9,7 @@ from enum import Enum
 from trust.auditors import Candidate
 from trust.going_back import Cause
 from trust.ledger import Verdict
-from trust.overturned import Payment
+from trust.overturned import Payment, Truth
 from trust.separation import Party
 
 
@@ -129,7 +129,18 @@ class Late:
     interval: str
 
 
-Action = SendChallenge | SendTask | VerifyRecord | Pay | Late
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is true of an interval, as seen with own eyes."""
+
+    interval: str
+    vnode: str
+    accused: str
+    bundle: Bundle
+    truth: Truth
+
+
+Action = SendChallenge | SendTask | VerifyRecord | Pay | Late | Known
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,24 @@ import structlog
 
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
-from orchestrator.audit_events import Bundle, Decision, Late, Pay, People, Report, SendChallenge, SendTask, VerifyRecord, Wait, Word
+from orchestrator.audit_events import (
+    Bundle,
+    Decision,
+    Known,
+    Late,
+    Pay,
+    People,
+    Report,
+    SendChallenge,
+    SendTask,
+    VerifyRecord,
+    Wait,
+    Word,
+)
 from orchestrator.audit_words import report_of
 from orchestrator.audits import AuditDesk
 from orchestrator.equivocations import Equivocations
+from orchestrator.rehab import Rehab
 from orchestrator.signal import Signal
 from orchestrator.standings import judgement_of
 from orchestrator.view import JobFacts, ModelView
@@ -38,7 +52,12 @@ LOOK_AGAIN_S: Final = 30.0
 SEED_BYTES: Final = 32
 TASK_ID_BYTES: Final = 16
 HERE: Final = frozenset(
-    (orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_PROBATION, orchestrator_pb2.NODE_STATE_SUSPECT)
+    (
+        orchestrator_pb2.NODE_STATE_ACTIVE,
+        orchestrator_pb2.NODE_STATE_PROBATION,
+        orchestrator_pb2.NODE_STATE_SUSPECT,
+        orchestrator_pb2.NODE_STATE_REHAB,
+    )
 )
 _log = structlog.get_logger("orchestrator")
 
@@ -56,6 +75,7 @@ class Auditing:
         self._term: tuple[int, str] = (0, "")
         self._manifest = ""
         self._decided: set[str] = set()
+        self._rehab = Rehab(self._task_id)
         self._equivocations = Equivocations(shared.policy.network_id, model)
         self._looks: dict[str, float] = {}
         """Evidence being looked at, or not to be looked at before that time."""
@@ -102,7 +122,12 @@ class Auditing:
         """An auditor's finding, verified. Raises Refused, Stale."""
         if self._desk is None:
             return
-        self._desk.reported(report, self._shared.clock.wall())
+        now_s = self._shared.clock.wall()
+        shadow = self._rehab.reported(report)
+        if shadow is None:
+            self._desk.reported(report, now_s)
+        elif shadow.is_right is not None:
+            self._shared.standings.shadowed(shadow.pnode_id, shadow.evidence, now_s, is_right=shadow.is_right)
         self._say("audit_reported", report.auditor, f"{report.word.value} {report.part}".strip(), report.interval)
         self._stirred.fire()
 
@@ -156,8 +181,11 @@ class Auditing:
             standings.chain(self._model, view.chain.told)
             self._keep_desk(view, now_s)
             if self._desk is not None:
-                self._desk.tick(self._people(view, now_s), now_s)
+                people = self._people(view, now_s)
+                self._desk.tick(people, now_s)
                 self._act(view)
+                for task in self._rehab.tick(people.candidates.values(), now_s):
+                    self._ask(view, task)
         standings.doubted(self._model, self._desk.doubts() if self._desk is not None else ())
         if view is not None:
             self._look_at_others(view)
@@ -173,7 +201,8 @@ class Auditing:
         term = (int(view.head.epoch), view.head.active.job_id)
         if self._desk is None or term != self._term:
             separation = Separation(single_host=shared.policy.single_host)
-            self._desk = AuditDesk(shared.draw_secret, separation, lambda: shared.random_bytes(TASK_ID_BYTES).hex())
+            self._desk = AuditDesk(shared.draw_secret, separation, self._task_id)
+            self._rehab = Rehab(self._task_id)
             self._term, self._manifest = term, ""
         if view.head.manifest_digest != self._manifest:
             self._manifest = view.head.manifest_digest
@@ -181,6 +210,9 @@ class Auditing:
             ledger = view.chain.ledger
             audited = {name: one for name, one in ledger.intervals.items() if one.verdict is not Verdict.OPEN or name in counts}
             self._desk.chronicle(Ledger(ledger.lines, audited), now_s)
+
+    def _task_id(self) -> str:
+        return self._shared.random_bytes(TASK_ID_BYTES).hex()
 
     def _people(self, view: ModelView, now_s: float) -> People:
         shared, candidates = self._shared, dict[str, Candidate]()
@@ -211,6 +243,8 @@ class Auditing:
                     reason = f"as an auditor: {action.payment.value}"
                     self._shared.standings.lied(action.auditor, action.evidence, reason, self._shared.clock.wall())
                     self._say("auditor_overturned", action.auditor, action.payment.value, action.interval)
+                case Known():
+                    self._rehab.known(action)
                 case Late():
                     self._say("audit_late", action.node_id, "it did not answer in time", action.interval)
         if any(one.interval not in self._decided for one in self._desk.decisions()):

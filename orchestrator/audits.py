@@ -21,6 +21,7 @@ from orchestrator.audit_events import (
     Bundle,
     Decision,
     Doubt,
+    Known,
     Late,
     Pay,
     People,
@@ -153,7 +154,7 @@ class AuditDesk:
         case.verifying.discard(auditor)
         if proven and case.decision is None:
             cause = Cause.WRONG_STATE if part not in ("", "output") else Cause.WRONG_OUTPUTS
-            self._truth[interval] = Truth.WRONG
+            self._see(case, Truth.WRONG)
             record = case.words[auditor].record
             self._decide(case, Decision(interval, Verdict.FAILED, f"{part or 'it'} is wrong", cause, record))
         self._advance(now_s)
@@ -245,7 +246,7 @@ class AuditDesk:
         if asked.is_verifier:
             case.own.add(report.auditor)
             if report.word is Word.PASS:
-                self._truth[name] = Truth.RIGHT
+                self._see(case, Truth.RIGHT)
         elif report.word in _FINDINGS:
             self._num_heard += 1
             self._heard.append(Heard(self._num_heard, report.auditor, name, _FINDINGS[report.word], case.is_repeated))
@@ -256,6 +257,12 @@ class AuditDesk:
         if report.word is Word.FAULT:
             case.verifying.add(report.auditor)
             self._actions.append(VerifyRecord(name, report.record, report.auditor, report.part))
+
+    def _see(self, case: Case, truth: Truth) -> None:
+        one = case.interval
+        self._truth[one.name] = truth
+        if case.bundle is not None:
+            self._actions.append(Known(one.name, one.vnode, one.pnode_id, case.bundle, truth))
 
     def _decide(self, case: Case, decision: Decision) -> None:
         case.decision = decision

@@ -11,6 +11,7 @@ from orchestrator.batch_story import batch_lines, line, origin, unmerged_line
 from orchestrator.planning import ROLES
 from orchestrator.progress import reports_of
 from orchestrator.runtime import ModelRuntime, Shared
+from trust.scores import credibility
 from orchestrator.view import ModelView
 
 MAX_LINES: Final = 256
@@ -21,6 +22,12 @@ def explain_node(shared: Shared, node_id: str) -> list[orchestrator_pb2.Explanat
     judgement = shared.inventory.judgement(node_id)
     name = orchestrator_pb2.NodeState.Name(judgement.state).removeprefix("NODE_STATE_").lower()
     lines = [line(node_id, name, judgement.reason)]
+    if shared.policy.audits_drawn:
+        now_s = shared.clock.wall()
+        standing = shared.standings.of(node_id, now_s)
+        passes = standing.passes.seen(now_s)
+        facts = {"passes": f"{passes:.1f}", "credibility": f"{credibility(passes):.3f}", "evidence": standing.evidence}
+        lines.append(line(node_id, standing.state.value, standing.reason, **facts))
     for event in reversed(shared.history.about({node_id}, 32)):
         lines.append(line(node_id, event.kind, event.reason, **dict(event.facts)))
     return lines[:MAX_LINES]

@@ -14,7 +14,7 @@ from orchestrator.audit_events import Doubt
 from orchestrator.silence import Judgement
 from trust.folding import Chronicle, Told, standings_of
 from trust.ledger import Ledger, Verdict
-from trust.standing import Doubted, Equivocated, Event, Faulted, Standing, State, Waited, after, begun
+from trust.standing import Doubted, Equivocated, Event, Faulted, ShadowFailed, ShadowPassed, Standing, State, Waited, after, begun
 
 MAX_OWN: Final = 64
 """Events kept of one PNode that no chain tells."""
@@ -75,6 +75,10 @@ class Standings:
     def lied(self, auditor: str, evidence: str, reason: str, now_s: float) -> None:
         """An auditor's word did not hold: the same as a wrong computation. ``evidence``: its signed report."""
         self._saw(auditor, Faulted(now_s, now_s, evidence, reason))
+
+    def shadowed(self, pnode_id: str, evidence: str, now_s: float, *, is_right: bool) -> None:
+        """A unit in rehab was right or wrong."""
+        self._saw(pnode_id, ShadowPassed(now_s) if is_right else ShadowFailed(now_s, evidence))
 
     def unverified(self) -> list[tuple[str, Told]]:
         """(model, verdict) of failures that manifests tell, whose evidence this process has not looked at yet."""

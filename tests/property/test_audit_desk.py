@@ -20,6 +20,7 @@ from orchestrator.audit_case import AUDIT_S, LOOK_S
 from orchestrator.audit_events import (
     Bundle,
     Decision,
+    Known,
     Late,
     Pay,
     People,
@@ -97,7 +98,7 @@ class Desks(RuleBasedStateMachine):
                     self.tasks[action.task_id] = action
                 case VerifyRecord():
                     self.records.append(action)
-                case Late() | Pay():
+                case Known() | Late() | Pay():
                     pass
 
     def hears(self, report: Report) -> None:

@@ -9,19 +9,23 @@ import pytest
 from dcnr.errors import Corrupt, Refused, RemoteFault, Stale
 from dcnr.limits import DELEGATION_LIFETIME_S
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
-from orchestrator.audit_events import Doubt, Word
+from orchestrator.audit_events import Bundle, Doubt, Known, Report, Word
 from orchestrator.audit_words import bundle_of, open_report
 from orchestrator.equivocations import Equivocations
 from orchestrator.inventory import Inventory
 from orchestrator.mailbox import Mailbox
+from orchestrator.rehab import Rehab
 from orchestrator.silence import Judgement
 from orchestrator.standings import Standings, judgement_of
+from trust.auditors import Candidate
 from trust.delegation import make_delegation
 from trust.envelope import seal
 from trust.folding import Told
 from trust.identity import NodeKey
 from trust.ledger import Verdict
-from trust.standing import State
+from trust.overturned import Truth
+from trust.separation import Party
+from trust.standing import SHADOW_UNITS, State
 
 NOW, NETWORK = 1_700_000_000.0, "5" * 40
 NODE, WORKER, STRANGER = (NodeKey.generate() for _ in range(3))
@@ -163,6 +167,40 @@ def test_the_inventory_says_what_audits_say_of_whoever_is_here() -> None:
     assert offer.state == orchestrator_pb2.NODE_STATE_QUARANTINED, "who goes away is not waited for"
     assert not offer.may_return
     inventory.check()
+
+
+def test_twenty_right_units_lead_from_rehab_to_probation_and_a_wrong_one_back_to_quarantine() -> None:
+    standings, rehab, ids = Standings(), Rehab(lambda: f"{next(numbers):032x}"), NODE.node_id
+    numbers = iter(range(1000))
+    standings.lied(ids, RECORD, "it passed what is wrong", NOW)
+    now_s = NOW + 1000.0
+    assert standings.of(ids, now_s).state is State.REHAB
+    candidate = Candidate(Party(ids), State.REHAB, True)
+    for number in range(SHADOW_UNITS):
+        truth = Truth.WRONG if number % 3 == 0 else Truth.RIGHT
+        assert rehab.tick([candidate], now_s) == [], "there is nothing to be done"
+        rehab.known(Known(f"{number:064x}", "a", ids, Bundle(RECORD, 1), truth))
+        assert rehab.tick([candidate], now_s) == [], "not its own interval"
+        rehab.known(Known(f"{number:064x}", "a", STRANGER.node_id, Bundle(RECORD, 1), truth))
+        [task] = rehab.tick([candidate], now_s)
+        assert rehab.tick([candidate], now_s) == [], "one at a time"
+        word = Word.FAULT if truth is Truth.WRONG else Word.PASS
+        assert rehab.reported(Report(task.task_id, STRANGER.node_id, task.interval, word)) is None, "not its task"
+        shadow = rehab.reported(Report(task.task_id, ids, task.interval, word))
+        assert shadow is not None
+        assert shadow.is_right
+        standings.shadowed(ids, RECORD, now_s := now_s + 1.0, is_right=True)
+    assert standings.of(ids, now_s).state is State.PROBATION
+    standings.lied(ids, RECORD, "again", now_s + 10.0)
+    later_s = now_s + 4000.0
+    assert standings.of(ids, later_s).state is State.REHAB
+    rehab.known(Known("f" * 64, "a", STRANGER.node_id, Bundle(RECORD, 1), Truth.WRONG))
+    [task] = rehab.tick([candidate], later_s)
+    shadow = rehab.reported(Report(task.task_id, ids, task.interval, Word.PASS))
+    assert shadow is not None
+    assert shadow.is_right is False
+    standings.shadowed(ids, RECORD, later_s, is_right=False)
+    assert standings.of(ids, later_s).state is State.QUARANTINED
 
 
 # ---- equivocations, mail --------------------------------------------------------------------------------------------------------
