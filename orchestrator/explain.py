@@ -11,8 +11,8 @@ from orchestrator.batch_story import batch_lines, line, origin, unmerged_line
 from orchestrator.planning import ROLES
 from orchestrator.progress import reports_of
 from orchestrator.runtime import ModelRuntime, Shared
-from trust.scores import credibility
 from orchestrator.view import ModelView
+from trust.scores import credibility
 
 MAX_LINES: Final = 256
 
