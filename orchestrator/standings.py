@@ -14,7 +14,20 @@ from orchestrator.audit_events import Doubt
 from orchestrator.silence import Judgement
 from trust.folding import Chronicle, Told, standings_of
 from trust.ledger import Ledger, Verdict
-from trust.standing import Doubted, Equivocated, Event, Faulted, ShadowFailed, ShadowPassed, Standing, State, Waited, after, begun
+from trust.standing import (
+    Doubted,
+    Equivocated,
+    Event,
+    Faulted,
+    ShadowFailed,
+    ShadowPassed,
+    Standing,
+    State,
+    Waited,
+    after,
+    begun,
+    folded,
+)
 
 MAX_OWN: Final = 64
 """Events kept of one PNode that no chain tells."""
@@ -38,26 +51,38 @@ class Standings:
         self._banned: set[str] = set()
         self._verified: set[str] = set()
         self._refuted: set[str] = set()
+        self._by_node: dict[str, list[Told]] = {}
         self._folded: dict[str, Standing] = {}
 
     def chain(self, model: str, told: tuple[Told, ...]) -> None:
-        """Every verdict that the chain of a model tells, in order."""
-        if self._told.get(model) != told:
-            self._told[model] = told
-            self._fold()
+        """Every verdict that the chain of a model tells, in order. A chain that has grown costs what concerns the PNodes of its news."""
+        before = self._told.get(model, ())
+        if told == before:
+            return
+        self._told[model] = told
+        if told[: len(before)] == before:
+            news = told[len(before) :]
+        else:
+            self._by_node.clear()
+            news = tuple(one for name in sorted(self._told) for one in self._told[name])
+            self._folded.clear()
+        for one in news:
+            self._by_node.setdefault(one.pnode_id, []).append(one)
+        self._fold({one.pnode_id for one in news} | ({*self._own} if not self._folded else set()))
 
     def doubted(self, model: str, doubts: Iterable[Doubt]) -> None:
         """What is under doubt at this orchestrator's desk now."""
         found = tuple(doubts)
-        if self._doubts.get(model, ()) != found:
+        before = self._doubts.get(model, ())
+        if before != found:
             self._doubts[model] = found
-            self._fold()
+            self._fold({one.accused for one in (*before, *found)})
 
     def verified(self, evidence: str) -> None:
         """This process has verified that fault record itself."""
         if evidence not in self._verified:
             self._verified.add(evidence)
-            self._fold()
+            self._fold({name for name, told in self._by_node.items() if any(one.evidence == evidence for one in told)})
 
     def refuted(self, evidence: str) -> None:
         """That record proves nothing: whoever decided by it, it moves nobody here."""
@@ -104,21 +129,22 @@ class Standings:
         if event not in known:
             known.append(event)
             del known[:-MAX_OWN]
-            self._fold()
+            self._fold({pnode_id})
 
-    def _fold(self) -> None:
-        told = tuple(one for model in sorted(self._told) for one in self._told[model])
-        own: dict[str, list[Event]] = {pnode_id: list(events) for pnode_id, events in self._own.items()}
-        for doubt in (one for model in sorted(self._doubts) for one in self._doubts[model]):
-            own.setdefault(doubt.accused, []).append(Doubted(doubt.at_s, doubt.interval, doubt.auditor))
-        self._folded = standings_of(Chronicle(Ledger({}, {}), told), self._verified, own)
-        named = {one.pnode_id for one in told}
-        for pnode_id in own.keys() - named:
-            events = sorted(own[pnode_id], key=lambda event: event.at_s)
-            standing = begun(events[0].at_s)
-            for event in events:
-                standing = after(standing, event)
-            self._folded[pnode_id] = standing
+    def _fold(self, names: Iterable[str]) -> None:
+        """Of these PNodes; of one about which nothing is known any more, nothing is kept."""
+        for pnode_id in names:
+            own = list(self._own.get(pnode_id, ()))
+            doubts = (one for model in sorted(self._doubts) for one in self._doubts[model] if one.accused == pnode_id)
+            own += [Doubted(one.at_s, one.interval, one.auditor) for one in doubts]
+            told = tuple(self._by_node.get(pnode_id, ()))
+            if told:
+                self._folded |= standings_of(Chronicle(Ledger({}, {}), told), self._verified, {pnode_id: own})
+            elif own:
+                own.sort(key=lambda event: event.at_s)
+                self._folded[pnode_id] = folded(begun(own[0].at_s), own)
+            else:
+                self._folded.pop(pnode_id, None)
 
 
 def judgement_of(standing: Standing) -> Judgement:

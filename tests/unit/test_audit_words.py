@@ -117,6 +117,29 @@ def test_a_failure_moves_nobody_before_its_evidence_is_verified_here() -> None:
     assert (judged.state, judged.evidence) == (orchestrator_pb2.NODE_STATE_QUARANTINED, RECORD)
 
 
+def test_a_chain_that_grows_or_is_another_gives_what_it_gives_at_once() -> None:
+    nodes = [f"{number:040x}" for number in range(3)]
+    chain = tuple(
+        Told(nodes[number % 3], f"{number:064x}", Verdict.FAILED if number == 31 else Verdict.PASSED, NOW + number, NOW, RECORD)
+        for number in range(60)
+    )
+    grown, whole = Standings(), Standings()
+    for standings in (grown, whole):
+        standings.verified(RECORD)
+        standings.lied(nodes[0], "9" * 64, "it lied", NOW + 100.0)
+    for length in (1, 2, 20, 40, 60):
+        grown.chain("m", chain[:length])
+    whole.chain("m", chain)
+    for now_s in (NOW + 100.0, NOW + 5000.0):
+        assert [grown.of(name, now_s) for name in nodes] == [whole.of(name, now_s) for name in nodes]
+    grown.chain("m", chain[30:40])
+    whole = Standings()
+    whole.verified(RECORD)
+    whole.lied(nodes[0], "9" * 64, "it lied", NOW + 100.0)
+    whole.chain("m", chain[30:40])
+    assert [grown.of(name, NOW + 100.0) for name in nodes] == [whole.of(name, NOW + 100.0) for name in nodes]
+
+
 def test_refuted_evidence_is_looked_at_once_and_moves_nobody() -> None:
     standings = Standings()
     standings.chain("m", (told(Verdict.FAILED, evidence=RECORD),))
