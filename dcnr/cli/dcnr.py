@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from dcnr.cli import data, errors, job, local, model, network
+from dcnr.cli import data, errors, job, ledger, local, model, network
 from dcnr.cli.homes import VersionOption
 
 app = typer.Typer(
@@ -15,6 +15,7 @@ app.add_typer(network.app, name="network")
 app.add_typer(data.app, name="data")
 app.add_typer(model.app, name="model")
 app.add_typer(job.app, name="job")
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(local.app, name="local")
 local.add_demo(app)
 
