@@ -10,10 +10,6 @@ from dcnr import __version__
 from dcnr.ports import Clock
 from dcnr.v1 import common_pb2, local_pb2, membership_pb2, orchestrator_pb2
 
-_JUDGED = {
-    orchestrator_pb2.NODE_STATE_QUARANTINED: ("quarantined", "it ends by itself; the evidence says what was wrong"),
-    orchestrator_pb2.NODE_STATE_REHAB: ("rehab", "nothing: what it computes is compared, and counts again after a while"),
-}  # fmt: skip
 MAX_EVENTS = 256
 EVENTS_PER_BEAT = 64
 
@@ -95,10 +91,10 @@ def why(
             "it is tried again by itself; training goes on without",
         )
     for contact in contacts:
-        if contact.attached and contact.state in _JUDGED:
-            code, change = _JUDGED[contact.state]
-            proof = f" (evidence {contact.evidence})" if contact.evidence else ""
-            line(code, f"orchestrator {contact.node_id[:8]}: {contact.state_reason or code}{proof}", change)
+        if contact.attached and contact.state == orchestrator_pb2.NODE_STATE_QUARANTINED:
+            line("quarantined", _judged(contact), "it ends by itself; the evidence says what was wrong")
+        elif contact.attached and contact.state == orchestrator_pb2.NODE_STATE_REHAB:
+            line("rehab", _judged(contact), "nothing: what it computes is compared, and counts again after a while")
     for report in hosted:
         if report.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED:
             line("assignment_failed", f"{report.replica}: {report.reason}", "see limits in `pnode config show`")
@@ -115,6 +111,11 @@ def why(
     if not lines:
         line("working", f"{len(hosted)} VNode{'s' * (len(hosted) != 1)} hosted", "")
     return lines
+
+
+def _judged(contact: local_pb2.Contact) -> str:
+    proof = f" (evidence {contact.evidence})" if contact.evidence else ""
+    return f"orchestrator {contact.node_id[:8]}: {contact.state_reason}{proof}"
 
 
 def state_of(lines: list[local_pb2.WhyLine]) -> str:

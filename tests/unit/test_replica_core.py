@@ -214,6 +214,15 @@ def test_past_the_horizon_nothing_is_learned_until_the_head_is_seen() -> None:
     assert of(ev.Learn, core.handle(ev.HeadSeen(7.0)))
 
 
+def test_while_learning_is_held_nothing_is_learned_and_what_others_ask_for_is_computed() -> None:
+    core = started()
+    core.handle(ev.LearningHeld(0.5, "waiting_for_audit: 5 intervals are not cleared"))
+    assert not of(ev.Learn, give(core, 0, now_s=1.0))
+    assert core.view().paused_why.startswith("waiting_for_audit")
+    assert of(ev.Learn, core.handle(ev.LearningHeld(2.0, "")))
+    assert core.view().paused_why == ""
+
+
 def test_a_fatal_failure_stops_and_an_unasked_answer_is_a_bug() -> None:
     core = started()
     give(core, 0)

@@ -1,0 +1,39 @@
+"""Goal: an owner reads why a machine does not work as it could: what an orchestrator holds against it, with the proof, and what waits for an audit."""
+
+from __future__ import annotations
+
+from dcnr.v1 import local_pb2, membership_pb2, orchestrator_pb2
+from pnode.report import WorkerFacts, state_of, why
+
+PROOF = "e" * 64
+
+
+def lines(*contacts: local_pb2.Contact, reason: str = "") -> list[local_pb2.WhyLine]:
+    hosted = [orchestrator_pb2.ReplicaReport(replica="a.1", state=orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, reason=reason)]
+    return why(
+        draining=False, paused="", attached=1, known_orchestrators=1, membership_trouble="", worker=WorkerFacts(pid=1), hosted=hosted,
+        upload_trouble="", capability=membership_pb2.Capability(), contacts=contacts,
+    )  # fmt: skip
+
+
+def contact(state: orchestrator_pb2.NodeState.ValueType, *, attached: bool = True) -> local_pb2.Contact:
+    return local_pb2.Contact(node_id="c" * 40, attached=attached, state=state, state_reason="weights moved wrongly", evidence=PROOF)
+
+
+def test_a_quarantine_is_told_with_its_reason_and_its_proof() -> None:
+    found = lines(contact(orchestrator_pb2.NODE_STATE_QUARANTINED))
+    assert (found[0].code, state_of(found)) == ("quarantined", "quarantined")
+    assert "weights moved wrongly" in found[0].reason
+    assert PROOF in found[0].reason
+
+
+def test_rehab_is_told_and_what_nobody_says_any_more_is_not() -> None:
+    assert lines(contact(orchestrator_pb2.NODE_STATE_REHAB))[0].code == "rehab"
+    assert lines(contact(orchestrator_pb2.NODE_STATE_QUARANTINED, attached=False))[0].code == "working"
+    assert lines(contact(orchestrator_pb2.NODE_STATE_ACTIVE))[0].code == "working"
+
+
+def test_waiting_for_an_audit_is_told() -> None:
+    found = lines(reason="waiting_for_audit: 5 intervals are not cleared")
+    assert (found[0].code, state_of(found)) == ("waiting_for_audit", "waiting")
+    assert "a.1" in found[0].reason
