@@ -30,9 +30,11 @@ from dcnr.testing import LocalNetwork, LocalPNode, Process
 from dcnr.v1 import model_pb2
 from trust.identity import NodeKey
 
+CHEAT = ("-m", "examples.byzantine", "pnode")
+"""A PNode that multiplies its gradients by ten and says that it did not."""
 PNODES = (
     LocalPNode("p1", 1.75, 2048), LocalPNode("p2", 1.5, 1536), LocalPNode("p3", 1.0, 1280), LocalPNode("p4", 1.0, 1024), LocalPNode("p5", 1.0, 896),
-    LocalPNode("p6", 1.0, 768),
+    LocalPNode("p6", 2.0, 2048, program=CHEAT, flags=("--behaviour", "tenfold")),
 )  # fmt: skip
 WHOLE_LIMIT_S = 900.0
 ATTACH_LIMIT_S = 60.0
@@ -63,7 +65,7 @@ def run_demo(
     chosen = chosen or example(options.model)
     directory = options.directory or _directory(Path.cwd() / ".demo")
     _make_empty(directory, ours=options.directory is None)
-    network = LocalNetwork(directory, pnodes=pnodes, name="demo", say=screen.say, environment=environment)
+    network = _network(directory, pnodes, screen, environment)
     try:
         verdict = asyncio.run(_Demo(options, chosen, directory, network, screen).run())
         if options.reference:
@@ -85,6 +87,16 @@ def run_demo(
         network.stop(hand_over=False)
         if directory != options.directory and not (directory / "keep").exists():
             _tidy(directory)
+
+
+def _network(directory: Path, pnodes: Sequence[LocalPNode], screen: Screen, environment: Mapping[str, str]) -> LocalNetwork:
+    """Where somebody cheats, work is audited, and the network trusts the others."""
+    honest = [spec.name for spec in pnodes if spec.program != CHEAT]
+    is_audited = len(honest) < len(pnodes)
+    return LocalNetwork(
+        directory, pnodes=pnodes, name="demo", say=screen.say, environment=environment, audits="drawn" if is_audited else "none",
+        trusted=honest if is_audited else (), orchestrator_flags=("--verifier",) if is_audited else (),
+    )  # fmt: skip
 
 
 class _Demo:
@@ -117,6 +129,10 @@ class _Demo:
             network.interrupt()
             raise
         screen.name_nodes({process.node_id: process.name for process in (*network.orchestrators, *network.pnodes)})
+        self._story.cheats = frozenset(process.node_id for process in network.pnodes if CHEAT[1] in process.command)
+        for process in network.pnodes:
+            if process.node_id in self._story.cheats:
+                screen.say(f"{process.name} cheats; nobody in the network knows that")
         key = NodeKey.load(network.maintainer_key)
         async with await connect_async(network.bootstrap, network=network.network_file, key=key) as client:
             await self._attached(client)
@@ -179,10 +195,11 @@ class _Demo:
         story, job = self._story, self._story.job
         if job.state != model_pb2.JOB_STATE_RUNNING or any(not kill.settled for kill in story.kills):
             return
-        busy = [item for item in job.vnodes if item.report.state == ACTIVE and 0 < item.report.num_learned < job.num_batches]
+        honest = [item for item in job.vnodes if item.assignment.pnode_id not in story.cheats]
+        busy = [item for item in honest if item.report.state == ACTIVE and 0 < item.report.num_learned < job.num_batches]
         if story.progress() > 0.15 and "first" not in self._killing and len(job.vnodes) > 2:
-            middle = job.vnodes[len(job.vnodes) // 2 - 1]
-            if middle in busy:
+            middle = next((item for item in job.vnodes[1:-1] if item in busy), None)
+            if middle is not None:
                 self._killing.add("first")
                 await self._kill_pnode(middle.assignment.pnode_id)
         elif story.progress() > 0.40 and "holder" not in self._killing:

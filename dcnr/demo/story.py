@@ -39,10 +39,24 @@ class Counters:
     duplicates: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """A PNode in quarantine, with the evidence against it."""
+
+    at_s: float
+    reason: str
+    evidence: str
+
+
 @dataclass(slots=True)
 class Story:
     """Grows by one view at a time."""
 
+    cheats: frozenset[str] = frozenset()
+    """Ids of the PNodes that cheat; the network is not told."""
+    accused: dict[str, Accused] = field(default_factory=dict)
+    first_hosted_s: dict[str, float] = field(default_factory=dict)
+    """When each PNode was first seen learning."""
     kills: list[Kill] = field(default_factory=list)
     first_learned_s: float | None = None
     last_learned_s: float | None = None
@@ -63,11 +77,15 @@ class Story:
                 continue
             if report.state == ACTIVE:
                 self.pnodes_used.add(item.assignment.pnode_id)
+                self.first_hosted_s.setdefault(item.assignment.pnode_id, now_s)
                 self._began(item.vnode, (report.replica, int(report.incarnation)), int(report.num_learned))
             self.learned[item.vnode] = max(self.learned.get(item.vnode, 0), int(report.num_learned))
             counters = self.counters.setdefault((item.vnode, report.replica, int(report.incarnation)), Counters())
             counters.forwarded = max(counters.forwarded, int(report.num_forwarded))
             counters.duplicates = max(counters.duplicates, int(report.num_duplicates))
+        for node in view.nodes:
+            if node.state == orchestrator_pb2.NODE_STATE_QUARANTINED and node.evidence and node.node_id not in self.accused:
+                self.accused[node.node_id] = Accused(now_s, node.reason, node.evidence)
         if sum(self.learned.values()) > total_before:
             self.first_learned_s = now_s if self.first_learned_s is None else self.first_learned_s
             self.last_learned_s = now_s

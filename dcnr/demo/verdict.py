@@ -64,6 +64,7 @@ async def judge(
     order = [stage.id for stage in stages]
     await _lineages(verdict, client, graph.name, int(job.num_batches))
     _kills(verdict, story)
+    _cheats(verdict, story, network)
     say("exporting, and loading the export with plain torch")
     manifest, export = await client.export(graph.name, directory / "export")
     plain = await _script([sys.executable, str(example.use_export), str(directory / "export"), str(npz)])
@@ -110,6 +111,24 @@ def _kills(verdict: Verdict, story: Story) -> None:
     pnodes = [kill for kill in story.kills if kill.kind == "PNode"]
     orchestrators = [kill for kill in story.kills if kill.kind == "orchestrator"]
     verdict.point("a PNode and the deciding orchestrator were killed", bool(pnodes and orchestrators), f"{len(story.kills)} kills")
+
+
+def _cheats(verdict: Verdict, story: Story, network: LocalNetwork) -> None:
+    """Whoever cheats is found out, by evidence that is in the store, and nobody else is."""
+    if not story.cheats:
+        return
+    names: dict[str, str] = {process.node_id: process.name for process in network.pnodes}
+    for node_id in sorted(story.cheats):
+        found = story.accused.get(node_id)
+        detail = f"{found.reason} (evidence {found.evidence[:16]})" if found is not None else "not found out"
+        verdict.point(f"the PNode that cheats, {names[node_id]}, was caught with evidence", found is not None, detail)
+        if found is not None:
+            first = story.first_hosted_s.get(node_id, found.at_s)
+            verdict.figures.append(
+                (f"{names[node_id]} cheats from its first batch on", f"in quarantine after {found.at_s - first:.1f} s")
+            )
+    honest = sorted(names[node_id] for node_id in story.accused.keys() - story.cheats if node_id in names)
+    verdict.point("no honest PNode was accused", not honest, ", ".join(honest) or f"{len(names) - len(story.cheats)} of them")
 
 
 def _judge_images(verdict: Verdict, exits: Sequence[model_pb2.ExitResult], plain: dict[str, Any]) -> None:
