@@ -7,6 +7,7 @@ import io
 import json
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -190,6 +191,19 @@ def test_the_owner_is_obeyed(shell: Shell) -> None:
     assert "paused: paused by its owner until 20" in shell.run("pnode why", *home)
     assert json.loads(shell.run("pnode resume --json", *home)) == {"paused": False}
     assert json.loads(shell.run("pnode status --json", *home))["state"] != "paused"
+
+
+def test_a_machine_that_starts_again_says_whose_it_is(shell: Shell, tmp_path: Path) -> None:
+    process = shell.network.pnodes[1]
+    told = json.loads(shell.run(f"pnode own --json --key {tmp_path / 'owner.pem'} --home {process.home}"))
+    shell.network.kill(process)
+    process.start()
+    deadline = time.monotonic() + 120.0
+    seen = ""
+    while seen != told["owner"]:
+        assert time.monotonic() < deadline, f"{seen!r}\n{shell.network.trouble()}"
+        with dcnr.sdk.connect(shell.network.bootstrap, network=shell.network.network_file) as client:
+            seen = next((node.owner for node in client.nodes() if node.node_id == process.node_id), "")
 
 
 def test_stopping_politely(shell: Shell) -> None:
