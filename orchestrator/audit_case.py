@@ -16,6 +16,8 @@ from trust.standing import REAUDITORS
 
 AUDIT_S: Final = 120.0
 """Within this time an auditor answers; then another one is asked."""
+MAX_DOUBLED: Final = 5
+"""Each audit of an interval that came too late doubles the time of the next one, so many times: some replays are long."""
 LOOK_S: Final = 5.0
 """Where nobody can audit now, somebody is looked for again after this time."""
 LACKING: Final = 2
@@ -51,6 +53,7 @@ class Case:
     """Auditors whose records are being verified."""
     word_s: float = 0.0
     doubt_s: float = 0.0
+    num_late: int = 0
     is_repeated: bool = False
     """Whether the verifier repeats it whatever the auditor says."""
     decision: Decision | None = None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from dcnr.errors import InvariantBroken, Refused, Stale
-from orchestrator.audit_case import AUDIT_S, LOOK_S, Asked, Case, wait_of, weighed
+from orchestrator.audit_case import AUDIT_S, LOOK_S, MAX_DOUBLED, Asked, Case, wait_of, weighed
 from orchestrator.audit_events import (
     Action,
     Bundle,
@@ -42,6 +42,8 @@ from trust.standing import REAUDIT_S, State
 
 CHALLENGE_S: Final = 120.0
 """Within this time the accused hands its evidence over; people's machines go away and come back."""
+LONGEST_CHALLENGE_S: Final = 600.0
+"""While it is here it has so long: evidence leaves many homes slowly."""
 ASK_AGAIN_S: Final = 15.0
 GIVE_UP_S: Final = 300.0
 """What was said counts after this time, where nobody is left whose word would be worth waiting for."""
@@ -106,6 +108,7 @@ class AuditDesk:
                 gone = not asked.is_verifier and asked.auditor not in people.candidates
                 if gone or now_s >= asked.until_s:
                     self._end_task(case, task_id)
+                    case.num_late += not gone
                     self._actions.append(Late(asked.auditor, case.interval.name))
                     if asked.is_verifier:
                         case.asked.discard(asked.auditor)
@@ -304,8 +307,10 @@ class AuditDesk:
 
     def _challenge(self, case: Case, now_s: float) -> None:
         one = case.interval
+        if now_s >= case.until_s and one.pnode_id in self._people.candidates:
+            case.until_s = min(now_s + CHALLENGE_S, case.since_s + LONGEST_CHALLENGE_S)
         if now_s >= case.until_s:
-            reason = f"its PNode showed no evidence within {CHALLENGE_S:.0f} s"
+            reason = f"its PNode showed no evidence within {now_s - case.since_s:.0f} s"
             self._actions.append(Late(one.pnode_id, one.name))
             self._decide(case, Decision(one.name, Verdict.UNVERIFIABLE, reason, Cause.UNVERIFIABLE))
         elif now_s - case.challenged_s >= ASK_AGAIN_S:
@@ -345,7 +350,8 @@ class AuditDesk:
         if not choice.is_verifier and task_of(self._secret, name, choice.node_id, len(case.asked)) is not Task.REAL:
             case.is_repeated = True
         task_id = self._draw_id()
-        until_s = now_s + (REAUDIT_S if case.doubt_s and not choice.is_verifier else AUDIT_S)
+        given_s = REAUDIT_S if case.doubt_s and not choice.is_verifier else AUDIT_S
+        until_s = now_s + given_s * 2.0 ** min(case.num_late, MAX_DOUBLED)
         case.tasks[task_id] = Asked(choice.node_id, choice.is_verifier, until_s)
         case.asked.add(choice.node_id)
         self._tasks[task_id] = name

@@ -1,7 +1,7 @@
 """Goal: with audits a PNode that cheats is caught and quarantined with evidence, what it taught the model is taken back, and the job completes without it.
 
-Three honest PNodes that the network document trusts, one that multiplies its gradients by ten, two orchestrators with verifiers: everybody is in probation, so
-that every interval is audited.
+Three honest PNodes that the network document trusts, one that multiplies its gradients by ten, two orchestrators with verifiers: it is in probation, so
+that each of its intervals is audited.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dcnr.errors import Refused, Stale
 from dcnr.intervals import IntervalSet
-from orchestrator.audit_case import AUDIT_S, LOOK_S
+from orchestrator.audit_case import AUDIT_S, LOOK_S, MAX_DOUBLED
 from orchestrator.audit_events import (
     Bundle,
     Decision,
@@ -30,7 +30,7 @@ from orchestrator.audit_events import (
     VerifyRecord,
     Word,
 )
-from orchestrator.audits import CHALLENGE_S, AuditDesk
+from orchestrator.audits import CHALLENGE_S, LONGEST_CHALLENGE_S, AuditDesk
 from trust.auditors import Candidate
 from trust.draw import Secret
 from trust.folding import NEXT
@@ -43,7 +43,7 @@ NODES = tuple(
     for number in range(6)
 )
 VERIFIER = Party("verifier", "operator", "s9")
-LONGEST_S = CHALLENGE_S + 40 * (AUDIT_S + LOOK_S)
+LONGEST_S = LONGEST_CHALLENGE_S + 40 * (AUDIT_S + LOOK_S)
 """Of anything, once a verifier is there and answers."""
 
 
@@ -206,7 +206,8 @@ class Desks(RuleBasedStateMachine):
         waits = self.desk.waits(self.now_s)
         assert {one.interval for one in waits} == opened
         assert all(one.owner for one in waits)
-        assert all(one.until_s <= self.now_s + max(CHALLENGE_S, AUDIT_S) for one in waits), "every wait has a limit"
+        longest_s = max(CHALLENGE_S, AUDIT_S * 2.0**MAX_DOUBLED)
+        assert all(one.until_s <= self.now_s + longest_s for one in waits), "every wait has a limit"
         for decision in self.desk.decisions():
             known = self.decided.setdefault(decision.interval, decision)
             assert known.verdict is decision.verdict or decision.evidence == "9" * 64, "never two verdicts"

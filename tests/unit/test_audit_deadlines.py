@@ -1,0 +1,68 @@
+"""Goal: who is here has ten minutes to bring evidence, who is gone two; after a late audit the next has more time; a drawn pass is repeated by the verifier."""
+
+from __future__ import annotations
+
+import itertools
+
+from dcnr.intervals import IntervalSet
+from orchestrator.audit_case import AUDIT_S
+from orchestrator.audit_events import Bundle, People, Report, SendTask, Word
+from orchestrator.audits import CHALLENGE_S, LONGEST_CHALLENGE_S, AuditDesk
+from trust.auditors import Candidate
+from trust.draw import Secret, Task, task_of
+from trust.ledger import Interval, Ledger, Verdict
+from trust.separation import Party, Separation
+from trust.standing import State
+
+NAME, SECRET, VERIFIER = "a" * 64, Secret(b"k" * 32), Party("v")
+ACCUSED = Candidate(Party("accused"), State.PROBATION, True)
+AUDITOR = Candidate(Party("auditor"), State.ACTIVE, True)
+
+
+def desk(name: str = NAME) -> AuditDesk:
+    numbers = itertools.count()
+    made = AuditDesk(SECRET, Separation(single_host=True), lambda: f"{next(numbers):032x}")
+    one = Interval(name, 0, "a", "a.0", "accused", IntervalSet.span(0, 1), Verdict.OPEN)
+    made.chronicle(Ledger({}, {name: one}), 0.0)
+    return made
+
+
+def decided_at(people: People) -> float:
+    made, now_s = desk(), 0.0
+    while not made.decisions():
+        now_s += 1.0
+        made.tick(people, now_s)
+    [decision] = made.decisions()
+    assert decision.verdict is Verdict.UNVERIFIABLE
+    return now_s
+
+
+def test_who_is_gone_has_two_minutes_and_who_is_here_ten() -> None:
+    assert decided_at(People()) == CHALLENGE_S
+    assert decided_at(People({"accused": ACCUSED})) == LONGEST_CHALLENGE_S
+
+
+def test_each_late_audit_doubles_the_time_of_the_next() -> None:
+    made, people, given = desk(), People(verifiers=(VERIFIER,)), list[float]()
+    made.answered("accused", NAME, Bundle("b" * 64, 1), 0.0)
+    for now_s in range(0, 1000, 5):
+        made.tick(people, float(now_s))
+        given += [one.until_s - now_s for one in made.take() if isinstance(one, SendTask)]
+    assert given[:3] == [AUDIT_S, 2 * AUDIT_S, 4 * AUDIT_S]
+
+
+def test_a_pass_that_is_drawn_is_repeated_by_the_verifier_and_whoever_passed_what_is_wrong_pays() -> None:
+    name = next(f"{number:064x}" for number in range(1000) if task_of(SECRET, f"{number:064x}", "auditor", 0) is not Task.REAL)
+    made = desk(name)
+    made.tick(People({"accused": ACCUSED, "auditor": AUDITOR}, (VERIFIER,)), 1.0)
+    made.answered("accused", name, Bundle("b" * 64, 1), 1.0)
+    [task] = [one for one in made.take() if isinstance(one, SendTask)]
+    made.reported(Report(task.task_id, "auditor", name, Word.PASS, digest="d" * 64), 2.0)
+    assert not made.decisions(), "its word is not enough"
+    [again] = [one for one in made.take() if isinstance(one, SendTask)]
+    assert again.is_verifier
+    made.reported(Report(again.task_id, "v", name, Word.FAULT, "output", "f" * 64), 3.0)
+    made.verified(name, "v", 4.0, proven=True, part="output")
+    [decision] = made.decisions()
+    assert decision.verdict is Verdict.FAILED
+    assert [one.auditor for one in made.take() if hasattr(one, "payment")] == ["auditor"]
