@@ -40,6 +40,7 @@ sim: $(VENV)/.installed
 	@$(BIN)/python -m simulation --world data --seeds 0:$(SEEDS)
 	@$(BIN)/python -m simulation --world control --seeds 0:$(SEEDS)
 	@$(BIN)/python -m simulation --world orchestrators --seeds 0:$(SEEDS)
+	@$(BIN)/python -m simulation --world audited --seeds 0:$(SEEDS)
 
 chaos: $(VENV)/.installed
 	@$(BIN)/python -m chaos
