@@ -296,13 +296,13 @@ def test_looking_at_all_nodes_at_once_finds_the_same_node(stages: list[StageCost
 
 
 def grade(board: Board, cost: StageCost, load: Load) -> tuple[int, bool, float, int]:
-    siblings = placement._siblings(board.seats[cost.vnode])
+    siblings = placement._siblings(board, cost)
     tight = load.free_bytes < cost.memory_bytes + (cost.sharing_bytes if cost.wanted_replicas > 1 else 0)
     return siblings.nearness(load), tight, (load.seconds + board.share_s(cost, load)) * load.doubt, load.hosted
 
 
 def asking_everybody(board: Board, cost: StageCost) -> Load | None:
-    siblings, needed = placement._siblings(board.seats[cost.vnode]), placement._needed(board, cost)
+    siblings, needed = placement._siblings(board, cost), placement._needed(board, cost)
     fit = [
         load for load in board.loads.values() if placement._obstacle(board, cost, load, siblings, needed) is placement.Obstacle.NONE
     ]

@@ -16,6 +16,7 @@ from dcnr.v1 import local_pb2, orchestrator_pb2, vnode_pb2
 from pnode import frames
 from pnode.exchange import Control
 from pnode.hosted import codec_in_force
+from pnode.making import Making
 from pnode.pipe import LocalPipe
 from pnode.report import news_of
 from pnode.rpc import HeldPort
@@ -62,7 +63,7 @@ def test_a_worker_judges_delegations_by_the_networks_time_and_not_by_its_own_clo
         ours, theirs = socket.socketpair()
         daemon = await LocalPipe.over(ours, local_pb2.FromWorker)
         pipe = await LocalPipe.over(theirs, local_pb2.ToWorker)
-        worker = Worker(pipe, NodeKey.generate(), SystemClock(), "cpu")
+        worker = Worker(pipe, NodeKey.generate(), SystemClock(), "cpu", Making())
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             group.create_task(worker.run(HeldPort("127.0.0.1", 0)))
             hello = await daemon.receive()
