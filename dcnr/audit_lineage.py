@@ -9,26 +9,22 @@ deltas in them name in order, checkpoint 0 in the manifest that the signed reque
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dcnr import limits
-from dcnr.errors import Corrupt, NotFound
+from dcnr.errors import Corrupt
 from dcnr.ids import digest_of
-from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from dcnr.stored import Read, StoredDocuments
+from dcnr.v1 import data_pb2, model_pb2
 from trust.commits import Place, open_delta
-from trust.delegation import open_delegation
-from trust.envelope import digest_of_envelope, open_single, parse, parse_envelope
 from trust.network import NetworkPolicy
 
 if TYPE_CHECKING:
     from dcnr.sdk.client import AsyncClient
 
 MAX_COMMITS: Final = 1_000_000
-Read = Callable[[data_pb2.ObjectRef, Path, int], Awaitable[None]]
-"""Writes the object of that reference to the path; the last argument bounds its size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +80,15 @@ class LineageAudit:
 
     def __init__(self, read: Read, policy: NetworkPolicy, model: str, directory: Path) -> None:
         self._read, self._policy, self._model, self._directory = read, policy, model, directory
+        self._documents = StoredDocuments(read, policy, model, directory)
 
     async def run(self, manifest_digest: str) -> list[VNodeLineage]:
         """One result per VNode of the manifest. Raises Corrupt for what is not signed as it must be or does not have its digest."""
-        manifest = await self._manifest(manifest_digest)
-        request = await self._request(manifest.job_id)
+        manifest = await self._documents.manifest(manifest_digest)
+        request = await self._documents.request(manifest.job_id)
         if manifest.graph_digest != request.graph_digest:
             raise Corrupt("the manifest is of another graph than the signed request", code="wrong_graph")
-        base = await self._manifest(request.initial_manifest_digest)
+        base = await self._documents.manifest(request.initial_manifest_digest)
         first = {entry.vnode: entry.working[0].digest for entry in base.entries if entry.working}
         if set(first) != {entry.vnode for entry in manifest.entries}:
             raise Corrupt(
@@ -143,7 +140,7 @@ class LineageAudit:
         newest_first: list[list[_Learned]] = []
         state, commit_digest, parent, count = checkpoint.digest, checkpoint.commit_digest, "", 0
         while commit_digest:
-            commit, pnode_id = await self._commit(checkpoint.vnode, commit_digest, request)
+            commit, pnode_id = await self._documents.commit(checkpoint.vnode, commit_digest, request.job_id)
             ends = {commit.state_digest} if not count else {commit.state_digest, commit.anchor_digest} - {""}
             if state not in ends:
                 raise Corrupt(
@@ -193,26 +190,8 @@ class LineageAudit:
             count += 1
             if not manifest.parent_digest or count > MAX_COMMITS:
                 break
-            manifest = await self._manifest(manifest.parent_digest)
+            manifest = await self._documents.manifest(manifest.parent_digest)
         return credited
-
-    async def _commit(self, vnode: str, digest: str, request: model_pb2.JobRequest) -> tuple[model_pb2.Commit, str]:
-        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_COMMIT, model=self._model, owner=vnode, digest=digest)
-        envelope = parse_envelope(await self._bytes(ref, limits.MAX_ENVELOPE_BYTES))
-        if digest_of_envelope(envelope) != digest:
-            raise Corrupt(f"commit {digest[:12]} does not have its digest", code="wrong_digest")
-        payload, signer = open_single(envelope, identity_pb2.DOMAIN_COMMIT)
-        commit = parse(model_pb2.Commit, payload)
-        stated = (commit.network_id, commit.model, commit.job_id, commit.vnode)
-        if stated != (self._policy.network_id, self._model, request.job_id, vnode):
-            raise Corrupt(f"commit {digest[:12]} is about another network, model, job or VNode", code="wrong_network")
-        unverified = parse(identity_pb2.Delegation, commit.delegation.payload)
-        delegation = open_delegation(
-            commit.delegation, network_id=self._policy.network_id, now_wall=unverified.not_before_unix_ms / 1000
-        )
-        if delegation.worker_public_der != signer.public_der:
-            raise Corrupt(f"commit {digest[:12]} is signed by a key that no PNode delegated", code="wrong_signer")
-        return commit, delegation.pnode_id
 
     async def _state(self, checkpoint: model_pb2.Checkpoint) -> tuple[dict[str, str], list[list[int]]]:
         """Metadata and lineage in the state file, as the safetensors library reads them."""
@@ -223,30 +202,6 @@ class LineageAudit:
         await self._read(ref, path, limits.MAX_OBJECT_BYTES)
         try:
             return await asyncio.to_thread(_header, path, checkpoint.digest)
-        finally:
-            path.unlink(missing_ok=True)
-
-    async def _manifest(self, digest: str) -> model_pb2.Manifest:
-        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=self._model, digest=digest)
-        envelope = parse_envelope(await self._bytes(ref, limits.MAX_MANIFEST_BYTES), limits.MAX_MANIFEST_BYTES)
-        if digest_of_envelope(envelope) != digest:
-            raise Corrupt(f"manifest {digest[:12]} does not have its digest", code="wrong_digest")
-        return self._policy.open_manifest(envelope, self._model)
-
-    async def _request(self, job_id: str) -> model_pb2.JobRequest:
-        if not job_id:
-            raise NotFound("the manifest belongs to no job: nothing was learned yet", code="no_job")
-        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_JOB_REQUEST, model=self._model, owner=job_id)
-        request = self._policy.open_job_request(parse_envelope(await self._bytes(ref, limits.MAX_ENVELOPE_BYTES)))
-        if request.job_id != job_id or request.model != self._model:
-            raise Corrupt("the stored request is of another job", code="wrong_job")
-        return request
-
-    async def _bytes(self, ref: data_pb2.ObjectRef, max_bytes: int) -> bytes:
-        path = self._directory / "audit.part"
-        try:
-            await self._read(ref, path, max_bytes)
-            return await asyncio.to_thread(path.read_bytes)
         finally:
             path.unlink(missing_ok=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from dcnr.cli.homes import HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, NetworkIdOption, NetworkOption, Session
 
 if TYPE_CHECKING:
+    from dcnr.audit_ledger import LedgerAudit
     from dcnr.ledger_check import JobLedger
     from dcnr.sdk.client import AsyncClient
     from dcnr.v1 import model_pb2
@@ -28,26 +29,39 @@ def verify(
     model: ModelArgument, manifest: ManifestOption = "", home: HomeOption = None, network: NetworkOption = None,
     bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Read the whole chain of manifests, check every signature and entry, and name the first that cannot be. Exits with 1 if there is one."""
-    ledgers = _ledgers(Session(home, network, bootstrap, network_id), model, manifest)
+    """Check every job's chain of manifests, and of the newest job the receipts, the evidence and the states. Exits with 1 at the first bad entry.
+
+    Example: dcnr ledger verify mnist-residual
+    """
+    session = Session(home, network, bootstrap, network_id)
+    ledgers = _ledgers(session, model, manifest)
     rows = [
         (one.job_id, one.num_manifests, len(one.chronicle.ledger.intervals), one.problem or "holds together") for one in ledgers
     ]
-    data = [
+    data: list[dict[str, Any]] = [
         {
-            "job": one.job_id,
-            "manifests": one.num_manifests,
-            "intervals": len(one.chronicle.ledger.intervals),
-            "problem": one.problem,
+            "job": one.job_id, "manifests": one.num_manifests, "intervals": len(one.chronicle.ledger.intervals), "problem": one.problem,
         }
         for one in ledgers
-    ]
-    output.emit(
-        data,
-        lambda: output.table(("job", "manifests", "intervals", ""), rows) if rows else "no audits were in force",
-        as_json=as_json,
-    )
-    if any(one.problem for one in ledgers):
+    ]  # fmt: skip
+    lines: list[str] = []
+    if ledgers and not any(one.problem for one in ledgers):
+        found = _audited(session, model, manifest)
+        newest = next(row for row in data if row["job"] == found.job_id)
+        newest |= {
+            "problem": found.trouble, "receipts": found.num_receipts, "statements_gone": found.num_gone, "states": found.num_states,
+            "evidence": found.faults, "verdicts": found.counts(),
+            "cleared": {vnode: {"batches": cleared, "of": all_} for vnode, (cleared, all_) in found.cleared().items()},
+        }  # fmt: skip
+        lines = [f"{vnode}: {cleared} of {all_} batches cleared" for vnode, (cleared, all_) in sorted(found.cleared().items())]
+        lines += [f"evidence {digest[:16]} against {pnode_id}" for digest, pnode_id in found.faults.items()]
+        lines.append(found.trouble or f"{found.num_receipts} receipts and {found.num_states} states are as they must be")
+
+    def text() -> str:
+        return "\n".join([output.table(("job", "manifests", "intervals", ""), rows) if rows else "no audits were in force", *lines])
+
+    output.emit(data, text, as_json=as_json)
+    if any(row["problem"] for row in data):
         raise typer.Exit(BAD_EXIT)
 
 
@@ -89,6 +103,15 @@ def export(
     for ledger in _ledgers(Session(home, network, bootstrap, network_id), model, manifest):
         for entry in entries_of(ledger):
             print(json.dumps(entry, ensure_ascii=False))  # noqa: T201
+
+
+def _audited(session: Session, model: str, manifest: str) -> LedgerAudit:
+    from dcnr.audit_ledger import audit_ledger
+
+    async def work(client: AsyncClient) -> LedgerAudit:
+        return await audit_ledger(client, model, manifest=manifest)
+
+    return session.run(work)
 
 
 def _ledgers(session: Session, model: str, manifest: str) -> list[JobLedger]:

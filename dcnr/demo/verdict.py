@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dcnr.audit_ledger import audit_ledger
 from dcnr.audit_lineage import audit_lineage
 from dcnr.cli.local_door import ask
 from dcnr.demo.examples import Example
@@ -65,6 +66,8 @@ async def judge(
     await _lineages(verdict, client, graph.name, int(job.num_batches))
     _kills(verdict, story)
     _cheats(verdict, story, network)
+    if story.cheats:
+        await _ledger(verdict, client, graph.name)
     say("exporting, and loading the export with plain torch")
     manifest, export = await client.export(graph.name, directory / "export")
     plain = await _script([sys.executable, str(example.use_export), str(directory / "export"), str(npz)])
@@ -101,6 +104,20 @@ async def _lineages(verdict: Verdict, client: AsyncClient, model: str, num_batch
         "every stored lineage is exactly [0, N), each batch once", not wrong and bool(audits),
         f"N = {num_batches}, {len(audits)} VNodes, {commits} signed commits walked to checkpoint 0" if not wrong else f"wrong: {', '.join(wrong)}",
     )  # fmt: skip
+
+
+async def _ledger(verdict: Verdict, client: AsyncClient, model: str) -> None:
+    """The chain of manifests with its receipts and evidence."""
+    try:
+        found = await audit_ledger(client, model)
+    except DcnrError as error:
+        verdict.point("the trust ledger", False, error.message)
+        return
+    counts = ", ".join(f"{count} {name}" for name, count in found.counts().items() if count)
+    verdict.point(
+        "the trust ledger holds", found.holds, found.trouble or f"{found.num_manifests} manifests, {found.num_receipts} receipts"
+    )
+    verdict.figures.append(("intervals by verdict", counts))
 
 
 def _kills(verdict: Verdict, story: Story) -> None:

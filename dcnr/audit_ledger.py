@@ -1,0 +1,189 @@
+"""An independent check of the trust ledger of a job: the whole chain of manifests, the receipts behind what is credited, the evidence behind what failed.
+
+Shares no code with the orchestrator's decisions. The chain is read from the newest manifest back to the one that the signed request names, and folded from
+there (`trust.folding`). A receipt is the signed statement that ends an interval: a commit in the store, or the delta inside one. States that the newest
+manifest names must still be there. The first entry that does not hold is named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from dcnr import limits
+from dcnr.errors import Corrupt, DcnrError, NotFound
+from dcnr.ids import digest_of
+from dcnr.intervals import IntervalSet
+from dcnr.stored import Read, StoredDocuments
+from dcnr.v1 import data_pb2, model_pb2
+from trust.commits import Place
+from trust.envelope import digest_of_envelope, parse
+from trust.equivocation import equivocation_of
+from trust.evidence import MAX_RECORD_BYTES, exhibit_of
+from trust.folding import AUDITS_DRAWN, Chronicle, chronicle_of
+from trust.ledger import Interval, Verdict
+from trust.network import NetworkPolicy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dcnr.sdk.client import AsyncClient
+
+MAX_MANIFESTS: Final = 100_000
+
+
+@dataclass(slots=True)
+class LedgerAudit:
+    """What was found. ``trouble``: the first entry that does not hold; empty if all do."""
+
+    job_id: str
+    num_manifests: int
+    chronicle: Chronicle
+    trouble: str = ""
+    num_receipts: int = 0
+    num_gone: int = 0
+    """Intervals that do not count any more, whose statement is not kept."""
+    num_states: int = 0
+    faults: dict[str, str] = field(default_factory=dict)
+    """By digest of the evidence: the PNode that it accuses, by its own signature."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether everything did."""
+        return not self.trouble
+
+    def counts(self) -> dict[str, int]:
+        """Intervals by verdict."""
+        found = dict.fromkeys((verdict.value for verdict in Verdict), 0)
+        for one in self.chronicle.ledger.intervals.values():
+            found[one.verdict.value] += 1
+        return found
+
+    def cleared(self) -> dict[str, tuple[int, int]]:
+        """By VNode: batches in the newest cleared checkpoint, and in the newest one."""
+        ledger = self.chronicle.ledger
+        return {
+            vnode: (len(ledger.held(vnode, ledger.num_cleared(vnode) - 1)), len(ledger.held(vnode, len(line) - 1)))
+            for vnode, line in ledger.lines.items()
+        }
+
+
+async def audit_ledger(client: AsyncClient, model: str, *, manifest: str = "") -> LedgerAudit:
+    """The ledger of the job of a model's newest manifest, or of the named one. Raises NotFound where no audits are in force, Corrupt, Unavailable."""
+
+    async def read(ref: data_pb2.ObjectRef, path: Path, max_bytes: int) -> None:
+        await client.objects.read_file(ref, path, max_bytes=max_bytes)
+
+    digest, _ = await client.manifest(model, manifest)
+    return await LedgerReader(read, client.policy, model, client.scratch).run(digest)
+
+
+class LedgerReader:
+    """Reads through ``read`` only; keeps temporary files in ``directory``."""
+
+    def __init__(self, read: Read, policy: NetworkPolicy, model: str, directory: Path) -> None:
+        self._read, self._policy, self._model, self._directory = read, policy, model, directory
+        self._documents = StoredDocuments(read, policy, model, directory)
+
+    async def run(self, newest: str) -> LedgerAudit:
+        """Raises Corrupt where the chain itself does not hold, NotFound where no audits are in force; the rest is in the result."""
+        last = await self._documents.manifest(newest)
+        request = await self._documents.request(last.job_id)
+        chain = await self._chain(last, request)
+        kept = {one.digest for entry in last.entries for one in (*entry.working, entry.cleared) if one.digest}
+        audit = LedgerAudit(request.job_id, len(chain), chronicle_of(chain, kept))
+        try:
+            self._heads(audit, last)
+            await self._receipts(audit)
+            await self._evidence(audit, chain)
+            await self._states(audit, last)
+        except DcnrError as error:
+            audit.trouble = error.message
+        return audit
+
+    async def _chain(self, last: model_pb2.Manifest, request: model_pb2.JobRequest) -> list[model_pb2.Manifest]:
+        """Oldest first; the first is what the job began with."""
+        chain = [last]
+        while True:
+            if chain[-1].audits != AUDITS_DRAWN:
+                raise NotFound(
+                    f"manifest {chain[-1].number} was written without audits: there is no ledger", code="no_ledger",
+                    remedy="audits are in force where the network document says audits = drawn",
+                )  # fmt: skip
+            if chain[-1].job_id != request.job_id or len(chain) > MAX_MANIFESTS:
+                raise Corrupt(f"the chain does not lead to the manifest that job {request.job_id} began with", code="broken_chain")
+            before = await self._documents.manifest(chain[-1].parent_digest)
+            if before.number + 1 != chain[-1].number:
+                raise Corrupt(f"manifest {chain[-1].number} follows number {before.number}", code="broken_chain")
+            chain.append(before)
+            if chain[-2].parent_digest == request.initial_manifest_digest:
+                return chain[::-1]
+
+    def _heads(self, audit: LedgerAudit, last: model_pb2.Manifest) -> None:
+        """The newest manifest names what the folded lines end with, and as cleared what is."""
+        ledger = audit.chronicle.ledger
+        for entry in last.entries:
+            line = ledger.lines.get(entry.vnode, ())
+            if not line or not entry.working or line[-1].digest != entry.working[0].digest:
+                raise Corrupt(f"{entry.vnode}: the newest manifest goes on from what its line does not end with", code="bad_ledger")
+            cleared = {one.digest for one in line[: ledger.num_cleared(entry.vnode)]}
+            if entry.cleared.digest and entry.cleared.digest not in cleared:
+                raise Corrupt(f"{entry.vnode}: {entry.cleared.digest[:12]} is called cleared and is not", code="bad_ledger")
+
+    async def _receipts(self, audit: LedgerAudit) -> None:
+        """Every interval that counts has a statement of its own replica, about just those batches."""
+        ledger, deltas, missing = audit.chronicle.ledger, set[str](), list[Interval]()
+        counting = {name for line in ledger.lines.values() for one in line for name in one.intervals}
+        for one in sorted(ledger.intervals.values(), key=lambda one: one.number):
+            try:
+                commit, pnode_id = await self._documents.commit(one.vnode, one.name, audit.job_id)
+            except NotFound:
+                missing.append(one)
+                continue
+            deltas.update(digest_of_envelope(merged.delta) for merged in commit.merges)
+            _check_receipt(one, commit, pnode_id)
+            audit.num_receipts += 1
+        lost = [one for one in missing if one.name in counting and one.name not in deltas]
+        if lost:
+            raise Corrupt(f"interval {lost[0].name[:12]} of {lost[0].vnode}: its statement is not in the store", code="bad_ledger")
+        audit.num_receipts += sum(one.name in deltas for one in missing)
+        audit.num_gone = sum(one.name not in deltas for one in missing)
+
+    async def _evidence(self, audit: LedgerAudit, chain: list[model_pb2.Manifest]) -> None:
+        """Every failure has a record that its accused signed itself. What the record measures is for whoever has torch."""
+        for manifest in chain:
+            for one in manifest.contributions:
+                if one.verdict == Verdict.FAILED.value:
+                    accused = _accused(await self._documents.record(one.vnode, one.evidence), self._policy.network_id)
+                    if accused != one.pnode_id:
+                        raise Corrupt(
+                            f"interval {one.interval[:12]}: its evidence accuses {accused[:8]}, not {one.pnode_id[:8]}",
+                            code="bad_ledger",
+                        )
+                    audit.faults[one.evidence] = accused
+
+    async def _states(self, audit: LedgerAudit, last: model_pb2.Manifest) -> None:
+        """What the newest manifest names is there, with its digest."""
+        for entry in last.entries:
+            for one in {item.digest: item for item in (*entry.working[:1], entry.cleared) if item.digest}.values():
+                ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=self._model, owner=entry.vnode, digest=one.digest)
+                data = await self._documents.data(ref, limits.MAX_OBJECT_BYTES)
+                if digest_of(data) != one.digest:
+                    raise Corrupt(f"the state {one.digest[:12]} of {entry.vnode} does not have its digest", code="bad_ledger")
+                audit.num_states += 1
+
+
+def _check_receipt(one: Interval, commit: model_pb2.Commit, pnode_id: str) -> None:
+    if (commit.replica, pnode_id) != (one.replica, one.pnode_id):
+        raise Corrupt(f"interval {one.name[:12]} credits {one.replica} for what {commit.replica} signed", code="bad_ledger")
+    stated = IntervalSet.of(*((batch, batch + 1) for batch in commit.batches))
+    if not stated & one.batches == stated:
+        raise Corrupt(f"interval {one.name[:12]} credits other batches than its statement names", code="bad_ledger")
+
+
+def _accused(data: bytes, network_id: str) -> str:
+    record = parse(model_pb2.FaultRecord, data, MAX_RECORD_BYTES)
+    place = Place(network_id, record.model, record.job_id, record.vnode)
+    if record.kind == model_pb2.FAULT_KIND_EQUIVOCATION and len(record.statements) == 2:
+        return equivocation_of(record.statements[0], record.statements[1], place).pnode_id
+    return exhibit_of(record.statements, place, record.logs).accused

@@ -1,0 +1,200 @@
+"""Goal: the audit of a ledger holds only where chain, receipts, evidence and states fit each other, and names the first entry that does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from dcnr.audit_ledger import LedgerAudit, LedgerReader
+from dcnr.errors import Corrupt, NotFound
+from dcnr.ids import digest_of
+from dcnr.v1 import common_pb2, data_pb2, identity_pb2, model_pb2
+from trust.delegation import make_delegation
+from trust.envelope import digest_of_envelope, seal
+from trust.folding import AUDITS_DRAWN
+from trust.identity import NodeKey
+from trust.network import create_document, verify_chain
+
+NOW = 1_700_000_000.0
+MAINTAINER, HOLDER, PNODE, WORKER, OTHER = (NodeKey.generate() for _ in range(5))
+MODEL, JOB, GRAPH = "tiny", "tiny-1", "a" * 64
+POLICY = verify_chain([create_document(MAINTAINER, name="n", now_wall=NOW, orchestrator_ids=[HOLDER.node_id], audits=AUDITS_DRAWN)])
+
+
+@dataclass
+class World:
+    """A store with one VNode whose three intervals of four batches are named, spared or passed; ``change`` sees each manifest before it is signed."""
+
+    change: Callable[[model_pb2.Manifest], None] = lambda manifest: None
+    objects: dict[tuple[int, str, str], bytes] = field(default_factory=dict)
+    commits: list[str] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
+    newest: str = ""
+
+    async def read(self, ref: data_pb2.ObjectRef, path: Path, max_bytes: int) -> None:
+        data = self.objects.get((ref.kind, ref.owner, ref.digest))
+        if data is None:
+            raise NotFound("no such object")
+        path.write_bytes(data)
+
+    def put(self, kind: int, data: bytes, owner: str, name: str) -> str:
+        self.objects[kind, owner, name] = data
+        return name
+
+    def envelope(self, kind: int, envelope: identity_pb2.Envelope, owner: str = "") -> str:
+        return self.put(kind, envelope.SerializeToString(deterministic=True), owner, digest_of_envelope(envelope))
+
+    def manifest(
+        self, before: model_pb2.Manifest, parent: str, *changes: model_pb2.Contribution, state: str = ""
+    ) -> model_pb2.Manifest:
+        made = model_pb2.Manifest(
+            network_id=POLICY.network_id, model=MODEL, number=before.number + 1, parent_digest=parent, job_id=JOB, holder=HOLDER.node_id,
+            graph_digest=GRAPH, audits=AUDITS_DRAWN, entries=before.entries, contributions=changes,
+        )  # fmt: skip
+        if state:
+            made.entries[0].working.insert(0, model_pb2.Checkpoint(vnode="a", digest=state))
+        self.change(made)
+        return made
+
+    def train(self) -> World:
+        first = b"first state"
+        self.states.append(self.put(data_pb2.OBJECT_KIND_STATE, first, "a", digest_of(first)))
+        base = model_pb2.Manifest(
+            network_id=POLICY.network_id, model=MODEL, graph_digest=GRAPH, audits="none",
+            entries=[model_pb2.ManifestEntry(vnode="a", working=[model_pb2.Checkpoint(vnode="a", digest=self.states[0])])],
+        )  # fmt: skip
+        before, parent = base, self.envelope(data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, base, MAINTAINER))
+        request = model_pb2.JobRequest(
+            network_id=POLICY.network_id,
+            job_id=JOB,
+            model=MODEL,
+            graph_digest=GRAPH,
+            initial_manifest_digest=parent,
+            num_batches=12,
+        )
+        signed = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER).SerializeToString()
+        self.put(data_pb2.OBJECT_KIND_JOB_REQUEST, signed, JOB, "")
+        told: list[model_pb2.Contribution] = []
+        for index, verdict in enumerate(("open", "spared", "open")):
+            one = self.interval(index, verdict)
+            told.append(one)
+            made = self.manifest(before, parent, one, state=self.states[-1])
+            before, parent = made, self.envelope(data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, made, HOLDER))
+        passed = model_pb2.Contribution()
+        passed.CopyFrom(told[0])
+        passed.verdict, passed.decided_unix_ms = "passed", int(NOW * 1000) + 9000
+        made = self.manifest(before, parent, passed)
+        self.newest = self.envelope(data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, made, HOLDER))
+        return self
+
+    def interval(self, index: int, verdict: str) -> model_pb2.Contribution:
+        data = f"state {index}".encode()
+        batches = range(4 * index, 4 * index + 4)
+        commit = model_pb2.Commit(
+            network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica="a.0", incarnation=1, parent_digest=self.states[-1],
+            state_digest=digest_of(data), batches=batches, losses=[1.0] * 4, sequence=index + 1,
+            parent_commit=self.commits[-1] if self.commits else "",
+            delegation=make_delegation(PNODE, POLICY.network_id, WORKER.public_der, 1, ["127.0.0.1:1"], NOW),
+        )  # fmt: skip
+        self.states.append(self.put(data_pb2.OBJECT_KIND_STATE, data, "a", digest_of(data)))
+        self.commits.append(self.envelope(data_pb2.OBJECT_KIND_COMMIT, seal(identity_pb2.DOMAIN_COMMIT, commit, WORKER), "a"))
+        return model_pb2.Contribution(
+            vnode="a", replica="a.0", pnode_id=PNODE.node_id, interval=self.commits[-1], verdict=verdict,
+            decided_unix_ms=int(NOW * 1000) + index, batches=common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=4 * index, end=4 * index + 4)]),
+        )  # fmt: skip
+
+
+def audit(world: World, directory: Path) -> LedgerAudit:
+    found = asyncio.run(LedgerReader(world.read, POLICY, MODEL, directory).run(world.newest))
+    assert list(directory.iterdir()) == [], "temporary files are removed"
+    return found
+
+
+def test_a_whole_ledger_holds_and_is_told(tmp_path: Path) -> None:
+    found = audit(World().train(), tmp_path)
+    assert (found.holds, found.trouble) == (True, "")
+    assert (found.num_manifests, found.num_receipts, found.num_gone) == (5, 3, 0)
+    assert {name: count for name, count in found.counts().items() if count} == {"passed": 1, "spared": 1, "open": 1}
+    assert found.cleared() == {"a": (8, 12)}
+
+
+def _drop(world: World, kind: int, owner: str, name: str) -> None:
+    del world.objects[kind, owner, name]
+
+
+def test_a_lost_receipt_is_named(tmp_path: Path) -> None:
+    world = World().train()
+    _drop(world, data_pb2.OBJECT_KIND_COMMIT, "a", world.commits[1])
+    assert audit(world, tmp_path).trouble == f"interval {world.commits[1][:12]} of a: its statement is not in the store"
+
+
+def test_a_lost_or_changed_state_is_named(tmp_path: Path) -> None:
+    world = World().train()
+    world.objects[data_pb2.OBJECT_KIND_STATE, "a", world.states[-1]] = b"another state"
+    assert "does not have its digest" in audit(world, tmp_path).trouble
+    _drop(world, data_pb2.OBJECT_KIND_STATE, "a", world.states[-1])
+    assert not audit(world, tmp_path).holds
+
+
+@pytest.mark.parametrize("field_name", ["pnode_id", "replica"])
+def test_credit_for_somebody_else_is_named(field_name: str, tmp_path: Path) -> None:
+    def change(manifest: model_pb2.Manifest) -> None:
+        for one in manifest.contributions:
+            setattr(one, field_name, OTHER.node_id if field_name == "pnode_id" else "a.7")
+
+    assert "credits" in audit(World(change).train(), tmp_path).trouble
+
+
+def test_credit_for_fewer_batches_than_were_signed_is_named(tmp_path: Path) -> None:
+    def change(manifest: model_pb2.Manifest) -> None:
+        for one in manifest.contributions:
+            one.batches.intervals[0].end -= 1
+
+    assert "credits other batches" in audit(World(change).train(), tmp_path).trouble
+
+
+def test_what_is_called_cleared_must_be(tmp_path: Path) -> None:
+    def change(manifest: model_pb2.Manifest) -> None:
+        if manifest.number == 4:
+            manifest.entries[0].cleared.CopyFrom(manifest.entries[0].working[0])
+
+    assert "is called cleared and is not" in audit(World(change).train(), tmp_path).trouble
+
+
+def test_a_failure_needs_evidence_against_its_own_accused(tmp_path: Path) -> None:
+    def change(manifest: model_pb2.Manifest) -> None:
+        for one in manifest.contributions:
+            if one.verdict == "passed":
+                one.verdict, one.evidence = "failed", "e" * 64
+                manifest.retracted.extend(item.digest for item in manifest.entries[0].working[:-1])
+                del manifest.entries[0].working[:-1]
+
+    found = audit(World(change).train(), tmp_path)
+    assert not found.holds, "the evidence is not there"
+    assert found.faults == {}
+
+
+def test_a_cut_or_edited_chain_is_refused(tmp_path: Path) -> None:
+    def renumber(manifest: model_pb2.Manifest) -> None:
+        manifest.number += manifest.number == 3
+
+    with pytest.raises(Corrupt, match="follows number"):
+        audit(World(renumber).train(), tmp_path)
+
+    def unaudited(manifest: model_pb2.Manifest) -> None:
+        if manifest.number == 2:
+            manifest.audits = "none"
+
+    with pytest.raises(NotFound, match="written without audits"):
+        audit(World(unaudited).train(), tmp_path)
+
+    def twice(manifest: model_pb2.Manifest) -> None:
+        if manifest.number == 3:
+            manifest.contributions[0].batches.intervals[0].first = 2
+
+    with pytest.raises(Corrupt, match="counts a batch twice"):
+        audit(World(twice).train(), tmp_path)
