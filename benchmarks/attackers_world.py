@@ -45,8 +45,6 @@ RECORDS: Final = (0, 25, 60)
 """Passed audits with which a PNode comes, whether honest or not."""
 FREQUENCIES: Final = (1.0, 0.5)
 """How often an attacker cheats."""
-LOOKED_BACK: Final = 8
-"""Intervals of a VNode that are checked when nobody can learn from its state."""
 CODEC: Final = "raw"
 FLOORS: Final = floors_of(0.0)
 REGISTRY: Final = default_registry()
@@ -111,7 +109,7 @@ class World:
         self._hosts: dict[str, tuple[Node, int]] = {}
         self._bad: dict[str, int] = {}
         self._claims: dict[str, Claim] = {}
-        """Of intervals that an attacker waved through, looked at when it is found out; and of the last ones of each VNode."""
+        """Of all intervals: some are looked at again."""
 
     def train(self, max_rounds: int) -> Figures:
         """Until every VNode has learned every batch. Raises RuntimeError where that takes more rounds."""
@@ -183,7 +181,6 @@ class World:
         node.life.append(Drawn(len(batches), p))
         self._bad[name] = num_bad
         self._claims[name] = claim
-        self._forget(stage.id)
         self.figures.steps += len(batches)
         self.figures.bad_offered += num_bad
         for step in claim.steps:
@@ -191,23 +188,15 @@ class World:
         if drawn:
             self._audit(node, name, at, claim)
 
-    def _forget(self, vnode: str) -> None:
-        """Claims that nobody will ask for any more."""
-        names = [name for one in self._ledger.lines[vnode] for name in one.intervals]
-        waved = {name for one in self._nodes for name in one.waved}
-        for name in names[:-LOOKED_BACK]:
-            if name not in waved:
-                self._claims.pop(name, None)
-
     def _look_back(self, at: int) -> None:
-        """Checks the VNode's intervals, newest first, until one of them fails."""
-        vnode = self._stages[at].id
-        names = [name for one in self._ledger.lines[vnode] for name in one.intervals]
-        for name in reversed(names[-LOOKED_BACK:]):
-            self._check(name, at, self._claims[name])
-            if self._ledger.intervals[name].verdict is Verdict.FAILED:
-                return
-        raise InvariantBroken(f"{vnode} cannot be learned, and nobody is to blame", code="not_finite")
+        """Checks the VNode's intervals, newest first, and then those of the VNodes before it, until one of them fails."""
+        for stage in range(at, -1, -1):
+            vnode = self._stages[stage].id
+            for name in [name for one in reversed(self._ledger.lines[vnode]) for name in one.intervals]:
+                self._check(name, stage, self._claims[name])
+                if self._ledger.intervals[name].verdict is Verdict.FAILED:
+                    return
+        raise InvariantBroken(f"{self._stages[at].id} cannot be learned, and nobody is to blame", code="not_finite")
 
     def _learned(self, at: int, node: Node, batches: Sequence[int], first: bytes) -> tuple[Claim, int]:
         """What the host claims, and in how many steps of it it cheated."""
