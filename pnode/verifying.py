@@ -79,15 +79,21 @@ class WorkerVerifier:
         async with self._one:
             if self._idle is not None:
                 self._idle.cancel()
-            self._evidence, self._answer = evidence, asyncio.get_running_loop().create_future()
+            self._evidence = evidence
             order.bundle_path, order.graph, order.num_batches = str(evidence.bundle), evidence.graph, evidence.num_batches
             order.dataset_manifest_path, order.shard_dir = str(evidence.dataset_manifest), str(evidence.shard_dir)
             order.threads = self._threads
             try:
                 worker = await self._started()
+                self._answer = asyncio.get_running_loop().create_future()
                 async with asyncio.timeout(CHECK_S):
                     await worker.pipe.send(local_pb2.ToWorker(audit=order))
                     return await self._answer
+            except asyncio.CancelledError:  # what is under way there would keep the next check waiting
+                if self._supervisor is not None:
+                    self._supervisor.kill()
+                    self._up.clear()
+                raise
             except TimeoutError:
                 await self._end()
                 raise Unavailable("the verifier did not come to an end in time", code="verifier_stuck") from None

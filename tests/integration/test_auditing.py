@@ -198,6 +198,13 @@ def test_what_cannot_be_checked_is_said_and_blames_nobody(tmp_path: Path, case: 
             assert (await found(honest, vnode="s9")).finding == refused
             assert (await found(honest, until_unix_ms=1000)).finding == refused
             assert (await found(honest, model_pb2.CHECK_KIND_UNSPECIFIED)).finding == refused
+            given_up = asyncio.create_task(found(honest))
+            await asyncio.wait({given_up}, timeout=0.01)
+            given_up.cancel()
+            await asyncio.wait({given_up})
+            assert (await found(honest)).finding == model_pb2.AUDIT_FINDING_PASS, (
+                "an audit that nobody waits for keeps no other one waiting"
+            )
             honest.log.steps[2].loss *= 2
             honest.restate()
             broken = await found(honest)
