@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from dcnr.errors import Corrupt
@@ -35,6 +35,8 @@ class Chain:
     """By digest: those that the lines of the ledger name."""
     earlier: tuple[Told, ...] = ()
     """Verdicts of earlier jobs of the model."""
+    _open: list[tuple[Interval, ...]] = field(default_factory=list, repr=False, compare=False)
+    """What `open_intervals` has found: it is asked in every round."""
 
     @property
     def ledger(self) -> Ledger:
@@ -46,12 +48,14 @@ class Chain:
         """Every verdict in the order in which it was told, over all jobs: what standings are folded from."""
         return (*self.earlier, *self.chronicle.told)
 
-    def open_intervals(self) -> list[Interval]:
+    def open_intervals(self) -> tuple[Interval, ...]:
         """Those that wait for their audit and are part of a checkpoint that counts, oldest first."""
-        ledger = self.ledger
-        names = {name for line in ledger.lines.values() for one in line for name in one.intervals}
-        found = (ledger.intervals[name] for name in names)
-        return sorted((one for one in found if one.verdict is Verdict.OPEN), key=lambda one: one.number)
+        if not self._open:
+            ledger = self.ledger
+            names = {name for line in ledger.lines.values() for one in line for name in one.intervals}
+            found = (ledger.intervals[name] for name in names)
+            self._open.append(tuple(sorted((one for one in found if one.verdict is Verdict.OPEN), key=lambda one: one.number)))
+        return self._open[0]
 
     def committed_s(self, interval: str) -> float:
         """When a manifest first named that interval, by its holder's clock; 0 where none does."""
