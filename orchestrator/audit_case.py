@@ -59,8 +59,11 @@ class Case:
     decision: Decision | None = None
 
 
-def weighed(case: Case, *, can_look: bool) -> Decision | tuple[int, bool]:
-    """The decision, or how many auditors have to be at work and whether only own eyes will do. ``can_look``: this orchestrator is a verifier."""
+def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[int, bool]:
+    """The decision, or how many auditors have to be at work and whether only own eyes will do. ``can_look``: this orchestrator is a verifier.
+
+    ``wanted``: auditors that must find nothing; where a graph asks for redundant executions, all but the replica's own.
+    """
     name, words = case.interval.name, case.words
     own = {words[auditor].word for auditor in case.own if auditor in words}
     passes = sum(one.word is Word.PASS for one in words.values())
@@ -79,7 +82,10 @@ def weighed(case: Case, *, can_look: bool) -> Decision | tuple[int, bool]:
     if passes:
         if case.is_repeated and can_look:
             return 1, True
-        return Decision(name, Verdict.PASSED, "its auditor found nothing")
+        if passes < wanted:
+            return wanted - passes, False
+        found = "its auditor" if passes == 1 else f"each of {passes} auditors"
+        return Decision(name, Verdict.PASSED, f"{found} found nothing")
     return 1, False
 
 

@@ -58,6 +58,8 @@ class People:
     """This orchestrator, if it has that role."""
     involved: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By VNode: PNodes that have a part in what its replicas do."""
+    redundancy: Mapping[str, int] = field(default_factory=dict)
+    """By VNode: executions that its graph asks for, the replica's own included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,8 @@ class Auditing:
             involved.setdefault(item.vnode, set()).add(item.pnode_id)
         can_look = shared.own_eyes is not None and shared.own_eyes.can_measure
         verifiers = (Party(shared.key.node_id),) if can_look else ()
-        return People(candidates, verifiers, {vnode: frozenset(names) for vnode, names in involved.items()})
+        redundancy = {stage.id: stage.redundancy for stage in view.job.stages} if view.job is not None else {}
+        return People(candidates, verifiers, {vnode: frozenset(names) for vnode, names in involved.items()}, redundancy)
 
     def _act(self, view: ModelView) -> None:
         assert self._desk is not None

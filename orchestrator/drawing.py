@@ -36,7 +36,8 @@ class Drawing:
         """What the draw says of a new interval: open or spared. Raises InvariantBroken in a process without a secret."""
         if self._secret is None:
             raise InvariantBroken("audits are in force and this process has nothing to draw with", code="no_draw_secret")
-        return Verdict.OPEN if is_drawn(self._secret, one.interval, self.rate(view, one.pnode_id)) else Verdict.SPARED
+        probability = 1.0 if _is_redundant(view, one.vnode) else self.rate(view, one.pnode_id)
+        return Verdict.OPEN if is_drawn(self._secret, one.interval, probability) else Verdict.SPARED
 
     def _by_chain(self, view: ModelView, pnode_id: str) -> Standing:
         if view.chain is None:
@@ -44,3 +45,8 @@ class Drawing:
         if self._folded[0] != view.head.manifest_digest:
             self._folded = (view.head.manifest_digest, standings_of(Chronicle(view.chain.ledger, view.chain.told), frozenset()))
         return self._folded[1].get(pnode_id) or begun(self._clock.wall())
+
+
+def _is_redundant(view: ModelView, vnode: str) -> bool:
+    """Whether the graph asks for more than one execution of that VNode: then every interval is audited."""
+    return view.job is not None and any(stage.id == vnode and stage.redundancy > 1 for stage in view.job.stages)

@@ -6,7 +6,7 @@ import itertools
 
 from dcnr.intervals import IntervalSet
 from orchestrator.audit_case import AUDIT_S
-from orchestrator.audit_events import Bundle, People, Report, SendTask, Word
+from orchestrator.audit_events import Bundle, Pay, People, Report, SendTask, Word
 from orchestrator.audits import CHALLENGE_S, LONGEST_CHALLENGE_S, AuditDesk
 from trust.auditors import Candidate
 from trust.draw import Secret, Task, task_of
@@ -65,4 +65,26 @@ def test_a_pass_that_is_drawn_is_repeated_by_the_verifier_and_whoever_passed_wha
     made.verified(name, "v", 4.0, proven=True, part="output")
     [decision] = made.decisions()
     assert decision.verdict is Verdict.FAILED
-    assert [one.auditor for one in made.take() if hasattr(one, "payment")] == ["auditor"]
+    assert [one.auditor for one in made.take() if isinstance(one, Pay)] == ["auditor"]
+
+
+def test_where_a_graph_asks_for_three_executions_two_auditors_repeat_the_interval() -> None:
+    helpers = {name: Candidate(Party(name), State.ACTIVE, True) for name in ("first", "second")}
+    name = next(
+        f"{number:064x}" for number in range(1000) if {task_of(SECRET, f"{number:064x}", one, 0) for one in helpers} == {Task.REAL}
+    )
+    made = desk(name)
+    people = People({"accused": ACCUSED, **helpers}, redundancy={"a": 3})
+    made.tick(people, 1.0)
+    made.answered("accused", name, Bundle("b" * 64, 1), 1.0)
+    asked: dict[str, str] = {}
+    for now_s in (2.0, 3.0):
+        made.tick(people, now_s)
+        for task in [one for one in made.take() if isinstance(one, SendTask)]:
+            asked[task.auditor] = task.task_id
+            assert not made.decisions(), "one pass is not enough"
+            made.reported(Report(task.task_id, task.auditor, name, Word.PASS, digest="d" * 64), now_s)
+    made.tick(people, 4.0)
+    assert set(asked) == set(helpers)
+    [decision] = made.decisions()
+    assert (decision.verdict, decision.reason) == (Verdict.PASSED, "each of 2 auditors found nothing")
