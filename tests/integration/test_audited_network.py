@@ -96,3 +96,18 @@ def test_a_cheat_is_caught_with_evidence_and_the_job_completes_without_what_it_t
         return found is not None and any(one.state == QUARANTINED and one.evidence in evidence for one in found.orchestrators)
 
     rig.until(is_told, "its owner is told why, with the evidence", 60.0)
+
+
+def test_who_has_passed_ten_audits_audits_others() -> None:
+    """Goal: nobody is trusted; the verifier audits until PNodes are active, then these audit one another, and the job completes with everything cleared."""
+    with running_network(HONEST, num_orchestrators=1, vnodes=("a", "b"), audits=AUDITS_DRAWN) as rig:
+        done = rig.ended(rig.submit("audited", passes=30, checkpoint_s=0.5, checkpoint_steps=16), 300.0)
+        newest = manifests(rig, done.outcome.manifest_digest)[-1]
+        assert all(entry.cleared.digest == entry.working[0].digest for entry in newest.entries)
+        with rig.client() as client:
+            states = {one.node_id: one.state for one in client.nodes()}
+        pnodes = {process.node_id for process in rig.network.pnodes}
+        assert orchestrator_pb2.NODE_STATE_ACTIVE in {states[node_id] for node_id in pnodes}
+        [orchestrator] = rig.network.orchestrators
+        asked = [line for line in orchestrator.log.read_text().splitlines() if "drawn among those that are independent" in line]
+        assert any(node_id in line for line in asked for node_id in pnodes), "an active PNode was asked to audit"
