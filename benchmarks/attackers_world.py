@@ -75,7 +75,7 @@ class Figures:
     doubts: int = 0
     canaries_failed: int = 0
     broken_states: int = 0
-    """From which nobody could learn, so that the intervals before were checked."""
+    """From which a host could not learn; where an honest one could not, the intervals before were checked."""
     honest: int = 0
     honest_quarantined: int = 0
     names: int = 0
@@ -164,9 +164,11 @@ class World:
         line = self._ledger.lines[stage.id]
         try:
             claim, num_bad = self._learned(at, node, batches, self._states[line[-1].digest])
-        except InvariantBroken:  # nobody can learn from that state: whoever made it is looked at
+        except InvariantBroken:
             self.figures.broken_states += 1
-            self._look_back(at)
+            self._hosts.pop(stage.id)
+            if node.behaviour is None:  # nobody can learn from that state: whoever made it is looked for
+                self._look_back(at)
             return
         last = claim.states[len(batches)]
         name = digest_of(f"{stage.id} {node.name} {len(self._ledger.intervals)}".encode())

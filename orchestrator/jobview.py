@@ -77,6 +77,8 @@ def node_views(
             software=record.software,
             free_memory_bytes=record.beat.free_memory_bytes,
             owner=record.owner,
+            evidence=record.judgement.evidence,
+            passes=shared.standings.of(record.node_id, shared.clock.wall()).passes.seen(shared.clock.wall()),
         )
         for record in shared.inventory.nodes().values()
     ]

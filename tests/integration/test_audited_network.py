@@ -90,6 +90,9 @@ def test_a_cheat_is_caught_with_evidence_and_the_job_completes_without_what_it_t
         lambda: states_of(rig, liar.node_id) == both, "the other orchestrator has verified the evidence itself", 120.0, pause_s=1.0
     )
     evidence = {one.evidence for one in failed}
+    with dcnr.sdk.connect(rig.network.bootstrap, network=rig.network.network_file, key=rig.key) as client:
+        shown = next(one for one in client.nodes() if one.node_id == liar.node_id)
+    assert shown.evidence in evidence, "everybody may see it"
 
     def is_told() -> bool:
         found = rig.status(liar)
