@@ -40,8 +40,8 @@ from trust.overturned import Finding, Heard, Payment, Truth, audited_again, paym
 from trust.separation import Party, Separation
 from trust.standing import REAUDIT_S, State
 
-CHALLENGE_S: Final = 120.0
-"""Within this time the accused hands its evidence over; people's machines go away and come back."""
+CHALLENGE_S: Final = 45.0
+"""So long an accused that is gone may take to come back with its evidence: a restart. What others build on the interval meanwhile goes back with it."""
 LONGEST_CHALLENGE_S: Final = 600.0
 """While it is here it has so long: evidence leaves many homes slowly."""
 ASK_AGAIN_S: Final = 15.0

@@ -1,4 +1,4 @@
-"""Goal: who is here has ten minutes to bring evidence, who is gone two; after a late audit the next has more time; a drawn pass is repeated by the verifier."""
+"""Goal: who is here has ten minutes to bring evidence, who is gone less than one; after a late audit the next has more time; a drawn pass is repeated by the verifier."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def decided_at(people: People) -> float:
     return now_s
 
 
-def test_who_is_gone_has_two_minutes_and_who_is_here_ten() -> None:
+def test_who_is_gone_has_less_than_a_minute_and_who_is_here_ten() -> None:
     assert decided_at(People()) == CHALLENGE_S
     assert decided_at(People({"accused": ACCUSED})) == LONGEST_CHALLENGE_S
 
