@@ -1,4 +1,4 @@
-"""Goal: who is here has ten minutes to bring evidence, who is gone less; after a late audit the next has more time; a drawn pass is repeated by the verifier."""
+"""Goal: who is here has ten minutes to bring evidence, who is gone less; after a late audit the next has longer; a drawn pass is repeated by the verifier."""
 
 from __future__ import annotations
 
