@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -80,7 +81,7 @@ def run_demo(
         screen.say(network.trouble())
         screen.say(f"logs: {directory / 'log'}")
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         screen.say("interrupted: ending every process of the demo")
         return 130
     finally:
@@ -111,7 +112,10 @@ class _Demo:
         self._killing: set[str] = set()
 
     async def run(self) -> Verdict:
-        """From nothing to a verdict. Raises DcnrError."""
+        """From nothing to a verdict. Raises DcnrError, and CancelledError at Ctrl-C, which the loop itself takes: between two steps, never inside one."""
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
         try:
             async with asyncio.timeout(WHOLE_LIMIT_S):
                 return await self._whole()

@@ -23,6 +23,7 @@ from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.crew import Acting, Crew, Outlets
 from pnode.hub import LinkHub
 from pnode.links import PeerLinks
+from pnode.making import Making
 from pnode.merge_calls import MergeCalls
 from pnode.pace import Pace
 from pnode.samples import StagedSamples
@@ -72,7 +73,7 @@ async def train_in_one_process(job: Job) -> list[local_pb2.SnapshotReady]:
         crew = Crew(
             Acting(NETWORK_ID, node.node_id, 1), key=key, delegation=lambda: delegation, hub=hub, registry=default_registry(),
             clock=clock, executor=executor, pace=Pace(clock, lambda: 0.0), device="cpu", outlets=outlets, group=group,
-            calls=MergeCalls(nobody, Uplink(clock)),
+            calls=MergeCalls(nobody, Uplink(clock)), making=Making(),
         )  # fmt: skip
         running = group.create_task(hub.run())
         places: Any = {"s1": Place(node.node_id), "s2": Place(node.node_id)}

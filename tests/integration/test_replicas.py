@@ -206,8 +206,13 @@ def test_forged_deltas_are_refused_with_their_code_and_change_nothing(tmp_path: 
             await until(ends, lambda: primary.learned >= 3)
 
             async def code(delta: identity_pb2.Envelope | None, sent: bytes = data, **changes: Any) -> str:
-                with pytest.raises(DcnrError) as refused:
-                    await forger.ask(sent, delta, **changes)
+                for _ in range(5):
+                    with pytest.raises(DcnrError) as refused:
+                        await forger.ask(sent, delta, **changes)
+                    if (
+                        refused.value.code != "rpc_internal"
+                    ):  # a refusal may cross what is still on its way, and is then heard as a broken stream
+                        break
                 return refused.value.code
 
             stranger = Forger(ends[0])
