@@ -363,8 +363,8 @@ class AuditDesk:
     def _without(self, case: Case, now_s: float) -> None:
         """Nobody can audit it now: after a while what was said counts, and who only did not answer may be asked again."""
         case.until_s = now_s + LOOK_S
-        if case.tasks:
-            return
+        if case.tasks or any(party.node_id not in case.asked for party in self._people.verifiers):
+            return  # a verifier that is busy with another one has this one next
         case.asked = set(case.words)
         if not case.words or now_s - case.word_s < GIVE_UP_S:
             return
