@@ -24,7 +24,7 @@ class AuditInbox:
         self._rate = TokenBuckets(WORD_RATE)
 
     def heard(self, pnode_id: str, message: orchestrator_pb2.PNodeMessage) -> None:
-        """One word of that session's PNode. What does not hold is refused and told, and changes nothing: an audit may just be over.
+        """One word of that PNode. What does not hold is refused and told, and changes nothing: an audit may just be over.
 
         Raises RemoteFault (``words_too_often``): the stream ends.
         """

@@ -1,4 +1,4 @@
-"""What auditors say over their control streams, believed only from the worker that the session's PNode delegated, and bounded before it is read. Pure."""
+"""What auditors say over their control streams, believed only from the worker of the PNode whose stream it is, and bounded before it is read. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_report(envelope: identity_pb2.Envelope, network_id: str, pnode_id: str,
         raise Refused("a report of another network", code="wrong_network")
     delegation = open_delegation(report.delegation, network_id=network_id, now_wall=now_wall)
     if report.pnode_id != pnode_id or delegation.pnode_id != pnode_id or delegation.worker_public_der != signer.public_der:
-        raise Refused("a report that the worker of this session's PNode did not sign", code="wrong_signer")
+        raise Refused("a report that the worker of the PNode that brings it did not sign", code="wrong_signer")
     return report.model, report_of(report, digest_of_envelope(envelope))
 
 

@@ -319,8 +319,8 @@ class AuditDesk:
 
     def _audit(self, case: Case, now_s: float, asks: int) -> int:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""
-        wanted = max(1, self._people.redundancy.get(case.interval.vnode, 1) - 1)
-        found = weighed(case, can_look=bool(self._people.verifiers), wanted=wanted)
+        others = max(1, self._people.redundancy.get(case.interval.vnode, 1) - 1)
+        found = weighed(case, can_look=bool(self._people.verifiers), wanted=others)
         if isinstance(found, Decision):
             self._decide(case, found)
             return 0

@@ -61,7 +61,7 @@ def node_views(
         plan = runtime.view.plan if runtime.view is not None else None
         for item in plan.assignments if plan is not None else ():
             hosted.setdefault(item.pnode_id, []).append(item.replica)
-    now = shared.clock.monotonic()
+    now, now_s = shared.clock.monotonic(), shared.clock.wall()
     rows = [
         orchestrator_pb2.NodeView(
             node_id=record.node_id,
@@ -78,7 +78,7 @@ def node_views(
             free_memory_bytes=record.beat.free_memory_bytes,
             owner=record.owner,
             evidence=record.judgement.evidence,
-            passes=shared.standings.of(record.node_id, shared.clock.wall()).passes.seen(shared.clock.wall()),
+            passes=shared.standings.of(record.node_id, now_s).passes.seen(now_s),
         )
         for record in shared.inventory.nodes().values()
     ]
@@ -89,7 +89,7 @@ def node_views(
                 kind=membership_pb2.NODE_KIND_ORCHESTRATOR,
                 state=orchestrator_pb2.NODE_STATE_ACTIVE,
                 reason="known by gossip",
-                last_seen_s=max(0.0, shared.clock.wall() - advert.advert.issued_unix_ms / 1000),
+                last_seen_s=max(0.0, now_s - advert.advert.issued_unix_ms / 1000),
                 incarnation=advert.advert.incarnation,
                 address=advert.advert.control_addresses[0] if advert.advert.control_addresses else "",
                 software=advert.advert.software,
