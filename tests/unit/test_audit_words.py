@@ -1,4 +1,4 @@
-"""Goal: a word on an audit counts only from the worker of the PNode whose stream it is, and within its bounds; standings follow verified evidence and nothing else."""
+"""Goal: a word on an audit counts only from the worker of the PNode whose stream it is, and within its bounds; standings follow verified evidence alone."""
 
 from __future__ import annotations
 
