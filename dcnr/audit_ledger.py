@@ -1,26 +1,26 @@
 """An independent check of the trust ledger of a job: the whole chain of manifests, the receipts behind what is credited, the evidence behind what failed.
 
-Shares no code with the orchestrator's decisions. The chain is read from the newest manifest back to the one that the signed request names, and folded from
-there (`trust.folding`). A receipt is the signed statement that ends an interval: a commit in the store, or the delta inside one. States that the newest
-manifest names must still be there. The first entry that does not hold is named.
+Shares no code with the orchestrator's decisions. The chains come from `dcnr.ledger_check`; the newest must begin with the manifest that the signed request
+names. A receipt is the signed statement that ends an interval: a commit in the store, or the delta inside one. States that the newest manifest names must
+still be there. The first entry that does not hold is named.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from dcnr import limits
-from dcnr.errors import Corrupt, DcnrError, NotFound
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
+from dcnr.ledger_check import JobLedger, read_ledgers
 from dcnr.stored import Read, StoredDocuments
 from dcnr.v1 import data_pb2, model_pb2
 from trust.commits import Place
 from trust.envelope import digest_of_envelope, parse
 from trust.equivocation import equivocation_of
 from trust.evidence import MAX_RECORD_BYTES, exhibit_of
-from trust.folding import AUDITS_DRAWN, Chronicle, chronicle_of
 from trust.ledger import Interval, Verdict
 from trust.network import NetworkPolicy
 
@@ -29,23 +29,25 @@ if TYPE_CHECKING:
 
     from dcnr.sdk.client import AsyncClient
 
-MAX_MANIFESTS: Final = 100_000
-
 
 @dataclass(slots=True)
 class LedgerAudit:
-    """What was found. ``trouble``: the first entry that does not hold; empty if all do."""
+    """What was found. ``ledgers``: of every job in the chain, the oldest first; the rest is about the last one."""
 
-    job_id: str
-    num_manifests: int
-    chronicle: Chronicle
+    ledgers: tuple[JobLedger, ...]
     trouble: str = ""
+    """The first entry that does not hold; empty if all do."""
     num_receipts: int = 0
     num_gone: int = 0
     """Intervals that do not count any more, whose statement is not kept."""
     num_states: int = 0
     faults: dict[str, str] = field(default_factory=dict)
     """By digest of the evidence: the PNode that it accuses, by its own signature."""
+
+    @property
+    def ledger(self) -> JobLedger:
+        """Of the newest job."""
+        return self.ledgers[-1]
 
     @property
     def holds(self) -> bool:
@@ -55,13 +57,13 @@ class LedgerAudit:
     def counts(self) -> dict[str, int]:
         """Intervals by verdict."""
         found = dict.fromkeys((verdict.value for verdict in Verdict), 0)
-        for one in self.chronicle.ledger.intervals.values():
+        for one in self.ledger.chronicle.ledger.intervals.values():
             found[one.verdict.value] += 1
         return found
 
     def cleared(self) -> dict[str, tuple[int, int]]:
         """By VNode: batches in the newest cleared checkpoint, and in the newest one."""
-        ledger = self.chronicle.ledger
+        ledger = self.ledger.chronicle.ledger
         return {
             vnode: (len(ledger.held(vnode, ledger.num_cleared(vnode) - 1)), len(ledger.held(vnode, len(line) - 1)))
             for vnode, line in ledger.lines.items()
@@ -86,42 +88,37 @@ class LedgerReader:
         self._documents = StoredDocuments(read, policy, model, directory)
 
     async def run(self, newest: str) -> LedgerAudit:
-        """Raises Corrupt where the chain itself does not hold, NotFound where no audits are in force; the rest is in the result."""
+        """Raises NotFound (``no_ledger``) where no audits are in force, and Unavailable; what does not hold is in the result."""
         last = await self._documents.manifest(newest)
         request = await self._documents.request(last.job_id)
-        chain = await self._chain(last, request)
-        kept = {one.digest for entry in last.entries for one in (*entry.working, entry.cleared) if one.digest}
-        audit = LedgerAudit(request.job_id, len(chain), chronicle_of(chain, kept))
+        ledgers = await read_ledgers(newest, self._documents.manifest)
+        if not ledgers:
+            raise NotFound(
+                "the manifest was written without audits: there is no ledger", code="no_ledger",
+                remedy="audits are in force where the network document says audits = drawn",
+            )  # fmt: skip
+        audit = LedgerAudit(tuple(ledgers))
         try:
+            self._chains(audit, request)
             self._heads(audit, last)
             await self._receipts(audit)
-            await self._evidence(audit, chain)
+            await self._evidence(audit)
             await self._states(audit, last)
-        except DcnrError as error:
+        except (Corrupt, InvalidInput, NotFound, Refused) as error:
             audit.trouble = error.message
         return audit
 
-    async def _chain(self, last: model_pb2.Manifest, request: model_pb2.JobRequest) -> list[model_pb2.Manifest]:
-        """Oldest first; the first is what the job began with."""
-        chain = [last]
-        while True:
-            if chain[-1].audits != AUDITS_DRAWN:
-                raise NotFound(
-                    f"manifest {chain[-1].number} was written without audits: there is no ledger", code="no_ledger",
-                    remedy="audits are in force where the network document says audits = drawn",
-                )  # fmt: skip
-            if chain[-1].job_id != request.job_id or len(chain) > MAX_MANIFESTS:
-                raise Corrupt(f"the chain does not lead to the manifest that job {request.job_id} began with", code="broken_chain")
-            before = await self._documents.manifest(chain[-1].parent_digest)
-            if before.number + 1 != chain[-1].number:
-                raise Corrupt(f"manifest {chain[-1].number} follows number {before.number}", code="broken_chain")
-            chain.append(before)
-            if chain[-2].parent_digest == request.initial_manifest_digest:
-                return chain[::-1]
+    def _chains(self, audit: LedgerAudit, request: model_pb2.JobRequest) -> None:
+        """The newest begins with the manifest that its signed request names, and each chain holds together."""
+        if audit.ledger.beginning != request.initial_manifest_digest:
+            raise Corrupt(f"the chain does not lead to the manifest that job {request.job_id} began with", code="broken_chain")
+        for one in audit.ledgers:
+            if one.problem:
+                raise Corrupt(f"{one.job_id}: {one.problem}", code="bad_ledger")
 
     def _heads(self, audit: LedgerAudit, last: model_pb2.Manifest) -> None:
         """The newest manifest names what the folded lines end with, and as cleared what is."""
-        ledger = audit.chronicle.ledger
+        ledger = audit.ledger.chronicle.ledger
         for entry in last.entries:
             line = ledger.lines.get(entry.vnode, ())
             if not line or not entry.working or line[-1].digest != entry.working[0].digest:
@@ -132,11 +129,11 @@ class LedgerReader:
 
     async def _receipts(self, audit: LedgerAudit) -> None:
         """Every interval that counts has a statement of its own replica, about just those batches."""
-        ledger, deltas, missing = audit.chronicle.ledger, set[str](), list[Interval]()
+        ledger, deltas, missing = audit.ledger.chronicle.ledger, set[str](), list[Interval]()
         counting = {name for line in ledger.lines.values() for one in line for name in one.intervals}
         for one in sorted(ledger.intervals.values(), key=lambda one: one.number):
             try:
-                commit, pnode_id = await self._documents.commit(one.vnode, one.name, audit.job_id)
+                commit, pnode_id = await self._documents.commit(one.vnode, one.name, audit.ledger.job_id)
             except NotFound:
                 missing.append(one)
                 continue
@@ -149,18 +146,19 @@ class LedgerReader:
         audit.num_receipts += sum(one.name in deltas for one in missing)
         audit.num_gone = sum(one.name not in deltas for one in missing)
 
-    async def _evidence(self, audit: LedgerAudit, chain: list[model_pb2.Manifest]) -> None:
+    async def _evidence(self, audit: LedgerAudit) -> None:
         """Every failure has a record that its accused signed itself. What the record measures is for whoever has torch."""
-        for manifest in chain:
-            for one in manifest.contributions:
-                if one.verdict == Verdict.FAILED.value:
-                    accused = _accused(await self._documents.record(one.vnode, one.evidence), self._policy.network_id)
-                    if accused != one.pnode_id:
-                        raise Corrupt(
-                            f"interval {one.interval[:12]}: its evidence accuses {accused[:8]}, not {one.pnode_id[:8]}",
-                            code="bad_ledger",
-                        )
-                    audit.faults[one.evidence] = accused
+        chronicle = audit.ledger.chronicle
+        for one in chronicle.told:
+            if one.verdict is Verdict.FAILED:
+                vnode = chronicle.ledger.intervals[one.interval].vnode
+                accused = _accused(await self._documents.record(vnode, one.evidence), self._policy.network_id)
+                if accused != one.pnode_id:
+                    raise Corrupt(
+                        f"interval {one.interval[:12]}: its evidence accuses {accused[:8]}, not {one.pnode_id[:8]}",
+                        code="bad_ledger",
+                    )
+                audit.faults[one.evidence] = accused
 
     async def _states(self, audit: LedgerAudit, last: model_pb2.Manifest) -> None:
         """What the newest manifest names is there, with its digest."""

@@ -31,6 +31,8 @@ class JobLedger:
     chronicle: Chronicle
     problem: str = ""
     """The first entry that cannot be, with its manifest; empty where all hold."""
+    beginning: str = ""
+    """Digest of the manifest that these go on from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,17 @@ class Account:
 
 async def read_ledgers(newest: str, read: ReadManifest) -> list[JobLedger]:
     """The jobs in which audits were in force, oldest first, back from the manifest of that digest. Raises what ``read`` raises."""
-    chain = [await read(newest)]
+    digests, chain = [newest], [await read(newest)]
     while chain[-1].audits == AUDITS_DRAWN and chain[-1].parent_digest and len(chain) < MAX_MANIFESTS:
-        chain.append(await read(chain[-1].parent_digest))
+        digests.append(chain[-1].parent_digest)
+        chain.append(await read(digests[-1]))
     chain.reverse()
-    jobs: list[list[model_pb2.Manifest]] = []
-    for before, manifest in itertools.pairwise(chain):
-        if not jobs or jobs[-1][-1].job_id != manifest.job_id:
-            jobs.append([before])
-        jobs[-1].append(manifest)
-    return [_folded(job) for job in jobs]
+    jobs: list[tuple[str, list[model_pb2.Manifest]]] = []
+    for digest, (before, manifest) in zip(reversed(digests), itertools.pairwise(chain), strict=False):
+        if not jobs or jobs[-1][1][-1].job_id != manifest.job_id:
+            jobs.append((digest, [before]))
+        jobs[-1][1].append(manifest)
+    return [_folded(beginning, job) for beginning, job in jobs]
 
 
 def accounts_of(ledgers: list[JobLedger]) -> list[Account]:
@@ -104,13 +107,15 @@ def entries_of(ledger: JobLedger) -> list[dict[str, object]]:
     return [plain(one) for one in sorted(ledger.chronicle.ledger.intervals.values(), key=lambda one: one.number)]
 
 
-def _folded(job: list[model_pb2.Manifest]) -> JobLedger:
+def _folded(beginning: str, job: list[model_pb2.Manifest]) -> JobLedger:
     folding, problem, count = Folding(job[0]), "", 0
     try:
-        for manifest in job[1:]:
+        for before, manifest in itertools.pairwise(job):
+            if manifest.number != before.number + 1:
+                raise Corrupt(f"manifest {manifest.number} follows number {before.number}", code="bad_ledger")
             folding.read(manifest)
             count += 1
         folding.chronicle().ledger.check()
     except (Corrupt, InvariantBroken) as error:
         problem = error.message
-    return JobLedger(job[-1].job_id, count, folding.chronicle(), problem)
+    return JobLedger(job[-1].job_id, count, folding.chronicle(), problem, beginning)

@@ -27,10 +27,11 @@ class Drawing:
         self._folded: tuple[str, dict[str, Standing]] = ("", {})
 
     def rate(self, view: ModelView, pnode_id: str) -> float:
-        """The probability with which an interval of that PNode is drawn now."""
+        """The probability with which an interval of that PNode is drawn now. Whoever was quarantined once is trusted no more than anybody."""
         standing, now_s = self.standing(view, pnode_id), self._clock.wall()
         floors = floors_of(self._policy.document.audit_floor)
-        return rate(standing.passes.seen(now_s), standing.state, floors, trusted=self._trusts(pnode_id))
+        trusted = self._trusts(pnode_id) and not standing.num_quarantines
+        return rate(standing.passes.seen(now_s), standing.state, floors, trusted=trusted)
 
     def verdict(self, view: ModelView, one: Contribution) -> Verdict:
         """What the draw says of a new interval: open or spared. Raises InvariantBroken in a process without a secret."""

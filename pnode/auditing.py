@@ -28,7 +28,7 @@ from trust.commits import Place
 from trust.comparison import Comparison
 from trust.envelope import parse, seal
 from trust.evidence import MAX_RECORD_BYTES, SEED_BYTES
-from trust.findings import DOUBT_FACTOR
+from trust.findings import DOUBT_FACTOR, finding_of
 from trust.identity import NodeKey
 from trust.overturned import Finding
 from trust.step_logs import Contradiction
@@ -264,8 +264,7 @@ class _Check:
         worst = self._worst
         if worst is None:
             raise Refused("there was nothing to compare", code=UNVERIFIABLE)
-        finding = Finding.FAULT if worst.ratio > DOUBT_FACTOR else Finding.DOUBT if worst.is_over else Finding.PASS
-        return Found(self.stated, self._opened, finding, worst.ratio, worst.part, worst.step)
+        return Found(self.stated, self._opened, finding_of(worst.ratio, 1.0), worst.ratio, worst.part, worst.step)
 
     def _bundle(self) -> Bundle:
         try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dcnr.cli import output
 from dcnr.cli.homes import HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, NetworkIdOption, NetworkOption, Session
+from dcnr.errors import NotFound
 
 if TYPE_CHECKING:
     from dcnr.audit_ledger import LedgerAudit
@@ -33,35 +34,27 @@ def verify(
 
     Example: dcnr ledger verify mnist-residual
     """
-    session = Session(home, network, bootstrap, network_id)
-    ledgers = _ledgers(session, model, manifest)
+    found = _audited(Session(home, network, bootstrap, network_id), model, manifest)
+    if found is None:
+        output.emit([], lambda: "no audits were in force", as_json=as_json)
+        return
+    header = ("job", "manifests", "intervals", "")
     rows = [
-        (one.job_id, one.num_manifests, len(one.chronicle.ledger.intervals), one.problem or "holds together") for one in ledgers
+        (one.job_id, one.num_manifests, len(one.chronicle.ledger.intervals), one.problem or "holds together")
+        for one in found.ledgers
     ]
-    data: list[dict[str, Any]] = [
-        {
-            "job": one.job_id, "manifests": one.num_manifests, "intervals": len(one.chronicle.ledger.intervals), "problem": one.problem,
-        }
-        for one in ledgers
-    ]  # fmt: skip
-    lines: list[str] = []
-    if ledgers and not any(one.problem for one in ledgers):
-        found = _audited(session, model, manifest)
-        newest = next(row for row in data if row["job"] == found.job_id)
-        newest |= {
-            "problem": found.trouble, "receipts": found.num_receipts, "statements_gone": found.num_gone, "states": found.num_states,
-            "evidence": found.faults, "verdicts": found.counts(),
-            "cleared": {vnode: {"batches": cleared, "of": all_} for vnode, (cleared, all_) in found.cleared().items()},
-        }  # fmt: skip
-        lines = [f"{vnode}: {cleared} of {all_} batches cleared" for vnode, (cleared, all_) in sorted(found.cleared().items())]
-        lines += [f"evidence {digest[:16]} against {pnode_id}" for digest, pnode_id in found.faults.items()]
-        lines.append(found.trouble or f"{found.num_receipts} receipts and {found.num_states} states are as they must be")
-
-    def text() -> str:
-        return "\n".join([output.table(("job", "manifests", "intervals", ""), rows) if rows else "no audits were in force", *lines])
-
-    output.emit(data, text, as_json=as_json)
-    if any(row["problem"] for row in data):
+    cleared = sorted(found.cleared().items())
+    data = {
+        "jobs": [{"job": row[0], "manifests": row[1], "intervals": row[2], "problem": one.problem} for row, one in zip(rows, found.ledgers, strict=True)],
+        "problem": found.trouble, "receipts": found.num_receipts, "statements_gone": found.num_gone, "states": found.num_states,
+        "evidence": found.faults, "verdicts": found.counts(),
+        "cleared": {vnode: {"batches": batches, "of": newest} for vnode, (batches, newest) in cleared},
+    }  # fmt: skip
+    lines = [f"{vnode}: {batches} of {newest} batches cleared" for vnode, (batches, newest) in cleared]
+    lines += [f"evidence {digest[:16]} against {pnode_id}" for digest, pnode_id in found.faults.items()]
+    lines.append(found.trouble or f"{found.num_receipts} receipts and {found.num_states} states are as they must be")
+    output.emit(data, lambda: "\n".join([output.table(header, rows), *lines]), as_json=as_json)
+    if not found.holds:
         raise typer.Exit(BAD_EXIT)
 
 
@@ -105,11 +98,17 @@ def export(
             print(json.dumps(entry, ensure_ascii=False))  # noqa: T201
 
 
-def _audited(session: Session, model: str, manifest: str) -> LedgerAudit:
+def _audited(session: Session, model: str, manifest: str) -> LedgerAudit | None:
+    """None where no audits were in force."""
     from dcnr.audit_ledger import audit_ledger
 
-    async def work(client: AsyncClient) -> LedgerAudit:
-        return await audit_ledger(client, model, manifest=manifest)
+    async def work(client: AsyncClient) -> LedgerAudit | None:
+        try:
+            return await audit_ledger(client, model, manifest=manifest)
+        except NotFound as error:
+            if error.code != "no_ledger":
+                raise
+            return None
 
     return session.run(work)
 

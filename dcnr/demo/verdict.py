@@ -115,7 +115,9 @@ async def _ledger(verdict: Verdict, client: AsyncClient, model: str) -> None:
         return
     counts = ", ".join(f"{count} {name}" for name, count in found.counts().items() if count)
     verdict.point(
-        "the trust ledger holds", found.holds, found.trouble or f"{found.num_manifests} manifests, {found.num_receipts} receipts"
+        "the trust ledger holds",
+        found.holds,
+        found.trouble or f"{found.ledger.num_manifests} manifests, {found.num_receipts} receipts",
     )
     verdict.figures.append(("intervals by verdict", counts))
 
