@@ -32,10 +32,10 @@ from chaos.stand import Stand
 from chaos.track import Struck, Tracker
 from chaos.work import Work
 from dcnr.errors import DcnrError, TimedOut, Unavailable
+from dcnr.groups import first_cause
 from dcnr.sdk.client import AsyncClient, connect_async
 from dcnr.testing import LocalNetwork, LocalPNode, Process
 from dcnr.v1 import model_pb2, orchestrator_pb2
-from pnode.exchange import first_cause
 
 FORMAT: Final = "dcnr-chaos-1"
 VIEW_S: Final = 0.25

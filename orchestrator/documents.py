@@ -9,6 +9,7 @@ from typing import Final
 
 from dcnr import limits
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, Unavailable
+from dcnr.groups import first_cause, heed_cancellation
 from dcnr.ids import Digest, digest_of
 from dcnr.ports import ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
@@ -120,8 +121,8 @@ async def put_all(store: ObjectStore, objects: Sequence[tuple[str, bytes]]) -> N
             for name, data in objects:
                 group.create_task(put(name, data))
     except* DcnrError as errors:
-        first = errors.exceptions[0]
-        raise Unavailable(f"the store did not take all objects: {first}", code="store_unavailable") from None
+        heed_cancellation()
+        raise Unavailable(f"the store did not take all objects: {first_cause(errors)}", code="store_unavailable") from None
 
 
 def _belongs(network_id: str, found: str, policy: NetworkPolicy, model: str, what: str) -> None:

@@ -10,6 +10,7 @@ from dataservice import keys
 from dataservice.manifests import StoredState
 from dcnr.crashpoints import reached
 from dcnr.errors import DcnrError, InvalidInput, NotFound, Unavailable
+from dcnr.groups import first_cause, heed_cancellation
 from dcnr.ids import Digest, check_digest
 from dcnr.ports import ObjectStore
 from dcnr.v1 import model_pb2
@@ -69,7 +70,8 @@ async def missing_states(store: ObjectStore, model: str, states: Iterable[tuple[
             for vnode, digest in states:
                 group.create_task(look(vnode, digest))
     except* DcnrError as errors:
-        raise Unavailable(f"the store does not say what it has: {errors.exceptions[0]}", code="store_unavailable") from None
+        heed_cancellation()
+        raise Unavailable(f"the store does not say what it has: {first_cause(errors)}", code="store_unavailable") from None
     return frozenset(missing)
 
 

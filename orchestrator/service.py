@@ -22,6 +22,7 @@ from dataservice.probe import probe_store
 from dataservice.s3 import S3Store, StoreAddress
 from dcnr import __version__, limits
 from dcnr.errors import DcnrError, InvalidInput, Unavailable
+from dcnr.groups import first_cause, heed_cancellation
 from dcnr.ids import check_name
 from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
@@ -86,7 +87,8 @@ class ModelTable:
             try:
                 await runtime.run()
             except* Exception as errors:  # noqa: BLE001  what one model's documents or reports cause must not end the other models
-                self.shared.history.say("runtime_failed", model, str(_cause(errors)))
+                heed_cancellation()
+                self.shared.history.say("runtime_failed", model, str(first_cause(errors)))
                 _log.error("runtime_failed", model=model, exc_info=errors)
             runtime = self.runtimes[model] = ModelRuntime(model, self.shared)
             await asyncio.sleep(RESTART_S)
@@ -106,12 +108,6 @@ class ModelTable:
             except (DcnrError, InvalidInput) as error:
                 _log.debug("models_not_listed", reason=error.message)
             await asyncio.sleep(DISCOVER_S)
-
-
-def _cause(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def run_orchestrator(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-from dcnr.errors import DcnrError, TimedOut
+from dcnr.errors import TimedOut
 from dcnr.v1 import vnode_pb2
 from pnode import frames
 from pnode.frames import Expected
@@ -138,11 +138,3 @@ async def wait_for_news(news: asyncio.Event) -> bool:
         return False
     news.clear()
     return True
-
-
-def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error that stands for a group: a typed one where there is one."""
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves.append(first_cause(error) if isinstance(error, BaseExceptionGroup) else error)
-    return next((error for error in leaves if isinstance(error, DcnrError)), leaves[0])

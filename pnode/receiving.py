@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from dcnr.errors import RemoteFault
+from dcnr.groups import first_cause, heed_cancellation
 from dcnr.ids import ReplicaId
 from dcnr.ports import Clock
 from dcnr.tensor import Array, TensorAssembler, TensorHeader
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode import frames
 from pnode.arrivals import Arrival
-from pnode.exchange import Control, Replica, Said, Stream, first_cause, read_alive, wait_for_news, write_beat, write_control
+from pnode.exchange import Control, Replica, Said, Stream, read_alive, wait_for_news, write_beat, write_control
 from pnode.wire import Heard
 from trust.envelope import check_signature
 from vnode.events import EdgeDown, EdgeUp, FrameArrived
@@ -135,6 +136,7 @@ class ReceivingExchange:
                     await self._heard(heard, group)
                 writer.cancel()
         except BaseExceptionGroup as errors:
+            heed_cancellation()
             raise first_cause(errors) from errors
         finally:
             for edge in list(self._edges.values()):

@@ -13,12 +13,13 @@ from itertools import islice
 from typing import Any, Final
 
 from dcnr.errors import Corrupt, DcnrError, NotFound, RemoteFault
+from dcnr.groups import first_cause, heed_cancellation
 from dcnr.ids import check_replica_id
 from dcnr.ports import Clock
 from dcnr.tensor import chunks
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode import frames
-from pnode.exchange import BEAT_S, Control, Replica, Stream, first_cause, read_alive, wait_for_news, write_beat, write_control
+from pnode.exchange import BEAT_S, Control, Replica, Stream, read_alive, wait_for_news, write_beat, write_control
 from pnode.spool import Frame
 from pnode.wire import chunk_bytes, frame_bytes
 from trust.envelope import sign_apart
@@ -87,6 +88,7 @@ class SendingExchange:
                     if job.loaded is not None:
                         job.loaded.cancel()
         except BaseExceptionGroup as errors:
+            heed_cancellation()
             raise first_cause(errors) from errors
         finally:
             self._group = None

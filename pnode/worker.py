@@ -21,6 +21,7 @@ import psutil
 
 from dcnr import crashpoints
 from dcnr.errors import Corrupt, DcnrError
+from dcnr.groups import first_cause
 from dcnr.ids import NodeId, ReplicaId, check_replica_id
 from dcnr.ports import Clock
 from dcnr.system import SystemClock
@@ -28,7 +29,6 @@ from dcnr.v1 import common_pb2, identity_pb2, local_pb2, orchestrator_pb2
 from pnode.auditing import Auditing, Auditor
 from pnode.crew import Acting, Crew, Outlets
 from pnode.donors import Donor
-from pnode.exchange import first_cause
 from pnode.frames import intervals_of
 from pnode.hub import LinkHub
 from pnode.links import LinkService, PeerLinks
