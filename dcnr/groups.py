@@ -1,10 +1,14 @@
-"""Errors that leave a task group."""
+"""What leaves a task group: its errors, and a cancellation."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from dcnr.errors import DcnrError
+
+T = TypeVar("T")
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -15,12 +19,17 @@ def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return next((error for error in leaves if isinstance(error, DcnrError)), leaves[0])
 
 
-def heed_cancellation() -> None:
-    """Raises CancelledError where the running task was asked to end. Called by whoever catches what a task group raised, and goes on.
+async def apart(work: Coroutine[Any, Any, T]) -> T:
+    """What the work returns or raises, from a task of its own; it has ended when this returns. For whoever catches what a task group raises.
 
-    A child that fails in the very turn in which its task group is cancelled makes the group raise the child's error alone: before
-    Python 3.13 the cancellation is forgotten then (CPython gh-116720), and a loop that catches the error would run for ever.
+    A child that fails in the very turn in which the task of its group is cancelled makes the group raise the child's error alone
+    (Python 3.11 and 3.12): the cancellation would be lost, and a loop that catches the error runs for ever. Here it is raised.
     """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task])
+        raise
+    return task.result()

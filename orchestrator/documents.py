@@ -9,7 +9,7 @@ from typing import Final
 
 from dcnr import limits
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, Unavailable
-from dcnr.groups import first_cause, heed_cancellation
+from dcnr.groups import apart, first_cause
 from dcnr.ids import Digest, digest_of
 from dcnr.ports import ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
@@ -116,12 +116,14 @@ async def put_all(store: ObjectStore, objects: Sequence[tuple[str, bytes]]) -> N
             if await put_once(store, name, data) != data:
                 raise Unavailable(f"{name} holds other bytes", code="object_differs")
 
-    try:
+    async def put_each() -> None:
         async with asyncio.TaskGroup() as group:
             for name, data in objects:
                 group.create_task(put(name, data))
+
+    try:
+        await apart(put_each())
     except* DcnrError as errors:
-        heed_cancellation()
         raise Unavailable(f"the store did not take all objects: {first_cause(errors)}", code="store_unavailable") from None
 
 

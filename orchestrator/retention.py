@@ -10,7 +10,7 @@ from dataservice import keys
 from dataservice.manifests import StoredState
 from dcnr.crashpoints import reached
 from dcnr.errors import DcnrError, InvalidInput, NotFound, Unavailable
-from dcnr.groups import first_cause, heed_cancellation
+from dcnr.groups import apart, first_cause
 from dcnr.ids import Digest, check_digest
 from dcnr.ports import ObjectStore
 from dcnr.v1 import model_pb2
@@ -65,12 +65,14 @@ async def missing_states(store: ObjectStore, model: str, states: Iterable[tuple[
             except NotFound:
                 missing.add(digest)
 
-    try:
+    async def look_each() -> None:
         async with asyncio.TaskGroup() as group:
             for vnode, digest in states:
                 group.create_task(look(vnode, digest))
+
+    try:
+        await apart(look_each())
     except* DcnrError as errors:
-        heed_cancellation()
         raise Unavailable(f"the store does not say what it has: {first_cause(errors)}", code="store_unavailable") from None
     return frozenset(missing)
 

@@ -22,7 +22,7 @@ from dataservice.probe import probe_store
 from dataservice.s3 import S3Store, StoreAddress
 from dcnr import __version__, limits
 from dcnr.errors import DcnrError, InvalidInput, Unavailable
-from dcnr.groups import first_cause, heed_cancellation
+from dcnr.groups import apart, first_cause
 from dcnr.ids import check_name
 from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
@@ -85,9 +85,8 @@ class ModelTable:
         """A runtime whose invariant breaks is replaced by one that knows nothing, an ordinary taker; the others do not notice."""
         while True:
             try:
-                await runtime.run()
+                await apart(runtime.run())
             except* Exception as errors:  # noqa: BLE001  what one model's documents or reports cause must not end the other models
-                heed_cancellation()
                 self.shared.history.say("runtime_failed", model, str(first_cause(errors)))
                 _log.error("runtime_failed", model=model, exc_info=errors)
             runtime = self.runtimes[model] = ModelRuntime(model, self.shared)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dcnr.errors import RemoteFault
-from dcnr.groups import first_cause, heed_cancellation
+from dcnr.groups import first_cause
 from dcnr.ids import ReplicaId
 from dcnr.ports import Clock
 from dcnr.tensor import Array, TensorAssembler, TensorHeader
@@ -136,7 +136,6 @@ class ReceivingExchange:
                     await self._heard(heard, group)
                 writer.cancel()
         except BaseExceptionGroup as errors:
-            heed_cancellation()
             raise first_cause(errors) from errors
         finally:
             for edge in list(self._edges.values()):

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final
 
 from dcnr.errors import Corrupt, DcnrError, NotFound, RemoteFault
-from dcnr.groups import first_cause, heed_cancellation
+from dcnr.groups import first_cause
 from dcnr.ids import check_replica_id
 from dcnr.ports import Clock
 from dcnr.tensor import chunks
@@ -88,7 +88,6 @@ class SendingExchange:
                     if job.loaded is not None:
                         job.loaded.cancel()
         except BaseExceptionGroup as errors:
-            heed_cancellation()
             raise first_cause(errors) from errors
         finally:
             self._group = None

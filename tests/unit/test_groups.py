@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dcnr.errors import Refused
-from dcnr.groups import first_cause, heed_cancellation
+from dcnr.groups import apart, first_cause
 
 
 async def _fails_when(told: asyncio.Event) -> None:
@@ -15,14 +15,18 @@ async def _fails_when(told: asyncio.Event) -> None:
     raise ValueError("a child fails")
 
 
+async def _group(told: asyncio.Event) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_fails_when(told))
+
+
 async def _keeps_trying(told: asyncio.Event, turns: list[int]) -> None:
     while len(turns) < 3:
         turns.append(len(turns))
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_fails_when(told))
+            await apart(_group(told))
         except* ValueError:
-            heed_cancellation()
+            pass
 
 
 def test_a_loop_ends_though_a_child_fails_in_the_turn_of_the_cancellation() -> None:
@@ -41,9 +45,34 @@ def test_a_loop_ends_though_a_child_fails_in_the_turn_of_the_cancellation() -> N
     asyncio.run(story())
 
 
-def test_a_task_that_nobody_ends_goes_on() -> None:
+def test_a_loop_that_nobody_ends_goes_on_after_an_error() -> None:
     async def story() -> None:
-        heed_cancellation()
+        told, turns = asyncio.Event(), list[int]()
+        told.set()
+        await asyncio.wait_for(_keeps_trying(told, turns), 10)
+        assert turns == [0, 1, 2]
+
+    asyncio.run(story())
+
+
+def test_what_was_begun_has_ended_when_a_cancellation_comes_back() -> None:
+    async def story() -> None:
+        ended = asyncio.Event()
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                ended.set()
+
+        task = asyncio.create_task(apart(work()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert ended.is_set()
 
     asyncio.run(story())
 
