@@ -30,6 +30,6 @@ async def apart(work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait([task])
     except asyncio.CancelledError:
         task.cancel()
-        await asyncio.wait([task])
+        await asyncio.gather(task, return_exceptions=True)
         raise
     return task.result()
