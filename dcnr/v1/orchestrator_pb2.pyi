@@ -115,6 +115,34 @@ NODE_STATE_OFFLINE: NodeState.ValueType  # 8
 """gone"""
 Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
 
+class _Weights:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WeightsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Weights.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WEIGHTS_UNSPECIFIED: _Weights.ValueType  # 0
+    """the same as served"""
+    WEIGHTS_SERVED: _Weights.ValueType  # 1
+    """the newest cleared manifest's; the newest working one's where audits are not in force"""
+    WEIGHTS_LIVE: _Weights.ValueType  # 2
+    """those of the training replicas as they are now"""
+    WEIGHTS_NAMED: _Weights.ValueType  # 3
+    """of the manifest named in the request, while it is served"""
+
+class Weights(_Weights, metaclass=_WeightsEnumTypeWrapper):
+    """Which weights answer."""
+
+WEIGHTS_UNSPECIFIED: Weights.ValueType  # 0
+"""the same as served"""
+WEIGHTS_SERVED: Weights.ValueType  # 1
+"""the newest cleared manifest's; the newest working one's where audits are not in force"""
+WEIGHTS_LIVE: Weights.ValueType  # 2
+"""those of the training replicas as they are now"""
+WEIGHTS_NAMED: Weights.ValueType  # 3
+"""of the manifest named in the request, while it is served"""
+Global___Weights: _TypeAlias = Weights  # noqa: Y015
+
 @_typing.final
 class NeedReport(_message.Message):
     """What a replica waits for."""
@@ -372,6 +400,7 @@ class Beat(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     ADVERT_FIELD_NUMBER: _builtins.int
+    SEATS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """grows on this stream"""
     desired_sequence: _builtins.int
@@ -408,6 +437,10 @@ class Beat(_message.Message):
     def advert(self) -> _identity_pb2.Envelope:
         """when it changed"""
 
+    @_builtins.property
+    def seats(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeatReport]:
+        """states that this PNode serves; at most 64"""
+
     def __init__(
         self,
         *,
@@ -424,14 +457,109 @@ class Beat(_message.Message):
         incarnation: _builtins.int = ...,
         events: _abc.Iterable[_common_pb2.Event] | None = ...,
         advert: _identity_pb2.Envelope | None = ...,
+        seats: _abc.Iterable[Global___SeatReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "capability", b"capability"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "capability", b"capability", "desired_sequence", b"desired_sequence", "draining", b"draining", "events", b"events", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "incarnation", b"incarnation", "plan_digest", b"plan_digest", "replicas", b"replicas", "sequence", b"sequence", "worker_alive", b"worker_alive", "worker_reason", b"worker_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "capability", b"capability", "desired_sequence", b"desired_sequence", "draining", b"draining", "events", b"events", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "incarnation", b"incarnation", "plan_digest", b"plan_digest", "replicas", b"replicas", "seats", b"seats", "sequence", b"sequence", "worker_alive", b"worker_alive", "worker_reason", b"worker_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Beat: _TypeAlias = Beat  # noqa: Y015
+
+@_typing.final
+class SeatReport(_message.Message):
+    """A state that a PNode holds to answer questions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VNODE_FIELD_NUMBER: _builtins.int
+    STATE_DIGEST_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
+    NUM_ANSWERED_FIELD_NUMBER: _builtins.int
+    DELEGATION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """whose"""
+    vnode: _builtins.str
+    """which VNode"""
+    state_digest: _builtins.str
+    """the named state"""
+    ready: _builtins.bool
+    """loaded: it answers"""
+    reason: _builtins.str
+    """why it is not"""
+    queued: _builtins.int
+    """questions that wait or are computed now"""
+    compute_s: _builtins.float
+    """seconds of a question, moving average"""
+    num_answered: _builtins.int
+    """since it was loaded"""
+    @_builtins.property
+    def delegation(self) -> _identity_pb2.Envelope:
+        """of the worker, with its data addresses"""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        vnode: _builtins.str = ...,
+        state_digest: _builtins.str = ...,
+        ready: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        queued: _builtins.int = ...,
+        compute_s: _builtins.float = ...,
+        num_answered: _builtins.int = ...,
+        delegation: _identity_pb2.Envelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "delegation", b"delegation", "model", b"model", "num_answered", b"num_answered", "queued", b"queued", "ready", b"ready", "reason", b"reason", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeatReport: _TypeAlias = SeatReport  # noqa: Y015
+
+@_typing.final
+class SeatWish(_message.Message):
+    """What a PNode is asked to serve besides its training: the whole list, replacing the one before. Advice of the head's holder: the PNode takes what its
+    limits leave room for, and loads nothing but states that the named manifest names.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    VNODES_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """whose"""
+    manifest_digest: _builtins.str
+    """the manifest envelope, named by the head or an ancestor of it"""
+    cleared: _builtins.bool
+    """their cleared states; false: the newest working ones, where audits are not in force"""
+    @_builtins.property
+    def vnodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """which VNodes, sorted; empty: none any more"""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        manifest_digest: _builtins.str = ...,
+        vnodes: _abc.Iterable[_builtins.str] | None = ...,
+        cleared: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "manifest_digest", b"manifest_digest", "model", b"model", "vnodes", b"vnodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeatWish: _TypeAlias = SeatWish  # noqa: Y015
 
 @_typing.final
 class PNodeMessage(_message.Message):
@@ -596,6 +724,7 @@ class OrchestratorMessage(_message.Message):
     BEAT_ACK_FIELD_NUMBER: _builtins.int
     CHALLENGE_FIELD_NUMBER: _builtins.int
     AUDIT_TASK_FIELD_NUMBER: _builtins.int
+    SEATS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """first"""
@@ -624,6 +753,10 @@ class OrchestratorMessage(_message.Message):
     def audit_task(self) -> _identity_pb2.Envelope:
         """AuditTask: check somebody's interval"""
 
+    @_builtins.property
+    def seats(self) -> Global___SeatWish:
+        """what to serve besides training"""
+
     def __init__(
         self,
         *,
@@ -634,12 +767,13 @@ class OrchestratorMessage(_message.Message):
         beat_ack: Global___BeatAck | None = ...,
         challenge: _identity_pb2.Envelope | None = ...,
         audit_task: _identity_pb2.Envelope | None = ...,
+        seats: Global___SeatWish | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_task", b"audit_task", "beat_ack", b"beat_ack", "challenge", b"challenge", "desired", b"desired", "durable", b"durable", "head", b"head", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_task", b"audit_task", "beat_ack", b"beat_ack", "challenge", b"challenge", "desired", b"desired", "durable", b"durable", "head", b"head", "kind", b"kind", "seats", b"seats", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_task", b"audit_task", "beat_ack", b"beat_ack", "challenge", b"challenge", "desired", b"desired", "durable", b"durable", "head", b"head", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_task", b"audit_task", "beat_ack", b"beat_ack", "challenge", b"challenge", "desired", b"desired", "durable", b"durable", "head", b"head", "kind", b"kind", "seats", b"seats", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "head", "desired", "durable", "beat_ack", "challenge", "audit_task"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "head", "desired", "durable", "beat_ack", "challenge", "audit_task", "seats"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -682,6 +816,210 @@ class BeatAck(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeatAck: _TypeAlias = BeatAck  # noqa: Y015
+
+@_typing.final
+class NamedTensor(_message.Message):
+    """A whole tensor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VNODE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    vnode: _builtins.str
+    """whose output it is; a source's id: an input"""
+    dtype: _builtins.str
+    """float32, uint8, ..."""
+    data: _builtins.bytes
+    """raw, little-endian, row-major; at most 4 MiB"""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """with the batch dimension first"""
+
+    def __init__(
+        self,
+        *,
+        vnode: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype", "shape", b"shape", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamedTensor: _TypeAlias = NamedTensor  # noqa: Y015
+
+@_typing.final
+class ForwardRequest(_message.Message):
+    """A question."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    EXIT_FIELD_NUMBER: _builtins.int
+    FULL_DEPTH_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    REDUNDANCY_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """empty: the only one"""
+    weights: Global___Weights.ValueType
+    """which weights"""
+    manifest_digest: _builtins.str
+    """for WEIGHTS_NAMED"""
+    exit: _builtins.str
+    """VNode whose readout is wanted; empty: the deepest"""
+    full_depth: _builtins.bool
+    """refuse rather than answer from a shallower exit"""
+    deadline_s: _builtins.float
+    """at most 120; 0 means 30"""
+    redundancy: _builtins.int
+    """so many independent ways have to agree; 0 and 1: one"""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedTensor]:
+        """one per source; the name may be empty where there is only one"""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        inputs: _abc.Iterable[Global___NamedTensor] | None = ...,
+        weights: Global___Weights.ValueType = ...,
+        manifest_digest: _builtins.str = ...,
+        exit: _builtins.str = ...,
+        full_depth: _builtins.bool = ...,
+        deadline_s: _builtins.float = ...,
+        redundancy: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "exit", b"exit", "full_depth", b"full_depth", "inputs", b"inputs", "manifest_digest", b"manifest_digest", "model", b"model", "redundancy", b"redundancy", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardRequest: _TypeAlias = ForwardRequest  # noqa: Y015
+
+@_typing.final
+class StageAnswer(_message.Message):
+    """Who computed one stage of an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VNODE_FIELD_NUMBER: _builtins.int
+    PNODE_ID_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    STATE_DIGEST_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    COMPUTED_S_FIELD_NUMBER: _builtins.int
+    vnode: _builtins.str
+    """which"""
+    pnode_id: _builtins.str
+    """where"""
+    replica: _builtins.str
+    """for live weights"""
+    state_digest: _builtins.str
+    """for served ones"""
+    step: _builtins.int
+    """size of the lineage of the weights"""
+    waited_s: _builtins.float
+    """in the queue"""
+    computed_s: _builtins.float
+    """computing"""
+    def __init__(
+        self,
+        *,
+        vnode: _builtins.str = ...,
+        pnode_id: _builtins.str = ...,
+        replica: _builtins.str = ...,
+        state_digest: _builtins.str = ...,
+        step: _builtins.int = ...,
+        waited_s: _builtins.float = ...,
+        computed_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_s", b"computed_s", "pnode_id", b"pnode_id", "replica", b"replica", "state_digest", b"state_digest", "step", b"step", "vnode", b"vnode", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageAnswer: _TypeAlias = StageAnswer  # noqa: Y015
+
+@_typing.final
+class ForwardResponse(_message.Message):
+    """An answer, and what it is worth."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    EXIT_FIELD_NUMBER: _builtins.int
+    DEEPEST_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
+    DEGRADED_REASON_FIELD_NUMBER: _builtins.int
+    TOTAL_S_FIELD_NUMBER: _builtins.int
+    NUM_WAYS_FIELD_NUMBER: _builtins.int
+    NUM_AGREEING_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """whose"""
+    manifest_digest: _builtins.str
+    """version of the served weights; empty for live ones"""
+    weights: Global___Weights.ValueType
+    """which weights answered"""
+    exit: _builtins.str
+    """the VNode whose readout it is"""
+    deepest: _builtins.str
+    """the deepest exit of the model"""
+    degraded: _builtins.bool
+    """it is not the exit that was asked for"""
+    degraded_reason: _builtins.str
+    """why"""
+    total_s: _builtins.float
+    """from request to answer, here"""
+    num_ways: _builtins.int
+    """ways tried, the first included"""
+    num_agreeing: _builtins.int
+    """independent ways that gave this answer"""
+    @_builtins.property
+    def output(self) -> Global___NamedTensor:
+        """the readout of `exit`"""
+
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageAnswer]:
+        """in topological order"""
+
+    def __init__(
+        self,
+        *,
+        output: Global___NamedTensor | None = ...,
+        model: _builtins.str = ...,
+        manifest_digest: _builtins.str = ...,
+        weights: Global___Weights.ValueType = ...,
+        stages: _abc.Iterable[Global___StageAnswer] | None = ...,
+        exit: _builtins.str = ...,
+        deepest: _builtins.str = ...,
+        degraded: _builtins.bool = ...,
+        degraded_reason: _builtins.str = ...,
+        total_s: _builtins.float = ...,
+        num_ways: _builtins.int = ...,
+        num_agreeing: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deepest", b"deepest", "degraded", b"degraded", "degraded_reason", b"degraded_reason", "exit", b"exit", "manifest_digest", b"manifest_digest", "model", b"model", "num_agreeing", b"num_agreeing", "num_ways", b"num_ways", "output", b"output", "stages", b"stages", "total_s", b"total_s", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardResponse: _TypeAlias = ForwardResponse  # noqa: Y015
 
 @_typing.final
 class SubmitJobRequest(_message.Message):

@@ -100,6 +100,11 @@ class OrchestratorServiceStub:
                 request_serializer=dcnr_dot_v1_dot_orchestrator__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.Forward = channel.unary_unary(
+                '/dcnr.v1.OrchestratorService/Forward',
+                request_serializer=dcnr_dot_v1_dot_orchestrator__pb2.ForwardRequest.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.ForwardResponse.FromString,
+                _registered_method=True)
 
 
 class OrchestratorServiceServicer:
@@ -197,6 +202,13 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Forward(self, request, context):
+        """The model's answer to a tensor.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OrchestratorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -264,6 +276,11 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.GetStatusRequest.FromString,
                     response_serializer=dcnr_dot_v1_dot_orchestrator__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'Forward': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forward,
+                    request_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.ForwardRequest.FromString,
+                    response_serializer=dcnr_dot_v1_dot_orchestrator__pb2.ForwardResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -618,6 +635,33 @@ class OrchestratorService:
             '/dcnr.v1.OrchestratorService/GetStatus',
             dcnr_dot_v1_dot_orchestrator__pb2.GetStatusRequest.SerializeToString,
             dcnr_dot_v1_dot_orchestrator__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forward(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dcnr.v1.OrchestratorService/Forward',
+            dcnr_dot_v1_dot_orchestrator__pb2.ForwardRequest.SerializeToString,
+            dcnr_dot_v1_dot_orchestrator__pb2.ForwardResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,8 @@ class OrchestratorServiceStub:
     """What the planner would do with a graph, without any effect."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.GetStatusRequest, _orchestrator_pb2.GetStatusResponse]
     """Counters and state of this orchestrator."""
+    Forward: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ForwardRequest, _orchestrator_pb2.ForwardResponse]
+    """The model's answer to a tensor."""
 
 @_typing.type_check_only
 class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
@@ -91,6 +93,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """What the planner would do with a graph, without any effect."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.GetStatusRequest, _orchestrator_pb2.GetStatusResponse]  # type: ignore[assignment]
     """Counters and state of this orchestrator."""
+    Forward: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ForwardRequest, _orchestrator_pb2.ForwardResponse]  # type: ignore[assignment]
+    """The model's answer to a tensor."""
 
 class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Control and queries: served by every orchestrator."""
@@ -198,5 +202,13 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.GetStatusResponse, _abc.Awaitable[_orchestrator_pb2.GetStatusResponse]]:
         """Counters and state of this orchestrator."""
+
+    @_abc_1.abstractmethod
+    def Forward(
+        self,
+        request: _orchestrator_pb2.ForwardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.ForwardResponse, _abc.Awaitable[_orchestrator_pb2.ForwardResponse]]:
+        """The model's answer to a tensor."""
 
 def add_OrchestratorServiceServicer_to_server(servicer: OrchestratorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

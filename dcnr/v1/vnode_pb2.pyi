@@ -108,6 +108,374 @@ class Lane(_message.Message):
 Global___Lane: _TypeAlias = Lane  # noqa: Y015
 
 @_typing.final
+class InferTensor(_message.Message):
+    """A tensor that travels with a question; its bytes follow in InferChunks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VNODE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    ENCODED_BYTES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    vnode: _builtins.str
+    """whose output it is; a source's own id: what was asked"""
+    dtype: _builtins.str
+    """before encoding"""
+    codec: _builtins.str
+    """raw, fp16, bf16 or int8"""
+    encoded_bytes: _builtins.int
+    """must be what codec, dtype and shape give"""
+    digest: _builtins.bytes
+    """BLAKE3 over the encoded bytes, 32 bytes"""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """with the batch dimension first"""
+
+    def __init__(
+        self,
+        *,
+        vnode: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        codec: _builtins.str = ...,
+        encoded_bytes: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "digest", b"digest", "dtype", b"dtype", "encoded_bytes", b"encoded_bytes", "shape", b"shape", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InferTensor: _TypeAlias = InferTensor  # noqa: Y015
+
+@_typing.final
+class InferHop(_message.Message):
+    """One stage on the way of a question."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VNODE_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    STATE_DIGEST_FIELD_NUMBER: _builtins.int
+    DELEGATION_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    vnode: _builtins.str
+    """which VNode computes; stateless VNodes in front of it are computed with it"""
+    replica: _builtins.str
+    """the training replica whose live weights are meant; empty: whoever serves `state_digest`"""
+    state_digest: _builtins.str
+    """the named state that is served; empty for live weights"""
+    codec: _builtins.str
+    """in which its output goes on"""
+    answers: _builtins.bool
+    """the readout of its exit goes to who asked"""
+    @_builtins.property
+    def delegation(self) -> _identity_pb2.Envelope:
+        """of the worker that hosts it, with its addresses"""
+
+    def __init__(
+        self,
+        *,
+        vnode: _builtins.str = ...,
+        replica: _builtins.str = ...,
+        state_digest: _builtins.str = ...,
+        delegation: _identity_pb2.Envelope | None = ...,
+        codec: _builtins.str = ...,
+        answers: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "codec", b"codec", "delegation", b"delegation", "replica", b"replica", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InferHop: _TypeAlias = InferHop  # noqa: Y015
+
+@_typing.final
+class InferRequest(_message.Message):
+    """Begins a question: the receiver is the first of its hops. Stateless for the receiver: a retry is a new question."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    HOPS_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    """16 random bytes, chosen by who asks first"""
+    network_id: _builtins.str
+    """only inside this network"""
+    model: _builtins.str
+    """whose weights"""
+    caller: _builtins.str
+    """orchestrator that asks: it receives the answers"""
+    deadline_s: _builtins.float
+    """left for the whole way, seconds; at most 120"""
+    @_builtins.property
+    def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferHop]:
+        """in topological order, the receiver first; at most 256"""
+
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferTensor]:
+        """what the hops still need, in the order of their chunks; at most 16"""
+
+    @_builtins.property
+    def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferTiming]:
+        """of the hops before"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+        network_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        caller: _builtins.str = ...,
+        hops: _abc.Iterable[Global___InferHop] | None = ...,
+        tensors: _abc.Iterable[Global___InferTensor] | None = ...,
+        deadline_s: _builtins.float = ...,
+        timings: _abc.Iterable[Global___InferTiming] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "deadline_s", b"deadline_s", "hops", b"hops", "id", b"id", "model", b"model", "network_id", b"network_id", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InferRequest: _TypeAlias = InferRequest  # noqa: Y015
+
+@_typing.final
+class InferChunk(_message.Message):
+    """A part of a request's or an answer's tensors."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    """of the question"""
+    chunk: _builtins.bytes
+    """at most 1 MiB"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+        chunk: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InferChunk: _TypeAlias = InferChunk  # noqa: Y015
+
+@_typing.final
+class InferAnswer(_message.Message):
+    """What a hop with an exit says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    VNODE_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    STATE_DIGEST_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    """of the question"""
+    vnode: _builtins.str
+    """which exit"""
+    replica: _builtins.str
+    """who computed, for live weights"""
+    state_digest: _builtins.str
+    """state that computed, for served ones"""
+    step: _builtins.int
+    """size of the lineage of the weights"""
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferTensor]:
+        """the readout; its chunks follow"""
+
+    @_builtins.property
+    def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferTiming]:
+        """of every hop so far"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+        vnode: _builtins.str = ...,
+        replica: _builtins.str = ...,
+        state_digest: _builtins.str = ...,
+        step: _builtins.int = ...,
+        tensors: _abc.Iterable[Global___InferTensor] | None = ...,
+        timings: _abc.Iterable[Global___InferTiming] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "replica", b"replica", "state_digest", b"state_digest", "step", b"step", "tensors", b"tensors", "timings", b"timings", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InferAnswer: _TypeAlias = InferAnswer  # noqa: Y015
+
+@_typing.final
+class InferTiming(_message.Message):
+    """How long one hop took."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VNODE_FIELD_NUMBER: _builtins.int
+    PNODE_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    COMPUTED_S_FIELD_NUMBER: _builtins.int
+    vnode: _builtins.str
+    """which hop"""
+    pnode_id: _builtins.str
+    """where"""
+    step: _builtins.int
+    """of the weights that computed"""
+    waited_s: _builtins.float
+    """in the queue"""
+    computed_s: _builtins.float
+    """computing"""
+    def __init__(
+        self,
+        *,
+        vnode: _builtins.str = ...,
+        pnode_id: _builtins.str = ...,
+        step: _builtins.int = ...,
+        waited_s: _builtins.float = ...,
+        computed_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_s", b"computed_s", "pnode_id", b"pnode_id", "step", b"step", "vnode", b"vnode", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InferTiming: _TypeAlias = InferTiming  # noqa: Y015
+
+@_typing.final
+class InferFailure(_message.Message):
+    """A hop could not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    VNODE_FIELD_NUMBER: _builtins.int
+    PNODE_ID_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    """of the question"""
+    vnode: _builtins.str
+    """which hop"""
+    pnode_id: _builtins.str
+    """where"""
+    code: _builtins.str
+    """not_here, busy, bad_shape, deadline_exceeded, successor_unreachable, ..."""
+    message: _builtins.str
+    """for people"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+        vnode: _builtins.str = ...,
+        pnode_id: _builtins.str = ...,
+        code: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "id", b"id", "message", b"message", "pnode_id", b"pnode_id", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InferFailure: _TypeAlias = InferFailure  # noqa: Y015
+
+@_typing.final
+class InferCancel(_message.Message):
+    """Nobody waits for this question any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    """which"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InferCancel: _TypeAlias = InferCancel  # noqa: Y015
+
+@_typing.final
+class InferMessage(_message.Message):
+    """Anything on an Infer stream, either way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___InferRequest:
+        """down the way, its chunks follow"""
+
+    @_builtins.property
+    def chunk(self) -> Global___InferChunk:
+        """of a request or an answer"""
+
+    @_builtins.property
+    def answer(self) -> Global___InferAnswer:
+        """to who asked, its chunks follow"""
+
+    @_builtins.property
+    def failure(self) -> Global___InferFailure:
+        """to who asked"""
+
+    @_builtins.property
+    def cancel(self) -> Global___InferCancel:
+        """down the way"""
+
+    def __init__(
+        self,
+        *,
+        request: Global___InferRequest | None = ...,
+        chunk: Global___InferChunk | None = ...,
+        answer: Global___InferAnswer | None = ...,
+        failure: Global___InferFailure | None = ...,
+        cancel: Global___InferCancel | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["request", "chunk", "answer", "failure", "cancel"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___InferMessage: _TypeAlias = InferMessage  # noqa: Y015
+
+@_typing.final
 class MergeOpen(_message.Message):
     """Opens a merge."""
 

@@ -50,6 +50,11 @@ class VNodeServiceStub:
                 request_serializer=dcnr_dot_v1_dot_vnode__pb2.DonateRequest.SerializeToString,
                 response_deserializer=dcnr_dot_v1_dot_vnode__pb2.DonateResponse.FromString,
                 _registered_method=True)
+        self.Infer = channel.stream_stream(
+                '/dcnr.v1.VNodeService/Infer',
+                request_serializer=dcnr_dot_v1_dot_vnode__pb2.InferMessage.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_vnode__pb2.InferMessage.FromString,
+                _registered_method=True)
 
 
 class VNodeServiceServicer:
@@ -77,6 +82,14 @@ class VNodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Infer(self, request_iterator, context):
+        """Questions to the model: an orchestrator, or the worker of the hop before, brings requests. Answers and failures go over the stream that the
+        orchestrator which asks has open to this worker, else back over the stream on which the request came.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VNodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +107,11 @@ def add_VNodeServiceServicer_to_server(servicer, server):
                     servicer.Donate,
                     request_deserializer=dcnr_dot_v1_dot_vnode__pb2.DonateRequest.FromString,
                     response_serializer=dcnr_dot_v1_dot_vnode__pb2.DonateResponse.SerializeToString,
+            ),
+            'Infer': grpc.stream_stream_rpc_method_handler(
+                    servicer.Infer,
+                    request_deserializer=dcnr_dot_v1_dot_vnode__pb2.InferMessage.FromString,
+                    response_serializer=dcnr_dot_v1_dot_vnode__pb2.InferMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +196,33 @@ class VNodeService:
             '/dcnr.v1.VNodeService/Donate',
             dcnr_dot_v1_dot_vnode__pb2.DonateRequest.SerializeToString,
             dcnr_dot_v1_dot_vnode__pb2.DonateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Infer(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/dcnr.v1.VNodeService/Infer',
+            dcnr_dot_v1_dot_vnode__pb2.InferMessage.SerializeToString,
+            dcnr_dot_v1_dot_vnode__pb2.InferMessage.FromString,
             options,
             channel_credentials,
             insecure,

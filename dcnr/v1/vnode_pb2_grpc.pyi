@@ -39,6 +39,10 @@ class VNodeServiceStub:
     """A contributor brings a delta, or asks for the anchor; the primary answers with its anchor. One call per delta."""
     Donate: _grpc.UnaryStreamMultiCallable[_vnode_pb2.DonateRequest, _vnode_pb2.DonateResponse]
     """The state of that digest, for whoever restores it or takes it as an anchor."""
+    Infer: _grpc.StreamStreamMultiCallable[_vnode_pb2.InferMessage, _vnode_pb2.InferMessage]
+    """Questions to the model: an orchestrator, or the worker of the hop before, brings requests. Answers and failures go over the stream that the
+    orchestrator which asks has open to this worker, else back over the stream on which the request came.
+    """
 
 @_typing.type_check_only
 class VNodeServiceAsyncStub(VNodeServiceStub):
@@ -51,6 +55,10 @@ class VNodeServiceAsyncStub(VNodeServiceStub):
     """A contributor brings a delta, or asks for the anchor; the primary answers with its anchor. One call per delta."""
     Donate: _aio.UnaryStreamMultiCallable[_vnode_pb2.DonateRequest, _vnode_pb2.DonateResponse]  # type: ignore[assignment]
     """The state of that digest, for whoever restores it or takes it as an anchor."""
+    Infer: _aio.StreamStreamMultiCallable[_vnode_pb2.InferMessage, _vnode_pb2.InferMessage]  # type: ignore[assignment]
+    """Questions to the model: an orchestrator, or the worker of the hop before, brings requests. Answers and failures go over the stream that the
+    orchestrator which asks has open to this worker, else back over the stream on which the request came.
+    """
 
 class VNodeServiceServicer(metaclass=_abc_1.ABCMeta):
     """Frames between workers. The receiver of frames opens the Link where it can."""
@@ -78,5 +86,15 @@ class VNodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_vnode_pb2.DonateResponse], _abc.AsyncIterator[_vnode_pb2.DonateResponse]]:
         """The state of that digest, for whoever restores it or takes it as an anchor."""
+
+    @_abc_1.abstractmethod
+    def Infer(
+        self,
+        request_iterator: _MaybeAsyncIterator[_vnode_pb2.InferMessage],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_vnode_pb2.InferMessage], _abc.AsyncIterator[_vnode_pb2.InferMessage]]:
+        """Questions to the model: an orchestrator, or the worker of the hop before, brings requests. Answers and failures go over the stream that the
+        orchestrator which asks has open to this worker, else back over the stream on which the request came.
+        """
 
 def add_VNodeServiceServicer_to_server(servicer: VNodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
