@@ -15,6 +15,11 @@ STEP_FACTOR = 3
 OVERHEAD_BYTES = 48 * limits.MIB
 """Interpreter objects, queues and library buffers of one replica."""
 
+SEAT_COPIES = 2
+"""A seat holds the weights that it serves, and beside them for a while those that it serves next."""
+SEAT_OVERHEAD_BYTES = 16 * limits.MIB
+"""Questions on their way through a seat, and what is computed for them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCost:
@@ -36,6 +41,11 @@ class ReplicaCost:
 def window_batches(input_bytes: int) -> int:
     """Batches that a window of `limits.WINDOW_BYTES` holds, at least one and at most `limits.WINDOW_BATCHES`."""
     return max(1, min(limits.WINDOW_BATCHES, limits.WINDOW_BYTES // max(1, input_bytes)))
+
+
+def seat_bytes(stage: Stage) -> int:
+    """Memory of a seat: what a PNode needs to answer questions for ``stage`` besides its training."""
+    return SEAT_COPIES * stage.num_parameters * FLOAT_BYTES + SEAT_OVERHEAD_BYTES
 
 
 def replica_cost(stage: Stage, registry: Registry, batch_size: int) -> ReplicaCost:

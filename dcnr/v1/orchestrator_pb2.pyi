@@ -408,7 +408,7 @@ class Beat(_message.Message):
     plan_digest: _builtins.str
     """of that"""
     free_memory_bytes: _builtins.int
-    """not reserved by hosted replicas"""
+    """not reserved by hosted replicas; seats live in it, and are not taken off"""
     draining: _builtins.bool
     """leaving politely"""
     worker_alive: _builtins.bool
@@ -482,6 +482,7 @@ class SeatReport(_message.Message):
     COMPUTE_S_FIELD_NUMBER: _builtins.int
     NUM_ANSWERED_FIELD_NUMBER: _builtins.int
     DELEGATION_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """whose"""
     vnode: _builtins.str
@@ -498,6 +499,8 @@ class SeatReport(_message.Message):
     """seconds of a question, moving average"""
     num_answered: _builtins.int
     """since it was loaded"""
+    manifest_digest: _builtins.str
+    """of the wish that asked for this state last"""
     @_builtins.property
     def delegation(self) -> _identity_pb2.Envelope:
         """of the worker, with its data addresses"""
@@ -514,10 +517,11 @@ class SeatReport(_message.Message):
         compute_s: _builtins.float = ...,
         num_answered: _builtins.int = ...,
         delegation: _identity_pb2.Envelope | None = ...,
+        manifest_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "delegation", b"delegation", "model", b"model", "num_answered", b"num_answered", "queued", b"queued", "ready", b"ready", "reason", b"reason", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "delegation", b"delegation", "manifest_digest", b"manifest_digest", "model", b"model", "num_answered", b"num_answered", "queued", b"queued", "ready", b"ready", "reason", b"reason", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -535,12 +539,15 @@ class SeatWish(_message.Message):
     MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
     VNODES_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
+    PREVIOUS_MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """whose"""
     manifest_digest: _builtins.str
     """the manifest envelope, named by the head or an ancestor of it"""
     cleared: _builtins.bool
     """their cleared states; false: the newest working ones, where audits are not in force"""
+    previous_manifest_digest: _builtins.str
+    """its states, where they are loaded, go on answering beside those of the manifest until the wish names it no longer; none is loaded for it"""
     @_builtins.property
     def vnodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """which VNodes, sorted; empty: none any more"""
@@ -552,10 +559,11 @@ class SeatWish(_message.Message):
         manifest_digest: _builtins.str = ...,
         vnodes: _abc.Iterable[_builtins.str] | None = ...,
         cleared: _builtins.bool = ...,
+        previous_manifest_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "manifest_digest", b"manifest_digest", "model", b"model", "vnodes", b"vnodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "manifest_digest", b"manifest_digest", "model", b"model", "previous_manifest_digest", b"previous_manifest_digest", "vnodes", b"vnodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -379,9 +379,9 @@ class InferFailure(_message.Message):
     id: _builtins.bytes
     """of the question"""
     vnode: _builtins.str
-    """which hop"""
+    """which hop; for successor_unreachable the one that cannot be reached"""
     pnode_id: _builtins.str
-    """where"""
+    """where that hop was to be computed"""
     code: _builtins.str
     """not_here, busy, bad_shape, deadline_exceeded, successor_unreachable, ..."""
     message: _builtins.str
