@@ -204,6 +204,76 @@ class ReleaseReplica(_message.Message):
 Global___ReleaseReplica: _TypeAlias = ReleaseReplica  # noqa: Y015
 
 @_typing.final
+class HostSeat(_message.Message):
+    """A state to serve besides training (or to serve no longer), lying on disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VNODE_FIELD_NUMBER: _builtins.int
+    STATE_DIGEST_FIELD_NUMBER: _builtins.int
+    STATE_PATH_FIELD_NUMBER: _builtins.int
+    GRAPH_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
+    CPU_SHARE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """whose"""
+    vnode: _builtins.str
+    """which VNode"""
+    state_digest: _builtins.str
+    """of the state: names the seat"""
+    state_path: _builtins.str
+    """verified state file; empty: the seat ends"""
+    graph: _builtins.bytes
+    """serialised ModelGraph, verified by the daemon"""
+    threads: _builtins.int
+    """of torch"""
+    cpu_share: _builtins.float
+    """of the time of that many cores as threads which the whole worker may compute; 0: no limit"""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        vnode: _builtins.str = ...,
+        state_digest: _builtins.str = ...,
+        state_path: _builtins.str = ...,
+        graph: _builtins.bytes = ...,
+        threads: _builtins.int = ...,
+        cpu_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_share", b"cpu_share", "graph", b"graph", "model", b"model", "state_digest", b"state_digest", "state_path", b"state_path", "threads", b"threads", "vnode", b"vnode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostSeat: _TypeAlias = HostSeat  # noqa: Y015
+
+@_typing.final
+class WorkerCallers(_message.Message):
+    """Who may ask questions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORCHESTRATORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def orchestrators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids that the network document lists; replaces the list before"""
+
+    def __init__(
+        self,
+        *,
+        orchestrators: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["orchestrators", b"orchestrators"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerCallers: _TypeAlias = WorkerCallers  # noqa: Y015
+
+@_typing.final
 class NeighbourAddress(_message.Message):
     """Where neighbours are."""
 
@@ -285,6 +355,8 @@ class ToWorker(_message.Message):
     GATHER_FIELD_NUMBER: _builtins.int
     AUDIT_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
+    SEAT_FIELD_NUMBER: _builtins.int
+    CALLERS_FIELD_NUMBER: _builtins.int
     NETWORK_TIME_OFFSET_S_FIELD_NUMBER: _builtins.int
     network_time_offset_s: _builtins.float
     """network time minus this machine's wall clock, s; what the worker judges the age of records by"""
@@ -336,6 +408,14 @@ class ToWorker(_message.Message):
     def verdicts(self) -> Global___WorkerVerdicts:
         """evidence that need not be kept any more"""
 
+    @_builtins.property
+    def seat(self) -> Global___HostSeat:
+        """begin or end a seat"""
+
+    @_builtins.property
+    def callers(self) -> Global___WorkerCallers:
+        """who may ask questions"""
+
     def __init__(
         self,
         *,
@@ -351,13 +431,15 @@ class ToWorker(_message.Message):
         gather: Global___GatherEvidence | None = ...,
         audit: Global___WorkerAudit | None = ...,
         verdicts: Global___WorkerVerdicts | None = ...,
+        seat: Global___HostSeat | None = ...,
+        callers: Global___WorkerCallers | None = ...,
         network_time_offset_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "release", b"release", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "callers", b"callers", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "release", b"release", "seat", b"seat", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "network_time_offset_s", b"network_time_offset_s", "release", b"release", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "callers", b"callers", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "network_time_offset_s", b"network_time_offset_s", "release", b"release", "seat", b"seat", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["delegation", "host", "release", "neighbour", "durable", "drain", "head_seen", "shard_ready", "snapshot", "gather", "audit", "verdicts"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["delegation", "host", "release", "neighbour", "durable", "drain", "head_seen", "shard_ready", "snapshot", "gather", "audit", "verdicts", "seat", "callers"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -818,6 +900,7 @@ class WorkerReport(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     EVIDENCE_FIELD_NUMBER: _builtins.int
     RSS_BYTES_FIELD_NUMBER: _builtins.int
+    SEATS_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
     """of the process"""
     @_builtins.property
@@ -828,16 +911,21 @@ class WorkerReport(_message.Message):
     def evidence(self) -> _containers.RepeatedCompositeFieldContainer[_orchestrator_pb2.LinkEvidence]:
         """links in trouble"""
 
+    @_builtins.property
+    def seats(self) -> _containers.RepeatedCompositeFieldContainer[_orchestrator_pb2.SeatReport]:
+        """all seats, without delegations; at most 64"""
+
     def __init__(
         self,
         *,
         replicas: _abc.Iterable[_orchestrator_pb2.ReplicaReport] | None = ...,
         evidence: _abc.Iterable[_orchestrator_pb2.LinkEvidence] | None = ...,
         rss_bytes: _builtins.int = ...,
+        seats: _abc.Iterable[_orchestrator_pb2.SeatReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "replicas", b"replicas", "rss_bytes", b"rss_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "replicas", b"replicas", "rss_bytes", b"rss_bytes", "seats", b"seats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

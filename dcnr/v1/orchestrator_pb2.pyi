@@ -540,6 +540,8 @@ class SeatWish(_message.Message):
     VNODES_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
     PREVIOUS_MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """whose"""
     manifest_digest: _builtins.str
@@ -548,6 +550,10 @@ class SeatWish(_message.Message):
     """their cleared states; false: the newest working ones, where audits are not in force"""
     previous_manifest_digest: _builtins.str
     """its states, where they are loaded, go on answering beside those of the manifest until the wish names it no longer; none is loaded for it"""
+    job_id: _builtins.str
+    """a job of the manifest's graph, whose signed request says what the VNodes are"""
+    request_digest: _builtins.str
+    """of its stored request envelope; verified by the PNode against its network document"""
     @_builtins.property
     def vnodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """which VNodes, sorted; empty: none any more"""
@@ -560,10 +566,12 @@ class SeatWish(_message.Message):
         vnodes: _abc.Iterable[_builtins.str] | None = ...,
         cleared: _builtins.bool = ...,
         previous_manifest_digest: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        request_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "manifest_digest", b"manifest_digest", "model", b"model", "previous_manifest_digest", b"previous_manifest_digest", "vnodes", b"vnodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "previous_manifest_digest", b"previous_manifest_digest", "request_digest", b"request_digest", "vnodes", b"vnodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -131,7 +131,7 @@ class InferTensor(_message.Message):
     """BLAKE3 over the encoded bytes, 32 bytes"""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """with the batch dimension first"""
+        """with the batch dimension first: 1 to as many samples as a batch of the graph has"""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class InferHop(_message.Message):
     codec: _builtins.str
     """in which its output goes on"""
     answers: _builtins.bool
-    """the readout of its exit goes to who asked"""
+    """the readout of its exit goes to who asked; true for the last hop"""
     @_builtins.property
     def delegation(self) -> _identity_pb2.Envelope:
         """of the worker that hosts it, with its addresses"""
@@ -383,7 +383,7 @@ class InferFailure(_message.Message):
     pnode_id: _builtins.str
     """where that hop was to be computed"""
     code: _builtins.str
-    """not_here, busy, bad_shape, deadline_exceeded, successor_unreachable, ..."""
+    """not_here, busy, bad_question, bad_shape, deadline_exceeded, successor_unreachable, not_finite, ..."""
     message: _builtins.str
     """for people"""
     def __init__(
