@@ -26,7 +26,7 @@ from dcnr.ids import Digest, check_digest
 from dcnr.rpc.dialer import Dialer
 from dcnr.sdk import submission
 from dcnr.sdk.contact import Contact, find
-from dcnr.sdk.manifests import released
+from dataservice.released import released
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source, stage_source
 from dcnr.sdk.submission import JobOptions, Planned, Progress
