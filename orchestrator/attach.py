@@ -41,6 +41,8 @@ MAX_REPLICAS: Final = 1024
 """Replicas that one machine reports."""
 BEAT_RATE: Final = Rate(per_s=30.0, burst=120.0)
 """Per PNode: news goes out at most every 50 ms."""
+MAX_SEATS: Final = 64
+"""Seats that one machine reports."""
 EVENT_RATE: Final = Rate(per_s=4.0, burst=256.0)
 """Per PNode; what comes faster is not written down."""
 SILENT_S: Final = 60.0
@@ -199,6 +201,7 @@ class AttachService:
             or len(beat.replicas) > MAX_REPLICAS
             or len(beat.evidence) > 32
             or len(beat.events) > 64
+            or len(beat.seats) > MAX_SEATS
         ):
             raise InvalidInput("a beat with more than its bounds", code="beat_too_large")
         if self._beat_rate.wait_s(stream.pnode_id, now):

@@ -31,8 +31,10 @@ from orchestrator.jobs import intervals_message
 from orchestrator.mailbox import Mailbox
 from orchestrator.offers import PlanPolicy
 from orchestrator.own_eyes import OwnEyes
+from orchestrator.serving import Serving
 from orchestrator.signal import Signal
 from orchestrator.standings import Standings
+from orchestrator.versions import Versions
 from orchestrator.view import ModelView, ViewLoader
 from trust.draw import Secret
 from trust.identity import NodeKey
@@ -125,6 +127,10 @@ class ModelRuntime:
         )  # fmt: skip
         self.decider.naming.verdicts, self.drawing.standing = self.auditing.decisions, self.auditing.standing
         self.waits = self.auditing.waits
+        self.serving = Serving(
+            model, versions=Versions(model, self.loader), inventory=shared.inventory, mailbox=shared.mailbox, now=shared.clock.monotonic,
+            view=lambda: self.view, is_holder=lambda: self.is_holder, tell=lambda kind, reason: shared.history.say(kind, model, reason),
+        )  # fmt: skip
 
     @property
     def head(self) -> model_pb2.Head | None:
@@ -152,6 +158,7 @@ class ModelRuntime:
             group.create_task(self.decider.run())
             group.create_task(self._watch_store())
             group.create_task(self.auditing.run())
+            group.create_task(self.serving.run())
 
     async def record(self, request: data_pb2.RecordCheckpointRequest) -> data_pb2.RecordCheckpointResponse:
         """The answer to RecordCheckpoint. Raises Unavailable where the checkpoint cannot be judged now."""

@@ -1,0 +1,170 @@
+"""Keeps a model answering: while this process holds the head it asks PNodes to serve, by `orchestrator.seating`, also when no job runs any more.
+
+Nothing of it is decided by a head write and nothing is kept: wishes are advice, and what PNodes report is all that a new holder needs to go on.
+Every orchestrator reads the versions that are served, so that each of them can bring questions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from dcnr.v1 import orchestrator_pb2
+from orchestrator.inventory import Inventory
+from orchestrator.mailbox import Mailbox
+from orchestrator.offers import PLACEABLE, USABLE
+from orchestrator.seating import Host, SeatCost, Served, is_whole, next_served, seat_costs, seating
+from orchestrator.silence import NodeRecord
+from orchestrator.versions import Version, Versions
+from orchestrator.view import ModelView
+
+ROUND_S: Final = 0.5
+REPEAT_S: Final = 4.0
+"""A wish that a PNode does not report to follow is said again after this time; others, for restarted workers, are not needed."""
+MAX_REPORTED: Final = 8
+"""Versions that are read because PNodes report seats of them; those of most PNodes first."""
+REFUSED_S: Final = 60.0
+"""A seat that is not ready so long after it was wished is wished elsewhere,"""
+REFUSED_FOR_S: Final = 300.0
+"""and not there for so long."""
+
+Wish = orchestrator_pb2.SeatWish
+
+
+class Serving:
+    """One per model. ``versions`` are those that may answer."""
+
+    def __init__(
+        self, model: str, *, versions: Versions, inventory: Inventory, mailbox: Mailbox, now: Callable[[], float],
+        view: Callable[[], ModelView | None], is_holder: Callable[[], bool], tell: Callable[[str, str], object],
+    ) -> None:  # fmt: skip
+        self._model, self.versions, self._inventory, self._mailbox, self._now = model, versions, inventory, mailbox, now
+        self._view, self._is_holder, self._tell = view, is_holder, tell
+        self._served: Served | None = None
+        self._wishes: dict[str, Wish] = {}
+        self._said_at: dict[str, float] = {}
+        self._lacking_since: dict[tuple[str, str], float] = {}
+        self._refused: dict[tuple[str, str], float] = {}
+        self._told = ""
+
+    async def run(self) -> None:
+        """Rounds until cancelled."""
+        while True:
+            view = self._view()
+            if view is not None:
+                await self.round(view)
+            await asyncio.sleep(ROUND_S)
+
+    async def round(self, view: ModelView) -> None:
+        """Reads what is served, and asks for what should be."""
+        now, reported = self._now(), self._reported()
+        newest = view.head.manifest_digest
+        wanted = [self._served.manifest_digest] if self._served is not None else []
+        await self.versions.read([*wanted, *reported, newest], view, now)
+        if not self._is_holder():
+            self._served = None
+            self._forget()
+            return
+        self._choose(view, reported, now)
+        version = self.versions.get(self._served.manifest_digest) if self._served is not None else None
+        if self._served is not None and version is not None:
+            self._seat(version, self._served, now)
+
+    def _reported(self) -> list[str]:
+        """Manifests of which PNodes report ready seats, those of most seats first."""
+        count = Counter(seat.manifest_digest for _, seat in self._seats() if seat.ready)
+        return sorted(count, key=lambda digest: (-count[digest], digest))[:MAX_REPORTED]
+
+    def _seats(self) -> Iterator[tuple[NodeRecord, orchestrator_pb2.SeatReport]]:
+        for record in self._inventory.nodes().values():
+            if record.streams > 0:
+                for seat in record.beat.seats:
+                    if seat.model == self._model:
+                        yield record, seat
+
+    def _choose(self, view: ModelView, reported: list[str], now: float) -> None:
+        """Which version is asked for."""
+        newest = view.head.manifest_digest
+        if self._served is None:
+            known = next((digest for digest in reported if self.versions.get(digest) is not None), "")
+            if known:
+                self._served = Served(known, now)
+        candidate = newest if self.versions.get(newest) is not None else ""
+        if self._served is None and not candidate:
+            return
+        current = self.versions.get(self._served.manifest_digest) if self._served is not None else None
+        whole = current is not None and is_whole(seat_costs(current.stages), self._ready(current))
+        following = candidate or (self._served.manifest_digest if self._served is not None else "")
+        self._served = next_served(self._served, following, now, is_whole=whole, is_final=not view.head.active.job_id)
+        if whole and current is not None and self._told != current.manifest_digest == self._served.manifest_digest:
+            self._told = current.manifest_digest
+            self._tell("serving", f"manifest {current.number} answers questions: every VNode of it has a seat")
+
+    def _ready(self, version: Version) -> Counter[str]:
+        """Ready seats of a version by VNode."""
+        return Counter(seat.vnode for _, seat in self._seats() if seat.ready and version.serves(seat.vnode, seat.state_digest))
+
+    def _seat(self, version: Version, served: Served, now: float) -> None:
+        """Brings what is wished up to date and says it where it is not followed."""
+        costs = seat_costs(version.stages)
+        found = seating(costs, self._hosts(costs, now))
+        for node_id in {*found, *self._wishes, *(record.node_id for record, _ in self._seats())}:
+            wish = Wish(
+                model=self._model, manifest_digest=version.manifest_digest, vnodes=found.get(node_id, ()), cleared=version.is_cleared,
+                previous_manifest_digest=served.previous, job_id=version.job.request.job_id, request_digest=version.job.request_digest,
+            )  # fmt: skip
+            changed, self._wishes[node_id] = self._wishes.get(node_id) != wish, wish
+            due = now - self._said_at.get(node_id, -REPEAT_S) >= REPEAT_S and not self._follows(node_id, wish, version, now)
+            if (changed or due) and self._mailbox.send(node_id, orchestrator_pb2.OrchestratorMessage(seats=wish)):
+                self._said_at[node_id] = now
+        for node_id in [name for name, wish in self._wishes.items() if not wish.vnodes and name not in self._inventory.nodes()]:
+            del self._wishes[node_id]
+            self._said_at.pop(node_id, None)
+
+    def _follows(self, node_id: str, wish: Wish, version: Version, now: float) -> bool:
+        """Whether the PNode reports ready what is wished, and nothing else of this model; what stays unready is wished elsewhere."""
+        record = self._inventory.nodes().get(node_id)
+        reports = [seat for seat in record.beat.seats if seat.model == self._model] if record is not None else []
+        ready = {seat.vnode for seat in reports if seat.ready and version.serves(seat.vnode, seat.state_digest)}
+        for vnode in wish.vnodes:
+            key = (node_id, vnode)
+            if vnode in ready:
+                self._lacking_since.pop(key, None)
+            elif now - self._lacking_since.setdefault(key, now) >= REFUSED_S:
+                self._refused[key] = now
+                del self._lacking_since[key]
+        return ready == set(wish.vnodes) == {seat.vnode for seat in reports}
+
+    def _hosts(self, costs: tuple[SeatCost, ...], now: float) -> list[Host]:
+        names = {cost.vnode for cost in costs}
+        self._refused = {key: when for key, when in self._refused.items() if now - when < REFUSED_FOR_S}
+        hosts: list[Host] = []
+        for record in self._inventory.nodes().values():
+            wish = self._wishes.get(record.node_id)
+            if not may_serve(record) and not (wish is not None and wish.vnodes and record.judgement.state in USABLE):
+                continue
+            seats = (
+                set(wish.vnodes) if wish is not None else {seat.vnode for seat in record.beat.seats if seat.model == self._model}
+            )
+            kept = frozenset(name for name in seats & names if (record.node_id, name) not in self._refused)
+            hosts.append(Host(record.node_id, int(record.beat.free_memory_bytes), record.owner, len(record.beat.replicas), kept))
+        return hosts
+
+    def _forget(self) -> None:
+        self._wishes.clear()
+        self._said_at.clear()
+        self._lacking_since.clear()
+        self._refused.clear()
+
+
+def may_serve(record: NodeRecord) -> bool:
+    """Whether a PNode answers questions: attached here, with a worker, and neither leaving, nor paused, nor barred."""
+    return (
+        record.streams > 0
+        and record.beat.worker_alive
+        and not record.beat.draining
+        and record.capability.accepts_work
+        and record.judgement.state in PLACEABLE
+    )
