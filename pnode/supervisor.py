@@ -35,7 +35,7 @@ ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(16 * limits.MIB), "MALLOC_TRIM_THRES
 the rest of the hand-over. A worker keeps at most so much more than it uses.
 """
 
-WORKER = ("-m", "pnode.worker")
+WORKER = ("-m", "pnode.worker_process")
 WorkerPipe = LocalPipe[local_pb2.FromWorker]
 
 

@@ -284,7 +284,7 @@ class _DaemonGone(Exception):
 
 
 def main(arguments: Sequence[str] | None = None, making: Making = Making()) -> int:  # noqa: B008  frozen
-    """Entry point: ``python -m pnode.worker --fd N``."""
+    """What a worker's process does: see `pnode.worker_process`."""
     parser = argparse.ArgumentParser(prog="pnode.worker", description="Started by the daemon; not for people.")
     parser.add_argument("--fd", type=int, required=True, help="inherited end of the pipe to the daemon")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
@@ -313,7 +313,3 @@ async def _main(options: argparse.Namespace, making: Making) -> int:
         sys.stderr.write(f"worker: {first_cause(group)!r}\n")
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
