@@ -24,6 +24,7 @@ from trust.comparison import judge
 from trust.draw import Secret, Task, floors_of, is_drawn, rate, task_of
 from trust.exposure import Drawn, Life
 from trust.going_back import Cause, gone_back, way_back
+from trust.late_draw import backwards
 from trust.ledger import Interval, Ledger, Named, Verdict
 from trust.overturned import Finding
 from trust.standing import PLACEABLE, WORKING, Doubted, Faulted, Passed, Standing, State, Waited, after, begun, folded
@@ -193,10 +194,9 @@ class World:
     def _look_back(self, at: int) -> None:
         """Checks the VNode's intervals, newest first, and then those of the VNodes before it, until one of them fails."""
         for stage in range(at, -1, -1):
-            vnode = self._stages[stage].id
-            for name in [name for one in reversed(self._ledger.lines[vnode]) for name in one.intervals]:
-                self._check(name, stage, self._claims[name])
-                if self._ledger.intervals[name].verdict is Verdict.FAILED:
+            for one in backwards(self._ledger, self._stages[stage].id):
+                self._check(one.name, stage, self._claims[one.name])
+                if self._ledger.intervals[one.name].verdict is Verdict.FAILED:
                     return
         raise InvariantBroken(f"{self._stages[at].id} cannot be learned, and nobody is to blame", code="not_finite")
 

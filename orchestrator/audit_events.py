@@ -60,6 +60,12 @@ class People:
     """By VNode: PNodes that have a part in what its replicas do."""
     redundancy: Mapping[str, int] = field(default_factory=dict)
     """By VNode: executions that its graph asks for, the replica's own included."""
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """By VNode: the checkpoint from which its replica says that nothing can be learned."""
+    recent: frozenset[str] = frozenset()
+    """Intervals that were spared so lately that their evidence must be there."""
+    ahead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By VNode: those whose outputs reach it, the nearest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from orchestrator.audit_events import (
     Known,
     Late,
     Pay,
-    People,
     Report,
     SendChallenge,
     SendTask,
@@ -29,6 +28,7 @@ from orchestrator.audit_events import (
     Wait,
     Word,
 )
+from orchestrator.audit_people import people_of
 from orchestrator.audit_words import report_of
 from orchestrator.audits import AuditDesk
 from orchestrator.equivocations import Equivocations
@@ -36,11 +36,10 @@ from orchestrator.rehab import Rehab
 from orchestrator.signal import Signal
 from orchestrator.standings import judgement_of
 from orchestrator.view import JobFacts, ModelView
-from trust.auditors import Candidate
 from trust.envelope import parse, seal
 from trust.folding import Told
 from trust.ledger import Ledger, Verdict
-from trust.separation import Party, Separation
+from trust.separation import Separation
 from trust.standing import Standing, begun
 
 if TYPE_CHECKING:
@@ -51,14 +50,6 @@ LOOK_AGAIN_S: Final = 30.0
 """Evidence that could not be read or measured is tried again after this time."""
 SEED_BYTES: Final = 32
 TASK_ID_BYTES: Final = 16
-HERE: Final = frozenset(
-    (
-        orchestrator_pb2.NODE_STATE_ACTIVE,
-        orchestrator_pb2.NODE_STATE_PROBATION,
-        orchestrator_pb2.NODE_STATE_SUSPECT,
-        orchestrator_pb2.NODE_STATE_REHAB,
-    )
-)
 _log = structlog.get_logger("orchestrator")
 
 
@@ -181,7 +172,7 @@ class Auditing:
             standings.chain(self._model, view.chain.told)
             self._keep_desk(view, now_s)
             if self._desk is not None:
-                people = self._people(view, now_s)
+                people = people_of(view, self._shared)
                 self._desk.tick(people, now_s)
                 self._act(view)
                 for task in self._rehab.tick(people.candidates.values(), now_s):
@@ -213,21 +204,6 @@ class Auditing:
 
     def _task_id(self) -> str:
         return self._shared.random_bytes(TASK_ID_BYTES).hex()
-
-    def _people(self, view: ModelView, now_s: float) -> People:
-        shared, candidates = self._shared, dict[str, Candidate]()
-        for record in shared.inventory.nodes().values():
-            if record.streams > 0:
-                state = shared.standings.of(record.node_id, now_s).state
-                is_free = record.judgement.state in HERE and record.capability.accepts_work and record.beat.worker_alive
-                candidates[record.node_id] = Candidate(Party(record.node_id, record.owner, record.subnet), state, is_free)
-        involved: dict[str, set[str]] = {}
-        for item in view.plan.assignments if view.plan is not None else ():
-            involved.setdefault(item.vnode, set()).add(item.pnode_id)
-        can_look = shared.own_eyes is not None and shared.own_eyes.can_measure
-        verifiers = (Party(shared.key.node_id),) if can_look else ()
-        redundancy = {stage.id: stage.redundancy for stage in view.job.stages} if view.job is not None else {}
-        return People(candidates, verifiers, {vnode: frozenset(names) for vnode, names in involved.items()}, redundancy)
 
     def _act(self, view: ModelView) -> None:
         assert self._desk is not None

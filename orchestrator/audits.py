@@ -35,6 +35,7 @@ from orchestrator.audit_events import (
 from trust.auditors import Candidate, Choice, Subject, choose
 from trust.draw import Secret, Task, task_of
 from trust.going_back import Cause
+from trust.late_draw import drawn_late
 from trust.ledger import Ledger, Verdict
 from trust.overturned import Finding, Heard, Payment, Truth, audited_again, payments
 from trust.separation import Party, Separation
@@ -54,6 +55,7 @@ MAX_HEARD: Final = 8192
 MAX_LATE_TASKS: Final = 1024
 """Tasks remembered whose answer may still come."""
 SETTLED: Final = frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE))
+REOPENED: Final = frozenset((Verdict.PASSED, Verdict.SPARED))
 _FINDINGS: Final = {Word.PASS: Finding.PASS, Word.DOUBT: Finding.DOUBT, Word.FAULT: Finding.FAULT}
 
 
@@ -77,7 +79,7 @@ class AuditDesk:
         self._truth: dict[str, Truth] = {}
         self._paid: set[str] = set()
         self._again: dict[str, Decision] = {}
-        """Passed intervals that are open again."""
+        """Passed intervals that are open again, and spared ones that are drawn late."""
         self._found: dict[str, Decision] = {}
         """Intervals that failed by a proof of their own."""
         self._actions: list[Action] = []
@@ -93,7 +95,7 @@ class AuditDesk:
         for name in sorted(opened - self._cases.keys(), key=lambda name: ledger.intervals[name].number):
             case = self._cases[name] = Case(ledger.intervals[name], now_s, now_s + CHALLENGE_S, self._bundles.get(name))
             case.is_repeated = name in self._again
-        self._again = {name: one for name, one in self._again.items() if self._verdict(name) is Verdict.PASSED}
+        self._again = {name: one for name, one in self._again.items() if self._verdict(name) in REOPENED}
         final = (Verdict.FAILED, Verdict.UNVERIFIABLE)
         self._found = {
             name: one for name, one in self._found.items() if name in ledger.intervals and self._verdict(name) not in final
@@ -103,6 +105,7 @@ class AuditDesk:
     def tick(self, people: People, now_s: float) -> None:
         """Time has passed, and these are here."""
         self._people = people
+        self._draw_late()
         for case in self._cases.values():
             for task_id, asked in list(case.tasks.items()):
                 gone = not asked.is_verifier and asked.auditor not in people.candidates
@@ -293,6 +296,13 @@ class AuditDesk:
             for name in audited_again(self._heard, self._truth, auditor):
                 if self._verdict(name) is Verdict.PASSED:
                     self._again[name] = Decision(name, Verdict.OPEN, f"{auditor[:8]} passed it, and {payment.value}")
+
+    def _draw_late(self) -> None:
+        """Spared intervals behind a state that nobody can learn from are audited after all."""
+        people = self._people
+        for vnode, state in sorted(people.broken.items()):
+            for name in drawn_late(self._ledger, (vnode, *people.ahead.get(vnode, ())), state, people.recent):
+                self._again.setdefault(name, Decision(name, Verdict.OPEN, f"nothing can be learned from state {state[:12]}"))
 
     def _advance(self, now_s: float) -> None:
         """Brings every case as far as it gets now."""

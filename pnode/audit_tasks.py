@@ -16,10 +16,10 @@ from typing import Final
 
 from dataservice.objects import ObjectClient
 from dcnr import limits
-from dcnr.errors import Corrupt, DcnrError, Refused, Unavailable
+from dcnr.errors import Corrupt, DcnrError, Unavailable
 from dcnr.ids import NodeId, check_digest, digest_of
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
-from pnode.authority import Term
+from pnode.authority import Term, check_asked
 from pnode.budget import Budget, Reservation
 from pnode.duties import Say
 from pnode.home import Home
@@ -96,11 +96,9 @@ class AuditTasks:
     def _open(self, envelope: identity_pb2.Envelope) -> model_pb2.AuditTask:
         payload, signer = open_single(envelope, identity_pb2.DOMAIN_AUDIT_TASK)
         task = parse(model_pb2.AuditTask, payload)
-        policy, term = self._policy(), self._term(task.model)
-        if task.network_id != policy.network_id or task.pnode_id != self._node_id or _TASK_ID.fullmatch(task.task_id) is None:
-            raise Refused("a task for somebody else", code="not_for_me")
-        if not policy.is_orchestrator(signer.node_id) or term is None or term != Term(int(task.epoch), signer.node_id):
-            raise Refused("a task that the holder of the head has not signed", code="not_the_holder")
+        check_asked(task, signer.node_id, node_id=self._node_id, policy=self._policy(), term=self._term(task.model))
+        if _TASK_ID.fullmatch(task.task_id) is None:
+            raise Corrupt("a task without a name", code="bad_task")
         check_digest(task.bundle_digest)
         check_digest(task.request_digest)
         if not 0 < task.bundle_bytes <= limits.MAX_OBJECT_BYTES:

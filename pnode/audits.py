@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 from dataservice.objects import ObjectClient
 from dcnr.ids import NodeId
@@ -19,6 +20,8 @@ from pnode.provision import Provisioner
 from pnode.trail import Fetch
 from pnode.verdicts import Verdicts, sweep
 from trust.network import NetworkPolicy
+
+ACTIVE: Final = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ class Audits:
         )  # fmt: skip
         self._verdicts = Verdicts(
             node_id=asked.node_id, policy=asked.policy, evidence=self._evidence, fetch=asked.fetch, newest=duties.manifests,
-            hosted=lambda: {one.assignment.replica for one in duties.hosted}, send=asked.send, tell=asked.tell,
+            hosted=lambda: {one.assignment.replica: one if one.state == ACTIVE else None for one in duties.hosted}, send=asked.send,
+            tell=asked.tell, now_wall=asked.now_wall,
         )  # fmt: skip
 
     async def run(self) -> None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from dcnr.errors import Refused
 from dcnr.ids import NodeId
 from dcnr.v1 import model_pb2
+from trust.network import NetworkPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,16 @@ class Ignored:
 
 
 Verdict = Accepted | Unconfirmed | Ignored
+
+
+def check_asked(
+    asked: model_pb2.AuditTask | model_pb2.Challenge, signer: NodeId, *, node_id: NodeId, policy: NetworkPolicy, term: Term | None
+) -> None:
+    """Raises Refused (``not_for_me``, ``not_the_holder``) unless the holder of the confirmed head, which is in ``term``, asks this PNode."""
+    if asked.network_id != policy.network_id or asked.pnode_id != node_id:
+        raise Refused("it asks somebody else", code="not_for_me")
+    if not policy.is_orchestrator(signer) or term is None or term != Term(int(asked.epoch), signer):
+        raise Refused("the holder of the head has not signed it", code="not_the_holder")
 
 
 class Authority:

@@ -39,6 +39,8 @@ CROWDED_ENTRIES: Final = MAX_ENTRIES * 3 // 4
 """Of one log: then the interval should end soon."""
 CROWDED_SHARE: Final = 0.25
 """The same for the part of the evidence's room that one interval takes."""
+SPARED_SHARE: Final = 0.5
+"""Evidence of intervals that were not drawn goes when all of it takes more than this part of the room."""
 
 T = TypeVar("T")
 Capture = Callable[[StateInfo], Awaitable[bytes]]
@@ -66,6 +68,7 @@ class Books:
         self._standing, self._inputs, self._span_steps = standing, frozenset(inputs), span_steps
         self._capture, self._held, self._crowded, self._max_bytes = capture, held, crowded, int(order.evidence_bytes)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"evidence-{standing.peer.replica}")
+        self._spared_bytes = int(SPARED_SHARE * self._max_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._order, self._info, self._lineage = order, info, info.lineage
         self._steps: list[model_pb2.Step] = []
@@ -189,10 +192,11 @@ class Books:
 
     # ---- verdicts --------------------------------------------------------------------------------------------------------------
 
-    async def decided(self, names: Collection[str], num_open: int) -> None:
-        """Evidence of these intervals may go; so many of this replica wait for an audit."""
+    async def decided(self, names: Collection[str], num_open: int, spared: Sequence[str] = ()) -> None:
+        """Evidence of these intervals may go, that of ``spared`` ones, oldest first, when room is short; so many of this replica wait for an audit."""
         self._num_open = num_open
         await self._quietly(lambda: self._folder.decided(names))
+        await self._quietly(lambda: self._folder.spared(spared, self._spared_bytes))
         await self._measure()
 
     def close(self) -> None:
@@ -279,6 +283,7 @@ class Books:
         self._folder.drop(self._interval.result())
 
     def _count(self) -> None:
+        self._folder.shed(self._spared_bytes)
         self._bytes = self._folder.num_bytes
 
     def _close(self, ended: Ended, name: Digest, state: Path | None) -> None:

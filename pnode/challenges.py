@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from dataservice.objects import ObjectClient
-from dcnr.errors import DcnrError, Refused, Unavailable
+from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import Digest, NodeId, check_digest, check_name, check_replica_id
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
-from pnode.authority import Term
+from pnode.authority import Term, check_asked
 from pnode.duties import Say
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy
@@ -75,11 +75,7 @@ class Challenges:
     def _open(self, envelope: identity_pb2.Envelope) -> model_pb2.Challenge:
         payload, signer = open_single(envelope, identity_pb2.DOMAIN_CHALLENGE)
         challenge = parse(model_pb2.Challenge, payload)
-        policy, term = self._policy(), self._term(challenge.model)
-        if challenge.network_id != policy.network_id or challenge.pnode_id != self._node_id:
-            raise Refused("a challenge for somebody else", code="not_for_me")
-        if not policy.is_orchestrator(signer.node_id) or term is None or term != Term(int(challenge.epoch), signer.node_id):
-            raise Refused("a challenge that the holder of the head has not signed", code="not_the_holder")
+        check_asked(challenge, signer.node_id, node_id=self._node_id, policy=self._policy(), term=self._term(challenge.model))
         check_digest(challenge.interval)
         check_name(challenge.model)
         check_name(challenge.vnode)

@@ -168,7 +168,7 @@ class Crew:
         """Evidence of these intervals may go."""
         host = self._hosted(verdicts.replica)
         if host is not None:
-            await host.books.decided(verdicts.decided, verdicts.num_open)
+            await host.books.decided(verdicts.decided, verdicts.num_open, verdicts.spared)
 
     def desk(self, replica: str) -> MergeDesk:
         """Where siblings of that replica ask. Raises NotFound (``not_here``)."""
@@ -329,6 +329,7 @@ class Crew:
         measured = Measured(
             step_s=host.averages.step_s,
             loss=host.averages.loss,
+            num_unlearned=len(host.averages.unlearned),
             rate=member.rate.seen(view.counters.learned, now_s),
             spool_bytes=host.outbox.num_bytes,
             restored_from=member.order.state_digest,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -57,6 +57,7 @@ class EvidenceFolder:
         self._directory = self._newest = directory
         self._next = 1
         self._closed: dict[str, Path] = {}
+        self._spared: tuple[str, ...] = ()
         self._sizes: dict[Path, int] = {}
         self._parts: BinaryIO | None = None
 
@@ -116,6 +117,17 @@ class EvidenceFolder:
             if path is not None:
                 self._sizes.pop(path, None)
                 _remove(path)
+
+    def spared(self, digests: Sequence[str], max_bytes: int) -> None:
+        """These, oldest first, are kept only as long as all intervals together take no more than ``max_bytes``."""
+        self._spared = tuple(digests)
+        self.shed(max_bytes)
+
+    def shed(self, max_bytes: int) -> None:
+        """The oldest spared ones go until the rest takes no more than ``max_bytes``, or none is left."""
+        while self._spared and self.num_bytes > max_bytes:
+            self.decided(self._spared[:1])
+            self._spared = self._spared[1:]
 
     def close(self) -> None:
         """Nothing more is added; what is whole stays."""

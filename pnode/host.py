@@ -340,6 +340,7 @@ class ReplicaHost:
     def _computation_failed(self, lane: Lane, batch: int, error: Exception) -> None:
         """A neighbour's bad tensor, a shard that is away or a loss that is not finite costs one batch for now; anything else ends this replica."""
         again = isinstance(error, DcnrError) and (not isinstance(error, InvariantBroken) or error.code == "not_finite")
+        self.averages.failed(lane, batch, error)
         reason = f"{lane.split} {batch}: {getattr(error, 'code', type(error).__name__)}: {error}"
         self.post(ev.ComputeFailed(self._clock.monotonic(), lane, batch, reason, fatal=not again))
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from dcnr.crashpoints import reached
+from dcnr.errors import InvariantBroken
 from dcnr.ids import Digest, ReplicaId, VNodeId, digest_of
 from dcnr.stages import Stage
 from dcnr.units import Share
 from pnode.chain import Standing
 from vnode.compute import Compute
 from vnode.state import StateInfo
-from vnode.vocabulary import Role
+from vnode.vocabulary import Lane, Role
 
 SLOW_LINK_BYTES_S: Final = 60e6
 """Only links below this rate are worth the work of a lossy codec."""
@@ -82,13 +83,21 @@ class Averages:
     step_s: float = 0.0
     loss: float = 0.0
     num_steps: int = 0
+    unlearned: set[int] = field(default_factory=set)
+    """Batches tried in vain since one was learned, since what the state gives is not finite."""
 
     def add(self, seconds: float, loss: float) -> None:
         """One more step."""
+        self.unlearned.clear()
         self.num_steps += 1
         weight = max(0.02, 1 / self.num_steps)
         self.step_s += weight * (seconds - self.step_s)
         self.loss += weight * (loss - self.loss)
+
+    def failed(self, lane: Lane, batch: int, error: Exception) -> None:
+        """A computation failed."""
+        if lane.is_train and isinstance(error, InvariantBroken) and error.code == "not_finite":
+            self.unlearned.add(batch)
 
 
 def captured(compute: Compute, info: StateInfo) -> tuple[bytes, str]:

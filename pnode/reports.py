@@ -52,6 +52,8 @@ class Measured:
     checkpoint_digest: str
     depth: int
     """Position of this VNode among the exits, from 1."""
+    num_unlearned: int = 0
+    """Batches tried in vain since one was learned."""
 
 
 def replica_report(
@@ -85,6 +87,7 @@ def replica_report(
         unmerged=intervals_message(view.unmerged),
         num_merged=view.num_merged,
         num_refused=view.num_refused,
+        num_unlearned=measured.num_unlearned,
     )
 
 

@@ -1,14 +1,17 @@
 """What manifests say of this PNode's own intervals: evidence of what is decided goes, and a replica with too much undecided waits.
 
 Read is the chain from the newest manifest that a confirmed head names back to where it was read before. An interval that no manifest names goes when a
-later one of its replica is named: what leads to a named state is named with it.
+later one of its replica is named: what leads to a named state is named with it. The newest spared ones stay for a while, since they may be drawn late
+(`trust.late_draw`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +23,7 @@ from pnode.duties import Say
 from pnode.evidence import closed_in, forget
 from pnode.trail import MAX_MANIFESTS, Fetch
 from trust.envelope import parse_envelope
+from trust.late_draw import MAX_SPARED, SPARED_KEPT_S
 from trust.ledger import Verdict
 from trust.network import NetworkPolicy
 
@@ -28,31 +32,55 @@ LONGEST_KEPT_S: Final = 7 * 24 * 3600.0
 """Evidence that nobody has decided on by then goes at the next start: its job is gone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The newest word of manifests on an interval."""
+
+    verdict: str
+    decided_s: float
+
+
 class Verdicts:
-    """One per daemon. ``newest``: models with the digest of the manifest that their confirmed head names; ``hosted``: replicas that the worker has."""
+    """One per daemon. ``newest``: models with the digest of the manifest that their confirmed head names.
+
+    ``hosted``: replicas that this PNode has to host, each with its present life, or None while it does not run.
+    """
 
     def __init__(
         self, *, node_id: NodeId, policy: Callable[[], NetworkPolicy], evidence: Path, fetch: Fetch, newest: Callable[[], Iterable[tuple[str, str]]],
-        hosted: Callable[[], Collection[str]], send: Callable[[local_pb2.ToWorker], Awaitable[bool]], tell: Say,
+        hosted: Callable[[], Mapping[str, object | None]], send: Callable[[local_pb2.ToWorker], Awaitable[bool]], tell: Say,
+        now_wall: Callable[[], float],
     ) -> None:  # fmt: skip
         self._node_id, self._policy, self._evidence, self._fetch = node_id, policy, evidence, fetch
-        self._newest, self._hosted, self._send, self._tell = newest, hosted, send, tell
+        self._newest, self._hosted, self._send, self._tell, self._now_wall = newest, hosted, send, tell, now_wall
         self._read: dict[str, str] = {}
-        self._known: dict[str, dict[str, str]] = {}
+        self._known: dict[str, dict[str, Told]] = {}
         """By replica, the newest verdict of each interval that is open or whose evidence is here."""
+        self._settled: dict[str, object | None] = {}
+        """By replica, the life that knows all of it; a replica that is not here was told news since."""
+        self._look_again_s: dict[str, float] = {}
+        """By replica, when evidence of a spared interval has been kept long enough."""
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            for model, digest in self._newest():
-                if digest and self._policy().audits_drawn and self._read.get(model) != digest:
-                    try:
-                        await self._take(model, digest)
-                    except DcnrError as error:
-                        self._tell("verdicts_unread", model, error.message)
-            for replica in list(self._known):
-                await self._settle(replica)
+            await self.look()
             await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Reads new manifests, and settles what they, or new lives of replicas, change."""
+        for model, digest in self._newest():
+            if digest and self._policy().audits_drawn and self._read.get(model) != digest:
+                try:
+                    await self._take(model, digest)
+                except DcnrError as error:
+                    self._tell("verdicts_unread", model, error.message)
+        hosted, now_s = self._hosted(), self._now_wall()
+        for replica in list(self._known):
+            life = hosted.get(replica)
+            is_due = now_s >= self._look_again_s.get(replica, math.inf)
+            if is_due or replica not in self._settled or self._settled[replica] is not life:
+                await self._settle(replica, life, now_s, is_hosted=replica in hosted)
 
     async def _take(self, model: str, newest: str) -> None:
         """Raises DcnrError where the newest manifest cannot be read now; older ones that cannot be read tell nothing."""
@@ -70,7 +98,9 @@ class Verdicts:
         for manifest in reversed(chain):
             for one in manifest.contributions:
                 if one.pnode_id == self._node_id:
-                    self._known.setdefault(one.replica, {})[one.interval] = one.verdict
+                    told = Told(one.verdict, one.decided_unix_ms / 1000)
+                    self._known.setdefault(one.replica, {})[one.interval] = told
+                    self._settled.pop(one.replica, None)
         self._read[model] = newest
 
     async def _manifest(self, model: str, digest: str) -> model_pb2.Manifest:
@@ -78,25 +108,36 @@ class Verdicts:
         path = await self._fetch(ref, limits.MAX_MANIFEST_BYTES)
         return self._policy().open_manifest(parse_envelope(path.read_bytes(), limits.MAX_MANIFEST_BYTES), model)
 
-    async def _settle(self, replica: str) -> None:
-        """Tells the worker what it may let go, or lets it go where no replica of that name runs."""
+    async def _settle(self, replica: str, life: object | None, now_s: float, *, is_hosted: bool) -> None:
+        """Tells the worker what it may let go, or lets it go where no replica of that name is hosted."""
         known, directory = self._known[replica], self._evidence / replica
-        kept = await asyncio.to_thread(closed_in, directory)
-        decided = decided_of(list(kept), known)
-        num_open = sum(verdict == Verdict.OPEN.value for verdict in known.values())
-        if replica in self._hosted():
-            verdicts = local_pb2.WorkerVerdicts(replica=replica, decided=decided, num_open=num_open)
-            await self._send(local_pb2.ToWorker(verdicts=verdicts))
-        elif decided:
+        kept = list(await asyncio.to_thread(closed_in, directory))
+        spared = spared_of(kept, known, now_s)
+        decided = [name for name in decided_of(kept, {name: one.verdict for name, one in known.items()}) if name not in spared]
+        num_open = sum(one.verdict == Verdict.OPEN.value for one in known.values())
+        self._settled[replica] = life
+        self._look_again_s[replica] = min((known[name].decided_s for name in spared), default=math.inf) + SPARED_KEPT_S
+        if life is not None:
+            verdicts = local_pb2.WorkerVerdicts(replica=replica, decided=decided, num_open=num_open, spared=spared)
+            if not await self._send(local_pb2.ToWorker(verdicts=verdicts)):
+                del self._settled[replica]
+        elif not is_hosted and decided:
             await asyncio.to_thread(forget, directory, decided)
-        for name in [name for name, verdict in known.items() if verdict != Verdict.OPEN.value and name not in kept]:
+            kept = [name for name in kept if name not in decided]
+        for name in [name for name, one in known.items() if one.verdict != Verdict.OPEN.value and name not in kept]:
             del known[name]
-        if not known and replica not in self._hosted():
-            del self._known[replica]
+        if not known and not is_hosted:
+            del self._known[replica], self._settled[replica], self._look_again_s[replica]
+
+
+def spared_of(kept: Sequence[str], known: Mapping[str, Told], now_s: float) -> list[str]:
+    """Of the intervals ``kept``, oldest first, those that were not drawn, not long ago: the newest `MAX_SPARED`."""
+    spared = [name for name in kept if name in known and known[name].verdict == Verdict.SPARED.value]
+    return [name for name in spared[-MAX_SPARED:] if now_s - known[name].decided_s < SPARED_KEPT_S]
 
 
 def decided_of(kept: Sequence[str], known: Mapping[str, str]) -> list[str]:
-    """Of the intervals ``kept``, oldest first, those that nobody will ask for: with another verdict than open, or passed over."""
+    """Of the intervals ``kept``, oldest first, those that nobody has drawn: with another verdict than open, or passed over."""
     last = max((at for at, name in enumerate(kept) if name in known), default=-1)
     return [name for at, name in enumerate(kept) if known.get(name, "" if at < last else Verdict.OPEN.value) != Verdict.OPEN.value]
 

@@ -28,14 +28,14 @@ STANDING: Final = FIRST | {Verdict.PASSED}
 """With such a verdict an interval can be part of a checkpoint."""
 NEXT: Final[Mapping[Verdict, frozenset[Verdict]]] = {
     Verdict.OPEN: frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE, Verdict.VOID, Verdict.DROPPED)),
-    Verdict.SPARED: frozenset((Verdict.FAILED, Verdict.VOID, Verdict.DROPPED)),
+    Verdict.SPARED: frozenset((Verdict.OPEN, Verdict.FAILED, Verdict.VOID, Verdict.DROPPED)),
     Verdict.PASSED: frozenset((Verdict.OPEN, Verdict.FAILED, Verdict.VOID, Verdict.DROPPED)),
     Verdict.VOID: frozenset((Verdict.FAILED,)),
     Verdict.DROPPED: frozenset((Verdict.FAILED,)),
     Verdict.FAILED: frozenset(),
     Verdict.UNVERIFIABLE: frozenset(),
 }
-"""What a verdict may become. A passed one is open again where its auditor was found lying."""
+"""What a verdict may become. A passed one is open again where its auditor was found lying, a spared one where nobody can learn from its state."""
 
 
 @dataclass(frozen=True, slots=True)

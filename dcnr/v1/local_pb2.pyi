@@ -714,6 +714,7 @@ class WorkerVerdicts(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     DECIDED_FIELD_NUMBER: _builtins.int
     NUM_OPEN_FIELD_NUMBER: _builtins.int
+    SPARED_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """whose"""
     num_open: _builtins.int
@@ -722,16 +723,21 @@ class WorkerVerdicts(_message.Message):
     def decided(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """names of intervals"""
 
+    @_builtins.property
+    def spared(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of intervals, oldest first, that may yet be drawn late: kept while there is room"""
+
     def __init__(
         self,
         *,
         replica: _builtins.str = ...,
         decided: _abc.Iterable[_builtins.str] | None = ...,
         num_open: _builtins.int = ...,
+        spared: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "num_open", b"num_open", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "num_open", b"num_open", "replica", b"replica", "spared", b"spared"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

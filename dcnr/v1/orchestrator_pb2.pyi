@@ -210,6 +210,7 @@ class ReplicaReport(_message.Message):
     UNMERGED_FIELD_NUMBER: _builtins.int
     NUM_MERGED_FIELD_NUMBER: _builtins.int
     NUM_REFUSED_FIELD_NUMBER: _builtins.int
+    NUM_UNLEARNED_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """replica id"""
     vnode: _builtins.str
@@ -250,6 +251,8 @@ class ReplicaReport(_message.Message):
     """deltas merged, at the primary; own deltas merged, at a contributor"""
     num_refused: _builtins.int
     """deltas refused, likewise"""
+    num_unlearned: _builtins.int
+    """batches tried in vain since one was learned: what the state gives is not finite"""
     @_builtins.property
     def lineage(self) -> _common_pb2.IntervalSet:
         """learned"""
@@ -298,10 +301,11 @@ class ReplicaReport(_message.Message):
         unmerged: _common_pb2.IntervalSet | None = ...,
         num_merged: _builtins.int = ...,
         num_refused: _builtins.int = ...,
+        num_unlearned: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "lineage", b"lineage", "unmerged", b"unmerged"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_digest", b"checkpoint_digest", "durable", b"durable", "exits", b"exits", "floor", b"floor", "floor_vnode", b"floor_vnode", "held_back_by", b"held_back_by", "incarnation", b"incarnation", "lineage", b"lineage", "loss", b"loss", "needs", b"needs", "num_duplicates", b"num_duplicates", "num_forwarded", b"num_forwarded", "num_learned", b"num_learned", "num_merged", b"num_merged", "num_refused", b"num_refused", "rate", b"rate", "reason", b"reason", "replica", b"replica", "restored_from", b"restored_from", "role", b"role", "spool_bytes", b"spool_bytes", "state", b"state", "step_s", b"step_s", "unmerged", b"unmerged", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_digest", b"checkpoint_digest", "durable", b"durable", "exits", b"exits", "floor", b"floor", "floor_vnode", b"floor_vnode", "held_back_by", b"held_back_by", "incarnation", b"incarnation", "lineage", b"lineage", "loss", b"loss", "needs", b"needs", "num_duplicates", b"num_duplicates", "num_forwarded", b"num_forwarded", "num_learned", b"num_learned", "num_merged", b"num_merged", "num_refused", b"num_refused", "num_unlearned", b"num_unlearned", "rate", b"rate", "reason", b"reason", "replica", b"replica", "restored_from", b"restored_from", "role", b"role", "spool_bytes", b"spool_bytes", "state", b"state", "step_s", b"step_s", "unmerged", b"unmerged", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -195,6 +195,29 @@ def test_a_full_disk_quota_holds_learning_until_evidence_may_go(tmp_path: Path) 
     run(scenario)
 
 
+def test_what_was_spared_is_kept_while_there_is_room_for_what_was_not(tmp_path: Path) -> None:
+    """Half of the room is the limit; the oldest goes first."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path, max_bytes=200_000)
+        for at in range(3):
+            await rig.learn(at, 24_000)
+            await rig.end(NAMES[at])
+        await rig.books.decided([], num_open=0, spared=NAMES[:3])
+        assert list(closed_in(rig.folder)) == NAMES[:3]
+        await rig.learn(3, 32_000)
+        await rig.end(NAMES[3])
+        assert list(closed_in(rig.folder)) == NAMES[1:4]
+        assert rig.held in ([], [""])
+        await rig.books.decided([], num_open=1, spared=NAMES[2:3])
+        await rig.learn(4, 60_000)
+        await rig.end(NAMES[4])
+        assert list(closed_in(rig.folder)) == [NAMES[1], *NAMES[3:5]], "what is drawn late meanwhile stays"
+        rig.books.close()
+
+    run(scenario)
+
+
 def test_more_than_four_open_intervals_hold_learning(tmp_path: Path) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path)

@@ -1,0 +1,69 @@
+"""Who is here for the audit desk, and what of that concerns audits: who may audit, who has a part in what, and whose state nobody can learn from. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from dcnr.v1 import orchestrator_pb2
+from orchestrator.audit_events import People
+from orchestrator.verdicts import behind_of
+from orchestrator.view import ModelView
+from trust.auditors import Candidate
+from trust.late_draw import SPARED_KEPT_S, UNLEARNED
+from trust.ledger import Verdict
+from trust.separation import Party
+
+if TYPE_CHECKING:
+    from orchestrator.runtime import Shared
+
+HERE: Final = frozenset(
+    (
+        orchestrator_pb2.NODE_STATE_ACTIVE,
+        orchestrator_pb2.NODE_STATE_PROBATION,
+        orchestrator_pb2.NODE_STATE_SUSPECT,
+        orchestrator_pb2.NODE_STATE_REHAB,
+    )
+)
+
+
+def people_of(view: ModelView, shared: Shared) -> People:
+    """As this orchestrator sees them now."""
+    now_s, candidates = shared.clock.wall(), dict[str, Candidate]()
+    for record in shared.inventory.nodes().values():
+        if record.streams > 0:
+            state = shared.standings.of(record.node_id, now_s).state
+            is_free = record.judgement.state in HERE and record.capability.accepts_work and record.beat.worker_alive
+            candidates[record.node_id] = Candidate(Party(record.node_id, record.owner, record.subnet), state, is_free)
+    involved: dict[str, set[str]] = {}
+    for item in view.plan.assignments if view.plan is not None else ():
+        involved.setdefault(item.vnode, set()).add(item.pnode_id)
+    can_look = shared.own_eyes is not None and shared.own_eyes.can_measure
+    verifiers = (Party(shared.key.node_id),) if can_look else ()
+    stages, costs = (view.job.stages, view.job.costs) if view.job is not None else ((), ())
+    redundancy = {stage.id: stage.redundancy for stage in stages}
+    broken = _broken(view, shared)
+    behind = behind_of(costs) if broken else {}
+    ahead = {vnode: tuple(cost.vnode for cost in reversed(costs) if vnode in behind[cost.vnode]) for vnode in broken}
+    parts = {vnode: frozenset(names) for vnode, names in involved.items()}
+    return People(candidates, verifiers, parts, redundancy, broken, _recent(view, now_s) if broken else frozenset(), ahead)
+
+
+def _broken(view: ModelView, shared: Shared) -> dict[str, str]:
+    """By VNode: the checkpoint that counts and from which a replica of the plan says that it can learn nothing."""
+    found: dict[str, str] = {}
+    now = shared.clock.monotonic()
+    for item in view.plan.assignments if view.plan is not None and view.chain is not None else ():
+        known = shared.inventory.report(item.pnode_id, item.replica, now)
+        if known is None or known[0].num_unlearned < UNLEARNED:
+            continue
+        state = known[0].checkpoint_digest or known[0].restored_from
+        assert view.chain is not None
+        if any(one.digest == state for one in view.chain.ledger.lines.get(item.vnode, ())):
+            found[item.vnode] = state
+    return found
+
+
+def _recent(view: ModelView, now_s: float) -> frozenset[str]:
+    told = view.chain.chronicle.told if view.chain is not None else ()
+    oldest_s = now_s - SPARED_KEPT_S / 2
+    return frozenset(one.interval for one in told if one.verdict is Verdict.SPARED and one.decided_s > oldest_s)

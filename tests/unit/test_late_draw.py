@@ -1,0 +1,194 @@
+"""Goal: a state that nobody can learn from is traced back through what the draw spared: newest first, a few at once, each once, until a fault takes it back."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+from audited_rig import NODES, NOW_MS, Job, judged, name_of, piece
+
+from dataservice.memory import MemoryStore
+from dcnr.errors import InvariantBroken, RemoteFault
+from dcnr.intervals import IntervalSet
+from dcnr.system import SystemClock
+from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.audit_events import Bundle, People, Report, SendChallenge, SendTask, VerifyRecord, Word
+from orchestrator.audit_people import people_of
+from orchestrator.audits import AuditDesk
+from orchestrator.history import History
+from orchestrator.inventory import Inventory
+from orchestrator.runtime import Shared
+from orchestrator.view import ModelView
+from pnode.hosted import Averages
+from trust.auditors import Candidate
+from trust.draw import Secret
+from trust.identity import NodeKey
+from trust.late_draw import AT_ONCE, MAX_SPARED, UNLEARNED, backwards, drawn_late
+from trust.ledger import Interval, Ledger, Named, Verdict
+from trust.network import create_document, verify_chain
+from trust.separation import Party, Separation
+from trust.standing import State
+from vnode.registry import default_registry
+from vnode.vocabulary import TRAIN_LANE, Lane
+
+NOW_S = NOW_MS / 1000
+VERIFIER = Party("verifier")
+HERE = {name: Candidate(Party(name), State.PROBATION, True) for name in NODES.values()}
+
+
+def ledger(num: int, verdicts: dict[int, Verdict] | None = None, replica: str = "a.0") -> Ledger:
+    """A line of so many checkpoints of VNode a, each of one interval, and one of VNode b; spared where nothing else is said."""
+    told = verdicts or {}
+    intervals = {
+        str(at): Interval(str(at), at, "a", replica, "x", IntervalSet.span(at, at + 1), told.get(at, Verdict.SPARED))
+        for at in range(num)
+    }
+    intervals["b"] = Interval("b", num, "b", "b.0", "y", IntervalSet.span(0, 1), Verdict.SPARED)
+    lines = {
+        "a": (Named("begin", ()), *(Named(f"s{at}", (str(at),)) for at in range(num))),
+        "b": (Named("b0", ()), Named("b1", ("b",))),
+    }
+    return Ledger(lines, intervals)
+
+
+def drawn(found: Ledger, state: str) -> tuple[str, ...]:
+    return drawn_late(found, ("a", "b"), state, found.intervals)
+
+
+def test_the_newest_come_first_from_the_broken_state_on_and_a_few_at_once() -> None:
+    assert [one.name for one in backwards(ledger(3), "a")] == ["2", "1", "0"]
+    assert drawn(ledger(9), "s5") == ("5", "4", "3", "2")
+    assert len(drawn(ledger(9), "s5")) == AT_ONCE
+    assert drawn(ledger(9, dict.fromkeys((4, 5), Verdict.OPEN)), "s5") == ("3", "2")
+    assert drawn(ledger(9, dict.fromkeys((2, 3, 4, 5), Verdict.OPEN)), "s5") == ()
+
+
+def test_those_before_follow_when_all_of_the_vnode_are_judged_and_then_nobody() -> None:
+    passed = dict.fromkeys(range(3), Verdict.PASSED)
+    assert drawn(ledger(3, {**passed, 0: Verdict.OPEN}), "s2") == ()
+    assert drawn(ledger(3, passed), "s2") == ("b",)
+    judged_all = replace(ledger(3, passed), lines={"a": ledger(3).lines["a"]})
+    assert drawn(judged_all, "s2") == ()
+
+
+def test_nothing_is_drawn_for_a_state_that_counts_no_more_or_whose_evidence_may_be_gone() -> None:
+    assert drawn(ledger(3), "retracted") == ()
+    assert drawn_late(ledger(3), ("a",), "s2", {"1"}) == ("1",)
+    many = ledger(2 * MAX_SPARED + 4, dict.fromkeys(range(4, 2 * MAX_SPARED + 4), Verdict.PASSED))
+    assert drawn(many, f"s{2 * MAX_SPARED + 3}") == ("3", "2", "1", "0"), "passed ones are not counted"
+    spared = ledger(MAX_SPARED + 2)
+    recent = {"0", "1", "2"}
+    assert drawn_late(spared, ("a",), f"s{MAX_SPARED + 1}", recent) == ("2",), "of one replica only the newest are kept"
+
+
+class Network:
+    """A desk over manifests that are made and read as in a network. x cheated in a-2, which was spared; y learned on from it."""
+
+    def __init__(self) -> None:
+        self.job, self.now_s = Job(), NOW_S
+        self.job.named(
+            judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)]), judged("b1", "b0", piece("b-1", 0, 4, "z"), held=[(0, 4)])
+        )
+        self.job.named(judged("a2", "a1", piece("a-2", 4, 8), held=[(0, 8)]))
+        self.job.named(judged("a3", "a2", piece("a-3", 8, 12, "y", "a.1"), held=[(0, 12)]))
+        numbers = itertools.count()
+        self.desk = AuditDesk(Secret(b"k" * 32), Separation(single_host=True), lambda: f"{next(numbers):032x}")
+        self.told: dict[str, str] = {}
+        """Intervals audited late, with the finding."""
+        self.tells()
+
+    def tells(self) -> None:
+        self.desk.chronicle(self.job.chain().ledger, self.now_s)
+
+    def verdict(self, name: str) -> Verdict:
+        return self.job.chain().ledger.intervals[name_of(name)].verdict
+
+    def round(self, broken: str, cheats: frozenset[str]) -> None:
+        """One look of the holder: everybody answers, the verifier finds the truth, and a manifest takes in what is decided."""
+        self.now_s += 1
+        found = self.job.chain().ledger
+        people = People(HERE, (VERIFIER,), broken={"a": name_of(broken)} if broken else {}, recent=frozenset(found.intervals))
+        self.desk.tick(people, self.now_s)
+        for action in self.desk.take():
+            match action:
+                case SendChallenge():
+                    self.desk.answered(action.pnode_id, action.interval, Bundle("e" * 64, 1), self.now_s)
+                case SendTask():
+                    word = Word.FAULT if action.interval in cheats else Word.PASS
+                    self.told[action.interval] = word.value
+                    self.desk.reported(
+                        Report(action.task_id, action.auditor, action.interval, word, "weights", "f" * 64), self.now_s
+                    )
+                case VerifyRecord():
+                    self.desk.verified(action.interval, action.auditor, self.now_s, proven=True, part="weights")
+        self.desk.check()
+        self.job.named(decisions=self.desk.decisions())
+        self.tells()
+
+
+def test_a_cheat_that_was_not_drawn_is_found_when_its_state_breaks_and_goes_back_with_all_that_stands_on_it() -> None:
+    network = Network()
+    for _ in range(6):
+        network.round("", frozenset())
+    assert not network.told, "nobody looks at what was spared"
+    for _ in range(8):
+        network.round("a3", frozenset({name_of("a-2")}))
+    assert network.told[name_of("a-2")] == "fault"
+    assert (network.verdict("a-2"), network.verdict("a-1"), network.verdict("a-3")) == (
+        Verdict.FAILED,
+        Verdict.PASSED,
+        Verdict.DROPPED,
+    )
+    assert network.verdict("b-1") is Verdict.SPARED, "its state alone was wrong"
+    assert network.job.working("a") == [name_of("a1"), name_of("a0")]
+    assert network.job.newest.fences == {"a": 7}
+
+
+def test_a_good_state_that_somebody_calls_broken_costs_each_interval_one_audit_and_nobody_anything() -> None:
+    network = Network()
+    for _ in range(20):
+        network.round("a3", frozenset())
+    assert {network.verdict(f"a-{number}") for number in (1, 2, 3)} == {Verdict.PASSED}
+    assert list(network.told.values()) == ["pass"] * 3
+    assert network.job.working("a")[0] == name_of("a3")
+    assert network.job.cleared("a") == name_of("a3")
+
+
+def test_only_what_gives_nothing_finite_counts_as_tried_in_vain() -> None:
+    found = Averages()
+    broken = InvariantBroken("the local loss is not finite", code="not_finite")
+    for batch in (1, 2, 2):
+        found.failed(TRAIN_LANE, batch, broken)
+    found.failed(Lane("validation", 1), 3, broken)
+    found.failed(TRAIN_LANE, 4, RemoteFault("a neighbour's tensor", code="not_finite"))
+    found.failed(TRAIN_LANE, 5, InvariantBroken("something else", code="bad_mode"))
+    assert found.unlearned == {1, 2}
+    found.add(0.1, 1.0)
+    assert not found.unlearned
+
+
+def test_a_replica_of_the_plan_that_learns_nothing_finite_from_a_state_that_counts_is_seen() -> None:
+    job, key = Job(), NodeKey.generate()
+    job.named(judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)]))
+    policy = verify_chain([create_document(key, name="n", now_wall=NOW_S, orchestrator_ids=[key.node_id], audits="drawn")])
+    clock = SystemClock()
+    shared = Shared(
+        key, policy, MemoryStore(clock, random.Random(1)), clock, default_registry(), Inventory(), History(None, key.node_id, clock)
+    )
+    plan = model_pb2.Plan(assignments=[model_pb2.Assignment(replica="a.0", vnode="a", pnode_id=NODES["x"])])
+    view = ModelView("m", model_pb2.Head(), b"", plan=plan, chain=job.chain())
+
+    def seen(**changes: Any) -> dict[str, str]:
+        facts = {"replica": "a.0", "vnode": "a", "checkpoint_digest": name_of("a1"), "num_unlearned": UNLEARNED, **changes}
+        report = orchestrator_pb2.ReplicaReport(**facts)
+        shared.inventory.beat(NODES["x"], clock.monotonic(), orchestrator_pb2.Beat(worker_alive=True, replicas=[report]), 2.0)
+        return dict(people_of(view, shared).broken)
+
+    shared.inventory.attached(NODES["x"], clock.monotonic())
+    assert seen() == {"a": name_of("a1")}
+    assert seen(checkpoint_digest="", restored_from=name_of("a0")) == {"a": name_of("a0")}
+    assert seen(num_unlearned=UNLEARNED - 1) == {}
+    assert seen(checkpoint_digest=name_of("taken back")) == {}
+    assert seen(replica="a.9") == {}, "it is in no plan"

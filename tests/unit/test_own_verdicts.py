@@ -1,0 +1,140 @@
+"""Goal: a worker hears of verdicts on its own intervals when there is news or it begins anew, never otherwise; evidence of what was spared stays a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from dcnr.ids import digest_of
+from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2
+from pnode.evidence import EvidenceFolder, closed_in
+from pnode.verdicts import Told, Verdicts, spared_of
+from trust.envelope import seal
+from trust.identity import NodeKey
+from trust.late_draw import MAX_SPARED, SPARED_KEPT_S
+from trust.network import create_document, verify_chain
+
+NOW_S = 1_700_000_000.0
+NODE, HOLDER = NodeKey.generate(), NodeKey.generate()
+POLICY = verify_chain([create_document(NODE, name="n", now_wall=NOW_S, orchestrator_ids=[HOLDER.node_id], audits="drawn")])
+NAMES = [digest_of(bytes([number])) for number in range(8)]
+
+
+class Rig:
+    """One replica ``a.1`` with the evidence of three intervals, and a chain of manifests."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.newest, self.number, self.now_s = root, "", 0, NOW_S
+        self.lives: dict[str, object | None] = {"a.1": object()}
+        self.sent: list[local_pb2.WorkerVerdicts] = []
+        self.is_up = True
+        folder = EvidenceFolder(root / "evidence" / "a.1")
+        folder.load()
+        for name in NAMES[:3]:
+            folder.closed(folder.open(b""), name)
+        folder.close()
+        self.verdicts = Verdicts(
+            node_id=NODE.node_id, policy=lambda: POLICY, evidence=root / "evidence", fetch=self.fetch, newest=lambda: [("m", self.newest)],
+            hosted=lambda: self.lives, send=self.send, tell=lambda *_: None, now_wall=lambda: self.now_s,
+        )  # fmt: skip
+
+    async def fetch(self, ref: data_pb2.ObjectRef, max_bytes: int) -> Path:
+        return self.root / ref.digest
+
+    async def send(self, message: local_pb2.ToWorker) -> bool:
+        if self.is_up:
+            self.sent.append(message.verdicts)
+        return self.is_up
+
+    def tells(self, **verdicts: str) -> None:
+        """A manifest more; ``n0="open"``: of the first interval."""
+        self.number += 1
+        told = [
+            model_pb2.Contribution(
+                interval=NAMES[int(name[1:])], replica="a.1", vnode="a", pnode_id=NODE.node_id, verdict=verdict, decided_unix_ms=int(self.now_s * 1000)
+            )
+            for name, verdict in verdicts.items()
+        ]  # fmt: skip
+        manifest = model_pb2.Manifest(
+            network_id=POLICY.network_id,
+            model="m",
+            number=self.number,
+            holder=HOLDER.node_id,
+            parent_digest=self.newest,
+            contributions=told,
+        )
+        data = seal(identity_pb2.DOMAIN_MANIFEST, manifest, HOLDER).SerializeToString(deterministic=True)
+        self.newest = digest_of(data)
+        (self.root / self.newest).write_bytes(data)
+
+    async def looks(self, times: int = 1) -> list[local_pb2.WorkerVerdicts]:
+        """What is sent in so many looks."""
+        before = len(self.sent)
+        for _ in range(times):
+            await self.verdicts.look()
+        return self.sent[before:]
+
+
+def run(tmp_path: Path, scenario: Callable[[Rig], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(_whole(Rig(tmp_path), scenario), 60))
+
+
+async def _whole(rig: Rig, scenario: Callable[[Rig], Awaitable[None]]) -> None:
+    await scenario(rig)
+
+
+def test_news_are_told_once_and_all_of_it_again_to_a_new_life(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        assert not await rig.looks(3)
+        rig.tells(n0="open", n1="spared", n2="open")
+        [told] = await rig.looks(3)
+        assert (list(told.decided), list(told.spared), told.num_open) == ([], [NAMES[1]], 2)
+        rig.tells(n5="open")
+        rig.tells(n0="passed")
+        [told] = await rig.looks(3)
+        assert (list(told.decided), list(told.spared), told.num_open) == ([NAMES[0]], [NAMES[1]], 2)
+        rig.lives["a.1"] = None
+        assert not await rig.looks(3)
+        rig.lives["a.1"] = object()
+        [again] = await rig.looks(3)
+        assert again == told
+
+    run(tmp_path, scenario)
+
+
+def test_what_could_not_be_sent_is_sent_again(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.tells(n0="open")
+        rig.is_up = False
+        assert not await rig.looks(2)
+        rig.is_up = True
+        assert len(await rig.looks(2)) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_evidence_of_what_was_spared_goes_after_its_time_also_where_the_replica_is_gone(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.tells(n0="passed", n1="spared", n2="spared")
+        del rig.lives["a.1"]
+        assert not await rig.looks(2)
+        kept = rig.root / "evidence" / "a.1"
+        assert list(closed_in(kept)) == NAMES[1:3]
+        rig.now_s += 60
+        rig.tells(n2="open")
+        rig.now_s += SPARED_KEPT_S
+        await rig.looks(2)
+        assert list(closed_in(kept)) == NAMES[2:3], "one that was drawn late stays"
+        rig.tells(n2="failed")
+        await rig.looks(2)
+        assert not closed_in(kept)
+
+    run(tmp_path, scenario)
+
+
+def test_of_spared_intervals_the_newest_are_kept() -> None:
+    names = [f"{number:064x}" for number in range(MAX_SPARED + 3)]
+    known = {name: Told("spared", NOW_S) for name in names}
+    assert spared_of(names, known, NOW_S) == names[3:]
+    assert spared_of(names, known, NOW_S + SPARED_KEPT_S) == []
