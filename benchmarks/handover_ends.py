@@ -67,7 +67,12 @@ async def serve_ours() -> None:
             NETWORK,
             CLOCK,
             lambda peer: DataPlane(
-                LinkService(CLOCK, worker, hub.find, peer, _told), peer=peer, desk=nothing, donor=nothing, uplink=nothing
+                LinkService(CLOCK, worker, hub.find, peer, _told),
+                peer=peer,
+                desk=nothing,
+                donor=nothing,
+                uplink=nothing,
+                infer=nothing,
             ),
         )
         held.free()

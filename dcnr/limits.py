@@ -85,3 +85,13 @@ UPLINK_SHARE: Final = 0.25
 ANCHOR_S: Final = 10.0
 """A replica that learns nothing takes the primary's anchor this often."""
 SETTLING_DEADLINE_S: Final = 600.0
+
+# Questions
+MAX_QUESTION_BYTES: Final = 16 * MIB
+"""Of the tensors of one question, decoded."""
+MAX_QUESTION_HOPS: Final = 256
+MAX_QUESTION_TENSORS: Final = 16
+MAX_QUESTION_S: Final = 120.0
+"""From a question to its answer."""
+MAX_QUESTIONS: Final = 64
+"""That one worker has taken and not computed yet; more are answered with ``busy``."""

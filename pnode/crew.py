@@ -24,6 +24,7 @@ from pnode.host import ReplicaHost
 from pnode.hosted import codec_in_force
 from pnode.hosting import Prepared
 from pnode.hub import LinkHub
+from pnode.infer_places import LivePlace
 from pnode.inputs import Inputs
 from pnode.making import Making
 from pnode.merge_calls import MergeCalls
@@ -59,6 +60,8 @@ class Member:
     reason: str = ""
     prepared: Prepared | None = None
     host: ReplicaHost | None = None
+    place: LivePlace | None = None
+    """Where it answers questions."""
     chain: CommitChain | None = None
     sequence: int = 0
     """Of the last commit that this worker signed for the replica before."""
@@ -177,6 +180,14 @@ class Crew:
             raise NotFound("this replica is not hosted here", code="not_here")
         return host.merges.desk
 
+    def place(self, model: str, vnode: str, replica: str) -> LivePlace:
+        """Where that replica's weights answer questions as they are now. Raises NotFound (``not_here``)."""
+        member = self._members.get(ReplicaId(replica))
+        place = member.place if member is not None and member.state in (ACTIVE, RELEASING) else None
+        if place is None or (place.model, place.asking.vnode) != (model, vnode):
+            raise NotFound("this replica is not hosted here", code="not_here")
+        return place
+
     def state_file(self, model: str, vnode: str, digest: Digest) -> Path:
         """Where the file of such a state should lie: that of a replica of the VNode which is hosted here. Raises NotFound."""
         for member in self._members.values():
@@ -204,6 +215,7 @@ class Crew:
                 return
             member.prepared = prepared
             member.host = host = self._ready(member, prepared, thread)
+            member.place = LivePlace(prepared, host, self._pace, self._clock)
             member.state = ACTIVE
             self._replan(member)
             self._outlets.news()

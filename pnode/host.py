@@ -70,7 +70,7 @@ class ReplicaHost:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended, self._leaving = asyncio.Event(), asyncio.Event()
         self.handing = HandingOver(info.lineage)
-        self._commits, self._num_learned = info.step, len(info.lineage)
+        self._commits, self.num_learned = info.step, len(info.lineage)
         self._was_complete, self._rate_bytes_s, self.books = False, 0.0, books(self)
         self.merges = Merges(
             fixed, host=self, info=info, chain=chain, compute=compute, calls=calls, directory=hub, clock=clock, executor=executor,
@@ -291,7 +291,7 @@ class ReplicaHost:
             self._computation_failed(TRAIN_LANE, job.batch, error)
             return
         self._chain.learned(job.batch, result.loss)
-        self._num_learned = job.num_learned + 1
+        self.num_learned = job.num_learned + 1
         self.averages.add(seconds, result.loss)
         self.post(ev.Learned(self._clock.monotonic(), job.batch, result.loss, seconds))
         self._tell_completion()
@@ -303,7 +303,7 @@ class ReplicaHost:
         return self._outbox.newest(lane, job.batch)
 
     def _tell_completion(self) -> None:
-        if self._num_learned >= self._info.num_batches and not self._was_complete:
+        if self.num_learned >= self._info.num_batches and not self._was_complete:
             self._was_complete = True
             self._news()
 
@@ -314,9 +314,9 @@ class ReplicaHost:
             target = self.inputs.target(job.lane, job.batch) if job.mode is Mode.EVAL else lambda: None
             inputs = tensors_of(job.inputs)
             result, seconds = await self.on_thread(lambda: self._compute.forward(job.batch, inputs, job.mode, target()))
-            frame = await self._kept(job.lane, job, result.output, self._num_learned)
+            frame = await self._kept(job.lane, job, result.output, self.num_learned)
             if job.mode is Mode.FORWARD_ONLY:
-                await self.books.forwarded(job.batch, job.inputs, self._num_learned, frame)
+                await self.books.forwarded(job.batch, job.inputs, self.num_learned, frame)
             await self._pace.rest(self._leaving)
         except Exception as error:  # noqa: BLE001  VNode boundary: the core decides what a failed pass means
             self._computation_failed(job.lane, job.batch, error)
@@ -365,7 +365,7 @@ class ReplicaHost:
 
     def relearned(self, info: StateInfo) -> None:
         """The state is that of an anchor now, or one was captured of it."""
-        self._commits, self._num_learned = info.step, len(info.lineage)
+        self._commits, self.num_learned = info.step, len(info.lineage)
         self._tell_completion()
 
     async def _take_snapshot(self, job: ev.TakeSnapshot) -> None:

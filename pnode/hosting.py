@@ -21,6 +21,7 @@ from pnode.books import Books, NoBooks
 from pnode.chain import Standing
 from pnode.host import ReplicaHost
 from pnode.hosted import Fixed, Neighbours, Planned
+from pnode.infer_reads import Reads
 from pnode.outbox import Outbox
 from pnode.samples import StagedSamples
 from pnode.spool import Spool
@@ -58,6 +59,8 @@ class Prepared:
     samples: StagedSamples
     config: ReplicaConfig
     frame_bytes: int
+    reads: Reads
+    """What the stages of the graph read."""
 
     @property
     def batch_size(self) -> int:
@@ -100,6 +103,7 @@ def prepare(
         samples=samples,
         config=replica_config(host, graph, stage, standing.peer, info, samples.eval_batches()),
         frame_bytes=stage.output.bytes_per_sample * int(graph.train.batch_size),
+        reads=Reads.of(stages),
     )
 
 

@@ -25,18 +25,22 @@ from dcnr.groups import first_cause
 from dcnr.ids import NodeId, ReplicaId, check_replica_id
 from dcnr.ports import Clock
 from dcnr.system import SystemClock
-from dcnr.v1 import common_pb2, identity_pb2, local_pb2, orchestrator_pb2
+from dcnr.v1 import common_pb2, identity_pb2, local_pb2, orchestrator_pb2, vnode_pb2
 from pnode.auditing import Auditing, Auditor
 from pnode.crew import Acting, Crew, Outlets
 from pnode.donors import Donor
 from pnode.frames import intervals_of
 from pnode.hub import LinkHub
+from pnode.infer_desk import Here, InferDesk
+from pnode.infer_places import Place
+from pnode.infer_ways import Ways
 from pnode.links import LinkService, PeerLinks
 from pnode.making import Making
 from pnode.merge_calls import MergeCalls
 from pnode.pace import Pace
 from pnode.pipe import LocalPipe
 from pnode.rpc import GRACE_S, HeldPort, data_server, dialling
+from pnode.seats import Seats
 from pnode.service import DataPlane
 from pnode.uplink import Uplink
 from trust.delegation import VerifiedDelegation, open_delegation
@@ -82,6 +86,8 @@ class Worker:
         self._hub: LinkHub
         self._acting: Acting
         self._auditing: Auditing
+        self._seats: Seats
+        self._desk: InferDesk
 
     async def run(self, held: HeldPort) -> None:
         """Until the daemon is gone."""
@@ -98,6 +104,9 @@ class Worker:
         peers = PeerLinks(self._clock, random.Random(), self._executor, dial, self._lost, self._told)
         uplink = Uplink(self._clock)
         self._hub = LinkHub(self._clock, self._acting.pnode_id, peers, self._lost)
+        ways = Ways(self._clock, dial, self._told)
+        here = Here(self._acting.network_id, self._acting.pnode_id, self._key.node_id)
+        self._desk = InferDesk(here, clock=self._clock, executor=self._executor, find=self._place, ways=ways, told=self._told)
         server = data_server(
             self._key,
             self._acting.network_id,
@@ -108,6 +117,7 @@ class Worker:
                 desk=lambda replica: self._crew.desk(replica),
                 donor=Donor(self._acting.network_id, lambda *state: self._crew.state_file(*state), uplink),
                 uplink=uplink,
+                infer=self._desk,
             ),
         )
         held.free()
@@ -117,9 +127,11 @@ class Worker:
                 pace = Pace(self._clock, time.process_time)
                 self._crew = self._new_crew(group, MergeCalls(dial, uplink), pace)
                 self._auditing = self._new_auditing(group, pace)
-                for work in (peers.run(), self._hub.run(), self._send(), self._report()):
+                self._seats = self._new_seats(group, pace)
+                for work in (peers.run(), self._hub.run(), ways.run(), self._desk.run(), self._send(), self._report()):
                     group.create_task(work)
                 await self._obey(group)
+                self._seats.close()
                 raise _DaemonGone  # cancels everything that runs here
         except BaseExceptionGroup as group:
             unexpected = group.split(_DaemonGone)[1]
@@ -158,6 +170,18 @@ class Worker:
             group=group,
             making=self._making,
         )
+
+    def _new_seats(self, group: asyncio.TaskGroup, pace: Pace) -> Seats:
+        return Seats(
+            default_registry(), compute=self._making.compute, device=self._device, clock=self._clock, pace=pace, news=self._news.set,
+            group=group,
+        )  # fmt: skip
+
+    def _place(self, model: str, hop: vnode_pb2.InferHop) -> Place:
+        """Who computes that hop here. Raises NotFound (``not_here``)."""
+        if hop.replica:
+            return self._crew.place(model, hop.vnode, hop.replica)
+        return self._seats.find(model, hop.vnode, hop.state_digest)
 
     def _act_for(self, envelope: identity_pb2.Envelope) -> Acting:
         """Takes over a delegation of our own key. Raises Corrupt."""
@@ -205,6 +229,10 @@ class Worker:
                 self._auditing.audit(message.audit)
             case "gather":
                 group.create_task(self._gather(message.gather))
+            case "seat":
+                self._seats.ordered(message.seat)
+            case "callers":
+                self._desk.allow(message.callers.orchestrators)
             case "verdicts":
                 group.create_task(self._crew.decided(message.verdicts))
 
@@ -253,8 +281,9 @@ class Worker:
             if trouble.since_s >= EVIDENCE_AFTER_S
         ]
         return local_pb2.WorkerReport(
-            replicas=self._crew.reports(), evidence=evidence[:MAX_EVIDENCE], rss_bytes=psutil.Process().memory_info().rss
-        )
+            replicas=self._crew.reports(), evidence=evidence[:MAX_EVIDENCE], rss_bytes=psutil.Process().memory_info().rss,
+            seats=self._seats.reports(),
+        )  # fmt: skip
 
     def _snapshot(self, ready: local_pb2.SnapshotReady) -> None:
         self._put(local_pb2.FromWorker(snapshot=ready))

@@ -7,7 +7,7 @@ optimiser slots and running statistics as they were.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -66,9 +66,7 @@ class TorchCompute:
     def restore(self, state: bytes | memoryview | Path) -> StateInfo:
         """Takes over a state of this stage and job. Raises Corrupt; on an error the former state stays."""
         info, arrays = self._parsed(_whole(state), self._schema)
-        module = skeleton(self._stage, self._registry)
-        values = {name[2:]: self._tensor(array) for name, array in arrays.items() if name[:2] in ("w/", "b/")}
-        module.load_state_dict(values, strict=True, assign=True)
+        module = self._filled(arrays)
         named = dict(module.named_parameters())
         self._names = list(named)
         self._parameters = list(named.values())
@@ -76,6 +74,18 @@ class TorchCompute:
         self._updates = info.updates
         self._module, self._base = module, None
         return info
+
+    def serve(self, state: bytes | memoryview | Path) -> StateInfo:
+        """Takes over weights and running statistics of a state of this stage, of whichever job: for INFER and `readout`, nothing else. Raises Corrupt."""
+        info, arrays = parse(_whole(state), self._schema)
+        self._module = self._filled(arrays)
+        return info
+
+    def _filled(self, arrays: Mapping[str, Array]) -> StageModule:
+        module = skeleton(self._stage, self._registry)
+        values = {name[2:]: self._tensor(array) for name, array in arrays.items() if name[:2] in ("w/", "b/")}
+        module.load_state_dict(values, strict=True, assign=True)
+        return module
 
     def learn(self, batch: int, inputs: Sequence[Any], target: Any, num_learned: int) -> StepResult:
         """One local step. The output is that of the weights before it."""

@@ -135,7 +135,7 @@ async def rig(
     server = RpcServer(worker, NETWORK, clock=CLOCK, rng=secrets.token_bytes)
     nothing: Any = None
     links = LinkService(CLOCK, signing or worker, find, pnode_of, lambda *said: told.append(said))
-    server.add(DataPlane(links, peer=pnode_of, desk=nothing, donor=nothing, uplink=nothing).add_to)
+    server.add(DataPlane(links, peer=pnode_of, desk=nothing, donor=nothing, uplink=nothing, infer=nothing).add_to)
     port = await server.start("127.0.0.1", 0)
     now = CLOCK.wall()
     theirs = make_delegation(node, NETWORK, worker.public_der, 3, [f"127.0.0.1:{port}"], now)

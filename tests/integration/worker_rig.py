@@ -121,6 +121,7 @@ class DaemonEnd:
     hello: local_pb2.WorkerHello = field(default_factory=local_pb2.WorkerHello)
     delegation: identity_pb2.Envelope = field(default_factory=identity_pb2.Envelope)
     reports: dict[str, orchestrator_pb2.ReplicaReport] = field(default_factory=dict)
+    seats: dict[str, orchestrator_pb2.SeatReport] = field(default_factory=dict)
     snapshots: list[local_pb2.SnapshotReady] = field(default_factory=list)
     lost: list[local_pb2.NeighbourLost] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
@@ -148,6 +149,7 @@ class DaemonEnd:
             match message.WhichOneof("kind"):
                 case "report":
                     self.reports = {report.replica: report for report in message.report.replicas}
+                    self.seats = {report.vnode: report for report in message.report.seats}
                     self.rss_bytes = message.report.rss_bytes
                 case "snapshot":
                     self.snapshots.append(message.snapshot)

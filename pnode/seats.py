@@ -1,0 +1,165 @@
+"""The worker's seats: named states that answer questions besides training, all on one thread, so that together they take no more than one replica does.
+
+A seat that is dropped answers the questions that it has taken; then its memory is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound
+from dcnr.graph import graph_from_bytes, stages_of_graph
+from dcnr.ports import Clock
+from dcnr.specs import Registry
+from dcnr.v1 import local_pb2, orchestrator_pb2
+from pnode.infer_places import Computed, infer, unless_gone
+from pnode.infer_reads import Asking, Reads
+from pnode.infer_words import Travelling
+from pnode.pace import Pace
+from vnode.torch_compute import TorchCompute
+
+MAX_SEATS: Final = 64
+WEIGHT: Final = 0.1
+"""Of the newest question in the moving average."""
+Key = tuple[str, str, str]
+"""Model, VNode, digest of the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    compute: TorchCompute
+    asking: Asking
+    step: int
+
+
+class Seat:
+    """One named state: an `infer_places.Place` once it is loaded."""
+
+    def __init__(self, order: local_pb2.HostSeat, thread: ThreadPoolExecutor, pace: Pace, clock: Clock) -> None:
+        self.order, self.reason = order, "it is being loaded"
+        self._thread, self._pace, self._clock = thread, pace, clock
+        self._loaded: _Loaded | None = None
+        self._never = asyncio.Event()
+        self._queued = self._num_answered = 0
+        self._compute_s = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it answers."""
+        return self._loaded is not None
+
+    @property
+    def asking(self) -> Asking:
+        """What it takes. Raises NotFound (``not_here``) before it is loaded."""
+        return self._whole().asking
+
+    async def load(self, prepare: Callable[[local_pb2.HostSeat], _Loaded]) -> None:
+        """Restores the state; what goes wrong is the reason that reports show."""
+        try:
+            self._loaded = await asyncio.get_running_loop().run_in_executor(self._thread, prepare, self.order)
+            self.reason = ""
+        except DcnrError as error:
+            self.reason = f"{error.code}: {error.message}"[:200]
+        except Exception as error:  # noqa: BLE001  VNode boundary: a state that cannot be served leaves the worker alive
+            self.reason = f"{type(error).__name__}: {error}"[:200]
+
+    async def compute(self, inputs: Sequence[Travelling], *, answers: bool) -> Computed:
+        """See `infer_places.Place`."""
+        loaded = self._whole()
+        self._queued += 1
+        try:
+            await self._pace.rest(self._never)
+            begun = self._pace.begin()
+            try:
+                computed: Computed = await unless_gone(
+                    lambda: asyncio.get_running_loop().run_in_executor(
+                        self._thread, lambda: infer(loaded.compute, inputs, loaded.step, self._clock, answers=answers)
+                    )
+                )
+            finally:
+                self._pace.end(begun)
+        finally:
+            self._queued -= 1
+        self._num_answered += 1
+        self._compute_s += max(WEIGHT, 1 / self._num_answered) * (computed.seconds - self._compute_s)
+        return computed
+
+    def report(self) -> orchestrator_pb2.SeatReport:
+        """As it is now."""
+        order = self.order
+        return orchestrator_pb2.SeatReport(
+            model=order.model, vnode=order.vnode, state_digest=order.state_digest, ready=self.is_ready, reason=self.reason,
+            queued=self._queued, compute_s=self._compute_s, num_answered=self._num_answered,
+        )  # fmt: skip
+
+    def _whole(self) -> _Loaded:
+        if self._loaded is None:
+            raise NotFound(f"this seat does not answer yet: {self.reason}", code="not_here")
+        return self._loaded
+
+
+class Seats:
+    """All seats of one worker. ``news`` is called when reports should go out at once."""
+
+    def __init__(
+        self, registry: Registry, *, compute: Callable[..., TorchCompute], device: str, clock: Clock, pace: Pace, news: Callable[[], None],
+        group: asyncio.TaskGroup,
+    ) -> None:  # fmt: skip
+        self._registry, self._make, self._device, self._clock, self._pace = registry, compute, device, clock, pace
+        self._news, self._group = news, group
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seats")
+        self._seats: dict[Key, Seat] = {}
+
+    def ordered(self, order: local_pb2.HostSeat) -> None:
+        """Begins a seat, or ends it where the order names no file. Raises InvalidInput where there are too many."""
+        key = (order.model, order.vnode, order.state_digest)
+        if not order.state_path:
+            self._seats.pop(key, None)
+            self._news()
+            return
+        known = self._seats.get(key)
+        if known is not None and (known.is_ready or known.order == order):
+            return
+        if known is None and len(self._seats) >= MAX_SEATS:
+            raise InvalidInput(f"there are {MAX_SEATS} seats already", code="too_many_seats")
+        self._pace.limit(order.cpu_share * max(1, order.threads))
+        self._seats[key] = seat = Seat(order, self._thread, self._pace, self._clock)
+        self._group.create_task(self._load(seat))
+
+    def find(self, model: str, vnode: str, state_digest: str) -> Seat:
+        """The seat with that state. Raises NotFound (``not_here``)."""
+        seat = self._seats.get((model, vnode, state_digest))
+        if seat is None:
+            raise NotFound("this state is not served here", code="not_here")
+        return seat
+
+    def reports(self) -> list[orchestrator_pb2.SeatReport]:
+        """One of each."""
+        return [seat.report() for _, seat in sorted(self._seats.items())]
+
+    def close(self) -> None:
+        """Nothing is computed any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _load(self, seat: Seat) -> None:
+        await seat.load(self._prepared)
+        self._news()
+
+    def _prepared(self, order: local_pb2.HostSeat) -> _Loaded:
+        graph = graph_from_bytes(order.graph)
+        stages = stages_of_graph(graph, self._registry)
+        stage = next((item for item in stages if item.id == order.vnode), None)
+        if stage is None:
+            raise InvalidInput(f"the graph has no VNode {order.vnode!r:.80} with weights", code="bad_assignment")
+        compute = self._make(
+            stage, self._registry, num_batches=1, seed=int(graph.train.seed), device=self._device, threads=order.threads
+        )
+        info = compute.serve(Path(order.state_path))
+        if info.model != order.model:
+            raise Corrupt(f"the state belongs to {info.model}", code="bad_state_model")
+        return _Loaded(compute, Asking(stage.id, Reads.of(stages), int(graph.train.batch_size)), len(info.lineage))
