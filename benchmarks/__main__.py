@@ -19,6 +19,7 @@ NAMES: Final = (
     "handover",
     "training",
     "merging",
+    "bad_deltas",
     "startup",
     "failure",
     "store_away",

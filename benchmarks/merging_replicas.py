@@ -170,15 +170,17 @@ class _Replica:
 
 
 class Group:
-    """The replicas of one stage; the first is the primary. ``outer`` None: the merge that workers make."""
+    """The replicas of one stage; the first is the primary. ``outer`` None: the merge that workers make, ``centred`` or not. The last one's deltas are ``bad_factor`` times too long."""
 
     def __init__(
-        self, setting: Setting, stage: Stage, merge_every: int, *, codec: str = "raw", outer: Callable[[], Outer] | None = None
-    ) -> None:
+        self, setting: Setting, stage: Stage, merge_every: int, *, codec: str = "raw", outer: Callable[[], Outer] | None = None,
+        centred: bool = False, bad_factor: float = 1.0,
+    ) -> None:  # fmt: skip
         registry = default_registry()
         state = initial_state(stage, registry, seed=setting.seed, model="merging", graph="0" * 64, num_batches=setting.num_batches)
         self._setting, self._merge_every, self._codec = setting, merge_every, codec
         self._outer = outer() if outer is not None else None
+        self._centred, self._bad_factor = centred, bad_factor
         self._schema = anchor_schema(schema_of(stage, registry))
         self._shares = [Share(ReplicaId(f"{stage.id}.{number}"), 1.0) for number in range(setting.num_replicas)]
         self._replicas: dict[ReplicaId, _Replica] = {}
@@ -189,7 +191,7 @@ class Group:
             if number:
                 compute.follow()
             self._replicas[share.replica] = _Replica(compute, self._weights(compute))
-        self.primary = self._replicas[self._shares[0].replica]
+        self.primary, self._last = self._replicas[self._shares[0].replica], self._replicas[self._shares[-1].replica]
 
     def _weights(self, compute: TorchCompute) -> dict[str, torch.Tensor]:
         return self._weights_in(compute.anchor(self._info))
@@ -230,9 +232,13 @@ class Group:
     def _merge(self, replica: _Replica, data: bytes, now: int) -> None:
         primary, count = self.primary, replica.num_open
         values = primary.compute.check_delta(data, self._codec)
+        if replica is self._last:
+            values = DeltaValues(
+                {name: np.float32(self._bad_factor) * value for name, value in values.weights.items()}, values.buffers
+            )
         share = count / (count + primary.num_known - replica.num_known)
         if self._outer is None:
-            primary.compute.merge([values], [count], [1.0 / self._setting.num_replicas])
+            primary.compute.merge([values], [count], [1.0 / self._setting.num_replicas], centred=self._centred)
         else:
             before = self._weights(primary.compute)
             after = {name: value.clone() for name, value in before.items()}

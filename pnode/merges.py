@@ -242,7 +242,8 @@ class Merges:
         info = self._host.state_info(job.lineage)
 
         def merge() -> tuple[bytes, Digest]:
-            self._compute.merge([one.weights for one in brought], [one.num_batches for one in brought], job.shares)
+            weights, counts = [one.weights for one in brought], [one.num_batches for one in brought]
+            self._compute.merge(weights, counts, job.shares, centred=job.centred)
             return self._captured(info)
 
         try:

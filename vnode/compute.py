@@ -100,10 +100,11 @@ class Compute(Protocol):
         """
         ...
 
-    def merge(self, deltas: Sequence[Delta], num_batches: Sequence[int], shares: Sequence[float]) -> None:
+    def merge(self, deltas: Sequence[Delta], num_batches: Sequence[int], shares: Sequence[float], *, centred: bool = False) -> None:
         """Takes deltas into the state, in this order, each with its share (the outer step of ALGORITHMS.md): all of them or none.
 
-        ``num_batches``: how many batches each was learned from. ``shares``: those of `vnode.events.MergeDeltas`.
+        ``num_batches``: how many batches each was learned from. ``shares`` and ``centred``: those of `vnode.merge_events.MergeDeltas`. A merge that is not
+        centred forgets the centre.
         """
         ...
 

@@ -150,11 +150,13 @@ class Lead:
 class MergeDeltas:
     """Merge the deltas of these requests, in this order, and capture the anchor after them; answered by MergesDone or ComputeFailed.
 
-    ``shares``: what each of them counts, in (0, 1]. ``lineage`` is that of the state afterwards.
+    ``shares``: what each of them counts, in (0, 1]. ``centred``: whether they are clipped around a centre (`vnode.clipping`). ``lineage`` is that of the state
+    afterwards.
     """
 
     requests: tuple[int, ...]
     shares: tuple[float, ...]
+    centred: bool
     lineage: IntervalSet
 
 

@@ -8,6 +8,7 @@ remembered by (incarnation, sequence), so that a question asked again gets the s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
@@ -18,6 +19,8 @@ from vnode.merge_events import AnswerMerge, CaptureAnchor, DeferMerge, MergeAske
 from vnode.vocabulary import Verdict
 
 _NONE = IntervalSet.empty()
+MIN_CONTRIBUTORS: Final = 4
+"""From so many on deltas are clipped around a centre: with fewer, one bad delta is too large a part of all for a centre to mean anything."""
 
 
 class Merging:
@@ -32,13 +35,14 @@ class Merging:
         self._unusable: set[int] = set()
         self._captured: IntervalSet | None = None
         self._one_by_one = False
-        self._share = 1.0
+        self._share, self._centred = 1.0, False
         self.num_merged = self.num_refused = 0
 
     def plan(self, shares: Sequence[Share]) -> list[DeferMerge]:
-        """Whose deltas are taken in, and what each counts: one part of as many as there are replicas that learn. Who left is forgotten."""
+        """Whose deltas are taken in, and what each counts: one part of as many as there are replicas that learn, itself among them. Who left is forgotten."""
         siblings = self._siblings = frozenset(share.replica for share in shares)
-        self._share = 1.0 / max(1, sum(share.weight > 0 for share in shares))
+        num_learning = sum(share.weight > 0 for share in shares)
+        self._share, self._centred = 1.0 / max(1, num_learning), num_learning > MIN_CONTRIBUTORS
         self._merged = {replica: last for replica, last in self._merged.items() if replica in siblings}
         gone = [replica for replica in self._waiting if replica not in siblings]
         return [_not_planned(self._waiting.pop(replica).request) for replica in gone]
@@ -65,7 +69,8 @@ class Merging:
                 self._under_way.append(event)
                 total |= event.batches
         if self._under_way:
-            return MergeDeltas(tuple(event.request for event in self._under_way), (self._share,) * len(self._under_way), total)
+            requests = tuple(event.request for event in self._under_way)
+            return MergeDeltas(requests, (self._share,) * len(requests), self._centred, total)
         return None if self._captured == lineage else CaptureAnchor(lineage)
 
     def _in_order(self) -> list[MergeAsked]:

@@ -1,8 +1,8 @@
 """The state file of one VNode: safetensors bytes in exactly one form, so that equal states have equal digests and nothing else
 is accepted.
 
-Tensors: ``w/<parameter>``, ``b/<buffer>``, ``o/<parameter>/<slot>`` and ``lineage`` (int64 [k, 2], half-open intervals);
-everything else is in the
+Tensors: ``w/<parameter>``, ``b/<buffer>``, ``o/<parameter>/<slot>`` and ``lineage`` (int64 [k, 2], half-open intervals); where deltas are merged around a
+centre (`vnode.clipping`) also ``m/<parameter>`` and ``m/distances``, all of them or none; everything else is in the
 metadata. `parse` checks the bytes against the schema (names, shapes, dtypes of the stage) before the safetensors library sees
 them: the header must
 be, byte for byte, the one that `serialise` would write for this schema and metadata.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,9 @@ Array = npt.NDArray[Any]
 
 FORMAT = "dcnr-state-1"
 LINEAGE = "lineage"
+DISTANCES = "m/distances"
+NUM_DISTANCES = 16
+"""Of the deltas taken in last; 0 where there was none."""
 _CODES: Mapping[str, str] = {"float32": "F32", "int64": "I64", "uint8": "U8"}
 _HEX64_OR_EMPTY = re.compile(r"(?:[0-9a-f]{64})?")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
@@ -96,6 +99,15 @@ class StateSchema:
 
     vnode: str
     tensors: Mapping[str, TensorSlot]
+    may_hold_centre: bool = False
+    """Whether what merges remember may be there beside these."""
+
+    def holding(self, names: Collection[str]) -> StateSchema:
+        """With the centre of merges, if ``names`` say that it is there."""
+        if not self.may_hold_centre or DISTANCES not in names:
+            return self
+        centre = {f"m/{name[2:]}": slot for name, slot in self.tensors.items() if name.startswith("w/")}
+        return StateSchema(self.vnode, {**self.tensors, **centre, DISTANCES: TensorSlot("float32", (NUM_DISTANCES,))})
 
 
 def anchor_schema(schema: StateSchema) -> StateSchema:
@@ -105,6 +117,7 @@ def anchor_schema(schema: StateSchema) -> StateSchema:
 
 def serialise(schema: StateSchema, info: StateInfo, tensors: Mapping[str, Array]) -> bytes:
     """The one encoding of this state. Raises Corrupt if the tensors are not the schema's or not finite."""
+    schema = schema.holding(tensors)
     if set(tensors) != set(schema.tensors):
         raise _bad("the tensors are not those of the schema", "names")
     metadata = _metadata(schema, info)
@@ -146,7 +159,7 @@ def parse(data: bytes, schema: StateSchema) -> tuple[StateInfo, dict[str, Array]
 
 def read_head(data: bytes, schema: StateSchema) -> Head:
     """What the first bytes of a state say, however many of them are there, as long as the whole header is. Raises Corrupt."""
-    metadata, num_intervals, body_at = _checked_header(data, schema)
+    schema, metadata, num_intervals, body_at = _checked_header(data, schema)
     expected, order = _header(schema, metadata, num_intervals)
     info = _info(metadata, schema)
     if data[8:body_at] != expected:
@@ -155,12 +168,16 @@ def read_head(data: bytes, schema: StateSchema) -> Head:
 
 
 def for_new_job(data: bytes, schema: StateSchema, *, num_batches: int, seed: int, graph: str, parent: str) -> bytes:
-    """The state with which a later job starts: the same weights and running statistics, empty lineage, optimiser slots zero.
+    """The state with which a later job starts: the same weights and running statistics, empty lineage, optimiser slots zero, no centre.
 
     ``graph`` is the digest of the later job's graph, ``parent`` that of ``data``. Raises Corrupt as `parse`.
     """
     info, tensors = parse(data, schema)
-    fresh = {name: np.zeros_like(array) if name.startswith("o/") else array for name, array in tensors.items()}
+    fresh = {
+        name: np.zeros_like(array) if name.startswith("o/") else array
+        for name, array in tensors.items()
+        if not name.startswith("m/")
+    }
     empty = IntervalSet.empty()
     info = replace(info, num_batches=num_batches, seed=seed, graph=graph, parent=parent, lineage=empty, updates=0, step=0)
     return serialise(schema, info, fresh)
@@ -172,7 +189,7 @@ def check_values(name: str, array: Array) -> None:
         raise _bad(f"{name} is not finite", "values")
     if name.startswith("b/") and array.dtype.kind == "i" and array.size and int(array.min()) < 0:
         raise _bad(f"{name} counts below zero", "values")
-    if name.endswith(("/square", "running_var")) and array.size and float(array.min()) < 0:
+    if (name == DISTANCES or name.endswith(("/square", "running_var"))) and array.size and float(array.min()) < 0:
         raise _bad(f"{name} is negative", "values")
 
 
@@ -202,8 +219,8 @@ def _header(schema: StateSchema, metadata: Mapping[str, str], num_intervals: int
     return text + b" " * (-len(text) % 8), order
 
 
-def _checked_header(data: bytes, schema: StateSchema) -> tuple[dict[str, str], int, int]:
-    """(metadata, rows of the lineage, offset of the body); sizes are checked before anything is decoded."""
+def _checked_header(data: bytes, schema: StateSchema) -> tuple[StateSchema, dict[str, str], int, int]:
+    """(the tensors that are there, metadata, rows of the lineage, offset of the body); sizes are checked before anything is decoded."""
     if len(data) < 8 or len(data) > MAX_OBJECT_BYTES:
         raise _bad(f"{len(data)} bytes", "size")
     length = int.from_bytes(data[:8], "little")
@@ -213,6 +230,7 @@ def _checked_header(data: bytes, schema: StateSchema) -> tuple[dict[str, str], i
         header = json.loads(data[8 : 8 + length].decode("ascii"))
     except (ValueError, RecursionError) as error:
         raise _bad("the header is not JSON", "header") from error
+    schema = schema.holding(header) if isinstance(header, dict) else schema
     if not isinstance(header, dict) or set(header) != {"__metadata__", LINEAGE, *schema.tensors}:
         raise _bad("the tensors are not those of this VNode", "names")
     metadata, lineage = header["__metadata__"], header[LINEAGE]
@@ -221,7 +239,7 @@ def _checked_header(data: bytes, schema: StateSchema) -> tuple[dict[str, str], i
         raise _bad("a lineage of wrong shape", "lineage")
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _bad("metadata must be strings", "metadata")
-    return metadata, shape[0], 8 + length
+    return schema, metadata, shape[0], 8 + length
 
 
 def _metadata(schema: StateSchema, info: StateInfo) -> dict[str, str]:

@@ -33,9 +33,9 @@ def schema_in(vnode: str, data: bytes) -> StateSchema:
         tensors = {
             name: TensorSlot(_DTYPES[entry["dtype"]], tuple(int(size) for size in entry["shape"]))
             for name, entry in header.items()
-            if name not in ("__metadata__", LINEAGE)
+            if name not in ("__metadata__", LINEAGE) and not name.startswith("m/")
         }
-        schema = StateSchema(vnode, tensors)
+        schema = StateSchema(vnode, tensors, may_hold_centre=True)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(f"the state that {vnode} goes by is none: {error}", code="bad_state_header") from error
     read_head(data, schema)

@@ -21,9 +21,10 @@ from dcnr.errors import Corrupt, InvariantBroken, RemoteFault
 from dcnr.limits import MAX_OBJECT_BYTES
 from dcnr.specs import Registry
 from dcnr.stages import Stage, StageInput
+from vnode.clipping import Centre, begun
 from vnode.compute import EvalResult, StepResult
-from vnode.state import Array, StateInfo, StateSchema, anchor_schema, parse, serialise
-from vnode.torch_merging import Base, DeltaValues, decode, encode, outer_step
+from vnode.state import DISTANCES, Array, StateInfo, StateSchema, anchor_schema, parse, serialise
+from vnode.torch_merging import Base, DeltaValues, Merged, decode, encode, outer_step
 from vnode.torch_objective import cross_entropy
 from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
 from vnode.vocabulary import Mode
@@ -62,6 +63,7 @@ class TorchCompute:
         self._slots: dict[str, list[Tensor]] = {}
         self._updates = 0
         self._base: Base | None = None
+        self._centre: Centre | None = None
 
     def restore(self, state: bytes | memoryview | Path) -> StateInfo:
         """Takes over a state of this stage and job. Raises Corrupt; on an error the former state stays."""
@@ -72,7 +74,7 @@ class TorchCompute:
         self._parameters = list(named.values())
         self._slots = {slot: [self._tensor(arrays[f"o/{name}/{slot}"]) for name in self._names] for slot in self._slot_names}
         self._updates = info.updates
-        self._module, self._base = module, None
+        self._module, self._base, self._centre = module, None, self._centre_in(arrays)
         return info
 
     def serve(self, state: bytes | memoryview | Path) -> StateInfo:
@@ -143,6 +145,9 @@ class TorchCompute:
     def snapshot(self, info: StateInfo) -> bytes:
         """The whole state. ``info.updates`` is replaced by this adapter's own count."""
         tensors = self._weights_and_buffers()
+        if self._centre is not None:
+            tensors[DISTANCES] = _array(self._centre.distances)
+            tensors.update({f"m/{name}": _array(value) for name, value in self._centre.moved.items()})
         for index, name in enumerate(self._names):
             for slot, values in self._slots.items():
                 tensors[f"o/{name}/{slot}"] = _array(values[index])
@@ -194,23 +199,33 @@ class TorchCompute:
                     buffer.copy_(self._tensor(arrays[f"b/{name}"]))
         return info
 
-    def merge(self, deltas: Sequence[DeltaValues], num_batches: Sequence[int], shares: Sequence[float]) -> None:
+    def merge(
+        self, deltas: Sequence[DeltaValues], num_batches: Sequence[int], shares: Sequence[float], *, centred: bool = False
+    ) -> None:
         """The outer step for each delta in turn (`vnode.torch_merging.outer_step`); all of them or none."""
         module = self._ready()
         with torch.no_grad():
             weights = {name: value.detach() for name, value in zip(self._names, self._parameters, strict=True)}
-            buffers = dict(module.named_buffers())
+            centre = (self._centre or begun(weights)) if centred else None
+            state = Merged(weights, dict(module.named_buffers()), centre)
             for delta, count, share in zip(deltas, num_batches, shares, strict=True):
-                weights, buffers = outer_step(weights, buffers, delta, count, share)
+                state = outer_step(state, delta, count, share)
             for parameter, name in zip(self._parameters, self._names, strict=True):
-                parameter.copy_(weights[name])
+                parameter.copy_(state.weights[name])
             for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
+                buffer.copy_(state.buffers[name])
+        self._centre = state.centre
 
     def _based(self) -> Base:
         if self._base is None:
             raise InvariantBroken("this replica leads: it has no base", code="no_base", vnode=self._stage.id)
         return self._base
+
+    def _centre_in(self, arrays: Mapping[str, Array]) -> Centre | None:
+        if DISTANCES not in arrays:
+            return None
+        moved = {name: self._tensor(arrays[f"m/{name}"]) for name in self._names}
+        return Centre(moved, torch.tensor(arrays[DISTANCES]))
 
     def _weights_and_buffers(self) -> dict[str, Array]:
         tensors = {f"b/{name}": _array(buffer) for name, buffer in self._ready().named_buffers()}

@@ -16,6 +16,7 @@ from torch import Tensor
 from dcnr.codecs import NUMPY_DTYPES, decode_values, encode_values, encoded_bytes
 from dcnr.errors import Corrupt, InvalidInput, InvariantBroken
 from trust.commits import DELTA_CODECS
+from vnode.clipping import Centre, bounded, clipped
 from vnode.state import Array, StateSchema, check_values
 
 
@@ -56,22 +57,36 @@ def decode(data: bytes, codec: str, schema: StateSchema) -> DeltaValues:
     )
 
 
-def outer_step(
-    weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], delta: DeltaValues, num_batches: int, share: float
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights and running statistics after one merge: w + share * displacement, and r + share * (r' - r). In place nothing changes.
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Weights, running statistics and what merges remember, by name; without a centre deltas are bounded only."""
 
+    weights: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    centre: Centre | None = None
+
+
+def outer_step(before: Merged, delta: DeltaValues, num_batches: int, share: float) -> Merged:
+    """The state after one merge: w + share * displacement, as far as that counts, and r + share * (r' - r). In place nothing changes.
+
+    Of a displacement counts what `vnode.clipping` leaves of it.
     Running statistics go part of the way to the contributor's, so that a variance stays one. Integers count batches: they grow by
     ``num_batches``. Raises InvariantBroken (``not_finite``).
     """
-    moved = {name: value + share * _like(value, delta.weights[name]) for name, value in weights.items()}
+    displacement = {name: _like(value, delta.weights[name]) for name, value in before.weights.items()}
+    if not all(bool(torch.isfinite(value).all()) for value in displacement.values()):
+        raise InvariantBroken("a delta that is not finite", code="not_finite")
+    counts, centre = bounded(displacement, before.weights), before.centre
+    if centre is not None:
+        counts, centre = clipped(counts, num_batches, centre)
+    moved = {name: value + share * counts[name] for name, value in before.weights.items()}
     settled = {
         name: torch.lerp(value, _like(value, delta.buffers[name]), share) if value.is_floating_point() else value + num_batches
-        for name, value in buffers.items()
+        for name, value in before.buffers.items()
     }
     if not all(bool(torch.isfinite(value).all()) for value in (*moved.values(), *settled.values())):
         raise InvariantBroken("a merge would give weights that are not finite", code="not_finite")
-    return moved, settled
+    return Merged(moved, settled, centre)
 
 
 class Base:

@@ -95,7 +95,7 @@ def schema_of(stage: Stage, registry: Registry) -> StateSchema:
             tensors[f"o/{name}/{slot}"] = _slot(parameter)
     for name, buffer in module.named_buffers():
         tensors[f"b/{name}"] = _slot(buffer)
-    return StateSchema(stage.id, tensors)
+    return StateSchema(stage.id, tensors, may_hold_centre=True)
 
 
 def optimizer_of(stage: Stage, registry: Registry) -> Optimizer:

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import machine, report
+from benchmarks.bad_deltas import WAYS as BAD_WAYS
 from benchmarks.merging import WAYS
 from benchmarks.meter import Meter
 from benchmarks.profiles import parse, summary, thread_cpu_s, thread_table
@@ -67,6 +68,13 @@ def test_merging_measures_every_way(tmp_path: Path) -> None:
     for row in document["rounds"]:
         assert 0 < row["one_replica"] < 100
         assert {key.rsplit("_", 1)[0] for key in row if key.endswith("_5")} == set(WAYS)
+
+
+def test_bad_deltas_measures_every_way(tmp_path: Path) -> None:
+    document = run_short("bad_deltas", tmp_path)
+    for row in document["rounds"]:
+        assert set(row) == {"optimizer", "seed", *BAD_WAYS}
+        assert all(0 < row[way] < 100 for way in BAD_WAYS)
 
 
 def test_honest_machines_with_other_kernels_stay_within_the_committed_tolerances(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcnr.codecs import BLOCK_VALUES
-from vnode.state import Array
+from vnode.state import DISTANCES, Array
 
 ULP = 2.0**-23
 """Distance of float32 numbers next to each other, relative."""
@@ -72,6 +72,8 @@ def state_residuals(
     """
     felt = [_Residuals(first, found, num_steps, "weights", _gradient_sizes(found))] if _has_squares(found) else []
     plain = _Residuals(first, found, num_steps, "wander" if felt else "weights", {})
+    for name in sorted(claimed.keys() - found.keys()):
+        yield StateResidual(_part(name), name, math.inf)
     for name in sorted(found):
         mine, theirs = found[name], claimed.get(name)
         if theirs is None or not _comparable(theirs, mine):
@@ -161,15 +163,17 @@ def _comparable(claimed: Array, found: Array) -> bool:
 
 
 def _moved(name: str, first: Mapping[str, Array], found: Mapping[str, Array]) -> Array:
-    """What the steps did to a tensor. Slots forget where they began: their own size is the measure."""
+    """What the steps did to a tensor. Slots and the centre of merges forget where they began: their own size is the measure."""
     wide = found[name].astype(np.float64)
-    return wide if name.startswith("o/") else wide - first[name]
+    return wide if name.startswith(("o/", "m/")) else wide - first[name]
 
 
 def _part(name: str) -> str:
-    return {"w": "weights", "o": "slots", "b": "buffers"}[name[0]]
+    return {"w": "weights", "o": "slots", "b": "buffers", "m": "weights"}[name[0]]
 
 
 def _kind(name: str) -> str:
-    """Tensors that are measured by one another's movement: weights, or one slot of all of them; buffers are not alike."""
-    return "w" if name.startswith("w/") else name.rpartition("/")[2] if name.startswith("o/") else name
+    """Tensors that are measured by one another's movement: weights, one slot of all of them, or their centre; buffers are not alike."""
+    if name.startswith(("w/", "m/")) and name != DISTANCES:
+        return name[0]
+    return name.rpartition("/")[2] if name.startswith("o/") else name

@@ -95,6 +95,7 @@ class Referee:
             self._update(parameters, [gradient.contiguous() for gradient in gradients], slots, lr, updates)
         found: dict[str, Array] = {f"w/{name}": value.detach().numpy() for name, value in named.items()}
         found.update({f"b/{name}": buffer.numpy() for name, buffer in module.named_buffers()})
+        found.update({name: array for name, array in arrays.items() if name.startswith("m/")})  # no step moves the centre of merges
         for slot, values in slots.items():
             found.update({f"o/{name}/{slot}": value.numpy() for name, value in zip(named, values, strict=True)})
         return found
