@@ -170,7 +170,10 @@ class _Replica:
 
 
 class Group:
-    """The replicas of one stage; the first is the primary. ``outer`` None: the merge that workers make, ``centred`` or not. The last one's deltas are ``bad_factor`` times too long."""
+    """The replicas of one stage; the first is the primary. ``outer`` None: the merge that workers make, ``centred`` or not.
+
+    The last one's deltas are ``bad_factor`` times too long.
+    """
 
     def __init__(
         self, setting: Setting, stage: Stage, merge_every: int, *, codec: str = "raw", outer: Callable[[], Outer] | None = None,
