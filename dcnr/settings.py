@@ -325,6 +325,22 @@ class PNodeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """The REST gateway of an orchestrator, or of its own process (`dcnr gateway start`)."""
+
+    listen: str = setting(
+        "", "address of the gateway as host:port, port 0 for a free one; empty: none, or 127.0.0.1:7780 for a gateway alone"
+    )
+    public_reads: str = setting("auto", "whether reading needs no key; auto: on loopback only", options=("auto", "yes", "no"))
+    hosts: tuple[str, ...] = setting(
+        (), "names that the header Host may have; empty: those of loopback, or any where others are listened to"
+    )
+    requests_per_s: float = setting(200.0, "rate of one key; twice that at once", low=0.1, high=1e6)
+    public_requests_per_s: float = setting(50.0, "rate of one subnet without a key; twice that at once", low=0.1, high=1e6)
+    max_watchers: int = setting(2000, "streams of events that may be open", low=0, high=100_000)
+
+
+@dataclass(frozen=True, slots=True)
 class OrchestratorSettings:
     """Settings of an orchestrator (prefix ``ORCHESTRATOR``)."""
 
@@ -344,6 +360,7 @@ class OrchestratorSettings:
     verifier: bool = setting(False, "check claimed training here too, in a process of its own, where no independent PNode can")
     log_level: str = _log_level()
     log_json: bool = setting(False, "log lines as JSON")
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,3 +371,4 @@ class ClientSettings:
     bootstrap: tuple[str, ...] = setting((), "nodes to ask for orchestrators, as id@host:port")
     network: str = setting("", "path of the network document")
     home: str = setting("", "home directory of the maintainer; empty: the platform's")
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import re
 import sys
 import tomllib
@@ -27,9 +28,13 @@ from dcnr.cli import dcnr as dcnr_command
 from dcnr.cli import orchestrator as orchestrator_command
 from dcnr.cli import pnode as pnode_command
 from dcnr.cli.homes import PREFIXES
+from gateway.app import description
+from gateway.errors import CODES
+from gateway.metrics import CATALOGUE
 from vnode.registry import default_registry
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+OPENAPI: Final = ROOT / "gateway" / "openapi.json"
 PACKAGES: Final = ("dcnr", "trust", "membership", "dataservice", "vnode", "pnode", "orchestrator", "gateway")
 APPS: Final = {"dcnr": dcnr_command.app, "orchestrator": orchestrator_command.app, "pnode": pnode_command.app}
 EXITS: Final = {
@@ -183,6 +188,35 @@ def why(_: str) -> str:
     return table(("reason", "what would change it"), [(f"`{code}`", change) for code, change in why_codes().items()])
 
 
+# ---- REST ------------------------------------------------------------------------------------------------------------------------
+
+
+def rest_codes(_: str) -> str:
+    """Every code of the gateway."""
+    return table(("code", "status", "meaning"), [(f"`{name}`", code.status, code.meaning) for name, code in CODES.items()])
+
+
+def rest_routes(_: str) -> str:
+    """Every route of the gateway."""
+    rows = [
+        (f"`{method.upper()} {path}`", operation["summary"])
+        for path, operations in description()["paths"].items()
+        for method, operation in operations.items()
+    ]
+    return table(("route", "what it gives"), rows)
+
+
+def metrics(_: str) -> str:
+    """Every family of metrics."""
+    rows = [(f"`{name}`", kind, ", ".join(labels), meaning) for name, (kind, labels, meaning) in CATALOGUE.items()]
+    return table(("metric", "kind", "labels", "meaning"), rows)
+
+
+def openapi() -> str:
+    """The file gateway/openapi.json."""
+    return json.dumps(description(), indent=1, ensure_ascii=False) + "\n"
+
+
 # ---- settings, limits, commands, components --------------------------------------------------------------------------------------
 
 
@@ -298,7 +332,8 @@ def modules() -> list[Path]:
 
 TABLES: Final[Mapping[str, Callable[[str], str]]] = {
     "adrs": adrs, "cli": cli, "codes": codes, "components": components, "enum": enum, "errors": error_classes, "exit-codes": exit_codes, "fields": fields,
-    "glossary": glossary, "limits": limits_table, "messages": messages, "services": services, "settings": settings_table,
+    "glossary": glossary, "limits": limits_table, "messages": messages, "metrics": metrics, "rest-codes": rest_codes, "rest-routes": rest_routes,
+    "services": services, "settings": settings_table,
     "why": why,
 }  # fmt: skip
 
@@ -306,10 +341,12 @@ TABLES: Final[Mapping[str, Callable[[str], str]]] = {
 def main(arguments: Sequence[str]) -> int:
     """Rewrites the tables, or with ``--check`` only names the documents that would change."""
     stale = [path for path in documents() if rewritten(path.read_text()) != path.read_text()]
+    if OPENAPI.read_text() != openapi():
+        stale.append(OPENAPI)
     for path in stale:
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")
         if "--check" not in arguments:
-            path.write_text(rewritten(path.read_text()))
+            path.write_text(openapi() if path == OPENAPI else rewritten(path.read_text()))
     return int(bool(stale) and "--check" in arguments)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from dcnr.cli import data, errors, job, ledger, local, model, network
+from dcnr.cli import data, errors, gateway, job, ledger, local, model, network
 from dcnr.cli.homes import VersionOption
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(model.app, name="model")
 app.add_typer(job.app, name="job")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(gateway.app, name="gateway")
 app.add_typer(local.app, name="local")
 local.add_demo(app)
 

@@ -73,6 +73,9 @@ def start(
         bool | None,
         typer.Option("--verifier", help="Check claimed training here too, in a process of its own.", show_default=False),
     ] = None,
+    gateway: Annotated[
+        str | None, typer.Option(help="Serve REST at this HOST:PORT too, say 127.0.0.1:7780.", show_default=False)
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default=False)] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log lines as JSON.", show_default=False)] = None,
     home: HomeOption = None,
@@ -89,6 +92,7 @@ def start(
         "store_port": store_port, "store_public_url": store_public_url, "control_port": control_port, "dht_port": dht_port,
         "listen_host": listen_host, "advertise_host": advertise_host, "log_level": log_level, "log_json": log_json,
         "trusted": str(trusted.absolute()) if trusted else None, "verifier": verifier,
+        "gateway_listen": gateway,
     }  # fmt: skip
     settings = settings_of(OrchestratorSettings, directory, flags).value
 
@@ -147,6 +151,7 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
     import secrets
     import signal
 
+    from dcnr.cli.gateway_serving import beside
     from dcnr.system import SystemClock
     from orchestrator.service import run_orchestrator
     from trust.identity import NodeKey
@@ -165,20 +170,23 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
 
-    def ready(host: str, port: int) -> None:
-        running = {"pid": os.getpid(), "node_id": key.node_id, "address": f"{host}:{port}", "network_id": policy.network_id}
-        _write_running(home, running)
-        output.say(
-            f"orchestrator {key.node_id}\n  network {policy.document.name} {policy.network_id}"
-            f"\n  address {key.node_id}@{running['address']}"
-        )
-
     try:
-        await run_orchestrator(
-            settings, home, key=key, policy=policy, clock=clock, rng=random.Random(secrets.randbits(64)), random_bytes=secrets.token_bytes,
-            stop=stop, store_file=Path(settings.store_file) if settings.store_file else None, on_ready=ready,
-            verifier=_verifier(home, key, policy.network_id, clock) if settings.verifier else None,
-        )  # fmt: skip
+        async with beside(settings.gateway, home, policy, clock) as begin:
+
+            def ready(host: str, port: int) -> None:
+                begin(key.node_id, f"{host}:{port}")
+                running = {"pid": os.getpid(), "node_id": key.node_id, "address": f"{host}:{port}", "network_id": policy.network_id}
+                _write_running(home, running)
+                output.say(
+                    f"orchestrator {key.node_id}\n  network {policy.document.name} {policy.network_id}"
+                    f"\n  address {key.node_id}@{running['address']}"
+                )
+
+            await run_orchestrator(
+                settings, home, key=key, policy=policy, clock=clock, rng=random.Random(secrets.randbits(64)), random_bytes=secrets.token_bytes,
+                stop=stop, store_file=Path(settings.store_file) if settings.store_file else None, on_ready=ready,
+                verifier=_verifier(home, key, policy.network_id, clock) if settings.verifier else None,
+            )  # fmt: skip
     finally:
         (home / RUN_FILE).unlink(missing_ok=True)
 

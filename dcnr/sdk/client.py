@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, cast
 from dataservice.addresses import AddressRule
 from dataservice.dataset_manifest import MAX_MANIFEST_BYTES, DatasetManifest, parse_manifest
 from dataservice.objects import ObjectClient
+from dataservice.released import released
 from dcnr import limits
 from dcnr.client import Orchestrators
 from dcnr.crashpoints import reached
@@ -26,7 +27,6 @@ from dcnr.ids import Digest, check_digest
 from dcnr.rpc.dialer import Dialer
 from dcnr.sdk import submission
 from dcnr.sdk.contact import Contact, find
-from dataservice.released import released
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source, stage_source
 from dcnr.sdk.submission import JobOptions, Planned, Progress

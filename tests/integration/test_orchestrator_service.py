@@ -3,72 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import urllib3
-from orchestrator_parts import MODELS_WAIT_S, Worker, capability, network, stage
+from orchestrator_parts import MODELS_WAIT_S, Worker, stage
+from service_rig import CLOCK, PNode, dial, network_over, serving
 
 from dataservice.s3 import S3Store, StoreAddress
 from dcnr.errors import InvalidInput, Refused
 from dcnr.ids import digest_of
 from dcnr.rpc.connection import Connection
-from dcnr.rpc.dialer import Dialer
-from dcnr.settings import OrchestratorSettings
-from dcnr.system import SystemClock
-from dcnr.v1 import data_pb2, identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from orchestrator.documents import open_desired
-from orchestrator.service import run_orchestrator
 from trust.envelope import open_single
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
-from trust.records import make_advert
 
-CLOCK = SystemClock()
 JOB = "job-1"
-
-
-class PNode:
-    """The control stream of a PNode, and its calls."""
-
-    def __init__(self, worker: Worker, policy: NetworkPolicy) -> None:
-        self.worker, self.policy = worker, policy
-        self.heard: list[orchestrator_pb2.OrchestratorMessage] = []
-        self.head_url = ""
-
-    async def attach(self, connection: Connection) -> None:
-        """Beats and obeys until cancelled."""
-        stub: Any = OrchestratorServiceStub(connection.channel)
-        call = stub.Attach(metadata=connection.metadata)
-        advert = make_advert(
-            self.worker.daemon, network_id=self.policy.network_id, kind=membership_pb2.NODE_KIND_PNODE, incarnation=1, sequence=1,
-            now_wall=CLOCK.wall(), lifetime_s=60, control_addresses=[], capability=capability(),
-        )  # fmt: skip
-        await call.write(orchestrator_pb2.PNodeMessage(hello=orchestrator_pb2.Hello(advert=advert)))
-
-        async def beats() -> None:
-            while True:
-                await call.write(orchestrator_pb2.PNodeMessage(beat=self.worker.beat()))
-                await asyncio.sleep(0.2)
-
-        beating = asyncio.create_task(beats())
-        try:
-            async for message in call:
-                self.heard.append(message)
-                if message.HasField("desired"):
-                    self.worker.host(open_desired(message.desired.SerializeToString(), self.policy, "toy"))
-                if message.HasField("head"):
-                    self.head_url = message.head.head_url
-        finally:
-            beating.cancel()
-            call.cancel()
 
 
 async def until(condition: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
@@ -99,32 +55,12 @@ async def job_in(connection: Connection, state: model_pb2.JobState.ValueType) ->
 def test_a_job_over_the_wire(embedded_store: StoreAddress, tmp_path: Path) -> None:
     async def story() -> None:
         maintainer, key = NodeKey.generate(), NodeKey.generate()
-        policy = network(
-            maintainer, [key], CLOCK, store_address=embedded_store.endpoint.partition("://")[2], bucket=embedded_store.bucket
-        )
+        policy = network_over(embedded_store, maintainer, key)
         store = S3Store(embedded_store)
-        home = tmp_path / "o"
-        home.mkdir()
-        write_store_file(home / "store.json", embedded_store)
-        settings = replace(
-            OrchestratorSettings(), listen_host="127.0.0.1", control_port=0, dht_port=0, store_url=embedded_store.endpoint,
-            store_bucket=embedded_store.bucket,
-        )  # fmt: skip
-        stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(
-            run_orchestrator(
-                settings, home, key=key, policy=policy, clock=CLOCK, rng=random.Random(1), random_bytes=secrets.token_bytes, stop=stop,
-                on_ready=lambda host, port: ready.set_result(f"{host}:{port}"),
-            )
-        )  # fmt: skip
         try:
-            await asyncio.wait({serving, ready}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
-            assert ready.done(), serving
-            async with asyncio.timeout(60):
-                await wire(ready.result(), key, policy, maintainer, store)
+            async with asyncio.timeout(90), serving(embedded_store, tmp_path / "o", key, policy) as address:
+                await wire(address, key, policy, maintainer, store)
         finally:
-            stop.set()
-            await serving
             store.close()
 
     asyncio.run(story())
@@ -167,10 +103,6 @@ async def wire(address: str, key: NodeKey, policy: NetworkPolicy, maintainer: No
         await asyncio.gather(*attached, return_exceptions=True)
         for link in (owner, *links):
             await link.close()
-
-
-async def dial(caller: NodeKey, policy: NetworkPolicy, key: NodeKey, address: str) -> Connection:
-    return await Dialer(caller, policy.network_id, clock=CLOCK, rng=secrets.token_bytes).connect(key.node_id, [address])
 
 
 async def check_confirmed_head(owner: Connection, policy: NetworkPolicy, key: NodeKey, pnode: PNode) -> None:
@@ -258,14 +190,3 @@ async def check_queries(stub: Any, owner: Connection, workers: list[Worker]) -> 
     assert status.holder
     assert status.store_ok
     assert status.attached == 2
-
-
-def write_store_file(path: Path, address: StoreAddress) -> None:
-    import json
-
-    content = {
-        "endpoint": address.endpoint, "bucket": address.bucket, "access_key": address.access_key, "secret_key": address.secret_key,
-        "public_endpoint": "",
-    }  # fmt: skip
-    path.touch(mode=0o600)
-    path.write_text(json.dumps(content))

@@ -304,3 +304,7 @@ def test_plain_and_within_lines(path: Path) -> None:
         re.IGNORECASE,
     )
     assert [f"{number}: {line}" for number, line in lines_of(path) if words.search(line)] == []
+
+
+def test_the_description_of_rest_is_that_of_the_routes() -> None:
+    assert tables.OPENAPI.read_text() == tables.openapi(), "run: python -m docs.tables"

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from dataservice.released import released
 from dcnr.errors import InvalidInput, Refused
 from dcnr.graph import Graph, graph_digest, graph_to_bytes
-from dataservice.released import released
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.submission import JobOptions, Planned, job_id_of, planned, request_of, unit_batches
 from dcnr.specs import TensorSpec

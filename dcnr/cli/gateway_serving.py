@@ -1,0 +1,98 @@
+"""How a gateway is served: beside an orchestrator in its process, or alone with a network found by bootstrap."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from dcnr.cli import output
+from dcnr.client import Orchestrators
+from dcnr.ids import NodeId
+from dcnr.ports import Clock
+from dcnr.rpc.dialer import Dialer
+from dcnr.sdk.contact import find
+from dcnr.settings import GatewaySettings
+from dcnr.system import SystemClock
+from trust.identity import NodeKey
+from trust.network import NetworkPolicy
+from trust.network_file import load_policy
+
+KEY_FILE: Final = "gateway.pem"
+"""The gateway's own key: it may do what any stranger with a session may, no more."""
+
+
+@contextlib.asynccontextmanager
+async def beside(
+    settings: GatewaySettings, home: Path, policy: NetworkPolicy, clock: Clock
+) -> AsyncIterator[Callable[[NodeId, str], None]]:
+    """Gives what begins the gateway once the orchestrator of that id serves at that address; it ends with the block. Nothing where none is wanted.
+
+    The address is taken at once. Raises Unavailable (``address_in_use``).
+    """
+    if not settings.listen:
+        yield lambda node_id, address: None
+        return
+    from gateway.server import bound  # FastAPI and what it needs: only where a gateway is wanted
+
+    listening = bound(settings.listen)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks: list[asyncio.Task[None]] = []
+
+            def begin(node_id: NodeId, address: str) -> None:
+                known = [(node_id, (address,))]
+                tasks.append(group.create_task(_serve(settings, listening, home, policy, clock, known)))
+
+            yield begin
+            for task in tasks:
+                task.cancel()
+    finally:
+        listening.close()
+
+
+async def alone(
+    settings: GatewaySettings, home: Path, *, network: Path | None, bootstrap: Sequence[str], network_id: str | None, stop: asyncio.Event
+) -> None:  # fmt: skip
+    """Serves until ``stop`` is set. Raises Unavailable, Refused (``wrong_network``), InvalidInput."""
+    from gateway.server import DEFAULT_LISTEN, bound
+
+    clock = SystemClock()
+    policy = load_policy(network, clock.wall(), network_id=network_id) if network is not None else None
+    listening = bound(settings.listen or DEFAULT_LISTEN)
+    try:
+        key = NodeKey.load_or_create(home / KEY_FILE)
+        dialer = Dialer(key, policy.network_id if policy else network_id or "", clock=clock, rng=secrets.token_bytes)
+        contact = await find(dialer, policy=policy, bootstrap=bootstrap, network_id=network_id, now_wall=clock.wall())
+        if not contact.pinned:
+            output.say(f"note: believing the first document seen, network {contact.policy.network_id}; pin it with --network-id")
+        serving = asyncio.create_task(_serve(settings, listening, home, contact.policy, clock, contact.orchestrators))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+    finally:
+        listening.close()
+
+
+async def _serve(
+    settings: GatewaySettings, listening: socket.socket, home: Path, policy: NetworkPolicy, clock: Clock,
+    known: Sequence[tuple[NodeId, Sequence[str]]],
+) -> None:  # fmt: skip
+    from gateway.server import serve_gateway
+
+    key = NodeKey.load_or_create(home / KEY_FILE)
+    orchestrators = Orchestrators(Dialer(key, policy.network_id, clock=clock, rng=secrets.token_bytes), lambda: known)
+    try:
+        await serve_gateway(
+            settings, listening, orchestrators, policy=policy, clock=clock, home=home,
+            on_ready=lambda address: output.say(f"  gateway http://{address}"),
+        )  # fmt: skip
+    finally:
+        await orchestrators.close()

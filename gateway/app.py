@@ -1,0 +1,83 @@
+"""The application: routes, their errors in one form, and the gate before them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from dcnr import __version__
+from dcnr.errors import DcnrError
+from gateway import health, reading
+from gateway.access import Access
+from gateway.context import Context, answer
+from gateway.errors import RestError, from_typed
+from gateway.gate import Gate
+from gateway.schema import described
+from gateway.shapes import Json
+
+_OF_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
+
+
+def create_routes(context: Context) -> FastAPI:
+    """The routes without the gate."""
+    app = FastAPI(
+        title="DCNR gateway", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
+    app.include_router(health.routes(context, lambda: openapi(app)))
+    app.include_router(reading.routes(context))
+    app.add_exception_handler(DcnrError, _typed)
+    app.add_exception_handler(RestError, _rest)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    return app
+
+
+def create_app(context: Context, access: Access) -> Gate:
+    """The whole application."""
+    return Gate(create_routes(context), access, context.metrics, context.clock, context.seconds.append)
+
+
+def openapi(app: FastAPI) -> Json:
+    """The description of the routes, as it is checked in."""
+    return described(app, __version__, *reading.SHOWN_MESSAGES)
+
+
+def description() -> Json:
+    """The same, of a gateway that serves nobody."""
+    return openapi(create_routes(Context(cast(Any, _Nobody()), cast(Any, None))))
+
+
+class _Nobody:
+    """Stands where the network would be: a description asks it nothing."""
+
+
+async def _typed(request: Request, error: Any) -> Response:
+    del request
+    return _response(from_typed(error))
+
+
+async def _rest(request: Request, error: Any) -> Response:
+    del request
+    return _response(error)
+
+
+async def _invalid(request: Request, error: Any) -> Response:
+    del request
+    first = error.errors()[0] if error.errors() else {"loc": (), "msg": "invalid"}
+    where = ".".join(str(part) for part in first["loc"])
+    return _response(RestError("INVALID_PAYLOAD", f"{where}: {first['msg']}", where=where, reason="invalid_request"))
+
+
+async def _http(request: Request, error: Any) -> Response:
+    del request
+    code = _OF_STATUS.get(error.status_code, "INVALID_PAYLOAD")
+    return _response(RestError(code, str(error.detail), headers=error.headers))
+
+
+def _response(error: RestError) -> Response:
+    response = answer(error.body(), error.status)
+    response.headers.update(error.headers)
+    return response

@@ -1,0 +1,183 @@
+"""Every request passes here first: bounds before anything is parsed, then who asks, then how often; and every answer leaves in one form.
+
+Refused without a look at the rest: long URLs, many headers, another machine's name in Host, keys in the URL, large, slow or compressed bodies. The body is
+read whole, within its bound and time, before a route sees it. Streams of events are let through as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+import structlog
+
+from dcnr import limits
+from dcnr.ports import Clock
+from gateway.access import Access, Admitted, Asked
+from gateway.errors import RestError
+from gateway.metrics import Metrics
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY_BYTES: Final = limits.MAX_MESSAGE_BYTES
+MAX_HEADERS: Final = 64
+MAX_URL_BYTES: Final = 4096
+BODY_TIMEOUT_S: Final = 20.0
+REQUEST_TIMEOUT_S: Final = 60.0
+"""From the last byte of the request to the last byte of the answer; streams of events have limits of their own."""
+STREAMS: Final = ("/events",)
+SECURITY_HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+DEFAULT_HEADERS: Final = (
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cache-control", b"no-store"),
+)
+"""For answers that do not say otherwise."""
+_log = structlog.get_logger("gateway")
+
+
+class Gate:
+    """The outermost ASGI application."""
+
+    def __init__(self, app: App, access: Access, metrics: Metrics, clock: Clock, note_seconds: Callable[[float], None]) -> None:
+        self._app, self._access, self._metrics, self._clock, self._note = app, access, metrics, clock, note_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(send, secrets.token_hex(8))
+        began = self._clock.monotonic()
+        streams = scope["path"].endswith(STREAMS)
+        admitted: Admitted | None = None
+        with self._metrics.in_flight():
+            try:
+                asked = _asked(scope)
+                admitted = await self._access.admit(asked)
+                answer.add(admitted.headers)
+                body = await _body(scope, receive)
+                self._access.check_signature(asked, admitted, body)
+                async with asyncio.timeout(None if streams else REQUEST_TIMEOUT_S):
+                    await self._app(scope, _replayed(body, receive), answer.send)
+            except RestError as error:
+                answer.add(error.headers)
+                await answer.refuse(error)
+            except TimeoutError:
+                await answer.refuse(RestError("TIMED_OUT", f"no answer within {REQUEST_TIMEOUT_S:g} s"))
+            except Exception as error:  # noqa: BLE001  the edge: whatever it is, the caller gets one form and nothing of our insides
+                _log.error("request_failed", request=answer.request_id, exc_info=error)
+                await answer.refuse(RestError("INTERNAL", "internal error", request=answer.request_id))
+        took_s = self._clock.monotonic() - began
+        if not streams:
+            self._note(took_s)
+        route = getattr(scope.get("route"), "path", "unknown")
+        self._metrics.answered(route, scope["method"], answer.status, took_s)
+        self._access.note(admitted, scope["method"], route, answer.status)
+
+
+class _Answer:
+    """The way out: adds what every answer has, and turns errors into answers as long as none has begun."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send, self.request_id, self.status = send, request_id, 0
+        self._headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
+
+    def add(self, headers: dict[str, str]) -> None:
+        self._headers += [(key.lower().encode(), value.encode("latin-1", "replace")) for key, value in headers.items()]
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            own = list(message.get("headers", ()))
+            names = {key.lower() for key, _ in own}
+            own += [item for item in DEFAULT_HEADERS if item[0] not in names]
+            message = {**message, "headers": [*own, *SECURITY_HEADERS, *self._headers]}
+        await self._send(message)
+
+    async def refuse(self, error: RestError) -> None:
+        if self.status:
+            return  # half an answer is out: the connection ends short, which the client notices
+        data = json.dumps(error.body(), ensure_ascii=False).encode("utf-8", "replace")
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+        await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": data})
+
+
+def _asked(scope: Scope) -> Asked:
+    """What is asked, its bounds checked. Raises RestError."""
+    url = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    if url > MAX_URL_BYTES:
+        raise RestError("URL_TOO_LONG", f"a URL of {url} bytes, at most {MAX_URL_BYTES} are taken")
+    if len(scope["headers"]) > MAX_HEADERS:
+        raise RestError("HEADERS_TOO_LARGE", f"{len(scope['headers'])} headers, at most {MAX_HEADERS} are taken")
+    client = scope.get("client")
+    headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+    query = scope["query_string"].decode("latin-1")
+    return Asked(scope["method"], scope["path"], query, headers, client[0] if client else "")
+
+
+async def _body(scope: Scope, receive: Receive) -> bytes:
+    """The whole body. Raises RestError."""
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit() or len(length) > 18 or int(length) > MAX_BODY_BYTES:
+        raise _too_large()
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise RestError("INVALID_PAYLOAD", "the body ended early")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > MAX_BODY_BYTES:
+                    raise _too_large()
+                if not message.get("more_body", False):
+                    break
+    except TimeoutError as error:
+        raise RestError("TIMED_OUT", f"the body was not here within {BODY_TIMEOUT_S:g} s") from error
+    if size:
+        _check_media(headers)
+    return b"".join(parts)
+
+
+def _check_media(headers: dict[bytes, bytes]) -> None:
+    kind, _, parameters = headers.get(b"content-type", b"").lower().partition(b";")
+    charset = parameters.strip().removeprefix(b"charset=").strip(b'"') or b"utf-8"
+    if kind.strip() != b"application/json" or charset != b"utf-8":
+        raise RestError("UNSUPPORTED_MEDIA_TYPE", "send application/json in UTF-8")
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise RestError("UNSUPPORTED_MEDIA_TYPE", "compressed bodies are not taken")
+
+
+def _too_large() -> RestError:
+    return RestError("BODY_TOO_LARGE", f"a body has at most {MAX_BODY_BYTES} bytes", headers={"Connection": "close"})
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Gives the body in one piece, then what comes from the connection."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return replay

@@ -1,0 +1,95 @@
+"""What ``/metrics`` shows, and the catalogue of it: every family is in `CATALOGUE` with its meaning, and there is no other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.stats import Stats
+
+CATALOGUE: Final[Mapping[str, tuple[str, tuple[str, ...], str]]] = MappingProxyType(
+    {
+        "dcnr_gateway_requests": ("counter", ("route", "method", "status"), "requests answered"),
+        "dcnr_gateway_request_seconds": ("histogram", ("route",), "seconds from a request to the end of its answer"),
+        "dcnr_gateway_in_flight": ("gauge", (), "requests and streams that are open"),
+        "dcnr_gateway_watchers": ("gauge", (), "streams of events that are open"),
+        "dcnr_gateway_watchers_dropped": ("counter", ("reason",), "streams of events that were ended because their client did not read"),
+        "dcnr_gateway_network_up": ("gauge", (), "1 where an orchestrator answered just now; else 0, and the network's figures are old"),
+        "dcnr_nodes": ("gauge", ("state",), "PNodes by state"),
+        "dcnr_jobs": ("gauge", ("state",), "jobs by state"),
+        "dcnr_queue_depth": ("gauge", (), "jobs accepted and not yet at work"),
+        "dcnr_store_up": ("gauge", (), "1 where the orchestrator's last request to the store worked"),
+        "dcnr_job_batches": ("gauge", ("job", "model"), "batches of a job at work"),
+        "dcnr_job_learned_batches": ("gauge", ("job", "model"), "batches learned by the VNode that has learned least"),
+        "dcnr_job_batches_per_second": ("gauge", ("job", "model"), "rate of the slowest VNode"),
+    }
+)  # fmt: skip
+"""Kind, labels and meaning by name of the family."""
+SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metrics:
+    """The families of one gateway."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        made = {"counter": self._counter, "gauge": self._gauge, "histogram": self._histogram}
+        self._families: dict[str, Any] = {
+            name: made[kind](name, meaning, labels) for name, (kind, labels, meaning) in CATALOGUE.items()
+        }
+
+    @contextlib.contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Counts a request while it lasts."""
+        gauge = self._families["dcnr_gateway_in_flight"]
+        gauge.inc()
+        try:
+            yield
+        finally:
+            gauge.dec()
+
+    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        """A request is done. ``route`` is its pattern, never its path: the number of series stays bounded."""
+        known = method if method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH") else "other"
+        self._families["dcnr_gateway_requests"].labels(route, known, str(status)).inc()
+        self._families["dcnr_gateway_request_seconds"].labels(route).observe(seconds)
+
+    def watchers(self, number: int) -> None:
+        """So many streams are open."""
+        self._families["dcnr_gateway_watchers"].set(number)
+
+    def dropped(self, reason: str) -> None:
+        """A stream was ended."""
+        self._families["dcnr_gateway_watchers_dropped"].labels(reason).inc()
+
+    def rendered(self, stats: Stats | None) -> bytes:
+        """The exposition, with the network's figures of now; None where no orchestrator answered."""
+        families = self._families
+        families["dcnr_gateway_network_up"].set(stats is not None)
+        for name in ("dcnr_nodes", "dcnr_jobs", "dcnr_job_batches", "dcnr_job_learned_batches", "dcnr_job_batches_per_second"):
+            families[name].clear()
+        if stats is not None:
+            for state, number in stats.nodes_by_state.items():
+                families["dcnr_nodes"].labels(state).set(number)
+            for state, number in stats.jobs_by_state.items():
+                families["dcnr_jobs"].labels(state).set(number)
+            families["dcnr_queue_depth"].set(stats.queue_depth)
+            families["dcnr_store_up"].set(stats.store_ok)
+            for job in stats.training:
+                families["dcnr_job_batches"].labels(job.job_id, job.model).set(job.num_batches)
+                families["dcnr_job_learned_batches"].labels(job.job_id, job.model).set(job.num_learned)
+                families["dcnr_job_batches_per_second"].labels(job.job_id, job.model).set(job.batches_per_s)
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, meaning: str, labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
+        return Counter(name, meaning, labels, registry=self.registry)
+
+    def _gauge(self, name: str, meaning: str, labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
+        return Gauge(name, meaning, labels, registry=self.registry)
+
+    def _histogram(self, name: str, meaning: str, labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
+        return Histogram(name, meaning, labels, registry=self.registry, buckets=SECONDS)

@@ -1,0 +1,138 @@
+"""The gateway's server in a running event loop: its socket is bound before anything else, and it ends with whoever runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from dcnr.client import Orchestrators
+from dcnr.errors import Unavailable
+from dcnr.ports import Clock
+from dcnr.settings import GatewaySettings
+from gateway.access import Access
+from gateway.app import create_app
+from gateway.context import Context
+from gateway.errors import RestError
+from gateway.keys import FILE, KeyFile, KeyRing
+from gateway.views import Views
+from trust.addresses import join_address, split_address
+from trust.network import NetworkPolicy
+
+DEFAULT_LISTEN: Final = "127.0.0.1:7780"
+BACKLOG: Final = 1024
+MAX_HEADER_BYTES: Final = 16 * 1024
+MAX_CONNECTIONS: Final = 4096
+SILENT_S: Final = 15
+"""A connection on which no whole request has come is closed."""
+STOP_GRACE_S: Final = 3
+
+
+def bound(listen: str) -> socket.socket:
+    """A listening socket on ``host:port`` (port 0: a free one). Raises InvalidInput, Unavailable (``address_in_use``)."""
+    host, _, port = listen.rpartition(":")
+    host, number = (host.strip("[]"), 0) if port == "0" and host else split_address(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, number))
+        found.listen(BACKLOG)
+        found.setblocking(False)
+    except OSError as error:
+        found.close()
+        raise Unavailable(
+            f"the gateway cannot listen on {listen}: {error.strerror or error}", code="address_in_use",
+            remedy="choose another address, or end what listens there",
+        ) from error  # fmt: skip
+    return found
+
+
+def address_of(listening: socket.socket) -> str:
+    """Where it listens."""
+    host, port = listening.getsockname()[:2]
+    return join_address(host, port)
+
+
+async def serve_gateway(
+    settings: GatewaySettings, listening: socket.socket, orchestrators: Orchestrators, *, policy: NetworkPolicy, clock: Clock, home: Path,
+    on_ready: Callable[[str], None] = lambda address: None,
+) -> None:  # fmt: skip
+    """Serves on ``listening`` until cancelled. ``home`` holds the keys and the log of their use. Raises Unavailable where that file cannot be used."""
+    ring = KeyRing(KeyFile(home / FILE), clock)
+    await asyncio.to_thread(ring.file.keys)
+    await ring.turn()
+    host = str(listening.getsockname()[0])
+    loopback = ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    context = Context(Views(orchestrators, policy, clock), clock)
+    server = _Server(_config(create_app(context, Access(settings, ring, clock, loopback=loopback))))
+    async with asyncio.TaskGroup() as group:
+        turning = group.create_task(ring.run())
+        serving = group.create_task(server.serve(sockets=[listening]))
+        on_ready(address_of(listening))
+        try:
+            await asyncio.wait([serving])
+        finally:
+            server.should_exit = True
+            await asyncio.shield(serving)
+            turning.cancel()
+
+
+def _config(app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app, http=_Protocol, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False, proxy_headers=False,
+        server_header=False, timeout_keep_alive=SILENT_S, timeout_graceful_shutdown=STOP_GRACE_S, h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )  # fmt: skip
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to the process that it is part of."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing is captured."""
+        yield
+
+
+class _Protocol(H11Protocol):
+    """Closes connections on which no request comes, and those that are too many: an open one costs its owner nothing, and us a place."""
+
+    def connection_made(self, transport: Any) -> None:
+        """As before, and a clock runs until the first request."""
+        super().connection_made(transport)
+        self._silence = self.loop.call_later(SILENT_S, self._close_silent)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As before."""
+        self._silence.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """As before, and the clock runs until the next request."""
+        self._silence.cancel()
+        self._silence = self.loop.call_later(SILENT_S, self._close_silent)
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is told so in the form of every error."""
+        data = json.dumps(RestError("INVALID_PAYLOAD", msg, reason="no_http").body()).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(data))), ("connection", "close")]
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=data), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _close_silent(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()

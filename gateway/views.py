@@ -1,0 +1,156 @@
+"""What the gateway knows of the network: answers of orchestrators, asked for once however many clients ask, and never older than `FRESH_S`.
+
+Only calls of the contract through `dcnr.client.Orchestrators` are made. What is signed is verified before it is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from dcnr import limits
+from dcnr.client import Orchestrators
+from dcnr.errors import Corrupt, NotFound
+from dcnr.ports import Clock
+from dcnr.stored import StoredDocuments
+from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1.data_pb2_grpc import DataServiceStub
+from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from trust.envelope import open_single, parse
+from trust.network import NetworkPolicy
+
+T = TypeVar("T")
+FRESH_S: Final = 0.5
+"""An answer this young is given again."""
+FOR_EVER_S: Final = 1e18
+"""What is named by its digest does not change."""
+MAX_KEPT: Final = 256
+
+
+class Fresh:
+    """Answers by key: one question at a time for each, its answer shared by all who wait and kept while it is fresh. Errors are shared, not kept."""
+
+    def __init__(self, clock: Clock, max_kept: int = MAX_KEPT) -> None:
+        self._clock, self._max = clock, max_kept
+        self._kept: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
+        self._asking: dict[Any, asyncio.Task[Any]] = {}
+
+    async def get(self, key: Any, ask: Callable[[], Awaitable[T]], max_age_s: float = FRESH_S) -> T:
+        """The answer to ``key``, at most that old. Raises what ``ask`` raises. A caller that goes away ends nobody else's question."""
+        found = self._kept.get(key)
+        if found is not None and self._clock.monotonic() - found[0] <= max_age_s:
+            return cast(T, found[1])
+        task = self._asking.get(key)
+        if task is None:
+            task = asyncio.ensure_future(self._ask(key, ask))
+            self._asking[key] = task
+            task.add_done_callback(lambda done: self._asked(key, done))
+        return cast(T, await asyncio.shield(task))
+
+    async def _ask(self, key: Any, ask: Callable[[], Awaitable[T]]) -> T:
+        asked_at = self._clock.monotonic()
+        answer = await ask()
+        self._kept[key] = (asked_at, answer)
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._max:
+            self._kept.popitem(last=False)
+        return answer
+
+    def _asked(self, key: Any, done: asyncio.Task[Any]) -> None:
+        del self._asking[key]
+        if not done.cancelled():
+            done.exception()  # taken note of, also where whoever asked is gone
+
+
+class Views:
+    """Questions to orchestrators. All raise NotFound, Unavailable and what else the contract says."""
+
+    def __init__(self, orchestrators: Orchestrators, policy: NetworkPolicy, clock: Clock) -> None:
+        self.orchestrators, self.policy, self.clock = orchestrators, policy, clock
+        self._fresh = Fresh(clock)
+
+    async def status(self) -> orchestrator_pb2.GetStatusResponse:
+        """An orchestrator about itself."""
+        return cast(orchestrator_pb2.GetStatusResponse, await self._call("GetStatus", orchestrator_pb2.GetStatusRequest()))
+
+    async def nodes(self) -> list[orchestrator_pb2.NodeView]:
+        """All nodes, by id."""
+        answer = await self._call("ListNodes", orchestrator_pb2.ListNodesRequest())
+        return list(answer.nodes)
+
+    async def jobs(self, model: str = "") -> list[orchestrator_pb2.JobView]:
+        """Jobs, newest first, without their VNodes."""
+        answer = await self._call("ListJobs", orchestrator_pb2.ListJobsRequest(model=model))
+        return list(answer.jobs)
+
+    async def job(self, job_id: str, model: str = "") -> orchestrator_pb2.JobView:
+        """Where a job stands, VNode by VNode."""
+        answer = await self._call("GetJob", orchestrator_pb2.GetJobRequest(model=model, job_id=job_id))
+        return cast(orchestrator_pb2.JobView, answer.job)
+
+    async def model(self, model: str = "") -> orchestrator_pb2.GetModelResponse:
+        """Head, plan, manifest and graph."""
+        answer = await self._call("GetModel", orchestrator_pb2.GetModelRequest(model=model))
+        return cast(orchestrator_pb2.GetModelResponse, answer)
+
+    async def explain(self, request: orchestrator_pb2.ExplainRequest) -> list[orchestrator_pb2.Explanation]:
+        """Why."""
+        answer = await self._call("Explain", request)
+        return list(answer.lines)
+
+    async def head(self, model: str = "") -> model_pb2.Head:
+        """The head of a model, its signature verified."""
+        return self._opened(model_pb2.Head, (await self.model(model)).head, identity_pb2.DOMAIN_HEAD)
+
+    async def plan(self, model: str = "") -> tuple[str, model_pb2.Plan]:
+        """The plan under the head with its digest, its signature verified."""
+        answer = await self.model(model)
+        head = self._opened(model_pb2.Head, answer.head, identity_pb2.DOMAIN_HEAD)
+        if not answer.HasField("plan"):
+            raise NotFound("the model has no plan yet", code="no_such_model", remedy="wait until a job is placed")
+        return head.plan_digest, self._opened(model_pb2.Plan, answer.plan, identity_pb2.DOMAIN_PLAN, limits.MAX_PLAN_BYTES)
+
+    async def manifest(self, model: str = "", digest: str = "") -> tuple[str, model_pb2.Manifest]:
+        """A manifest with its digest, its signatures verified: that one, or the newest."""
+        if digest and model:
+            return digest, await self._fresh.get(
+                ("manifest", model, digest), lambda: self._read_manifest(model, digest), FOR_EVER_S
+            )
+        answer = await self.model(model)
+        name = self._opened(model_pb2.Head, answer.head, identity_pb2.DOMAIN_HEAD).model
+        if not answer.manifest_digest:
+            raise NotFound(f"{name} has no manifest yet", code="no_manifest")
+        if answer.HasField("manifest"):
+            return answer.manifest_digest, self.policy.open_manifest(answer.manifest, name)
+        return await self.manifest(name, answer.manifest_digest)
+
+    async def _read_manifest(self, model: str, digest: str) -> model_pb2.Manifest:
+        with tempfile.TemporaryDirectory(prefix="dcnr-gateway-") as directory:
+            return await StoredDocuments(self._read, self.policy, model, Path(directory)).manifest(digest)
+
+    async def _read(self, ref: data_pb2.ObjectRef, path: Path, max_bytes: int) -> None:
+        parts: list[bytes] = []
+        size = 0
+        request = data_pb2.ReadRequest(object=ref)
+        async for message in self.orchestrators.stream(DataServiceStub, "Read", request, timeout_s=limits.BULK_TIMEOUT_S):
+            size += len(message.chunk)
+            if size > max_bytes:
+                raise Corrupt(f"the object has more than {max_bytes} bytes", code="too_large")
+            parts.append(message.chunk)
+        await asyncio.to_thread(path.write_bytes, b"".join(parts))
+
+    def _opened(
+        self, kind: type[T], envelope: identity_pb2.Envelope, domain: identity_pb2.Domain.ValueType, max_bytes: int = limits.MAX_ENVELOPE_BYTES
+    ) -> T:  # fmt: skip
+        payload, signer = open_single(envelope, domain, max_bytes=max_bytes)
+        if not self.policy.is_orchestrator(signer.node_id):
+            raise Corrupt("signed by a node that is no orchestrator of this network", code="wrong_signer")
+        return cast(T, parse(cast(Any, kind), payload, max_bytes))
+
+    async def _call(self, method: str, request: Any) -> Any:
+        key = (method, request.SerializeToString(deterministic=True))
+        return await self._fresh.get(key, lambda: self.orchestrators.call(OrchestratorServiceStub, method, request))

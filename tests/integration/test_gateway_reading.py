@@ -1,0 +1,96 @@
+"""Goal: what the gateway shows is what the orchestrator says, in the described form, to whoever may read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from gateway_rig import MODEL, Town, town
+from orchestrator_parts import VNODES
+
+from dataservice.s3 import StoreAddress
+from dcnr.settings import GatewaySettings
+from dcnr.v1 import orchestrator_pb2
+from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+
+JOB = "job-1"
+
+
+@pytest.fixture(scope="module")
+def here(embedded_store: StoreAddress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+    """A network with a job at work."""
+    directory: Path = tmp_path_factory.mktemp("town")
+    with town(embedded_store, directory, GatewaySettings(public_requests_per_s=1e5)) as made:
+        envelope = made.staged(JOB)
+        made.run(submitted(made, envelope.SerializeToString()))
+        with made.client() as client:
+            made.until(
+                lambda: len(client.get(f"/v1/jobs/{JOB}").json().get("vnodes", ())) == 2 and at_work(client), "the job is at work"
+            )
+        yield made
+
+
+async def submitted(here: Town, envelope: bytes) -> None:
+    from service_rig import dial
+
+    key, address = here.orchestrator
+    link = await dial(here.maintainer, here.policy, key, address)
+    try:
+        request = orchestrator_pb2.SubmitJobRequest()
+        request.request.ParseFromString(envelope)
+        await link.call(OrchestratorServiceStub(link.channel).SubmitJob, request, timeout_s=30)
+    finally:
+        await link.close()
+
+
+def at_work(client: httpx.Client) -> bool:
+    job = client.get(f"/v1/jobs/{JOB}").json()
+    return all("report" in vnode for vnode in job["vnodes"])
+
+
+def test_nodes_jobs_and_model_are_shown(here: Town) -> None:
+    with here.client() as client:
+        nodes = client.get("/v1/nodes").json()
+        pnodes = {node["node_id"]: node for node in nodes["nodes"] if node["kind"] == "NODE_KIND_PNODE"}
+        assert set(pnodes) == {worker.node_id for worker in here.workers}
+        assert all(node["attached"] and isinstance(node["free_memory_bytes"], int) for node in pnodes.values())
+        one = client.get(f"/v1/nodes/{here.workers[0].node_id}").json()
+        assert one["node"]["node_id"] == here.workers[0].node_id
+        assert one["explanations"]
+        jobs = client.get("/v1/jobs").json()
+        assert [(job["job_id"], job["model"], job["vnodes"]) for job in jobs["jobs"]] == [(JOB, MODEL, [])]
+        job = client.get(f"/v1/jobs/{JOB}").json()
+        assert [vnode["vnode"] for vnode in job["vnodes"]] == list(VNODES)
+        model = client.get("/v1/model").json()
+        assert (model["head"]["model"], model["graph"]["name"]) == (MODEL, MODEL)
+        placement = client.get("/v1/model/placement").json()
+        assert {item["vnode"] for item in placement["plan"]["assignments"]} == set(VNODES)
+        assert placement["plan_digest"] == job["plan_digest"]
+        manifest = client.get("/v1/model/checkpoints").json()
+        assert [entry["vnode"] for entry in manifest["manifest"]["entries"]] == list(VNODES)
+        curves = client.get("/v1/model/metrics").json()
+        assert [row["vnode"] for row in curves["vnodes"]] == list(VNODES)
+        lines = client.get("/v1/explain", params={"vnode": "first"}).json()["explanations"]
+        assert any(line["verdict"] == "placed" for line in lines)
+
+
+def test_figures(here: Town) -> None:
+    with here.client() as client:
+        stats = client.get("/v1/stats").json()
+        assert sum(stats["nodes_by_state"].values()) == len(here.workers)
+        assert (stats["num_attached"], stats["num_orchestrators"], stats["holder"]) == (2, 1, here.orchestrator[0].node_id)
+        assert stats["network_id"] == here.policy.network_id
+        assert stats["store_ok"]
+        [training] = stats["training"]
+        assert (training["job_id"], training["state"]) == (JOB, "JOB_STATE_RUNNING")
+        assert stats["request_seconds"]["count"] > 0
+        events = client.get("/v1/log").json()
+        assert "job_accepted" in {event["kind"] for event in events["events"]}
+        metrics = client.get("/metrics").text
+        assert f'dcnr_job_batches{{job="{JOB}",model="{MODEL}"}} 12.0' in metrics
+        assert 'dcnr_gateway_requests_total{method="GET",route="/v1/stats",status="200"}' in metrics
+        assert client.get("/readyz").json() == {"status": "ready", "orchestrator": here.orchestrator[0].node_id}
+        assert client.get("/healthz").json() == {"status": "ok"}
+        assert client.get("/version").json()["network_id"] == here.policy.network_id
