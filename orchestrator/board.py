@@ -19,20 +19,22 @@ from typing import Final
 
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.columns import Columns
-from orchestrator.costs import StageCost, disk_bytes, predicted_step_s, seconds_per_flop, spool_bytes
+from orchestrator.costs import MAX_CORRECTION, StageCost, disk_bytes, predicted_step_s, seconds_per_flop, spool_bytes
 from orchestrator.offers import PLACEABLE, NodeOffer, PlanPolicy, PlanRequest
 from trust.caps import PROBATION_VNODES
 
 NUMBER_RANGES: Final = 900_000
 RANGE_SIZE: Final = 1_000
 """Replica numbers: each model begins in a range of its own, at most nine digits."""
-MAX_CORRECTION: Final = 8.0
-"""A measured step counts for at most this factor over or under the prediction."""
 CORRECTION_STEP: Final = 1.1
 """What everybody's measurements say together counts in steps of this factor: it concerns every node, and is never exact."""
 MAX_DOUBT: Final = 4
 LOSS_DOUBT: Final = 0.25
 """Each late loss of a node makes it look slower by this part, up to `MAX_DOUBT` of them, when something new is placed."""
+SCORE_DOUBT: Final = 0.5
+"""A node without any record looks slower by this part to what is newly placed, one with the best not at all: a new name is no better than an old."""
+SEAT_LIFE_S: Final = 600.0
+"""A new seat is expected to be of use for so long at least: of this, provisioning takes its part."""
 WORKING: Final = frozenset((model_pb2.ROLE_PRIMARY, model_pb2.ROLE_CONTRIBUTOR))
 """Roles that own units."""
 
@@ -101,6 +103,12 @@ class Load:
     def doubt(self) -> float:
         """A factor on this node's times for what is newly placed: good records are preferred."""
         return 1.0 + LOSS_DOUBT * min(self.offer.num_losses, MAX_DOUBT)
+
+    @property
+    def reluctance(self) -> float:
+        """The same with what the history says of the node: only for who gets a new seat, never for who gives one up."""
+        track = self.offer.track
+        return self.doubt * (1.0 + SCORE_DOUBT * (1.0 - track.score)) * (1.0 + min(1.0, track.provision_s / SEAT_LIFE_S))
 
 
 @dataclass(slots=True, eq=False)

@@ -25,6 +25,8 @@ from vnode.costs import replica_cost
 KEPT_STATES: Final = limits.KEPT_WORKING_CHECKPOINTS
 SPOOL_FRACTION: Final = 4
 """A replica's spool takes at most this fraction of the lent disk."""
+MAX_CORRECTION: Final = 8.0
+"""A measured step, or one that others of the device class measured, counts for at most this factor over or under the prediction."""
 MIN_GFLOPS: Final = 0.01
 """A node that measured less counts as this slow, so that nothing divides by zero."""
 
@@ -46,6 +48,8 @@ class StageCost:
     output_bytes: int
     sharing_bytes: int = 0
     """Memory that each replica needs beside ``memory_bytes`` where there are several."""
+    component: str = ""
+    """What the VNode is made of: machines are compared by it."""
 
 
 def stage_costs(stages: tuple[Stage, ...], registry: Registry, batch_size: int) -> tuple[StageCost, ...]:
@@ -66,6 +70,7 @@ def _cost(stage: Stage, registry: Registry, batch_size: int) -> StageCost:
         memory_bytes=cost.memory_bytes,
         output_bytes=cost.frame_bytes,
         sharing_bytes=cost.sharing_bytes,
+        component=stage.component,
     )
 
 

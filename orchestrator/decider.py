@@ -29,11 +29,13 @@ from orchestrator.inventory import START_GRACE_S, Inventory
 from orchestrator.jobbook import JobBook
 from orchestrator.jobs import Progress, ends_to_write, next_change
 from orchestrator.naming import Naming
+from orchestrator.observing import Observer
 from orchestrator.offers import PlanPolicy
 from orchestrator.planner import Planner
 from orchestrator.planning import plan_changes, plan_reason, plan_request
 from orchestrator.progress import progress_of, reports_of
 from orchestrator.signal import Signal
+from orchestrator.track import TrackRecords
 from orchestrator.view import ModelView, ViewLoader
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
@@ -72,12 +74,12 @@ class Decider:
     def __init__(
         self, *, key: NodeKey, policy: NetworkPolicy, store: ObjectStore, clock: Clock, loop: HeadLoop, view: Callable[[], ModelView | None],
         jobs: JobBook, jobs_read_at: Callable[[], float], inventory: Inventory, nodes_changed: Signal, exits: ExitBook, history: History,
-        plan_policy: PlanPolicy, loader: ViewLoader, drawing: Drawing,
+        plan_policy: PlanPolicy, loader: ViewLoader, drawing: Drawing, observer: Observer, records: TrackRecords,
     ) -> None:  # fmt: skip
         self._key, self._policy, self._store, self._clock, self._loop = key, policy, store, clock, loop
         self._view, self._jobs, self._jobs_read_at = view, jobs, jobs_read_at
         self._inventory, self._nodes_changed, self._exits, self._history = inventory, nodes_changed, exits, history
-        self._planner = Planner(plan_policy)
+        self._planner, self._observer, self._records = Planner(plan_policy), observer, records
         self._term: _Term | None = None
         self.naming = Naming(key=key, store=store, clock=clock, loader=loader, history=history, drawing=drawing)
         self._emptied: set[tuple[str, str]] = set()
@@ -134,6 +136,7 @@ class Decider:
         elif view.head.active.job_id:
             for item in self._contributions.look(view, reports_of(self._inventory, now), now):
                 self._history.say("node_not_useful", item.node_id, item.reason, replica=item.replica)
+                self._observer.brought_nothing(item.node_id, item.replica, item.reason)
                 self._nodes_changed.fire()
             await self._plan(view, term, now)
             await self._manifest(view, now)
@@ -220,7 +223,7 @@ class Decider:
         previous = view.plan
         request = plan_request(
             view, job, self._inventory, now, network_id=self._policy.network_id, holder=self._key.node_id,
-            since_last_plan_s=now - term.planned_at,
+            since_last_plan_s=now - term.planned_at, expected=self._records.paces(),
         )  # fmt: skip
         request = replace(request, nodes=self._contributions.judged(request.nodes, now))
         made = await asyncio.to_thread(self._planner.make, request)

@@ -10,7 +10,7 @@ from dcnr.v1 import model_pb2
 from orchestrator.board import Board, Load
 from orchestrator.costs import StageCost
 from orchestrator.offers import EVEN
-from orchestrator.placement import Rejections, best, cannot_share
+from orchestrator.placement import Rejections, best, cannot_share, scored
 
 
 def fill(board: Board, rejections: Rejections) -> None:
@@ -72,7 +72,7 @@ def _one_more(board: Board, cost: StageCost, rejections: Rejections) -> bool:
         return False
     number = len(board.working(cost.vnode)) + 1
     seconds = load.seconds + board.share_s(cost, load)
-    reason = f"replica {number} of {cost.wanted_replicas} that the graph wants; {seconds:.3g} s per batch with it, least of those that fit"
+    reason = f"replica {number} of {cost.wanted_replicas} that the graph wants; {seconds:.3g} s per batch with it, least of those that fit{scored(load)}"
     board.seat(cost, load, model_pb2.ROLE_CONTRIBUTOR, reason)
     return True
 

@@ -10,7 +10,7 @@ from dcnr.v1 import model_pb2
 from orchestrator.board import Board, Load, Seat
 from orchestrator.costs import StageCost
 from orchestrator.filling import is_ready
-from orchestrator.placement import best, cannot_share
+from orchestrator.placement import best, cannot_share, soonest
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +28,23 @@ def improve(board: Board) -> None:
     if before_s <= 0.0 or _reweigh(board, before_s):
         return
     move = _best_move(board)
-    added, grown_s = grow(board)
+    added, grown_s = grow(board, by_record=False)
     if move is None or before_s <= board.policy.min_gain * move.after_s or (added and grown_s <= move.after_s):
         return
     _take_back(board, added)
     _relocate(board, move, before_s)
 
 
-def grow(board: Board) -> tuple[list[Seat], float]:
-    """Adds replicas where the pipeline is slowest, as long as nodes are idle enough; keeps those that together raise the rate enough."""
+def grow(board: Board, *, by_record: bool = True) -> tuple[list[Seat], float]:
+    """Adds replicas where the pipeline is slowest, as long as nodes are idle enough; keeps those that together raise the rate enough.
+
+    ``by_record`` False: whoever compares the result with what works now must not be swayed by records.
+    """
     start_s = kept_s = board.pace_s()
     added: list[Seat] = []
     num_kept = 0
     while len(added) < board.policy.max_growth:
-        seat = _relieve(board)
+        seat = _relieve(board, by_record=by_record)
         if seat is None:
             break
         added.append(seat)
@@ -54,14 +57,15 @@ def grow(board: Board) -> tuple[list[Seat], float]:
     return added[:num_kept], kept_s
 
 
-def _relieve(board: Board) -> Seat | None:
+def _relieve(board: Board, *, by_record: bool) -> Seat | None:
     """One more replica for a VNode on the slowest node, on a node that stays faster than that."""
     slowest = board.slowest()
     if slowest is None:
         return None
     chosen = [seat for seat in slowest.seats if seat.works and _may_grow(board, seat.cost)]
     for seat in sorted(chosen, key=lambda seat: (-seat.seconds, seat.cost.vnode)):
-        load = best(board, seat.cost, model_pb2.ROLE_CONTRIBUTOR, None)
+        role = model_pb2.ROLE_CONTRIBUTOR
+        load = best(board, seat.cost, role, None) if by_record else soonest(board, seat.cost, role)
         if load is not None and load.seconds + board.share_s(seat.cost, load) < slowest.seconds:
             return board.seat(seat.cost, load, model_pb2.ROLE_CONTRIBUTOR, "")
     return None
@@ -109,7 +113,7 @@ def _best_move(board: Board) -> _Move | None:
         if seat.role == model_pb2.ROLE_STANDBY or (seat.role == model_pb2.ROLE_PRIMARY and len(board.seats[seat.cost.vnode]) > 1):
             continue
         board.leave(seat)
-        target = best(board, seat.cost, seat.role, None)
+        target = soonest(board, seat.cost, seat.role)
         if target is not None and target is not slowest:
             trial = board.seat(seat.cost, target, seat.role, "")
             after_s = board.pace_s()

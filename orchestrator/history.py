@@ -23,6 +23,8 @@ import structlog
 from dcnr.crashpoints import reached
 from dcnr.ports import Clock
 from dcnr.v1 import common_pb2
+from orchestrator.results import Kind, Result
+from orchestrator.track import MAX_PER_NODE
 
 KEPT_IN_MEMORY: Final = 1024
 MAX_QUEUED: Final = 4096
@@ -33,6 +35,8 @@ MAX_HEARD_TEXT: Final = 128
 """What others tell is kept shorter: full answers to watchers must fit a message."""
 MAX_EVENT_ROWS: Final = 200_000
 """Events kept on disk; the oldest go first. Strangers' events must not fill it."""
+MAX_RESULT_ROWS: Final = 200_000
+"""Results kept on disk; of each PNode no more than count."""
 PRUNE_EVERY: Final = 1000
 FLUSH_S: Final = 0.5
 
@@ -45,9 +49,17 @@ CREATE TABLE IF NOT EXISTS placements (
   number INTEGER PRIMARY KEY, time_unix_ms INTEGER NOT NULL, model TEXT NOT NULL, plan TEXT NOT NULL, replica TEXT NOT NULL,
   pnode TEXT NOT NULL, outcome TEXT NOT NULL, predicted_step_s REAL NOT NULL, measured_step_s REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS results (
+  number INTEGER PRIMARY KEY, time_s REAL NOT NULL, pnode TEXT NOT NULL, model TEXT NOT NULL, job TEXT NOT NULL, vnode TEXT NOT NULL,
+  replica TEXT NOT NULL, component TEXT NOT NULL, device_class TEXT NOT NULL, kind TEXT NOT NULL, on_time INTEGER NOT NULL,
+  seconds REAL NOT NULL, gflop REAL NOT NULL, corrects INTEGER NOT NULL, reason TEXT NOT NULL
+);
 """
 _EVENT: Final = "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PLACEMENT: Final = "INSERT INTO placements VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)"
+_RESULT: Final = "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_NEWEST: Final = "SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY pnode ORDER BY number DESC) AS age FROM results)"
+_KINDS: Final = frozenset(kind.value for kind in Kind)
 _Row = tuple[str, tuple[object, ...]]
 _log = structlog.get_logger("orchestrator")
 
@@ -63,6 +75,7 @@ class History:
         self._recent: deque[common_pb2.Event] = deque(maxlen=KEPT_IN_MEMORY)
         self._sequence = 0
         self._pruned = 0
+        self._num_results = self._pruned_results = 0
         self._news = asyncio.Event()
         self.num_dropped = 0
         self._remark: tuple[str, str] | None = None
@@ -101,6 +114,19 @@ class History:
         now = int(self._clock.wall() * 1000)
         measured_s = measured_step_s if math.isfinite(measured_step_s) else 0.0  # a volunteer's word: SQLite takes no NaN
         self._enqueue((_PLACEMENT, (now, model, plan, replica, pnode, outcome, predicted_step_s, measured_s)))
+
+    def result(self, result: Result) -> None:
+        """Records what became of work that a PNode was given."""
+        one = result
+        self._enqueue((_RESULT, (
+            one.number, one.time_s, one.pnode_id, one.model, one.job_id, one.vnode, one.replica, one.component, one.device_class,
+            one.kind.value, int(one.on_time), one.seconds, one.gflop, one.corrects, one.reason,
+        )))  # fmt: skip
+        self._num_results += 1
+
+    async def results(self) -> list[Result]:
+        """What is kept of them, in order."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._read_results)
 
     def since(self, sequence: int, limit: int) -> list[common_pb2.Event]:
         """The newest events with a higher number, oldest first."""
@@ -227,6 +253,9 @@ class History:
             if self._sequence // PRUNE_EVERY != self._pruned:
                 self._pruned = self._sequence // PRUNE_EVERY
                 database.execute("DELETE FROM events WHERE sequence <= ?", (self._sequence - MAX_EVENT_ROWS,))
+            if self._num_results // PRUNE_EVERY != self._pruned_results:
+                self._pruned_results = self._num_results // PRUNE_EVERY
+                self._prune_results(database)
             reached("history.written")
             database.execute("COMMIT")
             reached("history.committed")
@@ -235,6 +264,30 @@ class History:
                 if database.in_transaction:
                     database.execute("ROLLBACK")
             raise
+
+    def _prune_results(self, database: sqlite3.Connection) -> None:
+        """Of each PNode the newest stay, and of all of them together no more than there is room for; likewise of placements."""
+        database.execute(f"DELETE FROM placements WHERE number <= (SELECT MAX(number) FROM placements) - {MAX_RESULT_ROWS}")
+        kept = f"SELECT number FROM ({_NEWEST}) WHERE age <= {MAX_PER_NODE} ORDER BY number DESC LIMIT {MAX_RESULT_ROWS}"
+        database.execute(f"DELETE FROM results WHERE number NOT IN ({kept})")
+
+    def _read_results(self) -> list[Result]:
+        if self._database is None:
+            return []
+        try:
+            rows = self._database.execute(
+                f"{_NEWEST} WHERE age <= {MAX_PER_NODE} ORDER BY number LIMIT {MAX_RESULT_ROWS}"
+            ).fetchall()
+        except sqlite3.Error:
+            return []  # damage is found, and told, with the next write
+        return [
+            Result(
+                number, time_s, pnode, model, job, vnode, replica, component, device_class, Kind(kind), bool(on_time), seconds, gflop,
+                corrects, reason,
+            )
+            for number, time_s, pnode, model, job, vnode, replica, component, device_class, kind, on_time, seconds, gflop, corrects, reason, _ in rows
+            if kind in _KINDS
+        ]  # fmt: skip
 
     def _close(self) -> None:
         if self._database is not None:

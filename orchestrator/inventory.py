@@ -18,7 +18,7 @@ from typing import Final
 
 from dcnr.v1 import membership_pb2, orchestrator_pb2
 from orchestrator.lending import counted_steps, is_passing, offer_of
-from orchestrator.offers import PLACEABLE, USABLE, NodeOffer
+from orchestrator.offers import NO_TRACK, PLACEABLE, USABLE, NodeOffer, TrackRecord
 from orchestrator.silence import FORGET_S, Judgement, NodeRecord, judge, next_look
 from trust.addresses import is_public, split_address, subnet_of
 
@@ -64,6 +64,7 @@ class Inventory:
         self._hosting: dict[str, set[str]] = {}
         self._standings: Mapping[str, Judgement] = {}
         self._newcomer: Judgement | None = None
+        self._tracks: Mapping[str, TrackRecord] = {}
 
     # Facts
 
@@ -201,6 +202,15 @@ class Inventory:
                 self._stirred.add(node_id)
                 self._renewed.add(node_id)
 
+    def track(self, tracks: Mapping[str, TrackRecord]) -> None:
+        """What this orchestrator's history says of PNodes. It changes nobody's state."""
+        self._tracks = tracks
+        for node_id, record in self._nodes.items():
+            track = tracks.get(node_id, NO_TRACK)
+            if track != record.track:
+                record.track = track
+                self._renewed.add(node_id)
+
     def tick(self, now: float) -> list[Transition]:
         """Judges every node whose state may have changed and returns what did."""
         if self._ticked_at is not None and (stood_s := now - self._ticked_at) > PAUSE_S:
@@ -321,7 +331,7 @@ class Inventory:
                 oldest = min(idle or self._nodes.values(), key=lambda item: (item.seen_at, item.node_id))
                 self._drop(oldest)
             standing = self._standings.get(node_id, self._newcomer)
-            record = self._nodes[node_id] = NodeRecord(node_id, now, standing=standing)
+            record = self._nodes[node_id] = NodeRecord(node_id, now, standing=standing, track=self._tracks.get(node_id, NO_TRACK))
         record.seen_at = now
         return record
 

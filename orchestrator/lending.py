@@ -7,6 +7,7 @@ from typing import Final
 
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.offers import USABLE, NodeOffer
+from orchestrator.results import device_class_of
 from orchestrator.silence import NodeRecord
 
 MAY_RETURN_S: Final = 120.0
@@ -49,6 +50,8 @@ def offer_of(record: NodeRecord, now: float) -> NodeOffer | None:
         uplink_mbit=record.capability.uplink_mbit,
         awaited=_awaited(record, now),
         num_losses=_num_losses(record, now),
+        device_class=device_class_of(record.capability),
+        track=record.track,
     )
 
 

@@ -46,6 +46,29 @@ class PlanPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class TrackRecord:
+    """What this orchestrator's own history says of a node, rounded; a new one has none. It decides between candidates for a new seat, nothing else."""
+
+    score: float = 0.0
+    """C times R, in [0, 1]."""
+    provision_s: float = 0.0
+    """From being asked for a replica to its first work."""
+    pace: float = 1.0
+    """How many times as long a step takes there as on others of its device class."""
+
+
+NO_TRACK: Final = TrackRecord()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedPace:
+    """Seconds per GFLOP of a component on a class of device: the median over machines, and what 95 of 100 keep."""
+
+    p50: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeOffer:
     """A PNode as the inventory sees it now."""
 
@@ -74,6 +97,9 @@ class NodeOffer:
     """0: not known."""
     num_losses: int = 0
     """How often it was lost lately."""
+    device_class: str = ""
+    """What kind of machine computes, in its own words."""
+    track: TrackRecord = NO_TRACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +128,8 @@ class PlanRequest:
     """By VNode: batches of the newest checkpoint that the manifest names."""
     fences: Mapping[str, int] = field(default_factory=dict)
     """By VNode: replicas of lower numbers hold what was taken back, or may; others take their places."""
+    expected: Mapping[tuple[str, str], ExpectedPace] = field(default_factory=dict)
+    """By (component, device class): what a machine that was never measured is taken for."""
 
     @property
     def goes_on(self) -> bool:

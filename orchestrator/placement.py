@@ -91,15 +91,25 @@ def best(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejectio
     """The node for one more replica; None where none fits. ``rejections`` None: nobody asks why.
 
     Of all nodes at once: those that fit, of these the ones that have least in common with its siblings, then with room for the siblings that it
-    will get, then the soonest done, then the one that hosts least, then the first from a place that is the VNode's own: equals take different
-    VNodes together, so that what one of them loses is spread over all others.
+    will get, then the soonest done (by load, expected speed and record), then the one that hosts least, then the first from a place that is the VNode's
+    own: equals take different VNodes together, so that what one of them loses is spread over all others.
     """
     siblings = _siblings(board, cost)
     fits = _fitting(board, cost, siblings)
     num_named = min(RUNNERS_UP, rejections.room(cost.vnode)) if rejections is not None else 0
-    ranked = _ranked(board, cost, role, siblings, fits, 1 + num_named)
+    step_s = board.columns.expected_s(cost, board.request.expected)
+    after_s = _after_s(board, cost, role, step_s) * board.columns.reluctance
+    ranked = _ranked(board, cost, after_s, siblings, fits, 1 + num_named)
     if rejections is not None:
         _explain(board, cost, role, rejections, ranked, fits)
+    return ranked[0] if ranked else None
+
+
+def soonest(board: Board, cost: StageCost, role: model_pb2.Role.ValueType) -> Load | None:
+    """The same, blind to what the history says: where a replica that works might move. What is only a record takes no seat from anybody."""
+    siblings = _siblings(board, cost)
+    after_s = _after_s(board, cost, role, cost.step_flops * board.columns.slowness) * board.columns.doubt
+    ranked = _ranked(board, cost, after_s, siblings, _fitting(board, cost, siblings), 1)
     return ranked[0] if ranked else None
 
 
@@ -169,18 +179,21 @@ def is_only_copy(board: Board, cost: StageCost) -> bool:
     return not board.seats[cost.vnode] and not board.request.durable.get(cost.vnode, 0)
 
 
-def _ranked(
-    board: Board, cost: StageCost, role: model_pb2.Role.ValueType, siblings: _Siblings, fits: Mask, count: int
-) -> list[Load]:  # fmt: skip
+def _after_s(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, step_s: Floats) -> Floats:
+    """Seconds per batch of every node with one more replica on it, at a share by its speed; ``step_s`` where nothing was measured."""
+    columns = board.columns
+    if role == model_pb2.ROLE_STANDBY:
+        return columns.seconds
+    for load in columns.measuring(cost.vnode):
+        step_s[load.row] = load.step_s(cost)
+    others = board.speed(cost.vnode)
+    after_s: Floats = columns.seconds + (step_s / (1.0 + others * step_s) if others else step_s)
+    return after_s
+
+
+def _ranked(board: Board, cost: StageCost, after_s: Floats, siblings: _Siblings, fits: Mask, count: int) -> list[Load]:
     """The best of those that fit, at most ``count``."""
     columns = board.columns
-    after_s = columns.seconds
-    if role != model_pb2.ROLE_STANDBY:
-        step_s, others = cost.step_flops * columns.slowness, board.speed(cost.vnode)
-        for load in columns.measuring(cost.vnode):
-            step_s[load.row] = load.step_s(cost)
-        after_s = after_s + (step_s / (1.0 + others * step_s) if others else step_s)
-    after_s = after_s * columns.doubt
     grades, start = _grades(board, cost, siblings), _place_of(cost.vnode) % max(1, len(columns.loads))
     left, ranked = fits.copy(), list[Load]()
     while len(ranked) < count and left.any():
@@ -280,7 +293,10 @@ def _explain(
     for load in ranked[1:]:
         seconds = load.seconds + (0.0 if role == model_pb2.ROLE_STANDBY else board.share_s(cost, load))
         late = f", lost {load.offer.num_losses} times lately" if load.offer.num_losses else ""
-        rejections.add(cost.vnode, load.offer.node_id, f"fits, but another is better: {seconds:.3g} s per batch with it{late}")
+        known = scored(load)
+        rejections.add(
+            cost.vnode, load.offer.node_id, f"fits, but another is better: {seconds:.3g} s per batch with it{late}{known}"
+        )
     room = rejections.room(cost.vnode)
     named = nsmallest(room, _refused(board, cost, fits, room)) if room > 0 else []
     left = len(board.loads) - len(ranked) - len(named)
@@ -297,6 +313,13 @@ def _refused(board: Board, cost: StageCost, fits: Mask, room: int) -> list[tuple
         misses = misses[np.argsort(-columns.free_bytes[misses], kind="stable")[: 2 * room]]
     rows = [*misses.tolist(), *np.flatnonzero(~columns.takes)[:room].tolist()]
     return [(_obstacle(board, cost, load, siblings, needed), load.offer.node_id) for load in (columns.loads[row] for row in rows)]
+
+
+def scored(load: Load) -> str:
+    """What the history says of a node, in words; empty where it says nothing."""
+    track = load.offer.track
+    slow = f", {track.provision_s:.0f} s or more to provision" if track.provision_s else ""
+    return f", score about {100 * track.score:.0f}{slow}" if track.score or slow else ""
 
 
 def _closed(load: Load) -> Obstacle:

@@ -21,7 +21,7 @@ from orchestrator.costs import StageCost
 from orchestrator.filling import fill, is_finished, say_short
 from orchestrator.growth import grow, improve
 from orchestrator.offers import PlanPolicy, PlanRequest
-from orchestrator.placement import Rejections, best, cannot_share, is_only_copy, make_room
+from orchestrator.placement import Rejections, best, cannot_share, is_only_copy, make_room, scored
 from orchestrator.spreading import even_out, idle_nodes, spread
 from orchestrator.succession import Loss, follow, heir, keep, weakest
 from orchestrator.writing import PlanWriter
@@ -175,7 +175,9 @@ def _give_primary(board: Board, cost: StageCost, loss: Loss | None, rejections: 
     if load.is_young and is_only_copy(board, cost):
         why += "in probation, and nobody else can hold this only copy; "
     seconds = load.seconds + board.share_s(cost, load)
-    board.seat(cost, load, model_pb2.ROLE_PRIMARY, f"{why}least loaded of those that fit: {seconds:.3g} s per batch with it")
+    board.seat(
+        cost, load, model_pb2.ROLE_PRIMARY, f"{why}least loaded of those that fit: {seconds:.3g} s per batch with it{scored(load)}"
+    )
     return True
 
 

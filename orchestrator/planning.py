@@ -8,7 +8,7 @@ from typing import Final
 
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.inventory import Inventory
-from orchestrator.offers import PlanRequest
+from orchestrator.offers import ExpectedPace, PlanRequest
 from orchestrator.progress import held_of
 from orchestrator.silence import NodeRecord
 from orchestrator.view import JobFacts, ModelView
@@ -53,7 +53,15 @@ class LiveReplicas(Mapping[str, int]):
 
 
 def plan_request(
-    view: ModelView, job: JobFacts, inventory: Inventory, now: float, *, network_id: str, holder: str, since_last_plan_s: float
+    view: ModelView,
+    job: JobFacts,
+    inventory: Inventory,
+    now: float,
+    *,
+    network_id: str,
+    holder: str,
+    since_last_plan_s: float,
+    expected: Mapping[tuple[str, str], ExpectedPace],
 ) -> PlanRequest:
     """Everything that the next plan depends on."""
     head = view.head
@@ -76,6 +84,7 @@ def plan_request(
         live=LiveReplicas(view.hosted, inventory.nodes()),
         durable={vnode: len(lineage) for vnode, lineage in view.durable(head.active.job_id).items()},
         fences={one.vnode: int(one.first_replica) for one in view.manifest.fences} if view.manifest is not None else {},
+        expected=expected,
     )
 
 

@@ -227,6 +227,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 since_last_plan_s=0.0,
                 allow_moves=False,
                 reason="a preview",
+                expected=shared.records.paces(),
             )
             plan = await asyncio.to_thread(make_plan, asked, shared.plan_policy)
         slowest_s = seconds_per_batch(plan)

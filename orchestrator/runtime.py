@@ -29,11 +29,13 @@ from orchestrator.inventory import Inventory
 from orchestrator.jobbook import JobBook
 from orchestrator.jobs import intervals_message
 from orchestrator.mailbox import Mailbox
+from orchestrator.observing import Observer
 from orchestrator.offers import PlanPolicy
 from orchestrator.own_eyes import OwnEyes
 from orchestrator.serving import Serving
 from orchestrator.signal import Signal
 from orchestrator.standings import Standings
+from orchestrator.track import TrackRecords
 from orchestrator.versions import Versions
 from orchestrator.view import ModelView, ViewLoader
 from trust.draw import Secret
@@ -76,6 +78,8 @@ class Shared:
     """What verifies evidence here; needed where audits are in force."""
     standings: Standings = field(default_factory=Standings)
     mailbox: Mailbox = field(default_factory=Mailbox)
+    observer: Observer = field(default_factory=Observer)
+    records: TrackRecords = field(default_factory=TrackRecords)
     nodes_changed: Signal = field(default_factory=Signal)
     news: Signal = field(default_factory=Signal)
     """Fires whenever anything that streams show may have changed."""
@@ -120,6 +124,7 @@ class ModelRuntime:
             key=shared.key, policy=shared.policy, store=shared.store, clock=shared.clock, loop=self.loop, view=lambda: self.view,
             jobs=self.jobs, jobs_read_at=lambda: self._jobs_read_at, inventory=shared.inventory, nodes_changed=shared.nodes_changed,
             exits=self.exits, history=shared.history, plan_policy=shared.plan_policy, loader=self.loader, drawing=self.drawing,
+            observer=shared.observer, records=shared.records,
         )  # fmt: skip
         self.auditing = Auditing(
             model, shared, view=lambda: self.view, job=lambda job_id: self.loader.job(model, job_id), is_holder=lambda: self.is_holder,

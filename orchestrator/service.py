@@ -35,6 +35,7 @@ from orchestrator.attach import AttachService, tell_transitions
 from orchestrator.datarpc import DataServicer
 from orchestrator.history import History
 from orchestrator.inventory import Inventory
+from orchestrator.keeping import Keeper
 from orchestrator.offers import PlanPolicy
 from orchestrator.own_eyes import OwnEyes
 from orchestrator.rpc import OrchestratorServicer
@@ -199,7 +200,10 @@ async def _serve(
         membership.subscribe(lambda event: _gossiped(shared, event))
         membership.update_self(software=SOFTWARE)
         await membership.start(join_address(host, port), settings.listen_host, settings.dht_port)
-        tasks = [group.create_task(work) for work in (models.discover(), _judge(shared, attach, membership), shared.history.run())]
+        keeper = Keeper(shared, models.runtimes)
+        await keeper.begin()
+        works = (models.discover(), _judge(shared, attach, membership), shared.history.run(), keeper.run())
+        tasks = [group.create_task(work) for work in works]
         shared.history.say("orchestrator_started", shared.key.node_id, f"it listens on {join_address(host, port)}")
         on_ready(host, port)
         await stop.wait()

@@ -12,6 +12,7 @@ from typing import Final
 
 from dcnr import limits
 from dcnr.v1 import membership_pb2, orchestrator_pb2
+from orchestrator.offers import NO_TRACK, TrackRecord
 
 REATTACH_GRACE_S: Final = 1.0
 """A broken stream or a dead worker may come back within this time without losing its place."""
@@ -83,6 +84,8 @@ class NodeRecord:
     judgement: Judgement = field(default_factory=lambda: Judgement(orchestrator_pb2.NODE_STATE_UNSPECIFIED, ""))
     standing: Judgement | None = None
     """What audits say of it; None where they are not in force."""
+    track: TrackRecord = NO_TRACK
+    """What the history says of it."""
     look_at: float = float("inf")
     """When the inventory looks at it next, if nothing happens before."""
 

@@ -18,7 +18,7 @@ from typing import Final
 from dcnr.v1 import model_pb2
 from orchestrator.board import Board, Load, Seat
 from orchestrator.offers import EVEN
-from orchestrator.placement import best
+from orchestrator.placement import best, soonest
 
 MAX_GIVERS: Final = 64
 """Nodes that one plan asks to give something, slowest first."""
@@ -40,6 +40,8 @@ class _Rules:
     open_to: set[str]
     gain: float
     part: int
+    by_record: bool
+    """Whether what the history says counts: only where nobody sits anywhere yet."""
 
 
 def idle_nodes(board: Board) -> frozenset[str]:
@@ -50,7 +52,12 @@ def idle_nodes(board: Board) -> frozenset[str]:
 def even_out(board: Board) -> None:
     """Evens out a plan that nobody has heard of."""
     open_to = {load.offer.node_id for load in board.loads.values() if load.is_open}
-    _moves(board, _Rules(lambda seat, _: seat.role == model_pb2.ROLE_CONTRIBUTOR, open_to, EVEN, board.policy.max_vnodes_per_node))
+    _moves(
+        board,
+        _Rules(
+            lambda seat, _: seat.role == model_pb2.ROLE_CONTRIBUTOR, open_to, EVEN, board.policy.max_vnodes_per_node, by_record=True
+        ),
+    )
 
 
 def spread(board: Board, idle: frozenset[str]) -> bool:
@@ -65,12 +72,12 @@ def spread(board: Board, idle: frozenset[str]) -> bool:
     def is_alone(seat: Seat, _: list[_Move]) -> bool:
         return seat.role == model_pb2.ROLE_PRIMARY and len(board.seats[seat.cost.vnode]) == 1 and _is_at_work(board, seat)
 
-    if _moves(board, _Rules(contributes, set(idle), gain, part)):
+    if _moves(board, _Rules(contributes, set(idle), gain, part, by_record=False)):
         return True
     if board.request.since_last_plan_s < board.policy.settled_s:
         return False
     before_s = board.pace_s()
-    moves = _moves(board, _Rules(is_alone, set(idle), gain, part))
+    moves = _moves(board, _Rules(is_alone, set(idle), gain, part, by_record=False))
     if before_s > gain * board.pace_s():
         return True
     for move in reversed(moves):
@@ -102,11 +109,11 @@ def _moves(board: Board, rules: _Rules) -> list[_Move]:
 
 def _give(board: Board, giver: Load, rules: _Rules, moves: list[_Move]) -> _Move | None:
     """One replica leaves this node for another one; None where none is worth it."""
-    before_s = giver.seconds * giver.doubt
+    before_s = giver.seconds * _doubt(giver, rules)
     chosen = [seat for seat in giver.seats if rules.may_leave(seat, moves)]
     for seat in sorted(chosen, key=lambda seat: (-seat.seconds, seat.cost.vnode)):
         board.leave(seat)
-        target = best(board, seat.cost, seat.role, None)
+        target = best(board, seat.cost, seat.role, None) if rules.by_record else soonest(board, seat.cost, seat.role)
         if target is None or target is giver or target.offer.node_id not in rules.open_to:
             board.seat(seat.cost, giver, seat.role, seat.reason, replica=seat.replica)
             continue
@@ -116,10 +123,14 @@ def _give(board: Board, giver: Load, rules: _Rules, moves: list[_Move]) -> _Move
             else seat.reason
         )
         move = _Move(seat, board.seat(seat.cost, target, seat.role, reason))
-        if rules.gain * target.seconds * target.doubt <= before_s:
+        if rules.gain * target.seconds * _doubt(target, rules) <= before_s:
             return move
         _take_back(board, move)
     return None
+
+
+def _doubt(load: Load, rules: _Rules) -> float:
+    return load.reluctance if rules.by_record else load.doubt
 
 
 def _is_at_work(board: Board, seat: Seat) -> bool:

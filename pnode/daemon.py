@@ -278,7 +278,7 @@ class Daemon:
 
     async def _worker_up(self, worker: Worker) -> None:
         await asyncio.to_thread(self._shelf.sweep, self._home.work)
-        self._now.worker = WorkerFacts(pid=worker.pid, incarnation=worker.incarnation, device=worker.hello.device, reason="")
+        self._now.worker = WorkerFacts(worker.pid, worker.incarnation, worker.hello.device, worker.hello.device_name, reason="")
         await self._standing.begin(worker)
         self._membership.update_self(capability=self._telling.capability())
         self._neighbours.worker_up()

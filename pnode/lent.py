@@ -14,7 +14,7 @@ from dcnr.settings import PNodeSettings
 from dcnr.v1 import identity_pb2, membership_pb2
 from pnode.budget import Budget, Limits
 from pnode.orders import HostingOptions
-from pnode.probe import Machine
+from pnode.probe import Machine, printable
 
 SPOOL_SHARE = 4
 """A replica's spool takes at most this fraction of the lent disk."""
@@ -31,11 +31,12 @@ def limits_of(settings: PNodeSettings, machine: Machine) -> Limits:
 
 
 def capability_of(
-    allowed: Limits, budget: Budget, machine: Machine, *, device: str, accepts_work: bool
+    allowed: Limits, budget: Budget, machine: Machine, *, device: str, accepts_work: bool, device_name: str = ""
 ) -> membership_pb2.Capability:
-    """What the advert says."""
+    """What the advert says. ``device_name``: the accelerator's, as the worker says it; a processor's is known here."""
     return membership_pb2.Capability(
         cores=allowed.cores, memory_bytes=budget.usable_memory_bytes, disk_bytes=allowed.disk_bytes, device=device or "cpu",
+        device_name=printable(device_name) or (machine.processor if (device or "cpu") == "cpu" else ""),
         gflops=machine.gflops_per_core * allowed.cores, architecture=machine.architecture, system=machine.system, accepts_work=accepts_work,
     )  # fmt: skip
 

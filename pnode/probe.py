@@ -16,6 +16,7 @@ import psutil
 
 _SIDE = 512
 _ROUNDS = 4
+MAX_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Machine:
     gflops_per_core: float
     architecture: str
     system: str
+    processor: str = ""
+    """The processor's name as its maker says it; empty where the system does not tell."""
 
 
 def probe_machine(home: Path) -> Machine:
@@ -44,7 +47,30 @@ def probe_machine(home: Path) -> Machine:
         gflops_per_core=_measure_gflops(),
         architecture={"amd64": "x86_64", "aarch64": "arm64"}.get(platform.machine().lower(), platform.machine().lower()[:16]),
         system={"darwin": "macos"}.get(platform.system().lower(), platform.system().lower()[:16]),
+        processor=_processor_name(),
     )
+
+
+def named_in(cpuinfo: str) -> str:
+    """The processor's name in Linux's description of it; at most `MAX_NAME` printable characters."""
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip().lower() in ("model name", "cpu model", "hardware"):
+            return printable(value)
+    return ""
+
+
+def printable(name: str) -> str:
+    """A device's name as an advert may say it."""
+    return " ".join("".join(one if one.isprintable() else " " for one in name).split())[:MAX_NAME]
+
+
+def _processor_name() -> str:
+    try:
+        found = named_in(Path("/proc/cpuinfo").read_text(errors="replace"))
+    except OSError:
+        found = ""
+    return found or printable(platform.processor())
 
 
 def _usable_cores() -> int:

@@ -49,6 +49,7 @@ class WorkerFacts:
     pid: int = 0
     incarnation: int = 0
     device: str = ""
+    device_name: str = ""
     reason: str = "the worker has not started yet"
     rss_bytes: int = 0
     replicas: dict[str, orchestrator_pb2.ReplicaReport] = field(default_factory=dict)

@@ -81,7 +81,12 @@ class Telling:
         """What is lent now."""
         accepts_work = not (self.now.draining or self.pausing.is_paused)
         return capability_of(
-            self.budget.allowed, self.budget, self.machine, device=self.now.worker.device, accepts_work=accepts_work
+            self.budget.allowed,
+            self.budget,
+            self.machine,
+            device=self.now.worker.device,
+            accepts_work=accepts_work,
+            device_name=self.now.worker.device_name,
         )
 
     def takes_no_work(self) -> str:

@@ -76,7 +76,10 @@ class NetworkClock:
 class Worker:
     """One worker from its delegation to the end of its pipe."""
 
-    def __init__(self, pipe: LocalPipe[local_pb2.ToWorker], key: NodeKey, clock: Clock, device: str, making: Making) -> None:
+    def __init__(
+        self, pipe: LocalPipe[local_pb2.ToWorker], key: NodeKey, clock: Clock, device: str, making: Making, *, device_name: str = ""
+    ) -> None:
+        self._device_name = device_name
         self._pipe, self._key, self._clock, self._device, self._making = pipe, key, NetworkClock(clock), device, making
         self._executor = ThreadPoolExecutor(max_workers=EXECUTOR_THREADS, thread_name_prefix="worker-io")
         self._out: asyncio.Queue[local_pb2.FromWorker] = asyncio.Queue(MAX_QUEUED)
@@ -91,7 +94,9 @@ class Worker:
 
     async def run(self, held: HeldPort) -> None:
         """Until the daemon is gone."""
-        hello = local_pb2.WorkerHello(public_key=self._key.public_der, data_port=held.port, device=self._device)
+        hello = local_pb2.WorkerHello(
+            public_key=self._key.public_der, data_port=held.port, device=self._device, device_name=self._device_name
+        )
         await self._pipe.send(local_pb2.FromWorker(hello=hello))
         first = await self._pipe.receive()
         if first is None:
@@ -327,13 +332,14 @@ def main(arguments: Sequence[str] | None = None, making: Making = Making()) -> i
 
 
 async def _main(options: argparse.Namespace, making: Making) -> int:
-    from vnode.devices import found_device  # torch
+    from vnode.devices import found_device, name_of_device  # torch
 
     clock, key = SystemClock(), NodeKey.generate()
     try:
         crashpoints.arm(os.environ)
         pipe = await LocalPipe.over(socket.socket(fileno=options.fd), local_pb2.ToWorker)
-        worker = Worker(pipe, key, clock, found_device(options.device), making)
+        device = found_device(options.device)
+        worker = Worker(pipe, key, clock, device, making, device_name=name_of_device(device))
         await worker.run(HeldPort(options.host, options.port))
     except (DcnrError, OSError) as error:
         sys.stderr.write(f"worker: {error}\n")

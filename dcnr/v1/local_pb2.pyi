@@ -32,22 +32,26 @@ class WorkerHello(_message.Message):
     PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     DATA_PORT_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    DEVICE_NAME_FIELD_NUMBER: _builtins.int
     public_key: _builtins.bytes
     """SubjectPublicKeyInfo, DER"""
     data_port: _builtins.int
     """bound port"""
     device: _builtins.str
     """device that torch offers"""
+    device_name: _builtins.str
+    """an accelerator's name as torch says it; empty for a processor"""
     def __init__(
         self,
         *,
         public_key: _builtins.bytes = ...,
         data_port: _builtins.int = ...,
         device: _builtins.str = ...,
+        device_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_port", b"data_port", "device", b"device", "public_key", b"public_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_port", b"data_port", "device", b"device", "device_name", b"device_name", "public_key", b"public_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,18 +10,29 @@ from hypothesis import strategies as st
 from dcnr import limits
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.costs import StageCost
-from orchestrator.offers import NodeOffer, PlanPolicy, PlanRequest
+from orchestrator.offers import ExpectedPace, NodeOffer, PlanPolicy, PlanRequest
 
 ACTIVE, OFFLINE = orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_OFFLINE
 PRIMARY, CONTRIBUTOR, STANDBY = model_pb2.ROLE_PRIMARY, model_pb2.ROLE_CONTRIBUTOR, model_pb2.ROLE_STANDBY
 POLICY = PlanPolicy()
 MIB = limits.MIB
+EXPECTED = {("Linear", "cpu/old"): ExpectedPace(0.3, 0.6), ("Linear", "cpu/new"): ExpectedPace(0.05, 0.08)}
 
 
 def stage(index: int, replicas: int = 1, gflop: float = 1.0, memory_mib: int = 100) -> StageCost:
     before = (f"v{index - 1}",) if index else ()
     return StageCost(
-        f"v{index}", before, (), index == 0, replicas, gflop * 1e9, 4 * MIB, memory_mib * MIB, MIB, sharing_bytes=20 * MIB
+        f"v{index}",
+        before,
+        (),
+        index == 0,
+        replicas,
+        gflop * 1e9,
+        4 * MIB,
+        memory_mib * MIB,
+        MIB,
+        sharing_bytes=20 * MIB,
+        component="Linear",
     )
 
 
@@ -40,7 +51,7 @@ def request(
         live = {item.replica: 100 for item in previous.assignments if item.pnode_id in up}
     return PlanRequest(
         "n" * 40, "m", "j", "g" * 64, 1, "h" * 40, tuple(stages), tuple(nodes), previous, "p" if previous else "", 256, 8, since_s, True,
-        "test", live=live or {}, durable=durable or {},
+        "test", live=live or {}, durable=durable or {}, expected=EXPECTED,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from orchestrator import placement, succession
 from orchestrator import planner as planner_module
 from orchestrator.board import Board
 from orchestrator.costs import StageCost
-from orchestrator.offers import NodeOffer, PlanPolicy, PlanRequest
+from orchestrator.offers import ExpectedPace, NodeOffer, PlanPolicy, PlanRequest, TrackRecord
 from orchestrator.planner import Planner, make_plan, same_placement
 
 ACTIVE, OFFLINE = orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_OFFLINE
@@ -28,7 +28,17 @@ MIB = limits.MIB
 def stage(index: int, replicas: int = 1, gflop: float = 1.0, memory_mib: int = 100, state_mib: int = 4) -> StageCost:
     before = (f"v{index - 1}",) if index else ()
     return StageCost(
-        f"v{index}", before, (), index == 0, replicas, gflop * 1e9, state_mib * MIB, memory_mib * MIB, MIB, sharing_bytes=20 * MIB
+        f"v{index}",
+        before,
+        (),
+        index == 0,
+        replicas,
+        gflop * 1e9,
+        state_mib * MIB,
+        memory_mib * MIB,
+        MIB,
+        sharing_bytes=20 * MIB,
+        component="Linear",
     )
 
 
@@ -46,7 +56,7 @@ def request(
     live = {item.replica: 100 + index for index, item in enumerate(previous.assignments if previous else ()) if item.pnode_id in up}
     return PlanRequest(
         "n" * 40, "m", "j", "g" * 64, 1, "h" * 40, stages, tuple(nodes), previous, digest, 256, 8, since_s, True, "test", live=live,
-        durable={cost.vnode: 101 for cost in stages[::3]},
+        durable={cost.vnode: 101 for cost in stages[::3]}, expected={("Linear", "cpu/old"): ExpectedPace(0.3, 0.6)},
     )  # fmt: skip
 
 
@@ -63,7 +73,7 @@ def changed(data: st.DataObject, nodes: list[NodeOffer], stages: tuple[StageCost
         index = data.draw(st.integers(0, len(nodes) - 1))
         vnode = data.draw(st.sampled_from(stages)).vnode
         kind = data.draw(
-            st.sampled_from(["lost", "back", "measured", "refused", "less", "leaving", "gone", "new", "late", "record"])
+            st.sampled_from(["lost", "back", "measured", "refused", "less", "leaving", "gone", "new", "late", "record", "scored"])
         )
         found = nodes[index]
         match kind:
@@ -84,6 +94,9 @@ def changed(data: st.DataObject, nodes: list[NodeOffer], stages: tuple[StageCost
                 nodes[index] = replace(found, state=DRAINING, reason="leaving politely", handing_over=True)
             case "record":
                 nodes[index] = replace(found, num_losses=found.num_losses + 1)
+            case "scored":
+                track = TrackRecord(data.draw(st.sampled_from([0.0, 0.5, 1.0])), data.draw(st.sampled_from([0.0, 60.0])))
+                nodes[index] = replace(found, track=track, device_class="cpu/old")
             case "gone" if len(nodes) > 1:
                 del nodes[index]
             case "new":

@@ -1,0 +1,43 @@
+"""Goal: an advert says what kind of processor or accelerator computes, bounded and printable, and never whose machine it is."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from pnode.budget import Budget, Limits
+from pnode.lent import capability_of
+from pnode.probe import MAX_NAME, Machine, named_in, printable, probe_machine
+
+ALLOWED = Limits(2.0, 4 << 30, 1 << 30, 0)
+MACHINE = Machine(2, 4 << 30, 4 << 30, 40 << 30, 10.0, "x86_64", "linux", "AMD EPYC")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: AMD  EPYC 7B13\n", "AMD EPYC 7B13"),
+        ("processor : 0\nHardware : BCM2835\n", "BCM2835"),
+        ("processor : 0\n", ""),
+        ("model name : \x1b[31m" + "x" * 500, ("[31m" + "x" * 500)[:MAX_NAME]),
+    ],
+)
+def test_the_processors_name_is_found_and_bounded(text: str, name: str) -> None:
+    assert named_in(text) == name
+
+
+def test_a_processor_is_named_by_the_daemon_and_an_accelerator_by_the_worker() -> None:
+    def name(device: str, told: str = "") -> str:
+        return capability_of(ALLOWED, Budget(ALLOWED), MACHINE, device=device, accepts_work=True, device_name=told).device_name
+
+    assert name("") == name("cpu") == "AMD EPYC"
+    assert name("cuda", "NVIDIA H200") == "NVIDIA H200"
+    assert name("cuda") == "", "the processor's name would say nothing about it"
+
+
+def test_this_machines_processor_name_holds_no_host_name(tmp_path: Path) -> None:
+    found = probe_machine(tmp_path).processor
+    assert found == printable(found)
+    assert socket.gethostname() not in found
