@@ -1,7 +1,11 @@
-"""Files that take longest are begun first, so that no test process is left with a long one when the others are done."""
+"""Files that take longest are begun first, so that no test process is left with a long one when the others are done.
+
+Test modules and what they import stay to the end: they are loaded without, and then set aside from, the search for garbage.
+"""
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,18 @@ def pytest_configure() -> None:
     gone = set(FIRST) - {path.stem for path in Path(__file__).parent.rglob("test_*.py")}
     if gone:
         raise pytest.UsageError(f"tests/conftest.py names files that do not exist: {', '.join(sorted(gone))}")
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on what tests leave behind is searched for."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """The process ends."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
