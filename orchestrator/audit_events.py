@@ -33,6 +33,15 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
+class Sender:
+    """Who signed inputs of an interval. No replica: nobody but the accused, which handed them over inside its own worker."""
+
+    vnode: str
+    replica: str = ""
+    pnode_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """A finding whose signature, signer and form the shell has found right."""
 
@@ -46,6 +55,8 @@ class Report:
     """Digest of the fault record; with a fault."""
     digest: str = ""
     """Of the signed report."""
+    senders: tuple[Sender, ...] = ()
+    """Where the inputs came from, as the evidence proves it."""
 
 
 @dataclass(frozen=True, slots=True)

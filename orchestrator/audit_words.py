@@ -8,9 +8,9 @@ from typing import Final
 
 from dcnr import limits
 from dcnr.errors import Corrupt, InvalidInput, Refused
-from dcnr.ids import check_digest
+from dcnr.ids import check_digest, check_name, check_node_id, check_replica_id, vnode_of
 from dcnr.v1 import identity_pb2, model_pb2
-from orchestrator.audit_events import Bundle, Report, Word
+from orchestrator.audit_events import Bundle, Report, Sender, Word
 from trust.delegation import open_delegation
 from trust.envelope import digest_of_envelope, open_single, parse
 
@@ -57,7 +57,22 @@ def report_of(report: model_pb2.AuditReport, digest: str) -> Report:
             check_digest(report.record_digest)
     except InvalidInput as error:
         raise Corrupt(f"a report without an interval or record: {error.message}", code="bad_report") from error
-    return Report(report.task_id, report.pnode_id, report.interval, word, report.part, report.record_digest, digest)
+    return Report(
+        report.task_id, report.pnode_id, report.interval, word, report.part, report.record_digest, digest, _senders(report)
+    )
+
+
+def _senders(report: model_pb2.AuditReport) -> tuple[Sender, ...]:
+    try:
+        for one in report.sources:
+            check_name(one.vnode)
+            if one.replica:
+                check_node_id(one.pnode_id)
+                if vnode_of(check_replica_id(one.replica)) != one.vnode:
+                    raise Corrupt("a report whose inputs come from a replica of another VNode", code="bad_report")
+    except InvalidInput as error:
+        raise Corrupt(f"a report with senders that are none: {error.message}", code="bad_report") from error
+    return tuple(Sender(one.vnode, one.replica, one.pnode_id if one.replica else "") for one in report.sources)
 
 
 def bundle_of(evidence: model_pb2.Evidence) -> Bundle | None:

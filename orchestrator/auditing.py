@@ -33,6 +33,7 @@ from orchestrator.audit_words import report_of
 from orchestrator.audits import AuditDesk
 from orchestrator.equivocations import Equivocations
 from orchestrator.rehab import Rehab
+from orchestrator.senders import ReadPlan, Seats, held
 from orchestrator.signal import Signal
 from orchestrator.standings import judgement_of
 from orchestrator.view import JobFacts, ModelView
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 TICK_S: Final = 1.0
 LOOK_AGAIN_S: Final = 30.0
 """Evidence that could not be read or measured is tried again after this time."""
+MAX_UNHELD: Final = 256
 SEED_BYTES: Final = 32
 TASK_ID_BYTES: Final = 16
 _log = structlog.get_logger("orchestrator")
@@ -58,9 +60,9 @@ class Auditing:
 
     def __init__(
         self, model: str, shared: Shared, *, view: Callable[[], ModelView | None], job: Callable[[str], Awaitable[JobFacts]],
-        is_holder: Callable[[], bool], wake: Signal,
+        plan: ReadPlan, is_holder: Callable[[], bool], wake: Signal,
     ) -> None:  # fmt: skip
-        self._model, self._shared, self._view, self._job = model, shared, view, job
+        self._model, self._shared, self._view, self._job, self._plan = model, shared, view, job, plan
         self._is_holder, self._wake = is_holder, wake
         self._desk: AuditDesk | None = None
         self._term: tuple[int, str] = (0, "")
@@ -68,6 +70,10 @@ class Auditing:
         self._decided: set[str] = set()
         self._rehab = Rehab(self._task_id)
         self._equivocations = Equivocations(shared.policy.network_id, model)
+        self._seats = Seats("")
+        self._unheld: list[Report] = []
+        """Reports that wait until the plans are read that their senders are held against."""
+        self._reads_plans = False
         self._looks: dict[str, float] = {}
         """Evidence being looked at, or not to be looked at before that time."""
         self._stirred = Signal()
@@ -110,9 +116,19 @@ class Auditing:
         self._stirred.fire()
 
     def reported(self, report: Report) -> None:
-        """An auditor's finding, verified. Raises Refused, Stale."""
-        if self._desk is None:
+        """An auditor's finding, verified; one that names senders waits until all plans of the job are known. Raises Refused, Stale."""
+        view = self._view()
+        if self._desk is None or view is None or view.chain is None:
             return
+        if report.senders and not self._seats.covers(view.head.plan_digest):
+            self._unheld.append(report)
+            del self._unheld[:-MAX_UNHELD]
+            self._stirred.fire()
+            return
+        known = view.chain.ledger.intervals.get(report.interval)
+        if known is not None and (stranger := self._seats.stranger(report.senders, known.pnode_id)):
+            self._say("sender_unknown", known.pnode_id, f"it learned from what came from {stranger}", report.interval)
+            report = held(report, self._seats, known.pnode_id)
         now_s = self._shared.clock.wall()
         shadow = self._rehab.reported(report)
         if shadow is None:
@@ -175,6 +191,7 @@ class Auditing:
                 people = people_of(view, self._shared)
                 self._desk.tick(people, now_s)
                 self._act(view)
+                self._hold(view)
                 for task in self._rehab.tick(people.candidates.values(), now_s):
                     self._ask(view, task)
         standings.doubted(self._model, self._desk.doubts() if self._desk is not None else ())
@@ -182,6 +199,29 @@ class Auditing:
             self._look_at_others(view)
         known = {node_id: judgement_of(standings.of(node_id, now_s)) for node_id in standings.known()}
         self._shared.inventory.stand(known, judgement_of(begun(now_s)))
+
+    def _hold(self, view: ModelView) -> None:
+        """Reports that wait for plans are taken in once these are read."""
+        assert self._group is not None
+        if self._seats.covers(view.head.plan_digest):
+            waiting, self._unheld = self._unheld, []
+            for report in waiting:
+                try:
+                    self.reported(report)
+                except DcnrError as error:
+                    self._shared.history.say("audit_word_refused", report.auditor, error.message, code=error.code)
+        elif self._unheld and not self._reads_plans:
+            self._reads_plans = True
+            self._group.create_task(self._read_plans(view))
+
+    async def _read_plans(self, view: ModelView) -> None:
+        try:
+            await self._seats.follow(view.head.plan_digest, self._plan)
+        except DcnrError as error:
+            _log.info("plans_unread", reason=error.message)
+        finally:
+            self._reads_plans = False
+        self._stirred.fire()
 
     def _keep_desk(self, view: ModelView, now_s: float) -> None:
         shared = self._shared
@@ -195,6 +235,7 @@ class Auditing:
             self._desk = AuditDesk(shared.draw_secret, separation, self._task_id)
             self._rehab = Rehab(self._task_id)
             self._term, self._manifest = term, ""
+            self._seats, self._unheld = Seats(view.head.active.job_id), []
         if view.head.manifest_digest != self._manifest:
             self._manifest = view.head.manifest_digest
             counts = {one.name for one in view.chain.open_intervals()}

@@ -127,8 +127,8 @@ class ModelRuntime:
             observer=shared.observer, records=shared.records,
         )  # fmt: skip
         self.auditing = Auditing(
-            model, shared, view=lambda: self.view, job=lambda job_id: self.loader.job(model, job_id), is_holder=lambda: self.is_holder,
-            wake=self.decider.wake,
+            model, shared, view=lambda: self.view, job=lambda job_id: self.loader.job(model, job_id), plan=self._plan,
+            is_holder=lambda: self.is_holder, wake=self.decider.wake,
         )  # fmt: skip
         self.decider.naming.verdicts, self.drawing.standing = self.auditing.decisions, self.auditing.standing
         self.waits = self.auditing.waits
@@ -222,6 +222,10 @@ class ModelRuntime:
                 "store_rolled_back", self.model, "a PNode has seen a newer head than the store holds",
                 shown_epoch=shown.epoch, shown_sequence=shown.sequence, epoch=known.epoch, sequence=known.sequence,
             )  # fmt: skip
+
+    async def _plan(self, digest: str) -> model_pb2.Plan:
+        plan, _ = await self.loader.plan(self.model, digest)
+        return plan
 
     def _on_news(self, item: HeadInstruction) -> None:
         history = self.shared.history

@@ -2247,7 +2247,7 @@ class AuditReport(_message.Message):
 
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputSource]:
-        """where the inputs came from, as the bundle proves it: whether the plan had them there is the holder's to say"""
+        """where the inputs came from, as the bundle proves it; the holder holds them against the plans"""
 
     def __init__(
         self,

@@ -89,6 +89,7 @@ def test_a_cheat_is_caught_with_evidence_and_the_job_completes_without_what_it_t
     rig.until(
         lambda: states_of(rig, liar.node_id) == both, "the other orchestrator has verified the evidence itself", 120.0, pause_s=1.0
     )
+    assert not any("sender_unknown" in one.log.read_text() for one in rig.network.orchestrators), "plans had whoever sent something"
     evidence = {one.evidence for one in failed}
     with dcnr.sdk.connect(rig.network.bootstrap, network=rig.network.network_file, key=rig.key) as client:
         shown = next(one for one in client.nodes() if one.node_id == liar.node_id)

@@ -47,7 +47,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Who signed inputs of one VNode; no replica: nobody but the accused. Whether the plan had it there is for its holder to say."""
+    """Who signed inputs of one VNode; no replica: nobody but the accused. The holder holds it against its plans."""
 
     vnode: str
     replica: str = ""
