@@ -86,3 +86,11 @@ def vnode_of(replica: ReplicaId) -> VNodeId:
 def number_of(replica: str) -> int:
     """The number of a replica: it only grows in a model, and no number is given twice."""
     return int(replica.rpartition(".")[2])
+
+
+def job_id_of(model: str, idempotency_key: str) -> str:
+    """The job's name: the same for the same model and key. Raises InvalidInput for an empty key."""
+    if not idempotency_key:
+        raise InvalidInput("an idempotency key is a text that names this submission", code="bad_idempotency_key")
+    mark = hashlib.sha256(idempotency_key.encode()).hexdigest()[:12]
+    return check_name(f"{model[:48]}-{mark}")

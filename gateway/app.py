@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 from fastapi import FastAPI, Request, Response
@@ -10,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from dcnr import __version__
 from dcnr.errors import DcnrError
-from gateway import health, reading
+from gateway import health, jobs, reading, watching
 from gateway.access import Access
 from gateway.context import Context, answer
 from gateway.errors import RestError, from_typed
@@ -28,6 +29,8 @@ def create_routes(context: Context) -> FastAPI:
     )
     app.include_router(health.routes(context, lambda: openapi(app)))
     app.include_router(reading.routes(context))
+    app.include_router(jobs.routes(context))
+    app.include_router(watching.routes(context))
     app.add_exception_handler(DcnrError, _typed)
     app.add_exception_handler(RestError, _rest)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -42,16 +45,17 @@ def create_app(context: Context, access: Access) -> Gate:
 
 def openapi(app: FastAPI) -> Json:
     """The description of the routes, as it is checked in."""
-    return described(app, __version__, *reading.SHOWN_MESSAGES)
+    return described(app, __version__, *reading.SHOWN_MESSAGES, *jobs.SHOWN_MESSAGES)
 
 
 def description() -> Json:
     """The same, of a gateway that serves nobody."""
-    return openapi(create_routes(Context(cast(Any, _Nobody()), cast(Any, None))))
+    return openapi(create_routes(_nobody()))
 
 
-class _Nobody:
+def _nobody() -> Context:
     """Stands where the network would be: a description asks it nothing."""
+    return Context(*(cast(Any, SimpleNamespace()) for _ in range(4)))
 
 
 async def _typed(request: Request, error: Any) -> Response:

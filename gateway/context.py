@@ -10,6 +10,7 @@ from typing import Any, Final
 from fastapi import Response
 
 from dcnr.ports import Clock
+from gateway.feeds import Feeds
 from gateway.metrics import Metrics
 from gateway.views import Views
 
@@ -22,7 +23,8 @@ class Context:
 
     views: Views
     clock: Clock
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: Metrics
+    feeds: Feeds
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
     """How long the newest requests took."""
 

@@ -23,7 +23,9 @@ from gateway.access import Access
 from gateway.app import create_app
 from gateway.context import Context
 from gateway.errors import RestError
+from gateway.feeds import Feeds
 from gateway.keys import FILE, KeyFile, KeyRing
+from gateway.metrics import Metrics
 from gateway.views import Views
 from trust.addresses import join_address, split_address
 from trust.network import NetworkPolicy
@@ -73,18 +75,22 @@ async def serve_gateway(
     await ring.turn()
     host = str(listening.getsockname()[0])
     loopback = ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    context = Context(Views(orchestrators, policy, clock), clock)
+    metrics = Metrics()
+    feeds = Feeds(clock, settings.max_watchers, metrics.watchers)
+    context = Context(Views(orchestrators, policy, clock), clock, metrics, feeds)
     server = _Server(_config(create_app(context, Access(settings, ring, clock, loopback=loopback))))
     async with asyncio.TaskGroup() as group:
-        turning = group.create_task(ring.run())
+        beside = [group.create_task(ring.run()), group.create_task(feeds.run())]
         serving = group.create_task(server.serve(sockets=[listening]))
         on_ready(address_of(listening))
         try:
             await asyncio.wait([serving])
         finally:
             server.should_exit = True
+            await feeds.close()
             await asyncio.shield(serving)
-            turning.cancel()
+            for task in beside:
+                task.cancel()
 
 
 def _config(app: Any) -> uvicorn.Config:
@@ -109,6 +115,7 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """As before, and a clock runs until the first request."""
         super().connection_made(transport)
+        self.app_state = {**self.app_state, "abort": transport.abort}
         self._silence = self.loop.call_later(SILENT_S, self._close_silent)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()

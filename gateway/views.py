@@ -26,6 +26,8 @@ from trust.network import NetworkPolicy
 T = TypeVar("T")
 FRESH_S: Final = 0.5
 """An answer this young is given again."""
+NOW_S: Final = -1.0
+"""Whoever asks at the same time shares the answer, nobody later."""
 FOR_EVER_S: Final = 1e18
 """What is named by its digest does not change."""
 MAX_KEPT: Final = 256
@@ -46,16 +48,17 @@ class Fresh:
             return cast(T, found[1])
         task = self._asking.get(key)
         if task is None:
-            task = asyncio.ensure_future(self._ask(key, ask))
+            task = asyncio.ensure_future(self._ask(key, ask, max_age_s))
             self._asking[key] = task
             task.add_done_callback(lambda done: self._asked(key, done))
         return cast(T, await asyncio.shield(task))
 
-    async def _ask(self, key: Any, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _ask(self, key: Any, ask: Callable[[], Awaitable[T]], max_age_s: float) -> T:
         asked_at = self._clock.monotonic()
         answer = await ask()
-        self._kept[key] = (asked_at, answer)
-        self._kept.move_to_end(key)
+        if max_age_s >= 0:
+            self._kept[key] = (asked_at, answer)
+            self._kept.move_to_end(key)
         while len(self._kept) > self._max:
             self._kept.popitem(last=False)
         return answer
@@ -101,6 +104,16 @@ class Views:
         """Why."""
         answer = await self._call("Explain", request)
         return list(answer.lines)
+
+    async def submit(self, envelope: identity_pb2.Envelope) -> orchestrator_pb2.SubmitJobResponse:
+        """Submits a signed request; the same one from many callers at once is passed on once. Raises Refused, InvalidInput, Stale, Unavailable."""
+        request = orchestrator_pb2.SubmitJobRequest(request=envelope)
+        return cast(orchestrator_pb2.SubmitJobResponse, await self._call("SubmitJob", request, NOW_S))
+
+    async def cancel(self, envelope: identity_pb2.Envelope) -> orchestrator_pb2.CancelJobResponse:
+        """Calls a job off. Raises Refused, InvalidInput, Unavailable."""
+        request = orchestrator_pb2.CancelJobRequest(cancel=envelope)
+        return cast(orchestrator_pb2.CancelJobResponse, await self._call("CancelJob", request, NOW_S))
 
     async def head(self, model: str = "") -> model_pb2.Head:
         """The head of a model, its signature verified."""
@@ -151,6 +164,6 @@ class Views:
             raise Corrupt("signed by a node that is no orchestrator of this network", code="wrong_signer")
         return cast(T, parse(cast(Any, kind), payload, max_bytes))
 
-    async def _call(self, method: str, request: Any) -> Any:
+    async def _call(self, method: str, request: Any, max_age_s: float = FRESH_S) -> Any:
         key = (method, request.SerializeToString(deterministic=True))
-        return await self._fresh.get(key, lambda: self.orchestrators.call(OrchestratorServiceStub, method, request))
+        return await self._fresh.get(key, lambda: self.orchestrators.call(OrchestratorServiceStub, method, request), max_age_s)

@@ -23,7 +23,7 @@ from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Unavailable
 from dcnr.export import Export, weights_of_state, write_export
 from dcnr.graph import dataset_refs, graph_digest, graph_from_bytes, graph_to_bytes, stages_of_graph
-from dcnr.ids import Digest, check_digest
+from dcnr.ids import Digest, check_digest, job_id_of
 from dcnr.rpc.dialer import Dialer
 from dcnr.sdk import submission
 from dcnr.sdk.contact import Contact, find
@@ -315,7 +315,7 @@ class AsyncClient:
         return cast(orchestrator_pb2.PreviewPlanResponse, answer)
 
     async def _existing(self, graph: model_pb2.ModelGraph, options: JobOptions) -> orchestrator_pb2.SubmitJobResponse | None:
-        job_id = submission.job_id_of(graph.name, options.idempotency_key)
+        job_id = job_id_of(graph.name, options.idempotency_key)
         try:
             view = await self.job(job_id, graph.name)
         except NotFound:

@@ -6,7 +6,6 @@ Checkpoint 0 is a function of (stage, seed); it is made on the maintainer's mach
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import InvalidInput, NotFound
 from dcnr.graph import dataset_refs, graph_digest, graph_to_bytes, num_batches, stages_of_graph
-from dcnr.ids import Digest, check_digest, check_name, digest_of
+from dcnr.ids import Digest, check_digest, digest_of, job_id_of
 from dcnr.sdk.signing import Draft
 from dcnr.specs import Registry
 from dcnr.stages import Stage
@@ -57,14 +56,6 @@ class Planned:
     dataset: data_pb2.DatasetInfo
     num_batches: int
     stages: tuple[Stage, ...]
-
-
-def job_id_of(model: str, idempotency_key: str) -> str:
-    """The job's name: the same for the same model and key. Raises InvalidInput for an empty key."""
-    if not idempotency_key:
-        raise InvalidInput("an idempotency key is a text that names this submission", code="bad_idempotency_key")
-    mark = hashlib.sha256(idempotency_key.encode()).hexdigest()[:12]
-    return check_name(f"{model[:48]}-{mark}")
 
 
 def planned(graph: model_pb2.ModelGraph, registry: Registry, datasets: Mapping[str, data_pb2.DatasetInfo]) -> Planned:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import secrets
 import socket
@@ -17,13 +18,15 @@ import httpx
 from orchestrator_parts import Worker, stage
 from service_rig import CLOCK, PNode, dial, network_over, serving
 
+from dataservice.embedded import EmbeddedStore
 from dataservice.s3 import S3Store, StoreAddress
 from dcnr.client import Orchestrators
 from dcnr.rpc.dialer import Dialer
 from dcnr.settings import GatewaySettings
-from dcnr.v1 import identity_pb2
+from dcnr.v1 import identity_pb2, model_pb2
 from gateway.keys import FILE, KeyFile
 from gateway.server import address_of, bound, serve_gateway
+from trust.envelope import seal
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 
@@ -53,7 +56,7 @@ class Town:
 
     def client(self, key: str = "", **options: Any) -> httpx.Client:
         """A client of the gateway."""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **options.pop("headers", {})}
         return httpx.Client(base_url=self.url, headers=headers, timeout=30.0, **options)
 
     def key(self, scope: str = "client", *, signed: bool = False, days: float = 1.0) -> str:
@@ -115,8 +118,19 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 
 @contextlib.contextmanager
-def town(store: StoreAddress, directory: Path, settings: GatewaySettings) -> Iterator[Town]:
-    """Orchestrator, PNodes and gateway; ended with the block."""
+def town(directory: Path, settings: GatewaySettings) -> Iterator[Town]:
+    """Store, orchestrator, PNodes and gateway; ended with the block. The store is its own: models of other tests would be shown too."""
+    store = EmbeddedStore(directory / "store", port=0)
+    address = store.start().address()
+    try:
+        with _town(address, directory, settings) as made:
+            yield made
+    finally:
+        store.kill()
+
+
+@contextlib.contextmanager
+def _town(store: StoreAddress, directory: Path, settings: GatewaySettings) -> Iterator[Town]:
     made: Future[Town] = Future()
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
 
@@ -164,3 +178,16 @@ async def _live(store: StoreAddress, directory: Path, settings: GatewaySettings,
     finally:
         listening.close()
         objects.close()
+
+
+def in_base64(envelope: identity_pb2.Envelope) -> dict[str, Any]:
+    """The body of a request with a signed envelope."""
+    return {"envelope": base64.b64encode(envelope.SerializeToString(deterministic=True)).decode()}
+
+
+def cancelled(here: Town, job_id: str, *keys: NodeKey) -> identity_pb2.Envelope:
+    """A job called off, by whoever has these keys."""
+    cancel = model_pb2.JobCancel(
+        network_id=here.policy.network_id, job_id=job_id, model=MODEL, reason="a test", created_unix_ms=int(CLOCK.wall() * 1000)
+    )
+    return seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, *keys)

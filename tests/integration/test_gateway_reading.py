@@ -10,7 +10,6 @@ import pytest
 from gateway_rig import MODEL, Town, town
 from orchestrator_parts import VNODES
 
-from dataservice.s3 import StoreAddress
 from dcnr.settings import GatewaySettings
 from dcnr.v1 import orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
@@ -19,10 +18,10 @@ JOB = "job-1"
 
 
 @pytest.fixture(scope="module")
-def here(embedded_store: StoreAddress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     """A network with a job at work."""
     directory: Path = tmp_path_factory.mktemp("town")
-    with town(embedded_store, directory, GatewaySettings(public_requests_per_s=1e5)) as made:
+    with town(directory, GatewaySettings(public_requests_per_s=1e5)) as made:
         envelope = made.staged(JOB)
         made.run(submitted(made, envelope.SerializeToString()))
         with made.client() as client:

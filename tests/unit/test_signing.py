@@ -10,8 +10,9 @@ import pytest
 from dataservice.released import released
 from dcnr.errors import InvalidInput, Refused
 from dcnr.graph import Graph, graph_digest, graph_to_bytes
+from dcnr.ids import job_id_of
 from dcnr.sdk.signing import Draft
-from dcnr.sdk.submission import JobOptions, Planned, job_id_of, planned, request_of, unit_batches
+from dcnr.sdk.submission import JobOptions, Planned, planned, request_of, unit_batches
 from dcnr.specs import TensorSpec
 from dcnr.v1 import data_pb2, model_pb2
 from trust.identity import NodeKey
