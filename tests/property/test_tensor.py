@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -219,8 +219,9 @@ def test_a_final_array_is_not_copied_and_says_the_same() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.sampled_from(["raw", "fp16"]), st.integers(0, 70_000), st.sampled_from([np.nan, np.inf, -np.inf]), st.integers(1, 300_000)
+    st.sampled_from(["raw", "fp16"]), st.integers(0, 70_000), st.sampled_from([np.nan, np.inf, -np.inf]), st.integers(201, 300_000)
 )
+@example("raw", 65_536, np.nan, 1)
 def test_values_that_are_not_finite_are_found_wherever_chunks_end(
     codec: str, position: int, value: float, chunk_bytes: int
 ) -> None:

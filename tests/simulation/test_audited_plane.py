@@ -78,7 +78,7 @@ def nothing_goes_back(patch: pytest.MonkeyPatch) -> None:
 
 PLANTED = [
     (everything_is_cleared, {}, 0, {"cleared"}),
-    (newer_checkpoints_stay_beside_others, {"pnode_crashes": 8, "replicas": (2,)}, 0, {"ledger"}),
+    (newer_checkpoints_stay_beside_others, {"pnode_crashes": 8, "replicas": (2,)}, 4, {"ledger"}),
     (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
     (nothing_goes_back, {"cheating_pnodes": 2}, 0, {"unaudited", "completes"}),
 ]
