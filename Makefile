@@ -7,7 +7,9 @@ SEEDS ?= 200
 TEST_PROCESSES ?= 3
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check sim chaos bench wheel clean help
+BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
+
+.PHONY: demo test check browser sim chaos bench wheel clean help
 
 help:
 	@echo "make demo [MODEL=mnist|text]  a whole network on this machine, from data to a trained model"
@@ -33,7 +35,17 @@ check: $(VENV)/.installed
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache
 
-test: check
+# The dashboard's tests drive a real browser. Debian's is installed where that can be done without asking; elsewhere whoever runs this decides.
+browser:
+	@for name in $(BROWSERS); do command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing Debian's chromium (once; tests of the dashboard drive it)"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else \
+		echo "the dashboard's tests need a browser: apt-get install chromium (or put any Chromium on the PATH)"; exit 1; \
+	fi
+
+test: check browser
 	@$(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 sim: $(VENV)/.installed

@@ -16,6 +16,7 @@ from gateway.access import Access
 from gateway.context import Context, answer
 from gateway.errors import RestError, from_typed
 from gateway.gate import Gate
+from gateway.pages import mount_dashboard
 from gateway.schema import described
 from gateway.shapes import Json
 
@@ -31,6 +32,7 @@ def create_routes(context: Context) -> FastAPI:
     app.include_router(reading.routes(context))
     app.include_router(jobs.routes(context))
     app.include_router(watching.routes(context))
+    mount_dashboard(app)
     app.add_exception_handler(DcnrError, _typed)
     app.add_exception_handler(RestError, _rest)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -1,0 +1,59 @@
+// The page of one machine: what it lends, what it holds and why, how it stands, and what was said of it.
+
+import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { getJson } from "../feed.js";
+import { learnedBy } from "../reading.js";
+import { bytes, figure, percent, shapeOf, short, span } from "../words.js";
+import { EventList } from "./events.js";
+
+export function NodePage({ known, now, id }) {
+  const node = known.nodes.find((one) => one.node_id === id);
+  if (!node) return html`<section><h1>Machine ${short(id)}</h1><p>This gateway does not know it${known.nodes.length ? "" : " yet"}. <a href="#/nodes">All machines</a></p></section>`;
+  const age = Math.max(0, (now - known.asOf.nodes) / 1000);
+  const events = known.events.filter((event) => event.subject === id || Object.values(event.facts || {}).includes(id));
+  const learned = new Map(learnedBy(known.job)).get(id) || 0;
+  const { capability: lent } = node;
+  const row = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
+  return html`<section aria-labelledby="node">
+    <p><a href="#/nodes">All machines</a></p>
+    <h1 id="node">${node.kind === "orchestrator" ? "Orchestrator" : "Machine"} <code>${id}</code></h1>
+    <dl class="facts">
+      ${row("State", html`<span class=${`state ${shapeOf(node.state).tone}`}><span aria-hidden="true">${shapeOf(node.state).shape}</span> ${node.state}</span>: ${node.reason || shapeOf(node.state).means}`)}
+      ${row("Last seen", `${span(node.last_seen_s + age)} ago, ${node.attached ? "attached to this orchestrator" : "heard of from others"}`)}
+      ${row("Version", `${node.software || "unknown"}, start ${node.incarnation}`)}
+      ${row("Address", node.address || "none told")}
+      ${lent ? row("Lends", `${figure(lent.cores)} cores of ${lent.device_name || lent.device} (${lent.architecture}, ${lent.system}), ${bytes(lent.memory_bytes)} memory of which ${bytes(node.free_memory_bytes)} free, ${bytes(lent.disk_bytes)} disk, ${figure(lent.gflops)} GFLOP/s, ${figure(lent.uplink_mbit)} Mbit/s up, ${figure(lent.downlink_mbit)} down${lent.accepts_work ? "" : "; takes no new work now"}`) : ""}
+      ${row("Owner", node.owner ? html`<code>${short(node.owner)}</code>` : "not said")}
+      ${row("Audits passed", `${figure(node.passes || 0)}, as far as they still count`)}
+      ${node.evidence ? row("Evidence", html`<code>${node.evidence}</code>`) : ""}
+      ${row("Learned", `${figure(learned)} batches in this job, by its own reports`)}
+    </dl>
+    <h2>Why</h2>
+    <${Why} id=${id} state=${node.state} />
+    <h2>Holds</h2>
+    <${Holdings} known=${known} id=${id} />
+    <h2>What was said of it</h2>
+    <${EventList} events=${events.slice(0, 100)} now=${now} />
+  </section>`;
+}
+
+function Holdings({ known, id }) {
+  const rows = (known.job?.vnodes || []).flatMap((view) => (view.replicas || []).filter((one) => one.assignment?.pnode_id === id).map((one) => ({ ...one, vnode: view.vnode })));
+  if (!rows.length) return html`<p>No replica of the job that is shown.</p>`;
+  return html`<ul>${rows.map(({ vnode, assignment, report }) => html`<li key=${assignment.replica}><b>${vnode}</b>, ${assignment.role} (${assignment.replica}): ${report ? `${report.state}, ${figure(report.num_learned)} batches (${percent(report.num_learned / known.job.num_batches)}), ${figure(report.rate)} per second` : "not heard of yet"}. Why here: ${assignment.reason || "not said"}.</li>`)}</ul>`;
+}
+
+/** The reasons that the orchestrator gives, asked anew when the state changes. */
+function Why({ id, state }) {
+  const [lines, setLines] = useState(null);
+  useEffect(() => {
+    let gone = false;
+    getJson(`v1/nodes/${id}`).then(({ explanations }) => gone || setLines(explanations), () => gone || setLines([]));
+    return () => {
+      gone = true;
+    };
+  }, [id, state]);
+  if (!lines) return html`<p>Asked …</p>`;
+  if (!lines.length) return html`<p>No reasons are given now.</p>`;
+  return html`<ul>${lines.map((line, index) => html`<li key=${index}><b>${line.verdict}</b> ${/^[0-9a-f]{40}$/.test(line.subject) ? "" : line.subject}: ${line.reason}${Object.entries(line.inputs || {}).length ? html` <small>${Object.entries(line.inputs).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(" · ")}</small>` : ""}</li>`)}</ul>`;
+}

@@ -1,0 +1,97 @@
+// All machines in a table: sorted, filtered, and only the rows in sight are drawn, so that thousands scroll smoothly.
+
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { bytes, figure, NODE_STATES, shapeOf, short, span } from "../words.js";
+
+const ROW_PX = 40;
+const MARGIN_ROWS = 8;
+const STATE_ORDER = Object.keys(NODE_STATES);
+const memoryUsed = (node) => (node.capability?.memory_bytes ? 1 - Math.min(1, (node.free_memory_bytes || 0) / node.capability.memory_bytes) : -1);
+
+/** Name, heading, value to sort by, cell; `rank`: mid and wide ones go first where there is no room. */
+const COLUMNS = [
+  { name: "id", heading: "Machine", value: (node) => node.node_id, cell: (node) => html`<a href=${`#/nodes/${node.node_id}`} title=${node.node_id}>${short(node.node_id)}</a>` },
+  { name: "state", heading: "State", value: (node) => STATE_ORDER.indexOf(node.state), cell: (node) => html`<span class=${`state ${shapeOf(node.state).tone}`} title=${node.reason || shapeOf(node.state).means}><span aria-hidden="true">${shapeOf(node.state).shape}</span> ${node.state}</span>` },
+  { name: "vnodes", heading: "VNodes", rank: "few", value: (node) => -(node.replicas?.length || 0), cell: (node) => node.replicas?.length || 0 },
+  { name: "memory", heading: "Memory", rank: "mid", value: (node) => -memoryUsed(node), cell: (node) => memoryUsed(node) < 0 ? "—" : html`<meter min="0" max="1" high="0.9" value=${memoryUsed(node)} aria-label=${`${Math.round(100 * memoryUsed(node))} % of ${bytes(node.capability.memory_bytes)} in use`}></meter> ${bytes(node.capability.memory_bytes)}` },
+  { name: "device", heading: "Device", rank: "wide", value: (node) => -(node.capability?.gflops || 0), cell: (node) => node.kind === "orchestrator" ? "orchestrator" : node.capability ? `${node.capability.device} ${figure(node.capability.cores)} cores, ${figure(node.capability.gflops)} GFLOP/s` : "—" },
+  { name: "passes", heading: "Audits passed", rank: "wide", value: (node) => -(node.passes || 0), cell: (node) => figure(node.passes || 0) },
+  { name: "version", heading: "Version", rank: "wide", value: (node) => node.software || "", cell: (node) => node.software || "—" },
+  { name: "reach", heading: "Heard", rank: "wide", value: (node) => (node.attached ? 0 : 1), cell: (node) => (node.attached ? "attached here" : "from others") },
+  { name: "seen", heading: "Last seen", value: (node) => node.last_seen_s ?? Infinity, cell: (node, age) => span((node.last_seen_s || 0) + age) },
+];
+
+export function Nodes({ known, now }) {
+  const [sort, setSort] = useState({ name: "state", down: false });
+  const [state, setState] = useState("");
+  const [text, setText] = useState("");
+  const rows = useMemo(() => sorted(filtered(known.nodes, state, text), sort), [known.nodes, sort, state, text]);
+  const age = Math.max(0, (now - (known.asOf.nodes || now)) / 1000);
+  return html`<section aria-labelledby="nodes">
+    <h1 id="nodes">Nodes</h1>
+    <div class="filters">
+      <label>State <select value=${state} onChange=${(event) => setState(event.target.value)}><option value="">all</option>${STATE_ORDER.map((word) => html`<option key=${word} value=${word}>${word}</option>`)}</select></label>
+      <label>With <input type="search" value=${text} onInput=${(event) => setText(event.target.value)} placeholder="id, VNode, device" /></label>
+      <span role="status">${rows.length} of ${known.nodes.length}</span>
+    </div>
+    <${Window} rows=${rows} age=${age} sort=${sort} setSort=${setSort} />
+  </section>`;
+}
+
+function filtered(nodes, state, text) {
+  const wanted = text.trim().toLowerCase();
+  return nodes.filter((node) => (!state || node.state === state) && (!wanted || wordsOf(node).includes(wanted)));
+}
+
+const wordsOf = (node) => `${node.node_id} ${node.kind} ${node.reason} ${(node.replicas || []).join(" ")} ${node.capability?.device} ${node.capability?.device_name} ${node.capability?.system} ${node.software} ${node.owner}`.toLowerCase();
+
+function sorted(nodes, { name, down }) {
+  const { value } = COLUMNS.find((column) => column.name === name);
+  const keyed = nodes.map((node) => [value(node), node]);
+  keyed.sort(([a, one], [b, other]) => (a < b ? -1 : a > b ? 1 : one.node_id < other.node_id ? -1 : 1));
+  if (down) keyed.reverse();
+  return keyed.map(([, node]) => node);
+}
+
+/** The rows in sight between two spacers. */
+function Window({ rows, age, sort, setSort }) {
+  const box = useRef(null);
+  const [view, setView] = useState({ top: 0, height: 600 });
+  useEffect(() => {
+    let due = 0;
+    const look = () => {
+      due = 0;
+      if (box.current) setView({ top: box.current.scrollTop, height: box.current.clientHeight });
+    };
+    const later = () => {
+      due ||= requestAnimationFrame(look);
+    };
+    box.current.addEventListener("scroll", later, { passive: true });
+    addEventListener("resize", later);
+    look();
+    return () => removeEventListener("resize", later);
+  }, []);
+  const first = Math.max(0, Math.min(rows.length, Math.floor(view.top / ROW_PX) - MARGIN_ROWS));
+  const end = Math.min(rows.length, first + Math.ceil(view.height / ROW_PX) + 2 * MARGIN_ROWS);
+  return html`<div class="window" ref=${box} tabindex="0" role="region" aria-label="Machines; scrolls">
+    <table aria-rowcount=${rows.length + 1}>
+      <thead><tr aria-rowindex="1">${COLUMNS.map((column) => html`<${Heading} key=${column.name} column=${column} sort=${sort} setSort=${setSort} />`)}</tr></thead>
+      <tbody>
+        <${Spacer} rows=${first} />
+        ${rows.slice(first, end).map((node, index) => html`<tr key=${node.node_id} aria-rowindex=${first + index + 2}>${COLUMNS.map((column) => html`<td key=${column.name} class=${`${column.name} ${column.rank || ""}`}>${column.cell(node, age)}</td>`)}</tr>`)}
+        <${Spacer} rows=${rows.length - end} />
+      </tbody>
+    </table>
+  </div>`;
+}
+
+function Spacer({ rows }) {
+  return rows > 0 ? html`<tr class="spacer" aria-hidden="true" style=${{ height: `${rows * ROW_PX}px` }}></tr>` : null;
+}
+
+function Heading({ column, sort, setSort }) {
+  const chosen = sort.name === column.name;
+  return html`<th scope="col" class=${`${column.name} ${column.rank || ""}`} aria-sort=${chosen ? (sort.down ? "descending" : "ascending") : "none"}>
+    <button type="button" onClick=${() => setSort({ name: column.name, down: chosen && !sort.down })}>${column.heading} <span aria-hidden="true">${chosen ? (sort.down ? "▼" : "▲") : ""}</span></button>
+  </th>`;
+}

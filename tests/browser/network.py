@@ -1,0 +1,281 @@
+"""A gateway over a network that is not there: the real pages with their real headers, and answers made from messages of the contract.
+
+Runs in a thread on a port of its own; it can be stopped and started again on the same port, as a gateway that goes away and comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from dcnr.v1 import common_pb2, membership_pb2, model_pb2, orchestrator_pb2
+from gateway.pages import mount_dashboard
+from gateway.shapes import shown
+
+N = 4000
+NETWORK_ID = "5e" * 20
+VNODES = ("conv1", "conv2", "dense1", "dense2", "readout")
+REASONS = {
+    orchestrator_pb2.NODE_STATE_SUSPECT: "three beats are missing",
+    orchestrator_pb2.NODE_STATE_QUARANTINED: "an audit failed: conv2, residual 9.1 tolerances in weights",
+    orchestrator_pb2.NODE_STATE_PROBATION: "young: everything it does is checked",
+    orchestrator_pb2.NODE_STATE_OFFLINE: "it left",
+}
+
+
+def node_id(number: int) -> str:
+    """As long and as unlike each other as real ones."""
+    return f"{(number + 1) * 0x9E3779B97F4A7C15F39CC0605CEDC8341082276B % 2**160:040x}"
+
+
+class Network:
+    """What its orchestrator would say. Fields are changed by tests while it is being asked; ``say`` adds an event and tells streams at once."""
+
+    def __init__(self, num_pnodes: int = 12, *, hole: bool = False, job: bool = True) -> None:
+        self.started_at = time.time()
+        self.nodes = [*(self._pnode(number) for number in range(num_pnodes)), *(self._orchestrator(number) for number in range(3))]
+        self.nodes.sort(key=lambda node: node.node_id)
+        self.events: list[common_pb2.Event] = []
+        self.hole = hole
+        self.state = model_pb2.JOB_STATE_RUNNING if job else model_pb2.JOB_STATE_COMPLETED
+        self.learned = 1720
+        self._news = threading.Condition()
+        for number, (kind, reason, facts) in enumerate(HISTORY):
+            self._add(kind, node_id(number % max(1, num_pnodes)), reason, facts, age_s=60.0 * (len(HISTORY) - number))
+
+    def say(self, kind: str, subject: str, reason: str, **facts: str) -> None:
+        """An event of now."""
+        with self._news:
+            self._add(kind, subject, reason, facts, age_s=0.0)
+            self._news.notify_all()
+
+    def wait_for_event(self, sequence: int, wait_s: float) -> None:
+        """Returns when something happened after that event, or after ``wait_s``."""
+        with self._news:
+            self._news.wait_for(lambda: self.events[-1].sequence > sequence, wait_s)
+
+    def _add(self, kind: str, subject: str, reason: str, facts: dict[str, str], age_s: float) -> None:
+        event = common_pb2.Event(
+            sequence=len(self.events) + 1, time_unix_ms=int(1000 * (time.time() - age_s)), kind=kind, subject=subject, reason=reason, facts=facts,
+            reporter=node_id(10_000),
+        )  # fmt: skip
+        self.events.append(event)
+
+    def _pnode(self, number: int) -> orchestrator_pb2.NodeView:
+        state = {
+            3: orchestrator_pb2.NODE_STATE_PROBATION, 7: orchestrator_pb2.NODE_STATE_SUSPECT, 9: orchestrator_pb2.NODE_STATE_QUARANTINED,
+            11: orchestrator_pb2.NODE_STATE_OFFLINE,
+        }.get(number % 20, orchestrator_pb2.NODE_STATE_ACTIVE)  # fmt: skip
+        memory = (2 + number % 7) << 30
+        lent = membership_pb2.Capability(
+            cores=1 + number % 8, memory_bytes=memory, disk_bytes=20 << 30, device="cuda" if number % 6 == 5 else "cpu",
+            device_name="an accelerator" if number % 6 == 5 else "a processor", gflops=40 + 37.5 * (number % 11), uplink_mbit=20, downlink_mbit=100,
+            architecture="arm64" if number % 4 == 1 else "x86_64", system="linux", accepts_work=True,
+        )  # fmt: skip
+        return orchestrator_pb2.NodeView(
+            node_id=node_id(number), kind=membership_pb2.NODE_KIND_PNODE, state=state, reason=REASONS.get(state, ""), capability=lent,
+            replicas=[f"{VNODES[number]}-r{number}"] if number < len(VNODES) else [], last_seen_s=0.3 + number % 5, incarnation=1 + number % 3,
+            address=f"127.0.0.1:{20_000 + number}", attached=number % 3 != 2, software="0.1.0", free_memory_bytes=int(memory * (0.2 + number % 5 / 7)),
+            passes=float(number % 40), owner=node_id(5000 + number // 3) if number % 2 else "",
+        )  # fmt: skip
+
+    def _orchestrator(self, number: int) -> orchestrator_pb2.NodeView:
+        return orchestrator_pb2.NodeView(
+            node_id=node_id(10_000 + number), kind=membership_pb2.NODE_KIND_ORCHESTRATOR, state=orchestrator_pb2.NODE_STATE_ACTIVE,
+            reason="known by gossip", last_seen_s=1.0, incarnation=1, address=f"127.0.0.1:{7700 + 10 * number}", software="0.1.0", holder=number == 0,
+        )  # fmt: skip
+
+    # ---- answers -----------------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """As `gateway.stats.Stats` has it, as far as the page reads it."""
+        return {
+            "as_of_unix_ms": int(1000 * time.time()), "reporter": node_id(10_000), "network_id": NETWORK_ID, "network_name": "garden",
+            "num_orchestrators": 3, "holder": node_id(10_000), "store_ok": True, "store_reason": "",
+        }  # fmt: skip
+
+    def graph(self) -> model_pb2.ModelGraph:
+        """A line of VNodes; the second wants two replicas."""
+        graph = model_pb2.ModelGraph(name="digits", version=1)
+        for number, name in enumerate(VNODES):
+            spec = graph.vnodes.add(id=name, inputs=[VNODES[number - 1] if number else "input"], replicas=2 if number == 1 else 1)
+            spec.component.name = "conv2d" if name.startswith("conv") else "linear"
+        return graph
+
+    def plan(self) -> model_pb2.Plan:
+        """Who holds what."""
+        plan = model_pb2.Plan(network_id=NETWORK_ID, model="digits", number=3, job_id="digits-1", reason="a machine left")
+        plan.assignments.extend(view.assignment for row in self.job().vnodes for view in row.replicas)
+        if self.hole:
+            plan.waiting.append(VNODES[2])
+            plan.rejections.add(vnode=VNODES[2], reason="it needs 6.0 GiB of free memory; no machine has as much")
+            for number in range(5, min(9, len(self.nodes))):
+                plan.rejections.add(vnode=VNODES[2], pnode_id=node_id(number), reason="too little free memory: 1.9 GiB")
+        return plan
+
+    def job(self) -> orchestrator_pb2.JobView:
+        """The job, VNode by VNode."""
+        now_ms = int(1000 * time.time())
+        job = orchestrator_pb2.JobView(
+            job_id="digits-1", model="digits", state=self.state, num_batches=N, epoch=4, holder=node_id(10_000), plan_number=3, running_s=140,
+            eta_s=96, as_of_unix_ms=now_ms, reporter=node_id(10_000), num_pnodes=11, audited=True,
+        )  # fmt: skip
+        for number, name in enumerate(VNODES):
+            row = job.vnodes.add(vnode=name, report_age_s=0.4, num_open=number)
+            learned = self.learned - 40 * number
+            for copy in range(0 if self.hole and number == 2 else 2 if number == 3 else 1):
+                self._replica(row, number, copy, learned)
+            row.working.CopyFrom(
+                model_pb2.Checkpoint(
+                    vnode=name, digest="ab" * 32, step=learned - 128, recorded_unix_ms=now_ms - 1000 * (9 + 7 * number)
+                )
+            )
+            row.cleared.CopyFrom(
+                model_pb2.Checkpoint(vnode=name, digest="cd" * 32, step=learned - 512, recorded_unix_ms=now_ms - 60_000)
+            )
+            for turn in range(1, 9):
+                loss = (2.2 - 0.25 * number) * math.exp(-turn / 3) + 0.12 - 0.015 * number
+                accuracy = 1 - 0.85 * math.exp(-turn / (2.4 - 0.25 * number)) - 0.02
+                row.curve.add(
+                    vnode=name, split="validation", step=turn * 200, count=1000, correct=int(1000 * accuracy), sum_loss=1000 * loss, complete=True,
+                    depth=number + 1, round=turn,
+                )  # fmt: skip
+        return job
+
+    def _replica(self, row: orchestrator_pb2.VNodeView, number: int, copy: int, learned: int) -> None:
+        role = model_pb2.ROLE_CONTRIBUTOR if copy else model_pb2.ROLE_PRIMARY
+        assignment = model_pb2.Assignment(
+            replica=f"{row.vnode}-r{number + 10 * copy}", vnode=row.vnode, pnode_id=node_id(number + 10 * copy), role=role, weight=1.0,
+            reason="fastest machine with room" if not copy else "the slowest VNode gets a helper", memory_bytes=(300 + 80 * number) << 20,
+        )  # fmt: skip
+        report = orchestrator_pb2.ReplicaReport(
+            replica=assignment.replica, vnode=row.vnode, state=orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, num_learned=learned // (copy + 1),
+            rate=(18.0 + number) / (copy + 1), loss=0.4 - 0.05 * number, role=role, num_merged=14 if number == 3 else 0, num_duplicates=number,
+        )  # fmt: skip
+        row.replicas.add(assignment=assignment, report=report, report_age_s=0.4)
+        if not copy:
+            row.assignment.CopyFrom(assignment)
+            row.report.CopyFrom(report)
+
+
+HISTORY: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("node_attached", "its control stream is open", {"address": "127.0.0.1:20000"}),
+    ("job_accepted", "signed by 1 of 1 maintainers", {"model": "digits"}),
+    ("plan_made", "the job begins", {"number": "1"}),
+    ("node_state_changed", "young: everything it does is checked", {"state": "probation", "before": "joining"}),
+    ("holder_changed", "the holder before was silent for 1.2 TTL", {"epoch": "4"}),
+    ("replica_relocated", "its machine left; the newest checkpoint is restored", {"vnode": "conv2"}),
+    ("checkpoint_refused", "its lineage is not that of its commits", {"vnode": "dense1"}),
+    ("audit_reported", "pass, worst residual 0.2 tolerances", {"vnode": "conv1"}),
+    (
+        "node_state_changed",
+        "an audit failed: conv2, residual 9.1 tolerances in weights",
+        {"state": "quarantined", "before": "active"},
+    ),
+    ("node_left", "its worker was stopped by its owner", {}),
+)
+
+
+class Gateway:
+    """Serves a network at ``address`` until it is stopped; ``start`` serves it again there."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.asked: list[str] = []
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Returns when connections are taken. Raises RuntimeError where that takes over 30 s."""
+        config = uvicorn.Config(
+            self._app(), host="127.0.0.1", port=self.port, log_level="error", timeout_graceful_shutdown=1, lifespan="off", ws="none"
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        for _ in range(3000):
+            if self._server.started:
+                return
+            self._thread.join(0.01)
+        raise RuntimeError("the gateway does not start")
+
+    def stop(self) -> None:
+        """Returns when nobody listens any more."""
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = self._server.force_exit = True
+            self._thread.join(30)
+            self._server = self._thread = None
+
+    def _app(self) -> Starlette:
+        network = self.network
+
+        def route(path: str, made: Any) -> Route:
+            def answer(request: Request) -> Response:
+                self.asked.append(request.url.path)
+                return JSONResponse(made(request))
+
+            return Route(path, answer)
+
+        app = Starlette(
+            routes=[
+                route("/v1/stats", lambda request: network.stats()),
+                route("/v1/nodes", self._nodes),
+                route("/v1/nodes/{node_id}", self._node),
+                route("/v1/jobs", lambda request: {"jobs": [shown(network.job())], "next_cursor": ""}),
+                route("/v1/jobs/{job_id}", lambda request: shown(network.job())),
+                route(
+                    "/v1/log", lambda request: {"reporter": node_id(10_000), "events": [shown(event) for event in network.events]}
+                ),
+                Route("/v1/events", self._stream),
+                route(
+                    "/v1/model",
+                    lambda request: {"head": {"epoch": 4}, "graph": shown(network.graph()), "manifest_digest": "ef" * 32},
+                ),
+                route("/v1/model/placement", lambda request: {"plan_digest": "01" * 32, "plan": shown(network.plan())}),
+            ]
+        )
+        mount_dashboard(app)
+        return app
+
+    def _nodes(self, request: Request) -> dict[str, Any]:
+        limit, first = int(request.query_params.get("limit", "100")), int(request.query_params.get("cursor") or 0)
+        rows = self.network.nodes[first : first + limit]
+        following = str(first + limit) if first + limit < len(self.network.nodes) else ""
+        return {"nodes": [shown(node) for node in rows], "num_nodes": len(self.network.nodes), "next_cursor": following}
+
+    def _node(self, request: Request) -> dict[str, Any]:
+        found = next(node for node in self.network.nodes if node.node_id == request.path_params["node_id"])
+        line = orchestrator_pb2.Explanation(
+            subject=found.node_id, verdict="seen", reason=found.reason or "its beats come in time", inputs={"beats": "12"}
+        )
+        return {"node": shown(found), "explanations": [shown(line)]}
+
+    async def _stream(self, request: Request) -> Response:
+        server, network = self._server, self.network
+
+        async def items() -> AsyncIterator[str]:
+            sequence = 0
+            while server is not None and not server.should_exit:
+                for event in network.events[sequence:]:
+                    sequence = event.sequence
+                    yield f"id: {sequence}\nevent: event\ndata: {json.dumps(shown(event))}\n\n"
+                yield f"event: stats\ndata: {json.dumps(network.stats())}\n\n"
+                await asyncio.to_thread(network.wait_for_event, sequence, 0.5)
+
+        return StreamingResponse(items(), media_type="text/event-stream")

@@ -1,0 +1,228 @@
+"""Goal: in a real browser the dashboard shows the network as it is, follows it live, survives its gateway, and can be used by everyone.
+
+One browser for all; the network is `network.Network`, the pages and headers are the gateway's own.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from network import Gateway, Network, node_id
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+
+HERE = Path(__file__).parent
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync",
+)  # fmt: skip
+ROUTES = ("", "nodes", "learning", "events", "help", "contributions", "gateways", f"nodes/{node_id(1)}")
+LIMIT_MS = 30_000
+"""Of every wait: a slow machine takes its time."""
+
+
+def chromium() -> str:
+    """The browser's path. Fails with what to do where there is none."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.fail(
+            "the dashboard's tests drive a real browser: apt-get install chromium (or put any Chromium on the PATH)", pytrace=False
+        )
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = chromium()
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=path, args=list(FLAGS)) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    """Shared by tests that only look."""
+    started = Gateway(Network(hole=True))
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def own_gateway() -> Iterator[Gateway]:
+    started = Gateway(Network())
+    started.start()
+    yield started
+    started.stop()
+
+
+@dataclass(slots=True)
+class Sight:
+    """A page with what the browser complained of and what it asked others for."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
+
+
+Scheme = Literal["light", "dark"]
+
+
+def opened(browser: Browser, gateway: Gateway, *, route: str = "", width: int = 1280, scheme: Scheme = "light") -> Sight:
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    sight = Sight(context.new_page())
+
+    def hear(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            sight.complaints.append(message.text)
+
+    def watch(request: Request) -> None:
+        if not request.url.startswith((f"{gateway.address}/", "data:")):
+            sight.elsewhere.append(request.url)
+
+    sight.page.set_default_timeout(LIMIT_MS)
+    sight.page.on("console", hear)
+    sight.page.on("pageerror", lambda error: sight.complaints.append(str(error)))
+    sight.page.on("request", watch)
+    sight.page.goto(f"{gateway.address}/#/{route}")
+    return sight
+
+
+def seen(page: Page, text: str | re.Pattern[str]) -> None:
+    expect(page.get_by_text(text).first).to_be_visible(timeout=LIMIT_MS)
+
+
+def until(page: Page, expression: str) -> None:
+    """Waits for it from outside: the page's policy lets no text become a script there."""
+    for _ in range(LIMIT_MS // 100):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(100)
+    pytest.fail(f"never true: {expression}")
+
+
+def test_the_first_view_says_how_it_is(browser: Browser, gateway: Gateway) -> None:
+    sight = opened(browser, gateway)
+    page = sight.page
+    expect(page.locator("h1")).to_have_text(re.compile(r"trouble: 1 VNode of 5 has no machine: dense1\."), timeout=LIMIT_MS)
+    figures = page.locator(".figures")
+    expect(figures).to_contain_text("8 active")
+    expect(figures).to_contain_text("1 quarantined")
+    expect(figures.locator(".asof")).to_have_count(4)
+    hole = page.get_by_role("button", name=re.compile("dense1.*hole.*0 of 1 replica"))
+    expect(hole).to_contain_text("✕")
+    hole.hover()
+    expect(page.locator(".detail")).to_contain_text("it needs 6.0 GiB of free memory")
+    assert sight.complaints == []
+    assert sight.elsewhere == []
+    page.context.close()
+
+
+def test_events_are_shown_as_they_happen(browser: Browser, own_gateway: Gateway) -> None:
+    sight = opened(browser, own_gateway)
+    page = sight.page
+    expect(page.locator("[data-link=live]")).to_be_visible(timeout=LIMIT_MS)
+    own_gateway.network.say("replica_relocated", node_id(2), "its owner closed the lid", vnode="dense2")
+    seen(page, "its owner closed the lid")
+    page.goto(f"{own_gateway.address}/#/events")
+    page.get_by_label("About").select_option("relocated")
+    expect(page.locator(".events li")).to_have_count(3, timeout=LIMIT_MS)
+    page.get_by_label("With").fill("lid")
+    expect(page.locator(".events li")).to_have_count(1, timeout=LIMIT_MS)
+    assert sight.complaints == []
+    page.context.close()
+
+
+def test_a_gateway_that_goes_away_and_comes_back(browser: Browser, own_gateway: Gateway) -> None:
+    page = opened(browser, own_gateway).page
+    expect(page.locator("[data-link=live]")).to_be_visible(timeout=LIMIT_MS)
+    expect(page.locator("html[data-copy=kept]")).to_be_attached(timeout=LIMIT_MS)
+    until(page, "localStorage.getItem('dcnr.known.1')?.includes('conv1')")
+    own_gateway.stop()
+    expect(page.locator("[data-link=lost]")).to_contain_text("reconnecting", timeout=LIMIT_MS)
+    expect(page.locator(".strip button")).to_have_count(5)
+    page.reload()
+    expect(page.locator("[data-link=lost]")).to_contain_text(re.compile(r"as of \d+ \w+ ago"), timeout=LIMIT_MS)
+    expect(page.locator(".strip button")).to_have_count(5)
+    own_gateway.network.say("node_attached", node_id(5), "back in the evening")
+    own_gateway.start()
+    expect(page.locator("[data-link=live]")).to_be_visible(timeout=LIMIT_MS)
+    seen(page, "back in the evening")
+    page.context.close()
+
+
+def test_a_thousand_machines(browser: Browser) -> None:
+    """Sorted and filtered whole, drawn in part."""
+    gateway = Gateway(Network(1000))
+    gateway.start()
+    sight = opened(browser, gateway, route="nodes")
+    page = sight.page
+    seen(page, "1003 of 1003")
+    rows = page.locator(".window tbody tr:not(.spacer)")
+    assert rows.count() < 60
+    page.get_by_role("button", name="Device").click()
+    expect(page.locator("th.device")).to_have_attribute("aria-sort", "ascending")
+    expect(rows.first.locator(".device")).to_contain_text("415 GFLOP/s", timeout=LIMIT_MS)
+    page.get_by_role("button", name="Device").click()
+    expect(rows.first.locator(".device")).to_contain_text("orchestrator", timeout=LIMIT_MS)
+    page.locator(".window").evaluate("box => { box.scrollTop = box.scrollHeight }")
+    expect(page.locator("tr[aria-rowindex='1004']")).to_be_visible(timeout=LIMIT_MS)
+    assert rows.count() < 60
+    page.get_by_label("State").select_option("quarantined")
+    seen(page, "50 of 1003")
+    page.get_by_label("With").fill("cuda")
+    seen(page, re.compile(r"^\d+ of 1003$"))
+    expect(rows.first.locator(".device")).to_contain_text("cuda", timeout=LIMIT_MS)
+    assert sight.complaints == []
+    page.context.close()
+    gateway.stop()
+
+
+def test_the_keyboard_reaches_everything(browser: Browser, gateway: Gateway) -> None:
+    page = opened(browser, gateway).page
+    expect(page.locator(".strip button")).to_have_count(5, timeout=LIMIT_MS)
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.locator(".strip button").nth(0)).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".strip button").nth(1)).to_be_focused()
+    expect(page.locator(".detail h3")).to_contain_text("conv2")
+    page.keyboard.press("End")
+    expect(page.locator(".detail h3")).to_contain_text("readout")
+    page.keyboard.press("Tab")
+    expect(page.locator(".detail a").first).to_be_focused()
+    page.keyboard.press("Enter")
+    seen(page, "All machines")
+    seen(page, "its beats come in time")
+    page.context.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1920, "light")])
+def test_everyone_can_use_every_panel(browser: Browser, gateway: Gateway, width: int, scheme: Scheme) -> None:
+    """No rule of axe is broken, nothing is wider than the screen, the policy of contents is kept."""
+    sight = opened(browser, gateway, width=width, scheme=scheme)
+    page = sight.page
+    expect(page.locator(".strip button")).to_have_count(5, timeout=LIMIT_MS)
+    # as the browser's own word, not as a script of the page: the policy stays in force for the page
+    page.evaluate((HERE / "vendor" / "axe.min.js").read_text())
+    wrong: dict[str, Any] = {}
+    for route in ROUTES:
+        page.evaluate("route => { location.hash = `#/${route}` }", route)
+        expect(page.locator("h1").first).to_be_visible(timeout=LIMIT_MS)
+        if route == "learning":
+            expect(page.locator(".chart canvas").first).to_be_visible(timeout=LIMIT_MS)
+        found = page.evaluate("async () => (await axe.run()).violations.map(({ id, nodes }) => `${id}: ${nodes[0].html}`)")
+        wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
+        if found or wide:
+            wrong[route] = [*found, *(["wider than the screen"] if wide else [])]
+    assert wrong == {}
+    assert sight.complaints == []
+    page.context.close()
