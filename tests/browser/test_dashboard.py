@@ -1,6 +1,6 @@
 """Goal: in a real browser the dashboard shows the network as it is, follows it live, survives its gateway, and can be used by everyone.
 
-One browser for all; the network is `network.Network`, the pages and headers are the gateway's own.
+One browser for all; the network is `dashboard_rig.Network`, the pages and headers are the gateway's own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from network import Gateway, Network, node_id
+from dashboard_rig import Gateway, Network, node_id
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 HERE = Path(__file__).parent
