@@ -14,7 +14,7 @@ def _model(model: str) -> str:
 
 
 def head(model: str) -> str:
-    """The one mutable object of a model."""
+    """The one object of a model that decides, changed by compare-and-swap."""
     return f"{_model(model)}/head"
 
 
@@ -86,6 +86,11 @@ def evidence(model: str, vnode: str, digest: str) -> str:
 def evidence_prefix(model: str, vnode: str) -> str:
     """All evidence about one VNode."""
     return f"{_model(model)}/evidence/{check_name(vnode)}/"
+
+
+def desk_memory(model: str, job: str, orchestrator: str) -> str:
+    """What the audit desk of one orchestrator heard about a job, written by that one alone and again and again."""
+    return f"{_model(model)}/desk/{check_name(job)}/{check_node_id(orchestrator)}"
 
 
 def dataset_prefix(name: str) -> str:

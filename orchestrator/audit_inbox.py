@@ -45,7 +45,7 @@ class AuditInbox:
         model, report = open_report(message.audit_report, shared.policy.network_id, pnode_id, shared.clock.wall())
         if model not in self._models:
             raise Refused("a report on a model that is not known here", code="not_asked")
-        self._models[model].auditing.reported(report)
+        self._models[model].auditing.reported(report, message.audit_report)
 
     def _desk_of(self, interval: str) -> Auditing | None:
         """Where that interval is audited; None where nothing is, since this orchestrator holds no head. Raises Refused (``not_challenged``)."""

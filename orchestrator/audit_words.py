@@ -43,6 +43,14 @@ def open_report(envelope: identity_pb2.Envelope, network_id: str, pnode_id: str,
     return report.model, report_of(report, digest_of_envelope(envelope))
 
 
+def open_past_report(envelope: identity_pb2.Envelope, network_id: str) -> tuple[str, Report]:
+    """The same for a report that a desk acted on some time ago: its delegation need only have been valid then. Raises Corrupt, Refused, Stale."""
+    pnode_id = parse(model_pb2.AuditReport, envelope.payload, MAX_REPORT_BYTES).pnode_id
+    delegation = parse(model_pb2.AuditReport, envelope.payload, MAX_REPORT_BYTES).delegation
+    begins_s = parse(identity_pb2.Delegation, delegation.payload).not_before_unix_ms / 1000
+    return open_report(envelope, network_id, pnode_id, begins_s)
+
+
 def report_of(report: model_pb2.AuditReport, digest: str) -> Report:
     """A finding, its form checked. Raises Corrupt (``bad_report``). ``digest``: of the signed report."""
     word = WORDS.get(report.finding)

@@ -28,17 +28,19 @@ from orchestrator.audit_events import (
     Wait,
     Word,
 )
+from orchestrator.audit_memory import WRITE_S, AuditMemory, Remembered, proven_in, units_in
 from orchestrator.audit_people import people_of
 from orchestrator.audit_words import report_of
 from orchestrator.audits import AuditDesk
+from orchestrator.chain import Chain
 from orchestrator.equivocations import Equivocations
+from orchestrator.others_verdicts import OthersVerdicts
 from orchestrator.rehab import Rehab
 from orchestrator.senders import ReadPlan, Seats, held
 from orchestrator.signal import Signal
 from orchestrator.standings import judgement_of
 from orchestrator.view import JobFacts, ModelView
 from trust.envelope import parse, seal
-from trust.folding import Told
 from trust.ledger import Ledger, Verdict
 from trust.separation import Separation
 from trust.standing import Standing, begun
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     from orchestrator.runtime import Shared
 
 TICK_S: Final = 1.0
-LOOK_AGAIN_S: Final = 30.0
-"""Evidence that could not be read or measured is tried again after this time."""
 MAX_UNHELD: Final = 256
 SEED_BYTES: Final = 32
 TASK_ID_BYTES: Final = 16
@@ -70,13 +70,15 @@ class Auditing:
         self._decided: set[str] = set()
         self._rehab = Rehab(self._task_id)
         self._equivocations = Equivocations(shared.policy.network_id, model)
+        self._memory: AuditMemory | None = None
+        self._recalled: list[Remembered] = []
+        """What earlier desks heard, as far as it may still matter."""
         self._seats = Seats("")
-        self._unheld: list[Report] = []
+        self._unheld: list[tuple[Report, identity_pb2.Envelope | None]] = []
         """Reports that wait until the plans are read that their senders are held against."""
         self._reads_plans = False
-        self._looks: dict[str, float] = {}
-        """Evidence being looked at, or not to be looked at before that time."""
         self._stirred = Signal()
+        self._others = OthersVerdicts(model, shared, job, self._stirred)
         self._group: asyncio.TaskGroup | None = None
 
     @property
@@ -115,13 +117,13 @@ class Auditing:
         self._say("evidence_brought" if bundle is not None else "evidence_missing", pnode_id, evidence.reason, evidence.interval)
         self._stirred.fire()
 
-    def reported(self, report: Report) -> None:
+    def reported(self, report: Report, envelope: identity_pb2.Envelope | None = None) -> None:
         """An auditor's finding, verified; one that names senders waits until all plans of the job are known. Raises Refused, Stale."""
         view = self._view()
         if self._desk is None or view is None or view.chain is None:
             return
         if report.senders and not self._seats.covers(view.head.plan_digest):
-            self._unheld.append(report)
+            self._unheld.append((report, envelope))
             del self._unheld[:-MAX_UNHELD]
             self._stirred.fire()
             return
@@ -129,12 +131,14 @@ class Auditing:
         if known is not None and (stranger := self._seats.stranger(report.senders, known.pnode_id)):
             self._say("sender_unknown", known.pnode_id, f"it learned from what came from {stranger}", report.interval)
             report = held(report, self._seats, known.pnode_id)
-        now_s = self._shared.clock.wall()
+        now_ms = round(self._shared.clock.wall() * 1000)
         shadow = self._rehab.reported(report)
         if shadow is None:
-            self._desk.reported(report, now_s)
+            self._desk.reported(report, now_ms / 1000)
         elif shadow.is_right is not None:
-            self._shared.standings.shadowed(shadow.pnode_id, shadow.evidence, now_s, is_right=shadow.is_right)
+            self._shared.standings.shadowed(shadow.pnode_id, shadow.evidence, now_ms / 1000, is_right=shadow.is_right)
+        if envelope is not None and self._memory is not None:
+            self._memory.heard(report, envelope, now_ms, is_unit=shadow is not None)
         self._say("audit_reported", report.auditor, f"{report.word.value} {report.part}".strip(), report.interval)
         self._stirred.fire()
 
@@ -189,25 +193,55 @@ class Auditing:
             self._keep_desk(view, now_s)
             if self._desk is not None:
                 people = people_of(view, self._shared)
+                self._take_up(view.chain, self._desk)
                 self._desk.tick(people, now_s)
                 self._act(view)
                 self._hold(view)
                 for task in self._rehab.tick(people.candidates.values(), now_s):
                     self._ask(view, task)
         standings.doubted(self._model, self._desk.doubts() if self._desk is not None else ())
+        assert self._group is not None
         if view is not None:
-            self._look_at_others(view)
+            self._others.look(view, self._group)
         known = {node_id: judgement_of(standings.of(node_id, now_s)) for node_id in standings.known()}
         self._shared.inventory.stand(known, judgement_of(begun(now_s)))
+
+    async def _remember(self, memory: AuditMemory) -> None:
+        """Takes in what earlier desks heard, then keeps what this one hears, until the next one begins."""
+        is_recalled = False
+        while memory is self._memory:
+            try:
+                reports = [] if is_recalled else await memory.recall()
+                if memory is self._memory and self._desk is not None and not is_recalled:
+                    self._recalled, is_recalled = reports, True
+                    self._desk.recalled([one.report for one in reports if not one.is_unit])
+                    for one in reports:
+                        if one.is_unit:
+                            self._rehab.recalled(one.report.auditor, one.report.interval)
+                await memory.write()
+            except DcnrError as error:
+                _log.info("desk_memory_waits", reason=error.message)
+            await asyncio.sleep(WRITE_S)
+
+    def _take_up(self, chain: Chain, desk: AuditDesk) -> None:
+        """What follows from earlier desks' reports, now that the chain and what is verified here say more."""
+        if not self._recalled:
+            return
+        standings = self._shared.standings
+        proven = proven_in(self._recalled, chain, standings.has_verified)
+        desk.proven(proven)
+        for one, right in units_in(self._recalled, chain, proven):
+            standings.shadowed(one.report.auditor, one.report.digest, one.heard_ms / 1000, is_right=right)
+            self._recalled.remove(one)
 
     def _hold(self, view: ModelView) -> None:
         """Reports that wait for plans are taken in once these are read."""
         assert self._group is not None
         if self._seats.covers(view.head.plan_digest):
             waiting, self._unheld = self._unheld, []
-            for report in waiting:
+            for report, envelope in waiting:
                 try:
-                    self.reported(report)
+                    self.reported(report, envelope)
                 except DcnrError as error:
                     self._shared.history.say("audit_word_refused", report.auditor, error.message, code=error.code)
         elif self._unheld and not self._reads_plans:
@@ -235,7 +269,10 @@ class Auditing:
             self._desk = AuditDesk(shared.draw_secret, separation, self._task_id)
             self._rehab = Rehab(self._task_id)
             self._term, self._manifest = term, ""
-            self._seats, self._unheld = Seats(view.head.active.job_id), []
+            self._seats, self._unheld, self._recalled = Seats(term[1]), [], []
+            self._memory = AuditMemory(shared.store, shared.policy, shared.key, self._model, term[1])
+            assert self._group is not None
+            self._group.create_task(self._remember(self._memory))
         if view.head.manifest_digest != self._manifest:
             self._manifest = view.head.manifest_digest
             counts = {one.name for one in view.chain.open_intervals()}
@@ -258,8 +295,10 @@ class Auditing:
                 case VerifyRecord():
                     self._group.create_task(self._verify(action))
                 case Pay():
-                    reason = f"as an auditor: {action.payment.value}"
-                    self._shared.standings.lied(action.auditor, action.evidence, reason, self._shared.clock.wall())
+                    reason, now_s = f"as an auditor: {action.payment.value}", self._shared.clock.wall()
+                    assert view.chain is not None
+                    at_s = proven_in(self._recalled, view.chain, self._shared.standings.has_verified).get(action.interval, now_s)
+                    self._shared.standings.lied(action.auditor, action.evidence, reason, at_s)
                     self._say("auditor_overturned", action.auditor, action.payment.value, action.interval)
                 case Known():
                     self._rehab.known(action)
@@ -337,55 +376,6 @@ class Auditing:
             self._shared.standings.verified(action.record)
             desk.verified(action.interval, action.auditor, now(), proven=True, part=record.part)
         self._stirred.fire()
-
-    # Others' verdicts
-
-    def _look_at_others(self, view: ModelView) -> None:
-        """Begins to look at evidence that manifests name and that this process has not verified."""
-        assert self._group is not None
-        now = self._shared.clock.monotonic()
-        for model, one in self._shared.standings.unverified():
-            if model == self._model and now >= self._looks.get(one.evidence, float("-inf")) and len(self._looks) < 1024:
-                self._looks[one.evidence] = float("inf")
-                self._group.create_task(self._look(view, one))
-
-    async def _look(self, view: ModelView, told: Told) -> None:
-        eyes, standings = self._shared.own_eyes, self._shared.standings
-        try:
-            if eyes is None:
-                return
-            record, data = await self._found(view, told)
-            proven = await eyes.prove(record, data, lambda: self._job(record.job_id))
-            is_equivocation = proven.kind == model_pb2.FAULT_KIND_EQUIVOCATION
-            if proven.accused != told.pnode_id or (not is_equivocation and proven.interval != told.interval):
-                raise Refused("evidence against somebody or something else", code="unproven")
-            if is_equivocation:
-                standings.equivocated(told.pnode_id, told.evidence, told.decided_s)
-            standings.verified(told.evidence)
-            del self._looks[told.evidence]
-        except (Refused, Corrupt) as error:
-            standings.refuted(told.evidence)
-            del self._looks[told.evidence]
-            self._say("evidence_refuted", told.pnode_id, error.message, told.interval, evidence=told.evidence)
-        except DcnrError as error:
-            _log.info("evidence_unread", evidence=told.evidence, reason=error.message)
-        finally:
-            if told.evidence in self._looks:
-                self._looks[told.evidence] = self._shared.clock.monotonic() + LOOK_AGAIN_S
-        self._stirred.fire()
-
-    async def _found(self, view: ModelView, told: Told) -> tuple[model_pb2.FaultRecord, bytes]:
-        """The record; of an earlier job it lies with one of the VNodes."""
-        eyes = self._shared.own_eyes
-        assert eyes is not None
-        known = view.chain.ledger.intervals.get(told.interval) if view.chain is not None else None
-        vnodes = [known.vnode] if known is not None else [entry.vnode for entry in view.manifest.entries] if view.manifest else []
-        for vnode in vnodes:
-            try:
-                return await eyes.record(self._model, vnode, told.evidence)
-            except NotFound:
-                continue
-        raise NotFound(f"no evidence {told.evidence[:12]}", code="no_evidence")
 
     def _say(self, kind: str, subject: str, reason: str, interval: str, **facts: object) -> None:
         self._shared.history.say(kind, subject, reason, interval=interval[:16], **facts)

@@ -1,6 +1,7 @@
 """The audit desk of a term: what is asked of whom about each open interval, and what is decided of it. Pure.
 
-Only the holder has one, and a new one with each term: what is open stands in the chain of manifests, and everything else is asked again. The accused is asked
+Only the holder has one, and a new one with each term: what is open stands in the chain of manifests, what auditors said is
+recalled, and everything else is asked again. The accused is asked
 for its evidence, again and again until a deadline; what nobody can show is unverifiable, and nobody is blamed. Then an auditor is chosen
 (`trust.auditors`), another one where it does not answer. What its words mean is `orchestrator.audit_case.weighed`: a pass is believed from whom it was
 asked; a fault only when this orchestrator has verified the record. Some passes are repeated by the verifier, whose own finding settles everything.
@@ -11,10 +12,12 @@ Every open interval is decided, or has an owner and a deadline (`waits`). A deci
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from dcnr.errors import InvariantBroken, Refused, Stale
+from orchestrator.accounts import FINDINGS, Accounts
 from orchestrator.audit_case import AUDIT_S, LOOK_S, MAX_DOUBLED, Asked, Case, wait_of, weighed
 from orchestrator.audit_events import (
     Action,
@@ -23,7 +26,6 @@ from orchestrator.audit_events import (
     Doubt,
     Known,
     Late,
-    Pay,
     People,
     Report,
     SendChallenge,
@@ -37,7 +39,7 @@ from trust.draw import Secret, Task, task_of
 from trust.going_back import Cause
 from trust.late_draw import drawn_late
 from trust.ledger import Ledger, Verdict
-from trust.overturned import Finding, Heard, Payment, Truth, audited_again, payments
+from trust.overturned import Truth
 from trust.separation import Party, Separation
 from trust.standing import REAUDIT_S, State
 
@@ -50,13 +52,12 @@ GIVE_UP_S: Final = 300.0
 """What was said counts after this time, where nobody is left whose word would be worth waiting for."""
 ASKS_AT_ONCE: Final = 64
 """Auditors chosen in one go: with very many open intervals a round stays short."""
-MAX_HEARD: Final = 8192
-"""Findings remembered, to know what to audit again when an auditor is found lying."""
+MAX_BUNDLES: Final = 8192
+"""Evidence remembered, for what is audited again."""
 MAX_LATE_TASKS: Final = 1024
 """Tasks remembered whose answer may still come."""
 SETTLED: Final = frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE))
 REOPENED: Final = frozenset((Verdict.PASSED, Verdict.SPARED))
-_FINDINGS: Final = {Word.PASS: Finding.PASS, Word.DOUBT: Finding.DOUBT, Word.FAULT: Finding.FAULT}
 
 
 class AuditDesk:
@@ -71,13 +72,8 @@ class AuditDesk:
         """The interval of each audit under way, by task."""
         self._late: OrderedDict[str, str] = OrderedDict()
         """Auditors of tasks that are over, by task."""
-        self._heard: list[Heard] = []
-        self._num_heard = 0
-        self._digests: dict[tuple[str, str], str] = {}
-        """By interval and auditor: the signed report."""
+        self._accounts = Accounts()
         self._bundles: OrderedDict[str, Bundle] = OrderedDict()
-        self._truth: dict[str, Truth] = {}
-        self._paid: set[str] = set()
         self._again: dict[str, Decision] = {}
         """Passed intervals that are open again, and spared ones that are drawn late."""
         self._found: dict[str, Decision] = {}
@@ -141,7 +137,7 @@ class AuditDesk:
         asked = case.tasks[report.task_id]
         if asked.auditor != report.auditor:
             raise Refused("a report on a task that somebody else was given", code="not_asked")
-        if report.interval != name and report.word in _FINDINGS:
+        if report.interval != name and report.word in FINDINGS:
             raise Refused("a report on another interval than the task's", code="wrong_interval")
         self._end_task(case, report.task_id)
         if report.word is Word.REFUSED:
@@ -179,8 +175,27 @@ class AuditDesk:
             if self._verdict(name) not in (None, Verdict.FAILED, Verdict.UNVERIFIABLE):
                 reason = "its PNode signed two statements about one step"
                 self._found[name] = Decision(name, Verdict.FAILED, reason, Cause.WRONG_OUTPUTS, evidence)
-                self._truth[name] = Truth.WRONG
+                self._accounts.see(name, Truth.WRONG)
         self._settle_accounts()
+
+    def recalled(self, reports: Sequence[Report]) -> None:
+        """What earlier desks heard, oldest first: payments follow from it, and whoever is under doubt stays so. Whatever else they asked is asked anew."""
+        self._accounts.recall(reports)
+        for report in reports:
+            case = self._cases.get(report.interval)
+            if case is None or case.decision is not None or report.word is not Word.DOUBT or report.auditor in case.words:
+                continue
+            if report.auditor != case.interval.pnode_id:
+                case.words[report.auditor] = report
+                case.asked.add(report.auditor)
+                case.word_s, case.doubt_s = case.word_s or case.since_s, case.doubt_s or case.since_s
+        self._settle_accounts()
+
+    def proven(self, intervals: Iterable[str]) -> None:
+        """These failed by evidence that this process has verified, whoever decided it."""
+        news = [name for name in intervals if self._accounts.see(name, Truth.WRONG)]
+        if news:
+            self._settle_accounts()
 
     # What follows
 
@@ -234,7 +249,7 @@ class AuditDesk:
             self._end_task(case, task_id)
         if case.bundle is not None:
             self._bundles[name] = case.bundle
-            while len(self._bundles) > MAX_HEARD:
+            while len(self._bundles) > MAX_BUNDLES:
                 self._bundles.popitem(last=False)
 
     def _end_task(self, case: Case, task_id: str) -> None:
@@ -253,20 +268,15 @@ class AuditDesk:
             case.own.add(report.auditor)
             if report.word is Word.PASS:
                 self._see(case, Truth.RIGHT)
-        elif report.word in _FINDINGS:
-            self._num_heard += 1
-            self._heard.append(Heard(self._num_heard, report.auditor, name, _FINDINGS[report.word], case.is_repeated))
-            self._digests[name, report.auditor] = report.digest
-            for old in self._heard[:-MAX_HEARD]:
-                self._digests.pop((old.interval, old.auditor), None)
-            del self._heard[:-MAX_HEARD]
+        elif report.word in FINDINGS:
+            self._accounts.heard(replace(report, interval=name), is_canary=case.is_repeated)
         if report.word is Word.FAULT:
             case.verifying.add(report.auditor)
             self._actions.append(VerifyRecord(name, report.record, report.auditor, report.part))
 
     def _see(self, case: Case, truth: Truth) -> None:
         one = case.interval
-        self._truth[one.name] = truth
+        self._accounts.see(one.name, truth)
         if case.bundle is not None:
             self._actions.append(Known(one.name, one.vnode, one.pnode_id, case.bundle, truth))
 
@@ -278,24 +288,11 @@ class AuditDesk:
 
     def _settle_accounts(self) -> None:
         """Auditors whose word does not hold pay, and what passed on their word alone is audited again."""
-        if len(self._truth) > 2 * MAX_HEARD or not self._heard:
-            known = {one.interval for one in self._heard}
-            self._truth = {name: truth for name, truth in self._truth.items() if name in known}
-        for auditor, payment in sorted(payments(self._heard, self._truth).items()):
-            if auditor in self._paid:
-                continue
-            self._paid.add(auditor)
-            wrong = Finding.PASS if payment is Payment.WAVED_THROUGH else Finding.FAULT
-            untrue = Truth.WRONG if payment is Payment.WAVED_THROUGH else Truth.RIGHT
-            told = next(
-                one for one in self._heard
-                if (one.auditor, one.finding) == (auditor, wrong) and self._truth.get(one.interval) is untrue
-            )  # fmt: skip
-            evidence = self._digests.get((told.interval, auditor), "")
-            self._actions.append(Pay(auditor, payment, told.interval, evidence))
-            for name in audited_again(self._heard, self._truth, auditor):
-                if self._verdict(name) is Verdict.PASSED:
-                    self._again[name] = Decision(name, Verdict.OPEN, f"{auditor[:8]} passed it, and {payment.value}")
+        pays, again = self._accounts.settle()
+        self._actions += pays
+        for name, reason in again.items():
+            if self._verdict(name) is Verdict.PASSED:
+                self._again[name] = Decision(name, Verdict.OPEN, reason)
 
     def _draw_late(self) -> None:
         """Spared intervals behind a state that nobody can learn from are audited after all."""

@@ -57,6 +57,11 @@ class Chain:
             self._open.append(tuple(sorted((one for one in found if one.verdict is Verdict.OPEN), key=lambda one: one.number)))
         return self._open[0]
 
+    def verdict(self, interval: str) -> Verdict | None:
+        """The newest word on an interval of this job; None where no manifest names it."""
+        found = self.ledger.intervals.get(interval)
+        return found.verdict if found is not None else None
+
     def committed_s(self, interval: str) -> float:
         """When a manifest first named that interval, by its holder's clock; 0 where none does."""
         return next((one.committed_s for one in self.chronicle.told if one.interval == interval), 0.0)

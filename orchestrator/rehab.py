@@ -56,6 +56,10 @@ class Rehab:
             gone, _ = self._units.popitem(last=False)
             self._done = {pair for pair in self._done if pair[1] != gone}
 
+    def recalled(self, pnode_id: str, interval: str) -> None:
+        """An earlier desk gave that unit to that PNode."""
+        self._done.add((pnode_id, interval))
+
     def tick(self, candidates: Iterable[Candidate], now_s: float) -> list[SendTask]:
         """Units for those in rehab that have none, each interval once."""
         self._given = {task_id: one for task_id, one in self._given.items() if now_s < one.until_s}
@@ -84,5 +88,9 @@ class Rehab:
         unit = self._units.get(given.interval)
         if unit is None or (report.interval and report.interval != given.interval):
             return Shadow(given.pnode_id, None, report.digest)
-        is_right = True if report.word is _RIGHT[unit.truth] else False if report.word is _WRONG[unit.truth] else None
-        return Shadow(given.pnode_id, is_right, report.digest)
+        return Shadow(given.pnode_id, is_right(report.word, unit.truth), report.digest)
+
+
+def is_right(word: Word, truth: Truth) -> bool | None:
+    """Whether a word on an interval of which that is true is right; None: it says nothing."""
+    return True if word is _RIGHT[truth] else False if word is _WRONG[truth] else None

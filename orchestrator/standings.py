@@ -1,7 +1,8 @@
 """Where every PNode stands with this orchestrator: folded from the verdicts in the chains of its models, the evidence that it has verified itself, and
 what it alone saw. One per process.
 
-The chain can be read by everybody, so a standing is lost with no process; what this orchestrator alone saw (lies of auditors to it, doubts) is.
+The chain can be read by everybody, so a standing is lost with no process; what this orchestrator alone saw (lies of auditors to it, units) follows from what it
+keeps for its successors (`orchestrator.audit_memory`), as far as signed reports show it.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class Standings:
             self._verified.add(evidence)
             self._fold({name for name, told in self._by_node.items() if any(one.evidence == evidence for one in told)})
 
+    def has_verified(self, evidence: str) -> bool:
+        """Whether this process has."""
+        return evidence in self._verified
+
     def refuted(self, evidence: str) -> None:
         """That record proves nothing: whoever decided by it, it moves nobody here."""
         self._refuted.add(evidence)
@@ -97,9 +102,11 @@ class Standings:
         self._saw(pnode_id, Equivocated(now_s, evidence))
         return True
 
-    def lied(self, auditor: str, evidence: str, reason: str, now_s: float) -> None:
-        """An auditor's word did not hold: the same as a wrong computation. ``evidence``: its signed report."""
-        self._saw(auditor, Faulted(now_s, now_s, evidence, reason))
+    def lied(self, auditor: str, evidence: str, reason: str, at_s: float) -> None:
+        """An auditor's word did not hold: the same as a wrong computation, and one offence however often it is found. ``evidence``: its signed report."""
+        known = (event.evidence for event in self._own.get(auditor, ()) if isinstance(event, Faulted))
+        if not evidence or evidence not in known:
+            self._saw(auditor, Faulted(at_s, at_s, evidence, reason))
 
     def shadowed(self, pnode_id: str, evidence: str, now_s: float, *, is_right: bool) -> None:
         """A unit in rehab was right or wrong."""

@@ -68,6 +68,8 @@ class _DomainEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Domain.ValueTy
     """AuditReport, signed by the worker key of an auditor"""
     DOMAIN_OWNERSHIP: _Domain.ValueType  # 20
     """Ownership, signed by an owner key: this node is mine"""
+    DOMAIN_DESK_MEMORY: _Domain.ValueType  # 21
+    """DeskMemory, signed by the orchestrator whose desk it was"""
 
 class Domain(_Domain, metaclass=_DomainEnumTypeWrapper):
     """What a signed payload is. The domain is part of the signed bytes, so one kind never passes for another."""
@@ -114,6 +116,8 @@ DOMAIN_AUDIT_REPORT: Domain.ValueType  # 19
 """AuditReport, signed by the worker key of an auditor"""
 DOMAIN_OWNERSHIP: Domain.ValueType  # 20
 """Ownership, signed by an owner key: this node is mine"""
+DOMAIN_DESK_MEMORY: Domain.ValueType  # 21
+"""DeskMemory, signed by the orchestrator whose desk it was"""
 Global___Domain: _TypeAlias = Domain  # noqa: Y015
 
 class _Locality:

@@ -2308,3 +2308,75 @@ class InputSource(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InputSource: _TypeAlias = InputSource  # noqa: Y015
+
+@_typing.final
+class RememberedReport(_message.Message):
+    """A report that a desk acted on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPORT_FIELD_NUMBER: _builtins.int
+    HEARD_UNIX_MS_FIELD_NUMBER: _builtins.int
+    IS_UNIT_FIELD_NUMBER: _builtins.int
+    heard_unix_ms: _builtins.int
+    """when the desk heard it; network time"""
+    is_unit: _builtins.bool
+    """a unit of a way back from quarantine: it decided nothing about its interval"""
+    @_builtins.property
+    def report(self) -> _identity_pb2.Envelope:
+        """AuditReport as its auditor signed it"""
+
+    def __init__(
+        self,
+        *,
+        report: _identity_pb2.Envelope | None = ...,
+        heard_unix_ms: _builtins.int = ...,
+        is_unit: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heard_unix_ms", b"heard_unix_ms", "is_unit", b"is_unit", "report", b"report"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RememberedReport: _TypeAlias = RememberedReport  # noqa: Y015
+
+@_typing.final
+class DeskMemory(_message.Message):
+    """What a desk heard that no manifest says, for its successors (domain DESK_MEMORY, the orchestrator's key). Everything follows from it and the chain of manifests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
+    network_id: _builtins.str
+    """only valid here"""
+    model: _builtins.str
+    """whose"""
+    job_id: _builtins.str
+    """of which job's intervals"""
+    holder: _builtins.str
+    """whose desk it was"""
+    @_builtins.property
+    def reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___RememberedReport]:
+        """the newest, oldest first; at most 256"""
+
+    def __init__(
+        self,
+        *,
+        network_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        holder: _builtins.str = ...,
+        reports: _abc.Iterable[Global___RememberedReport] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "job_id", b"job_id", "model", b"model", "network_id", b"network_id", "reports", b"reports"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeskMemory: _TypeAlias = DeskMemory  # noqa: Y015

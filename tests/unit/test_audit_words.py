@@ -214,7 +214,7 @@ def test_twenty_right_units_lead_from_rehab_to_probation_and_a_wrong_one_back_to
         assert shadow.is_right
         standings.shadowed(ids, RECORD, now_s := now_s + 1.0, is_right=True)
     assert standings.of(ids, now_s).state is State.PROBATION
-    standings.lied(ids, RECORD, "again", now_s + 10.0)
+    standings.lied(ids, "d" * 64, "again", now_s + 10.0)
     later_s = now_s + 4000.0
     assert standings.of(ids, later_s).state is State.REHAB
     rehab.known(Known("f" * 64, "a", STRANGER.node_id, Bundle(RECORD, 1), Truth.WRONG))

@@ -137,6 +137,7 @@ MAKERS: list[tuple[Callable[..., str], tuple[object, ...]]] = [
     (keys.graph, (DIGEST,)),
     (keys.evidence, ("m", "conv1", DIGEST)),
     (keys.evidence_prefix, ("m", "conv1")),
+    (keys.desk_memory, ("m", "job-1", NODE)),
     (keys.dataset_prefix, ("mnist",)),
     (keys.dataset_manifest, ("mnist", DIGEST)),
     (keys.dataset_manifests_prefix, ("mnist",)),

@@ -1,0 +1,70 @@
+"""What auditors said, and what is known to be true of it: who pays for a word that did not hold, and what has to be audited again because of that. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from orchestrator.audit_events import Pay, Report, Word
+from trust.overturned import Finding, Heard, Payment, Truth, audited_again, payments
+
+MAX_HEARD: Final = 8192
+"""Findings remembered."""
+FINDINGS: Final = {Word.PASS: Finding.PASS, Word.DOUBT: Finding.DOUBT, Word.FAULT: Finding.FAULT}
+
+
+class Accounts:
+    """Of one desk."""
+
+    def __init__(self) -> None:
+        self._heard: list[Heard] = []
+        self._digests: dict[tuple[str, str], str] = {}
+        """By interval and auditor: the signed report."""
+        self._truth: dict[str, Truth] = {}
+        self._paid: set[str] = set()
+
+    def heard(self, report: Report, *, is_canary: bool) -> None:
+        """A finding, as signed by its auditor."""
+        number = self._heard[-1].number + 1 if self._heard else 1
+        self._heard.append(Heard(number, report.auditor, report.interval, FINDINGS[report.word], is_canary))
+        self._digests[report.interval, report.auditor] = report.digest
+        for old in self._heard[:-MAX_HEARD]:
+            self._digests.pop((old.interval, old.auditor), None)
+        del self._heard[:-MAX_HEARD]
+
+    def recall(self, reports: Iterable[Report]) -> None:
+        """What earlier desks heard, oldest first: all of it came before what this one has heard."""
+        own, digests, self._heard = self._heard, self._digests, []
+        for report in reports:
+            self.heard(report, is_canary=False)
+        since = len(self._heard)
+        self._heard += [
+            Heard(since + at, one.auditor, one.interval, one.finding, one.is_canary) for at, one in enumerate(own, start=1)
+        ]
+        self._digests = {**self._digests, **digests}
+
+    def see(self, interval: str, truth: Truth) -> bool:
+        """What is true of an interval; whether that is news."""
+        before, self._truth[interval] = self._truth.get(interval), truth
+        return before is not truth
+
+    def settle(self) -> tuple[list[Pay], dict[str, str]]:
+        """Who pays now, each once, and what passed on their word alone, with the reason why it is audited again."""
+        if len(self._truth) > 2 * MAX_HEARD or not self._heard:
+            known = {one.interval for one in self._heard}
+            self._truth = {name: truth for name, truth in self._truth.items() if name in known}
+        pays, again = list[Pay](), dict[str, str]()
+        for auditor, payment in sorted(payments(self._heard, self._truth).items()):
+            if auditor in self._paid:
+                continue
+            self._paid.add(auditor)
+            wrong = Finding.PASS if payment is Payment.WAVED_THROUGH else Finding.FAULT
+            untrue = Truth.WRONG if payment is Payment.WAVED_THROUGH else Truth.RIGHT
+            told = next(
+                one for one in self._heard
+                if (one.auditor, one.finding) == (auditor, wrong) and self._truth.get(one.interval) is untrue
+            )  # fmt: skip
+            pays.append(Pay(auditor, payment, told.interval, self._digests.get((told.interval, auditor), "")))
+            for name in sorted(audited_again(self._heard, self._truth, auditor)):
+                again[name] = f"{auditor[:8]} passed it, and {payment.value}"
+        return pays, again

@@ -1,0 +1,80 @@
+"""Failures that manifests tell, whoever decided them: believed here only as far as their evidence proves itself to this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from dcnr.errors import Corrupt, DcnrError, NotFound, Refused
+from dcnr.v1 import model_pb2
+from orchestrator.signal import Signal
+from orchestrator.view import JobFacts, ModelView
+from trust.folding import Told
+
+if TYPE_CHECKING:
+    from orchestrator.runtime import Shared
+
+LOOK_AGAIN_S: Final = 30.0
+"""Evidence that could not be read or measured is tried again after this time."""
+MAX_LOOKS: Final = 1024
+_log = structlog.get_logger("orchestrator")
+
+
+class OthersVerdicts:
+    """One per model. ``stirred`` fires when something was looked at."""
+
+    def __init__(self, model: str, shared: Shared, job: Callable[[str], Awaitable[JobFacts]], stirred: Signal) -> None:
+        self._model, self._shared, self._job, self._stirred = model, shared, job, stirred
+        self._looks: dict[str, float] = {}
+        """Evidence being looked at, or not to be looked at before that time."""
+
+    def look(self, view: ModelView, group: asyncio.TaskGroup) -> None:
+        """Begins to look at evidence that manifests name and that this process has not verified."""
+        now = self._shared.clock.monotonic()
+        for model, one in self._shared.standings.unverified():
+            if model == self._model and now >= self._looks.get(one.evidence, float("-inf")) and len(self._looks) < MAX_LOOKS:
+                self._looks[one.evidence] = float("inf")
+                group.create_task(self._look(view, one))
+
+    async def _look(self, view: ModelView, told: Told) -> None:
+        eyes, standings = self._shared.own_eyes, self._shared.standings
+        try:
+            if eyes is None:
+                return
+            record, data = await self._found(view, told)
+            proven = await eyes.prove(record, data, lambda: self._job(record.job_id))
+            is_equivocation = proven.kind == model_pb2.FAULT_KIND_EQUIVOCATION
+            if proven.accused != told.pnode_id or (not is_equivocation and proven.interval != told.interval):
+                raise Refused("evidence against somebody or something else", code="unproven")
+            if is_equivocation:
+                standings.equivocated(told.pnode_id, told.evidence, told.decided_s)
+            standings.verified(told.evidence)
+            del self._looks[told.evidence]
+        except (Refused, Corrupt) as error:
+            standings.refuted(told.evidence)
+            del self._looks[told.evidence]
+            self._shared.history.say(
+                "evidence_refuted", told.pnode_id, error.message, interval=told.interval[:16], evidence=told.evidence
+            )
+        except DcnrError as error:
+            _log.info("evidence_unread", evidence=told.evidence, reason=error.message)
+        finally:
+            if told.evidence in self._looks:
+                self._looks[told.evidence] = self._shared.clock.monotonic() + LOOK_AGAIN_S
+        self._stirred.fire()
+
+    async def _found(self, view: ModelView, told: Told) -> tuple[model_pb2.FaultRecord, bytes]:
+        """The record; of an earlier job it lies with one of the VNodes."""
+        eyes = self._shared.own_eyes
+        assert eyes is not None
+        known = view.chain.ledger.intervals.get(told.interval) if view.chain is not None else None
+        vnodes = [known.vnode] if known is not None else [entry.vnode for entry in view.manifest.entries] if view.manifest else []
+        for vnode in vnodes:
+            try:
+                return await eyes.record(self._model, vnode, told.evidence)
+            except NotFound:
+                continue
+        raise NotFound(f"no evidence {told.evidence[:12]}", code="no_evidence")
