@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -35,6 +35,7 @@ from pnode.duties import Duties
 from pnode.gifts import Gifts
 from pnode.halts import Halts
 from pnode.headcheck import HeadCheck
+from pnode.hearing import Hearing
 from pnode.home import Home
 from pnode.lent import advertised_host, limits_of, options_of, rule_of, threads_of
 from pnode.local import LocalDoor, Owner
@@ -42,7 +43,8 @@ from pnode.neighbours import Neighbours
 from pnode.pausing import Pausing
 from pnode.probe import Machine
 from pnode.provision import Provisioner
-from pnode.report import SOFTWARE, Journal, WorkerFacts, news_of, state_name
+from pnode.report import SOFTWARE, Journal, WorkerFacts, state_name
+from pnode.seat_duties import Around, SeatDuties
 from pnode.snapshots import Shelf
 from pnode.standing import Standing
 from pnode.supervisor import WORKER, Supervisor, Worker, WorkerOptions
@@ -102,13 +104,23 @@ class Daemon:
                 )
                 await self._door.open(self._home.socket)
                 supervised, streams, uploads = self._supervisor.run(), self._streams.run(), self._uploads.run()
-                works = (supervised, streams, uploads, self._tell(), self._watch(), self._halts.run(), self._audits.run())
+                works = (
+                    supervised,
+                    streams,
+                    uploads,
+                    self._tell(),
+                    self._watch(),
+                    self._halts.run(),
+                    self._audits.run(),
+                    self._seats.run(),
+                )
                 tasks = [group.create_task(work) for work in works]
                 self._on_ready(self)
                 await self._stop.wait()
                 await self._leave()
                 self._duties.stop()
                 self._audits.stop()
+                self._seats.stop()
                 self._neighbours.stop()
                 for task in tasks[1:]:
                     task.cancel()
@@ -198,7 +210,7 @@ class Daemon:
                 log_path=home.log / "worker.log", environment=self._environment, program=self._program,
             ),
             next_incarnation=lambda: home.next_incarnation(self._clock.wall()),
-            on_up=self._worker_up, on_message=self._from_worker, on_down=self._worker_down,
+            on_up=self._worker_up, on_message=lambda worker, message: self._hearing.heard(message), on_down=self._worker_down,
         )  # fmt: skip
         self._halts = Halts(self._pausing, self._supervisor, self._now, hand_over=self._hand_all_over, tell=self._tell_capability)
         self._door = LocalDoor(
@@ -232,11 +244,20 @@ class Daemon:
             membership=self._membership, orchestrators=self._orchestrators, network_id=self._policy.network_id, wanted=self._duties.neighbours,
             send=self._send, clock=self._clock, say=self.journal.say, group=group,
         )  # fmt: skip
+        around = Around(
+            lambda: self._policy, self._cache.file, provisioner, self._budget, options, self._duties, lambda: self._standing.delegation,
+            lambda: self._telling.takes_no_work(), self._send, self._changed, self.journal.say, self._clock,
+        )  # fmt: skip
+        self._seats = SeatDuties(around, group)
         self._shards = Shards(self._cache, send=self._send, journal=self.journal, group=group)
         self._telling = Telling(
             self._key.node_id, self._policy, self._machine, self._clock, self._now, self._known_orchestrators, self._membership,
             self._budget, self._duties, self._neighbours,
-            self._streams, self._uploads, self._pausing, self.journal,
+            self._streams, self._uploads, self._pausing, self.journal, self._seats,
+        )  # fmt: skip
+        self._hearing = Hearing(
+            self._now, self._duties, self._neighbours, self._uploads, self._shards, self._audits, self._seats, self.journal, self._drained,
+            self._changed,
         )  # fmt: skip
         self._membership.update_self(capability=self._telling.capability())
 
@@ -270,6 +291,8 @@ class Daemon:
                         await self._durable(replica, checkpoint.lineage, checkpoint.digest)
             case "audit_task" | "challenge":
                 await self._audits.asked(node_id, message)
+            case "seats":
+                self._seats.wished(node_id, message.seats)
             case "welcome":
                 self._now.reachable = "direct" if message.welcome.reachable else "not"
                 self.journal.say("attached", node_id, f"as {state_name(message.welcome.state)}")
@@ -283,6 +306,7 @@ class Daemon:
         self._membership.update_self(capability=self._telling.capability())
         self._neighbours.worker_up()
         self.journal.say("worker_started", self._key.node_id, f"incarnation {worker.incarnation} on {worker.hello.device or 'cpu'}")
+        await self._seats.worker_up()
         await self._duties.worker_up()
         await self._neighbours.refresh()
 
@@ -291,40 +315,10 @@ class Daemon:
         self._standing.end()
         self._duties.worker_down(self._now.worker.reason)
         self._audits.worker_down(self._now.worker.reason)
+        self._seats.worker_down()
         self.journal.say("worker_ended", self._key.node_id, self._now.worker.reason)
         self._drained.set()
         self._changed()
-
-    async def _from_worker(self, worker: Worker, message: local_pb2.FromWorker) -> None:
-        match message.WhichOneof("kind"):
-            case "report":
-                self._worker_reported(message.report)
-            case "snapshot":
-                await self._uploads.added(message.snapshot)
-            case "lost":
-                self._neighbours.lost(message.lost)
-                self._changed()
-            case "shards":
-                self._shards.wanted(message.shards)
-            case "event":
-                self.journal.add(message.event)
-            case "drained":
-                self._drained.set()
-            case "audited" | "gathered":
-                await self._audits.heard(message)
-
-    def _worker_reported(self, report: local_pb2.WorkerReport) -> None:
-        before = self._news_of(self._now.worker.replicas.values())
-        self._now.worker.replicas = {item.replica: item for item in report.replicas}
-        self._now.worker.rss_bytes = int(report.rss_bytes)
-        self._neighbours.reached({item.pnode_id for item in report.evidence})
-        for item in report.replicas:
-            self._duties.worker_reported(item)
-        if before != self._news_of(report.replicas):
-            self._changed()
-
-    def _news_of(self, reports: Iterable[orchestrator_pb2.ReplicaReport]) -> dict[str, tuple[object, ...]]:
-        return {item.replica: news_of(item, has_learned_all=self._duties.has_learned_all(item)) for item in reports}
 
     async def _send(self, message: local_pb2.ToWorker) -> bool:
         worker = self._supervisor.worker
@@ -388,11 +382,6 @@ class Daemon:
         return self._telling.status()
 
     # -- small parts -----------------------------------------------------------------------------------------------------------------
-
-    def _takes_no_work(self) -> str:
-        return (
-            "" if self._telling.capability().accepts_work and self._now.worker.alive else "this machine takes no work at the moment"
-        )
 
     def _log_event(self, event: common_pb2.Event) -> None:
         _log.info(event.kind, subject=event.subject, reason=event.reason)

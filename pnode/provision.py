@@ -14,6 +14,7 @@ from dataservice.dataset_manifest import MAX_MANIFEST_BYTES as MAX_DATASET_MANIF
 from dcnr import limits
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.graph import dataset_refs, graph_from_bytes, stages_of_graph
+from dcnr.intervals import IntervalSet
 from dcnr.specs import Registry
 from dcnr.stages import Stage
 from dcnr.v1 import data_pb2, model_pb2
@@ -26,6 +27,8 @@ from vnode.costs import ReplicaCost, replica_cost
 Donated = Callable[[str, data_pb2.ObjectRef, int], Awaitable[Path]]
 """A local file with the state of that reference and size, given by the named PNode, verified by digest. Raises DcnrError."""
 MAX_DONORS = 4
+MAX_JOBS = 2
+"""Kept in memory: the one that is trained, and the one whose states are served."""
 
 
 async def nobody_gives(pnode_id: str, ref: data_pb2.ObjectRef, size_bytes: int) -> Path:
@@ -81,7 +84,8 @@ class Provisioner:
             kind=data_pb2.OBJECT_KIND_DATASET_MANIFEST, owner=dataset_refs(graph)["train"].name, digest=request.dataset_digest
         )
         job = Job(request, graph, graph_bytes, stages, await self._fetch(data_ref, MAX_DATASET_MANIFEST_BYTES))
-        self._jobs = {desired.request_digest: job}
+        newest = list(self._jobs.items())[1 - MAX_JOBS :]
+        self._jobs = {**dict(newest), desired.request_digest: job}
         return job
 
     def cost(self, job: Job, vnode: str) -> ReplicaCost:
@@ -125,6 +129,21 @@ class Provisioner:
             f"no state of {vnode} can be read: {'; '.join(remarks) or 'no checkpoint is known'}", code="no_state",
             remedy="wait for the store or an orchestrator",
         )  # fmt: skip
+
+    async def named(self, model: str, checkpoint: model_pb2.Checkpoint) -> Path:
+        """A local file with a checkpoint that a manifest names: a snapshot of this machine's own, else from who made it, else from the store.
+
+        Raises Corrupt, NotFound, Unavailable.
+        """
+        vnode, digest = checkpoint.vnode, checkpoint.digest
+        for own in await self._shelf.candidates(model, checkpoint.job_id, vnode):
+            if own.digest == digest:
+                return own.path
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=model, owner=vnode, digest=digest)
+        wanted = StartingState(
+            Path(), digest, "", IntervalSet.empty(), "store", size_bytes=int(checkpoint.size_bytes), maker=checkpoint.pnode_id
+        )
+        return (await self._brought(wanted, ref, (), [])).path
 
     async def _usable(
         self, job: Job, vnode: str, candidates: Sequence[StartingState], donors: Sequence[str], remarks: list[str]

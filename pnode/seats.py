@@ -21,13 +21,12 @@ from pnode.infer_places import Computed, infer, unless_gone
 from pnode.infer_reads import Asking, Reads
 from pnode.infer_words import Travelling
 from pnode.pace import Pace
+from pnode.seating import LOADING, Key
 from vnode.torch_compute import TorchCompute
 
 MAX_SEATS: Final = 64
 WEIGHT: Final = 0.1
 """Of the newest question in the moving average."""
-Key = tuple[str, str, str]
-"""Model, VNode, digest of the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Seat:
     """One named state: an `infer_places.Place` once it is loaded."""
 
     def __init__(self, order: local_pb2.HostSeat, thread: ThreadPoolExecutor, pace: Pace, clock: Clock) -> None:
-        self.order, self.reason = order, "it is being loaded"
+        self.order, self.reason = order, LOADING
         self._thread, self._pace, self._clock = thread, pace, clock
         self._loaded: _Loaded | None = None
         self._never = asyncio.Event()
@@ -123,7 +122,7 @@ class Seats:
             self._news()
             return
         known = self._seats.get(key)
-        if known is not None and (known.is_ready or known.order == order):
+        if known is not None and (known.is_ready or known.reason == LOADING):
             return
         if known is None and len(self._seats) >= MAX_SEATS:
             raise InvalidInput(f"there are {MAX_SEATS} seats already", code="too_many_seats")

@@ -39,6 +39,11 @@ class Standing:
         self._locations: dict[str, str] = {}
         """Replicas with their models, of which something was published."""
 
+    @property
+    def delegation(self) -> identity_pb2.Envelope | None:
+        """Of the worker that runs; None where none does."""
+        return self._delegation if self._worker is not None else None
+
     async def begin(self, worker: Worker) -> None:
         """A new worker has said hello: it gets its delegation, and everybody hears of it."""
         self._worker, self._published = worker, {}

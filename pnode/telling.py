@@ -18,6 +18,7 @@ from pnode.neighbours import Neighbours
 from pnode.pausing import Pausing
 from pnode.probe import Machine
 from pnode.report import SOFTWARE, Journal, WorkerFacts, state_of, why
+from pnode.seat_duties import SeatDuties
 from pnode.uploads import Uploads
 from trust.network import NetworkPolicy
 
@@ -55,6 +56,7 @@ class Telling:
     uploads: Uploads
     pausing: Pausing
     journal: Journal
+    seats: SeatDuties
 
     def hello(self) -> orchestrator_pb2.Hello:
         """The first message of a control stream."""
@@ -74,7 +76,7 @@ class Telling:
             capability=self.capability(), free_memory_bytes=max(0, self.budget.free_memory_bytes),
             draining=self.now.draining or self.now.halting, worker_alive=worker.alive,
             worker_reason=self.pausing.reason if self.pausing.is_paused else worker.reason, incarnation=worker.incarnation,
-            events=self.journal.since(0)[-16:], advert=self.membership.own_advert,
+            events=self.journal.since(0)[-16:], advert=self.membership.own_advert, seats=self.seats.reports(),
         )  # fmt: skip
 
     def capability(self) -> membership_pb2.Capability:

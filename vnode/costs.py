@@ -43,9 +43,14 @@ def window_batches(input_bytes: int) -> int:
     return max(1, min(limits.WINDOW_BATCHES, limits.WINDOW_BYTES // max(1, input_bytes)))
 
 
-def seat_bytes(stage: Stage) -> int:
-    """Memory of a seat: what a PNode needs to answer questions for ``stage`` besides its training."""
-    return SEAT_COPIES * stage.num_parameters * FLOAT_BYTES + SEAT_OVERHEAD_BYTES
+def seat_bytes(stage: Stage, batch_size: int) -> int:
+    """Memory of a seat: what a PNode needs to answer questions of at most ``batch_size`` samples for ``stage`` besides its training."""
+    return seat_alone_bytes(stage, batch_size) + (SEAT_COPIES - 1) * stage.num_parameters * FLOAT_BYTES
+
+
+def seat_alone_bytes(stage: Stage, batch_size: int) -> int:
+    """The same for a seat that lets go of its state before it loads the next one."""
+    return stage.num_parameters * FLOAT_BYTES + batch_size * stage.activation_bytes + SEAT_OVERHEAD_BYTES
 
 
 def replica_cost(stage: Stage, registry: Registry, batch_size: int) -> ReplicaCost:
