@@ -61,9 +61,9 @@ class Served:
     whole_since: float | None = None
 
 
-def seat_costs(stages: Sequence[Stage]) -> tuple[SeatCost, ...]:
-    """In topological order."""
-    return tuple(SeatCost(stage.id, seat_bytes(stage)) for stage in stages)
+def seat_costs(stages: Sequence[Stage], batch_size: int) -> tuple[SeatCost, ...]:
+    """In topological order, for questions of at most ``batch_size`` samples."""
+    return tuple(SeatCost(stage.id, seat_bytes(stage, batch_size)) for stage in stages)
 
 
 def next_served(served: Served | None, newest: str, now: float, *, is_whole: bool, is_final: bool) -> Served:

@@ -95,7 +95,7 @@ class Serving:
         if self._served is None and not candidate:
             return
         current = self.versions.get(self._served.manifest_digest) if self._served is not None else None
-        whole = current is not None and is_whole(seat_costs(current.stages), self._ready(current))
+        whole = current is not None and is_whole(seat_costs(current.stages, current.batch_size), self._ready(current))
         following = candidate or (self._served.manifest_digest if self._served is not None else "")
         self._served = next_served(self._served, following, now, is_whole=whole, is_final=not view.head.active.job_id)
         if whole and current is not None and self._told != current.manifest_digest == self._served.manifest_digest:
@@ -108,7 +108,7 @@ class Serving:
 
     def _seat(self, version: Version, served: Served, now: float) -> None:
         """Brings what is wished up to date and says it where it is not followed."""
-        costs = seat_costs(version.stages)
+        costs = seat_costs(version.stages, version.batch_size)
         found = seating(costs, self._hosts(costs, now))
         for node_id in {*found, *self._wishes, *(record.node_id for record, _ in self._seats())}:
             wish = Wish(

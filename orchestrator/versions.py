@@ -41,6 +41,11 @@ class Version:
         """In topological order."""
         return self.job.stages
 
+    @property
+    def batch_size(self) -> int:
+        """Samples of a question at most."""
+        return int(self.job.graph.train.batch_size)
+
     def serves(self, vnode: str, state_digest: str) -> bool:
         """Whether that state is this version's."""
         return vnode in self.states and self.states[vnode].digest == state_digest
