@@ -37,6 +37,7 @@ def create_routes(context: Context) -> FastAPI:
     app.add_exception_handler(RestError, _rest)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _fault)
     return app
 
 
@@ -81,6 +82,12 @@ async def _http(request: Request, error: Any) -> Response:
     del request
     code = _OF_STATUS.get(error.status_code, "INVALID_PAYLOAD")
     return _response(RestError(code, str(error.detail), headers=error.headers))
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    """Of what is no typed error nothing is told; the gate, which it reaches next, logs it."""
+    del request, error
+    return _response(RestError("INTERNAL", "internal error"))
 
 
 def _response(error: RestError) -> Response:

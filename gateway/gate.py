@@ -28,6 +28,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES: Final = limits.MAX_MESSAGE_BYTES
 MAX_HEADERS: Final = 64
+MAX_HEADER_BYTES: Final = 16 * limits.KIB
 MAX_URL_BYTES: Final = 4096
 BODY_TIMEOUT_S: Final = 20.0
 REQUEST_TIMEOUT_S: Final = 60.0
@@ -121,8 +122,9 @@ def _asked(scope: Scope) -> Asked:
     url = len(scope.get("raw_path") or b"") + len(scope["query_string"])
     if url > MAX_URL_BYTES:
         raise RestError("URL_TOO_LONG", f"a URL of {url} bytes, at most {MAX_URL_BYTES} are taken")
-    if len(scope["headers"]) > MAX_HEADERS:
-        raise RestError("HEADERS_TOO_LARGE", f"{len(scope['headers'])} headers, at most {MAX_HEADERS} are taken")
+    size = sum(len(key) + len(value) for key, value in scope["headers"])
+    if len(scope["headers"]) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+        raise RestError("HEADERS_TOO_LARGE", f"at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together are taken")
     client = scope.get("client")
     headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
     query = scope["query_string"].decode("latin-1")

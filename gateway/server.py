@@ -24,6 +24,7 @@ from gateway.app import create_app
 from gateway.context import Context
 from gateway.errors import RestError
 from gateway.feeds import Feeds
+from gateway.gate import MAX_HEADER_BYTES
 from gateway.keys import FILE, KeyFile, KeyRing
 from gateway.metrics import Metrics
 from gateway.views import Views
@@ -32,7 +33,6 @@ from trust.network import NetworkPolicy
 
 DEFAULT_LISTEN: Final = "127.0.0.1:7780"
 BACKLOG: Final = 1024
-MAX_HEADER_BYTES: Final = 16 * 1024
 MAX_CONNECTIONS: Final = 4096
 SILENT_S: Final = 15
 """A connection on which no whole request has come is closed."""

@@ -74,6 +74,7 @@ def test_the_network_tells_its_figures(here: Town) -> None:
 
 def test_places_are_bounded_and_given_back(here: Town) -> None:
     with here.client() as client:
+        here.until(lambda: "dcnr_gateway_watchers 0.0" in client.get("/metrics").text, "watchers of other tests are gone")
         opened = [watch(client, "/v1/events") for _ in range(3)]
         for stream in opened:
             stream.__enter__()
@@ -91,6 +92,7 @@ def test_a_quiet_stream_says_that_it_lives_and_a_stalled_one_is_cut(
     here: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.watching.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("gateway.watching.WATCH_INTERVAL_S", 0.2)
     monkeypatch.setattr("gateway.watching.STALLED_S", 1.0)
     with here.client() as client, watch(client, f"/v1/jobs/{JOB}/events") as stream:
         assert {"comment": ": here"} in events(stream.iter_lines())
