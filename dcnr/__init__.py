@@ -6,6 +6,8 @@ Importing this package is cheap: no grpc, no torch. Public names are resolved on
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Answer": "dcnr.sdk",
+    "Ask": "dcnr.sdk",
     "AsyncClient": "dcnr.sdk",
     "Client": "dcnr.sdk",
     "Draft": "dcnr.sdk",

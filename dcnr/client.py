@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -17,6 +17,13 @@ from dcnr.ids import NodeId
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.errors import error_from_rpc
+
+TOLD: Final = frozenset(
+    ("answers_differ", "busy", "depth_unavailable", "no_server", "rate_limited", "too_few_ways", "version_not_served")
+)
+"""What an orchestrator says of the model, not of itself: another one is asked, and if none can do better the caller hears it."""
+FINAL: Final = frozenset(("deadline_exceeded",))
+"""What no other orchestrator would say otherwise: the caller's time is over."""
 
 Known = Callable[[], Sequence[tuple[NodeId, Sequence[str]]]]
 """Orchestrators with their control addresses, best first."""
@@ -46,24 +53,27 @@ class Orchestrators:
     ) -> Any:  # fmt: skip
         """The first answer of an orchestrator, ``prefer`` and the last good one asked first.
 
-        Raises the typed error of whoever answered, also where all say that the store is in trouble; Unavailable with all reasons when nobody did.
+        Raises the typed error of whoever answered, also where all say that the store is in trouble or the model cannot answer; Unavailable with all
+        reasons when nobody did.
         """
         reasons: list[str] = []
-        store_trouble: Unavailable | None = None
+        told: Unavailable | None = None
         for node_id, addresses in self._ordered(prefer):
             try:
                 connection = await self.connection(node_id, addresses)
                 answer = await connection.call(getattr(stub(connection.channel), method), request, timeout_s=timeout_s)
             except Unavailable as error:
                 reasons.append(f"{node_id[:8]}: {error.message}")
-                if error.code.startswith("store_"):
-                    store_trouble = error
+                if error.code in FINAL:
+                    raise
+                if error.code.startswith("store_") or error.code in TOLD:
+                    told = error
                 elif not isinstance(error, TimedOut):
                     await self._drop(node_id)
                 continue
             self._last_good = node_id
             return answer
-        raise store_trouble or self._nobody(reasons)
+        raise told or self._nobody(reasons)
 
     async def stream(
         self, stub: Callable[[Any], Any], method: str, request: Any, *, timeout_s: float, prefer: NodeId | None = None

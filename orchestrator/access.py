@@ -1,4 +1,5 @@
-"""Who may read and write which object: maintainers what they make, PNodes what they host, everybody with a session the public documents. Pure."""
+"""Who may read and write which object: maintainers what they make, PNodes what they host, everybody with a session the public documents. Who may ask
+questions, and how often. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from typing import Final
 
 from dataservice import keys
 from dcnr import limits
-from dcnr.errors import InvalidInput, Refused
+from dcnr.errors import InvalidInput, Refused, Unavailable
 from dcnr.ids import check_digest, node_id_of
 from dcnr.v1 import data_pb2
 from trust.network import NetworkPolicy
+from trust.rates import Rate, TokenBuckets
 
 _K = data_pb2
 PUBLIC: Final = frozenset(
@@ -28,6 +30,8 @@ MAINTAINERS_WRITE: Final = frozenset(
 )  # fmt: skip
 PNODES_WRITE: Final = frozenset((_K.OBJECT_KIND_STATE, _K.OBJECT_KIND_COMMIT, _K.OBJECT_KIND_EVIDENCE))
 MAX_DATASET_MANIFEST_BYTES: Final = 32 * limits.MIB
+STRANGERS_ASK: Final = Rate(per_s=20.0, burst=200.0)
+"""Questions of one subnet by callers that are neither maintainers nor nodes of the network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,21 @@ def caller_of(policy: NetworkPolicy, node_id: str, pnode_id: str | None, known: 
     maintainers: Collection[str] = {node_id_of(key) for key in policy.document.maintainer_keys}
     identity = pnode_id or node_id
     return Caller(identity, node_id in maintainers, policy.is_orchestrator(node_id), known(identity))
+
+
+class AskLimits:
+    """How often questions may be asked: who is known here as often as there is room, strangers at a rate per subnet, since keys cost nothing."""
+
+    def __init__(self) -> None:
+        self._strangers = TokenBuckets(STRANGERS_ASK)
+
+    def check(self, caller: Caller, subnet: str, now: float) -> None:
+        """Raises Unavailable (``rate_limited``) with the time to wait."""
+        if caller.maintainer or caller.orchestrator or caller.pnode:
+            return
+        wait_s = self._strangers.wait_s(subnet, now)
+        if wait_s:
+            raise Unavailable("too many questions from there", code="rate_limited", retry_after_s=wait_s, remedy="ask more slowly")
 
 
 def key_of(ref: data_pb2.ObjectRef) -> tuple[str, int]:

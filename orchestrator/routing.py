@@ -35,6 +35,21 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What is known here of PNodes beside their reports."""
+
+    round_trips: Mapping[str, float] = field(default_factory=dict)
+    """Seconds, measured by earlier questions."""
+    asked: Mapping[str, int] = field(default_factory=dict)
+    """Questions of ours that are on their way through them: reports are older."""
+
+    def cost_s(self, item: Candidate, last: str) -> float:
+        """Seconds until the stage is computed there, after a stage at ``last``."""
+        away_s = 0.0 if item.pnode_id == last else self.round_trips.get(item.pnode_id, UNKNOWN_ROUND_TRIP_S)
+        return away_s + (max(item.queued, self.asked.get(item.pnode_id, 0)) + 1) * (item.compute_s or UNKNOWN_COMPUTE_S)
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """Who can compute what of one version; ``manifest_digest`` is empty for live weights."""
 
@@ -74,11 +89,9 @@ class Way:
         """All that take part."""
         return frozenset(hop.pnode_id for hop in self.hops)
 
-    def expected_s(self, round_trips: Mapping[str, float]) -> float:
+    def expected_s(self, load: Load) -> float:
         """Queues, computing and hops, as far as they are known."""
-        return sum(
-            _cost_s(hop, self.hops[number - 1].pnode_id if number else "", round_trips) for number, hop in enumerate(self.hops)
-        )
+        return sum(load.cost_s(hop, self.hops[number - 1].pnode_id if number else "") for number, hop in enumerate(self.hops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +106,7 @@ class Avoid:
     """How often a PNode disappointed: those of fewest faults are taken."""
 
 
-def find_way(
-    tables: Sequence[Table], exit_: str, rng: Random, round_trips: Mapping[str, float], avoid: Avoid | None = None
-) -> Way | None:
+def find_way(tables: Sequence[Table], exit_: str, rng: Random, load: Load, avoid: Avoid | None = None) -> Way | None:
     """The way that reaches deepest; of equals one of the earliest table. ``exit_`` empty: the deepest of each table. None: nobody is there.
 
     Raises InvalidInput where no table has that exit.
@@ -115,7 +126,7 @@ def find_way(
     _, table, reached, missing = best
     hops: list[Candidate] = []
     for vnode in reached:
-        hops.append(_pick(_able(table, vnode, shun), hops[-1].pnode_id if hops else "", rng, round_trips, shun))
+        hops.append(_pick(_able(table, vnode, shun), hops[-1].pnode_id if hops else "", rng, load, shun))
     return Way(table, tuple(hops), missing)
 
 
@@ -135,7 +146,7 @@ def _able(table: Table, vnode: str, shun: Avoid) -> list[Candidate]:
     return [item for item in table.candidates.get(vnode, ()) if item.pnode_id not in shun.banned and item.owner not in shun.owners]
 
 
-def _pick(able: list[Candidate], last: str, rng: Random, round_trips: Mapping[str, float], shun: Avoid) -> Candidate:
+def _pick(able: list[Candidate], last: str, rng: Random, load: Load, shun: Avoid) -> Candidate:
     fewest = min(shun.faults.get(item.pnode_id, 0) for item in able)
     able = sorted(
         (item for item in able if shun.faults.get(item.pnode_id, 0) == fewest), key=lambda item: (item.pnode_id, item.replica)
@@ -143,10 +154,4 @@ def _pick(able: list[Candidate], last: str, rng: Random, round_trips: Mapping[st
     here = [item for item in able if item.pnode_id == last]
     others = [item for item in able if item.pnode_id != last]
     drawn = here[:1] + rng.sample(others, min(len(others), 2 - len(here[:1])))
-    return min(drawn, key=lambda item: (_cost_s(item, last, round_trips), item.pnode_id))
-
-
-def _cost_s(item: Candidate, last: str, round_trips: Mapping[str, float]) -> float:
-    """Seconds until the stage is computed there."""
-    away_s = 0.0 if item.pnode_id == last else round_trips.get(item.pnode_id, UNKNOWN_ROUND_TRIP_S)
-    return away_s + (item.queued + 1) * (item.compute_s or UNKNOWN_COMPUTE_S)
+    return min(drawn, key=lambda item: (load.cost_s(item, last), item.pnode_id))

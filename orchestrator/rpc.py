@@ -11,9 +11,12 @@ from dcnr import limits
 from dcnr.errors import InvalidInput, NotFound, Unavailable
 from dcnr.graph import graph_from_bytes, stages_of_graph
 from dcnr.ids import check_name, check_node_id
+from dcnr.rpc.guard import caller_of as call_of
 from dcnr.rpc.guard import peer_of
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2, orchestrator_pb2_grpc
+from orchestrator.access import AskLimits, caller_of
 from orchestrator.admission import admit, record_cancel
+from orchestrator.asking import Asking
 from orchestrator.attach import AttachService
 from orchestrator.changes import TERMINAL
 from orchestrator.costs import stage_costs
@@ -66,8 +69,9 @@ class Models(Protocol):
 class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """See the module."""
 
-    def __init__(self, models: Models, attach: AttachService, directory: Directory) -> None:
-        self._models, self._attach, self._directory = models, attach, directory
+    def __init__(self, models: Models, attach: AttachService, directory: Directory, asking: Asking) -> None:
+        self._models, self._attach, self._directory, self._asking = models, attach, directory, asking
+        self._ask_limits = AskLimits()
         self._shared = models.shared
         self._previews = asyncio.Semaphore(PREVIEW_AT_ONCE)
 
@@ -235,6 +239,13 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             plan=plan, seconds_per_batch=slowest_s, estimate_s=slowest_s * request.num_batches
         )
 
+    async def Forward(self, request: orchestrator_pb2.ForwardRequest, context: Any) -> orchestrator_pb2.ForwardResponse:
+        """The model's answer, from here or, where too few PNodes are attached here, from the head's holder."""
+        peer, shared = peer_of(context), self._shared
+        caller = caller_of(shared.policy, peer.node_id, peer.pnode_id, lambda node_id: node_id in shared.inventory.nodes())
+        self._ask_limits.check(caller, call_of(context).subnet, shared.clock.monotonic())
+        return await self._asking.forward(self._only(request.model), request, may_pass_on=not caller.orchestrator)
+
     async def GetStatus(self, request: orchestrator_pb2.GetStatusRequest, context: Any) -> orchestrator_pb2.GetStatusResponse:
         """About this orchestrator."""
         del request, context
@@ -255,6 +266,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             attached=shared.inventory.num_attached(),
             dht_lookups=self._directory.dht_lookups,
             events=shared.history.since(0, STATUS_EVENTS),
+            serving=self._asking.figures.view(),
         )
 
     def _nodes(self) -> list[orchestrator_pb2.NodeView]:

@@ -31,9 +31,13 @@ from dcnr.settings import OrchestratorSettings
 from dcnr.v1 import data_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2, orchestrator_pb2_grpc
 from membership.gossip import Gone, GoneReason, GossipEvent
 from membership.node import Membership
+from orchestrator.asking import Asking
 from orchestrator.attach import AttachService, tell_transitions
+from orchestrator.candidates import Workers
 from orchestrator.datarpc import DataServicer
 from orchestrator.history import History
+from orchestrator.holders import Holders
+from orchestrator.infer_streams import InferStreams
 from orchestrator.inventory import Inventory
 from orchestrator.keeping import Keeper
 from orchestrator.offers import PlanPolicy
@@ -43,6 +47,7 @@ from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ViewLoader
 from trust.addresses import join_address
 from trust.caps import IDS_PER_SUBNET
+from trust.delegation import VerifiedDelegation
 from trust.draw_secret import load_or_create_secret
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
@@ -193,7 +198,8 @@ async def _serve(
             reach=lambda node, where: _reach(dialer, node, where),
             probe=membership.probe,
         )
-        services = OrchestratorServicer(models, attach, membership)
+        asking = _asking(shared, membership, dialer, rng)
+        services = OrchestratorServicer(models, attach, membership, asking)
         _register(server, services, data, membership)
         port = await server.start(settings.listen_host, settings.control_port)
         host = settings.advertise_host or ("127.0.0.1" if settings.listen_host in ("0.0.0.0", "::", "") else settings.listen_host)
@@ -202,7 +208,7 @@ async def _serve(
         await membership.start(join_address(host, port), settings.listen_host, settings.dht_port)
         keeper = Keeper(shared, models.runtimes)
         await keeper.begin()
-        works = (models.discover(), _judge(shared, attach, membership), shared.history.run(), keeper.run())
+        works = (models.discover(), _judge(shared, attach, membership), shared.history.run(), keeper.run(), asking.run())
         tasks = [group.create_task(work) for work in works]
         shared.history.say("orchestrator_started", shared.key.node_id, f"it listens on {join_address(host, port)}")
         on_ready(host, port)
@@ -210,6 +216,7 @@ async def _serve(
         models.close()
         await membership.stop()
         await server.stop(STOP_GRACE_S)
+        await asking.close()
         for task in tasks:
             task.cancel()
 
@@ -242,6 +249,22 @@ def _gossiped(shared: Shared, event: GossipEvent) -> None:
 def _known(shared: Shared, membership: Membership, node_id: str) -> bool:
     record = shared.inventory.nodes().get(node_id)
     return (record is not None and record.beat_at is not None) or membership.find(node_id) is not None
+
+
+def _asking(shared: Shared, membership: Membership, dialer: Dialer, rng: Random) -> Asking:
+    """What brings questions from here."""
+    return Asking(
+        shared,
+        streams=InferStreams(dialer.connect, shared.clock),
+        workers=Workers(shared.policy.network_id, shared.clock.wall, lambda node: _worker(membership, node)),
+        rng=rng,
+        holders=Holders(dialer, membership.find),
+    )
+
+
+def _worker(membership: Membership, node_id: str) -> VerifiedDelegation | None:
+    found = membership.find(node_id)
+    return found.delegation if found is not None else None
 
 
 async def _reach(dialer: Dialer, node_id: str, addresses: list[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from dcnr.cli import data, errors, gateway, job, ledger, local, model, network
+from dcnr.cli import data, errors, gateway, infer, job, ledger, local, model, network
 from dcnr.cli.homes import VersionOption
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app.add_typer(job.app, name="job")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(gateway.app, name="gateway")
 app.add_typer(local.app, name="local")
+infer.add(app)
 local.add_demo(app)
 
 

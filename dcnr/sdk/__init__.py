@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dcnr.sdk.asking import Answer, Ask
     from dcnr.sdk.blocking import Client, connect
     from dcnr.sdk.client import AsyncClient, connect_async
     from dcnr.sdk.signing import Draft
     from dcnr.sdk.staging import Source
     from dcnr.sdk.submission import JobOptions
 
-__all__ = ["AsyncClient", "Client", "Draft", "JobOptions", "Source", "connect", "connect_async"]
+__all__ = ["Answer", "Ask", "AsyncClient", "Client", "Draft", "JobOptions", "Source", "connect", "connect_async"]
 
 _HOMES = {
+    "Answer": "dcnr.sdk.asking",
+    "Ask": "dcnr.sdk.asking",
     "AsyncClient": "dcnr.sdk.client",
     "Client": "dcnr.sdk.blocking",
     "Draft": "dcnr.sdk.signing",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dataservice.dataset_manifest import DatasetManifest
 from dcnr.export import Export
 from dcnr.ids import Digest
+from dcnr.sdk.asking import Answer, Ask, Inputs
 from dcnr.sdk.client import AsyncClient, connect_async, no_progress
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source
@@ -132,6 +133,10 @@ class Client:
     def wait(self, job_id: str, *, model: str = "") -> orchestrator_pb2.JobView:
         """The job once it has ended."""
         return self._loop.run(self._client.wait(job_id, model=model))
+
+    def forward(self, inputs: Inputs, asked: Ask | None = None) -> Answer:
+        """The model's answer to arrays with the batch dimension first."""
+        return self._loop.run(self._client.forward(inputs, asked))
 
     def explain(self, request: orchestrator_pb2.ExplainRequest) -> list[orchestrator_pb2.Explanation]:
         """Why."""

@@ -26,6 +26,7 @@ from dcnr.graph import dataset_refs, graph_digest, graph_from_bytes, graph_to_by
 from dcnr.ids import Digest, check_digest, job_id_of
 from dcnr.rpc.dialer import Dialer
 from dcnr.sdk import submission
+from dcnr.sdk.asking import Answer, Ask, Inputs, answer_of, request_of
 from dcnr.sdk.contact import Contact, find
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source, stage_source
@@ -175,6 +176,18 @@ class AsyncClient:
     async def plan(self, graph: model_pb2.ModelGraph) -> orchestrator_pb2.PreviewPlanResponse:
         """Where the graph would run now and how long it would take, without any effect. Raises InvalidInput, NotFound (``no_dataset``)."""
         return await self._preview(graph, (await self._planned(graph)).num_batches)
+
+    async def forward(self, inputs: Inputs, asked: Ask | None = None) -> Answer:
+        """The model's answer to arrays with the batch dimension first; which weights, which exit and how long is in ``asked``.
+
+        Raises InvalidInput (``bad_shape``, ``bad_dtype``, ``no_such_exit``, ...), NotFound (``no_such_model``, ``not_trained``), Unavailable (``no_server``,
+        ``depth_unavailable``, ``busy``, ``answers_differ``, ...), TimedOut (``deadline_exceeded``).
+        """
+        request = request_of(inputs, asked or Ask())
+        answer = await self.orchestrators.call(
+            OrchestratorServiceStub, "Forward", request, timeout_s=request.deadline_s + limits.CALL_TIMEOUT_S
+        )
+        return answer_of(answer)
 
     # -- asking for work -------------------------------------------------------------------------------------------------------
 

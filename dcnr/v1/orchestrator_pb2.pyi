@@ -2028,6 +2028,7 @@ class GetStatusResponse(_message.Message):
     ATTACHED_FIELD_NUMBER: _builtins.int
     DHT_LOOKUPS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """its id"""
     network_id: _builtins.str
@@ -2054,6 +2055,10 @@ class GetStatusResponse(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Event]:
         """the newest; at most 256"""
 
+    @_builtins.property
+    def serving(self) -> Global___ServingFigures:
+        """questions that were asked here"""
+
     def __init__(
         self,
         *,
@@ -2069,11 +2074,92 @@ class GetStatusResponse(_message.Message):
         attached: _builtins.int = ...,
         dht_lookups: _builtins.int = ...,
         events: _abc.Iterable[_common_pb2.Event] | None = ...,
+        serving: Global___ServingFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["serving", b"serving"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "dht_lookups", b"dht_lookups", "epoch", b"epoch", "events", b"events", "holder", b"holder", "holder_id", b"holder_id", "network_id", b"network_id", "node_id", b"node_id", "software", b"software", "store_ok", b"store_ok", "store_reason", b"store_reason", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "dht_lookups", b"dht_lookups", "epoch", b"epoch", "events", b"events", "holder", b"holder", "holder_id", b"holder_id", "network_id", b"network_id", "node_id", b"node_id", "serving", b"serving", "software", b"software", "store_ok", b"store_ok", "store_reason", b"store_reason", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ServingFigures(_message.Message):
+    """What questions to the model came to at one orchestrator, since its start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FailedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NUM_QUESTIONS_FIELD_NUMBER: _builtins.int
+    NUM_ANSWERED_FIELD_NUMBER: _builtins.int
+    NUM_DEGRADED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    NUM_WAYS_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    P50_S_FIELD_NUMBER: _builtins.int
+    P95_S_FIELD_NUMBER: _builtins.int
+    NUM_COMPARED_FIELD_NUMBER: _builtins.int
+    NUM_DIFFERING_FIELD_NUMBER: _builtins.int
+    num_questions: _builtins.int
+    """asked here, those passed on from here included"""
+    num_answered: _builtins.int
+    """of those"""
+    num_degraded: _builtins.int
+    """of the answered: from a shallower exit than was asked"""
+    num_ways: _builtins.int
+    """ways tried"""
+    in_flight: _builtins.int
+    """asked and not answered yet"""
+    p50_s: _builtins.float
+    """of the last 512 answers, from request to answer"""
+    p95_s: _builtins.float
+    """likewise"""
+    num_compared: _builtins.int
+    """answers that were compared with another way's"""
+    num_differing: _builtins.int
+    """of those: by more than tolerance"""
+    @_builtins.property
+    def failed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """the rest by error code; at most 64 codes"""
+
+    def __init__(
+        self,
+        *,
+        num_questions: _builtins.int = ...,
+        num_answered: _builtins.int = ...,
+        num_degraded: _builtins.int = ...,
+        failed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        num_ways: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
+        p50_s: _builtins.float = ...,
+        p95_s: _builtins.float = ...,
+        num_compared: _builtins.int = ...,
+        num_differing: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "in_flight", b"in_flight", "num_answered", b"num_answered", "num_compared", b"num_compared", "num_degraded", b"num_degraded", "num_differing", b"num_differing", "num_questions", b"num_questions", "num_ways", b"num_ways", "p50_s", b"p50_s", "p95_s", b"p95_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServingFigures: _TypeAlias = ServingFigures  # noqa: Y015

@@ -13,7 +13,7 @@ from dcnr.errors import InvalidInput
 from dcnr.specs import TensorSpec
 from dcnr.stages import INPUT, Stage, StageInput
 from dcnr.v1 import identity_pb2
-from orchestrator.routing import Avoid, Candidate, Table, find_way
+from orchestrator.routing import Avoid, Candidate, Load, Table, find_way
 
 SPEC = TensorSpec("float32", (4,))
 
@@ -55,7 +55,7 @@ TABLES = st.lists(
 
 @given(TABLES, st.integers(), st.sets(st.sampled_from("pqrs"), max_size=2), st.sets(st.sampled_from("pqrs"), max_size=1))
 def test_a_way_is_whole_and_nobody_could_go_deeper(tables: list[Table], seed: int, banned: set[str], owners: set[str]) -> None:
-    way = find_way(tables, "", random.Random(seed), {}, Avoid(banned, owners))
+    way = find_way(tables, "", random.Random(seed), Load(), Avoid(banned, owners))
     away = banned | owners
 
     def lost(one: Table) -> int:
@@ -78,43 +78,43 @@ def test_a_way_is_whole_and_nobody_could_go_deeper(tables: list[Table], seed: in
 def test_a_whole_older_version_is_better_than_half_of_the_newest() -> None:
     new = table(LINE, "new", at("p", "a"), at("p", "b"))
     old = table(LINE, "old", at("q", "a"), at("q", "b"), at("q", "c"))
-    way = find_way([new, old], "", random.Random(1), {})
+    way = find_way([new, old], "", random.Random(1), Load())
     assert way is not None
     assert way.table is old
-    shallow = find_way([new, old], "b", random.Random(1), {})
+    shallow = find_way([new, old], "b", random.Random(1), Load())
     assert shallow is not None
     assert shallow.table is new
 
 
 def test_with_the_tail_gone_the_deepest_exit_answers_and_says_what_is_missing() -> None:
-    way = find_way([table(LINE, "m", at("p", "a"), at("p", "b"))], "", random.Random(1), {})
+    way = find_way([table(LINE, "m", at("p", "a"), at("p", "b"))], "", random.Random(1), Load())
     assert way is not None
     assert (way.exit, way.missing) == ("b", "c")
-    assert find_way([table(LINE, "m", at("p", "b"), at("p", "c"))], "", random.Random(1), {}) is None
+    assert find_way([table(LINE, "m", at("p", "b"), at("p", "c"))], "", random.Random(1), Load()) is None
 
 
 def test_who_is_loaded_is_spared_and_a_hop_is_saved_where_that_is_quicker() -> None:
     busy = table(LINE, "m", at("p", "a"), at("p", "b", queued=50), at("q", "b"), at("q", "c"), at("p", "c"))
-    way = find_way([busy], "", random.Random(1), {"p": 0.01, "q": 0.01})
+    way = find_way([busy], "", random.Random(1), Load({"p": 0.01, "q": 0.01}))
     assert way is not None
     assert [hop.pnode_id for hop in way.hops] == ["p", "q", "q"]
     even = table(LINE, "m", *(at(pnode, one.id) for pnode in "pqrs" for one in LINE))
     for seed in range(20):
-        near = find_way([even], "", random.Random(seed), dict.fromkeys("pqrs", 0.02))
+        near = find_way([even], "", random.Random(seed), Load(dict.fromkeys("pqrs", 0.02)))
         assert near is not None
         assert len(near.pnodes) == 1
 
 
 def test_who_disappointed_is_taken_only_where_nobody_else_is() -> None:
     two = table(LINE, "m", *(at(pnode, one.id) for pnode in "pq" for one in LINE))
-    way = find_way([two], "", random.Random(1), {}, Avoid(faults={"p": 1}))
+    way = find_way([two], "", random.Random(1), Load(), Avoid(faults={"p": 1}))
     assert way is not None
     assert way.pnodes == {"q"}
     alone = replace(two, candidates={name: items[:1] for name, items in two.candidates.items()})
-    assert find_way([alone], "", random.Random(1), {}, Avoid(faults={"p": 3})) is not None
+    assert find_way([alone], "", random.Random(1), Load(), Avoid(faults={"p": 3})) is not None
 
 
 def test_an_exit_that_no_version_has_is_named() -> None:
     with pytest.raises(InvalidInput) as caught:
-        find_way([table(LINE, "m", at("p", "a"))], "nowhere", random.Random(1), {})
+        find_way([table(LINE, "m", at("p", "a"))], "nowhere", random.Random(1), Load())
     assert caught.value.code == "no_such_exit"

@@ -18,3 +18,5 @@ def stage(name: str, *inputs: str) -> Stage:
 
 
 LINE = (stage("a"), stage("b", "a"), stage("c", "b"))
+FORK = (stage("a"), stage("b"), stage("c", "a", "b"))
+"""Two sources that read the batch."""

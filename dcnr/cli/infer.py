@@ -1,0 +1,109 @@
+"""``dcnr infer``: asks the model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from dcnr import limits
+from dcnr.cli import output
+from dcnr.cli.homes import HomeOption, JsonOption
+from dcnr.cli.session import BootstrapOption, NetworkIdOption, NetworkOption, Session
+from dcnr.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dcnr.sdk.asking import Answer
+    from dcnr.sdk.client import AsyncClient
+
+MAX_FILE_BYTES: Final = 16 * limits.MIB
+MAX_SHOWN: Final = 16
+FIRST_VALUES: Final = 6
+
+
+def add(app: typer.Typer) -> None:
+    """Puts the command into ``app``."""
+    app.command()(infer)
+
+
+def infer(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    source: Annotated[str, typer.Option("--input", help="Array with the batch dimension first, as .npy; -: standard input.")],
+    weights: Annotated[str, typer.Option(help="served: the newest released version; live: as they train now; named: --manifest.")] = "served",
+    manifest: Annotated[str, typer.Option(help="Digest of the version for --weights named.")] = "",
+    exit_: Annotated[str, typer.Option("--exit", help="VNode whose readout is wanted; default: the deepest.")] = "",
+    full_depth: Annotated[bool, typer.Option("--full-depth", help="Rather no answer than one of a shallower exit.")] = False,
+    deadline_s: Annotated[float, typer.Option(min=0.1, max=120, help="Seconds to wait.")] = 30.0,
+    redundancy: Annotated[int, typer.Option(min=1, max=4, help="Independent ways that have to agree.")] = 1,
+    home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Ask the model: the answer with its version, its depth, and who computed it.
+
+    Example: dcnr infer mnist --input images.npy
+    """
+    from dcnr.sdk.asking import Ask
+
+    array = _read(source)
+    asked = Ask(model, weights, manifest, exit_, full_depth, deadline_s, redundancy)
+
+    async def work(client: AsyncClient) -> Answer:
+        return await client.forward(array, asked)
+
+    answer = Session(home, network, bootstrap, network_id).run(work)
+    output.emit(_data(answer), lambda: _text(answer), as_json=as_json)
+
+
+def _read(source: str) -> Any:
+    """The array. Raises InvalidInput."""
+    import io
+
+    import numpy as np
+
+    try:
+        if source == "-":
+            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        else:
+            with Path(source).open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise InvalidInput(f"{source} has more than {MAX_FILE_BYTES} bytes", code="input_too_large")
+        return np.load(io.BytesIO(data), allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidInput(
+            f"{source} cannot be read as .npy: {error}", code="bad_input", remedy="numpy.save(FILE, array)"
+        ) from None
+
+
+def _data(answer: Answer) -> dict[str, Any]:
+    from dcnr.sdk.plain import plain
+
+    return {
+        "model": answer.model, "manifest": answer.manifest, "exit": answer.exit, "deepest": answer.deepest, "degraded": answer.degraded,
+        "degraded_reason": answer.degraded_reason, "dtype": answer.output.dtype.name, "shape": list(answer.output.shape),
+        "output": answer.output.tolist(), "stages": [plain(stage) for stage in answer.stages], "total_s": answer.total_s,
+        "num_ways": answer.num_ways, "num_agreeing": answer.num_agreeing,
+    }  # fmt: skip
+
+
+def _text(answer: Answer) -> str:
+    rows = answer.output.reshape(len(answer.output), -1)
+    lines = [
+        f"{number}: {int(row.argmax())}  ({', '.join(f'{value:.4g}' for value in row[:FIRST_VALUES])}{', ...' if len(row) > FIRST_VALUES else ''})"
+        for number, row in enumerate(rows[:MAX_SHOWN])
+    ]
+    if len(rows) > MAX_SHOWN:
+        lines.append(f"... {len(rows) - MAX_SHOWN} more: --json has them all")
+    version = f"version {answer.manifest}" if answer.manifest else "live weights"
+    lines.append(f"{version}, exit {answer.exit} of {answer.deepest}, {1000 * answer.total_s:.0f} ms")
+    if answer.degraded:
+        lines.append(f"not the exit that was asked for: {answer.degraded_reason}")
+    if answer.num_agreeing > 1:
+        lines.append(f"{answer.num_agreeing} independent ways agree")
+    table = [
+        (stage.vnode, output.short(stage.pnode_id), stage.step, f"{1000 * stage.computed_s:.1f} ms") for stage in answer.stages
+    ]
+    lines.append(output.table(("vnode", "node", "step", "computed"), table))
+    return "\n".join(lines)

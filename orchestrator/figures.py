@@ -1,0 +1,60 @@
+"""What questions came to: how many, with which ends, and how long they took. Counted in memory, since this process began."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from typing import Final
+
+from dcnr.v1 import orchestrator_pb2
+
+KEPT: Final = 512
+"""Latencies that percentiles are taken of."""
+MAX_EXITS: Final = 256
+MAX_CODES: Final = 64
+
+
+class Figures:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.num_in_flight = self.num_questions = self.num_answered = self.num_degraded = self.num_ways = 0
+        self.num_compared = self.num_differing = 0
+        self._failed: Counter[str] = Counter()
+        self._all: deque[float] = deque(maxlen=KEPT)
+        self._by_exit: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
+
+    def answered(self, seconds: float, *, degraded: bool) -> None:
+        """One question was answered."""
+        self.num_answered += 1
+        self.num_degraded += degraded
+        self._all.append(seconds)
+
+    def took(self, model: str, exit_: str, seconds: float) -> None:
+        """One way of that depth took so long."""
+        self._by_exit.setdefault((model, exit_), deque(maxlen=KEPT)).append(seconds)
+        self._by_exit.move_to_end((model, exit_))
+        while len(self._by_exit) > MAX_EXITS:
+            self._by_exit.popitem(last=False)
+
+    def failed(self, code: str) -> None:
+        """One question got an error."""
+        if code in self._failed or len(self._failed) < MAX_CODES:
+            self._failed[code] += 1
+
+    def p95_s(self, model: str, exit_: str) -> float:
+        """Of ways to that exit; 0 where none was measured."""
+        return percentile(self._by_exit.get((model, exit_), ()), 0.95)
+
+    def view(self) -> orchestrator_pb2.ServingFigures:
+        """As GetStatus shows them."""
+        return orchestrator_pb2.ServingFigures(
+            num_questions=self.num_questions, num_answered=self.num_answered, num_degraded=self.num_degraded, num_ways=self.num_ways,
+            in_flight=self.num_in_flight, failed=dict(self._failed), p50_s=percentile(self._all, 0.5), p95_s=percentile(self._all, 0.95),
+            num_compared=self.num_compared, num_differing=self.num_differing,
+        )  # fmt: skip
+
+
+def percentile(values: deque[float] | tuple[()], share: float) -> float:
+    """The value below which that share lies; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -1,0 +1,167 @@
+"""Streams to workers over which questions go out and answers come in: one per worker, opened on first use and closed when nothing was asked for a while.
+
+A stream that breaks tells everybody who waits for that worker at once: a killed process costs no timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+import grpc
+
+from dcnr.errors import DcnrError, Unavailable
+from dcnr.ports import Clock
+from dcnr.rpc.connection import Connection
+from dcnr.v1 import vnode_pb2
+from dcnr.v1.vnode_pb2_grpc import VNodeServiceStub
+from trust.delegation import VerifiedDelegation
+
+DIAL_S: Final = 2.0
+IDLE_S: Final = 60.0
+TIDY_S: Final = 5.0
+MAX_STREAMS: Final = 512
+MAX_WAITING: Final = 64
+"""Messages that wait to be sent; who has more waits too."""
+
+Dial = Callable[[str, Sequence[str]], Awaitable[Connection]]
+
+
+class Listener(Protocol):
+    """Who waits for the answer to one question."""
+
+    def heard(self, pnode_id: str, message: vnode_pb2.InferMessage) -> None:
+        """An answer, one of its chunks or a failure, from that worker."""
+        ...
+
+    def lost(self, pnode_id: str, reason: str) -> None:
+        """The stream to that worker broke."""
+        ...
+
+
+class InferStream:
+    """To one worker."""
+
+    def __init__(self, pnode_id: str, connection: Connection, now: float) -> None:
+        self.pnode_id, self.used_at, self.ended = pnode_id, now, False
+        self._connection = connection
+        self._outbox: asyncio.Queue[vnode_pb2.InferMessage] = asyncio.Queue(MAX_WAITING)
+        self._listeners: dict[bytes, Listener] = {}
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._listeners)
+
+    def listen(self, question: bytes, listener: Listener) -> None:
+        """From now on that listener hears of that question. Raises Unavailable where the stream is over."""
+        if self.ended:
+            raise Unavailable("the stream to the worker broke", code="stream_broken")
+        self._listeners[question] = listener
+
+    def forget(self, question: bytes, now: float) -> None:
+        """Nobody waits for it any more."""
+        self._listeners.pop(question, None)
+        self.used_at = now
+
+    async def send(self, messages: Iterable[vnode_pb2.InferMessage]) -> None:
+        """In order, waiting while too much waits."""
+        for message in messages:
+            await self._outbox.put(message)
+
+    def cancel(self, question: bytes) -> None:
+        """Tells the worker that nobody waits, if there is room to say so."""
+        if not self._outbox.full():
+            self._outbox.put_nowait(vnode_pb2.InferMessage(cancel=vnode_pb2.InferCancel(id=question)))
+
+    async def close(self) -> None:
+        """Ends it: its connection goes, and with it the call."""
+        self.ended = True
+        await self._connection.close()
+
+    async def run(self) -> None:
+        """Sends and hears until the stream ends; never raises what the worker did."""
+        reason = "the worker ended the stream"
+        try:
+            metadata = await self._connection.fresh_metadata()
+            stub: Any = VNodeServiceStub(self._connection.channel)
+            call = stub.Infer(metadata=metadata)
+            writer = asyncio.create_task(self._write(call))
+            try:
+                async for message in call:
+                    self._heard(message)
+            finally:
+                writer.cancel()
+                call.cancel()
+                await asyncio.wait([writer])
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, DcnrError) as error:
+            reason = str(getattr(error, "details", lambda: "")() if isinstance(error, grpc.aio.AioRpcError) else error)
+        finally:
+            self.ended = True
+            for listener in list(self._listeners.values()):
+                listener.lost(self.pnode_id, reason or "the stream broke")
+            self._listeners.clear()
+            await self._connection.close()
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            message = await self._outbox.get()
+            try:
+                await call.write(message)
+            except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+                return  # the reading side says why
+
+    def _heard(self, message: vnode_pb2.InferMessage) -> None:
+        kind = message.WhichOneof("kind")
+        if kind in ("answer", "chunk", "failure"):
+            listener = self._listeners.get(getattr(message, kind).id)
+            if listener is not None:
+                listener.heard(self.pnode_id, message)
+
+
+class InferStreams:
+    """All streams of this process. `run` owns them."""
+
+    def __init__(self, dial: Dial, clock: Clock) -> None:
+        self._dial, self._clock = dial, clock
+        self._streams: dict[str, InferStream] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Keeps the streams until cancelled; closes those that nobody uses."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            while True:
+                await asyncio.sleep(TIDY_S)
+                now = self._clock.monotonic()
+                for worker_id, stream in list(self._streams.items()):
+                    if not stream.is_used and now - stream.used_at > IDLE_S:
+                        del self._streams[worker_id]
+                        await stream.close()
+
+    async def opened(self, worker: VerifiedDelegation) -> InferStream:
+        """The stream to that worker. Raises Unavailable (``unreachable``, ``too_many_streams``), Refused, RemoteFault."""
+        async with self._opening.setdefault(worker.worker_id, asyncio.Lock()):
+            found = self._streams.get(worker.worker_id)
+            if found is not None and not found.ended:
+                return found
+            if self._group is None or len(self._streams) >= MAX_STREAMS:
+                raise Unavailable("too many workers are asked at once", code="too_many_streams")
+            try:
+                async with asyncio.timeout(DIAL_S):
+                    connection = await self._dial(worker.worker_id, worker.addresses)
+            except TimeoutError:
+                raise Unavailable(f"the worker does not answer within {DIAL_S:g} s", code="unreachable") from None
+            finally:
+                self._opening.pop(worker.worker_id, None)
+            stream = InferStream(worker.pnode_id, connection, self._clock.monotonic())
+            self._streams[worker.worker_id] = stream
+            self._group.create_task(self._keep(worker.worker_id, stream))
+            return stream
+
+    async def _keep(self, worker_id: str, stream: InferStream) -> None:
+        await stream.run()
+        if self._streams.get(worker_id) is stream:
+            del self._streams[worker_id]

@@ -1,0 +1,112 @@
+"""A question as it may be asked: bounded, and held against what the model's graph says of its input, before anything is computed. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from dcnr import limits
+from dcnr.codecs import NUMPY_DTYPES
+from dcnr.errors import DcnrError, InvalidInput
+from dcnr.specs import TensorSpec
+from dcnr.stages import INPUT, Stage
+from dcnr.tensor import Array, EncodedTensor, check_finite, encode_final
+from dcnr.v1 import orchestrator_pb2
+from orchestrator.view import JobFacts
+
+MAX_INPUT_BYTES: Final = 4 * limits.MIB
+"""Of all tensors of a question together, and of an answer."""
+DEFAULT_DEADLINE_S: Final = 30.0
+MAX_DEADLINE_S: Final = 120.0
+MAX_REDUNDANCY: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, by source; ``num_samples`` is the batch dimension of all inputs."""
+
+    inputs: Mapping[str, EncodedTensor]
+    num_samples: int
+    exit: str
+    full_depth: bool
+    deadline_s: float
+    num_ways: int
+    """Independent ways that have to agree."""
+
+
+def deadline_of(request: orchestrator_pb2.ForwardRequest) -> float:
+    """Seconds that the caller waits. Raises InvalidInput."""
+    deadline_s = request.deadline_s or DEFAULT_DEADLINE_S
+    if not 0.0 < deadline_s <= MAX_DEADLINE_S:
+        raise InvalidInput(f"a deadline is above 0 and at most {MAX_DEADLINE_S:g} s", code="bad_deadline")
+    return deadline_s
+
+
+def question_of(request: orchestrator_pb2.ForwardRequest, job: JobFacts) -> Question:
+    """The question. Raises InvalidInput, which names what is wrong."""
+    if request.redundancy > MAX_REDUNDANCY:
+        raise InvalidInput(f"at most {MAX_REDUNDANCY} ways are compared", code="bad_redundancy")
+    if request.redundancy > 1 and request.weights == orchestrator_pb2.WEIGHTS_LIVE:
+        raise InvalidInput(
+            "live weights differ from replica to replica: their answers cannot be compared", code="bad_redundancy",
+            remedy="ask the served weights",
+        )  # fmt: skip
+    sources = {stage.id: _input_spec(stage) for stage in job.stages if stage.is_source}
+    if sum(len(item.data) for item in request.inputs) > MAX_INPUT_BYTES:
+        raise InvalidInput(
+            f"the inputs have more than {MAX_INPUT_BYTES} bytes", code="input_too_large", remedy="ask in several parts"
+        )
+    given = _by_source(request, sources)
+    most = int(job.graph.train.batch_size)
+    inputs = {name: _tensor(name, item, sources[name], most) for name, item in given.items()}
+    sizes = {encoded.header.shape[0] for encoded in inputs.values()}
+    if len(sizes) != 1:
+        raise InvalidInput("the inputs have different numbers of samples", code="bad_shape")
+    exit_ = request.exit or job.stages[-1].id
+    if exit_ not in {stage.id for stage in job.stages}:
+        raise InvalidInput(
+            f"there is no exit {exit_!r}; there are {', '.join(stage.id for stage in job.stages)}", code="no_such_exit"
+        )
+    return Question(inputs, sizes.pop(), exit_, request.full_depth, deadline_of(request), max(1, int(request.redundancy)))
+
+
+def _input_spec(stage: Stage) -> TensorSpec:
+    return next(item.spec for item in stage.inputs if item.id == INPUT)
+
+
+def _by_source(
+    request: orchestrator_pb2.ForwardRequest, sources: Mapping[str, TensorSpec]
+) -> dict[str, orchestrator_pb2.NamedTensor]:
+    """One tensor for each source; a single one without a name is for all of them, as a batch is."""
+    if len(request.inputs) == 1 and not request.inputs[0].vnode:
+        return dict.fromkeys(sources, request.inputs[0])
+    names = [item.vnode for item in request.inputs]
+    if sorted(names) != sorted(sources):
+        raise InvalidInput(
+            f"inputs are wanted for {', '.join(sources)}, not for {', '.join(names) or 'nothing'}", code="bad_inputs",
+            remedy="give one tensor, or one for each source",
+        )  # fmt: skip
+    return {item.vnode: item for item in request.inputs}
+
+
+def _tensor(name: str, item: orchestrator_pb2.NamedTensor, spec: TensorSpec, most: int) -> EncodedTensor:
+    shape = tuple(int(length) for length in item.shape)
+    wanted = "x".join(map(str, ("samples", *spec.shape)))
+    if item.dtype != spec.dtype:
+        raise InvalidInput(f"{name} takes {spec.dtype}, not {item.dtype or 'nothing'}", code="bad_dtype")
+    if len(shape) != len(spec.shape) + 1 or shape[1:] != spec.shape:
+        raise InvalidInput(f"{name} takes {wanted}, not {'x'.join(map(str, shape)) or 'nothing'}", code="bad_shape")
+    if not 1 <= shape[0] <= most:
+        raise InvalidInput(f"a question has 1 to {most} samples, not {shape[0]}", code="bad_shape", remedy="ask in several parts")
+    if len(item.data) != math.prod(shape) * NUMPY_DTYPES[spec.dtype].itemsize:
+        raise InvalidInput(f"{len(item.data)} bytes are not a tensor of that shape", code="bad_shape")
+    array: Array = np.frombuffer(item.data, NUMPY_DTYPES[spec.dtype]).reshape(shape)
+    try:
+        check_finite(array)
+        return encode_final(array, "raw")
+    except DcnrError as error:
+        raise InvalidInput(error.message, code="bad_input") from error

@@ -1,0 +1,186 @@
+"""One try of a question over one way: sent to the first hop with all hops named, answered to whichever of our streams the last hop, or those before it, use."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dcnr.errors import DcnrError, Unavailable
+from dcnr.tensor import Array, EncodedTensor, TensorAssembler, TensorHeader, chunks
+from dcnr.v1 import vnode_pb2
+from orchestrator.infer_streams import InferStream, InferStreams
+from orchestrator.questions import MAX_INPUT_BYTES, Question
+from orchestrator.routing import Way
+from trust.delegation import VerifiedDelegation
+
+CODEC: Final = "raw"
+"""Outputs travel as they are: the network answers as one process would."""
+MAX_HOPS: Final = 256
+MAX_COMPUTE_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the last hop said."""
+
+    output: Array
+    state_digest: str
+    replica: str
+    step: int
+    timings: Mapping[str, vnode_pb2.InferTiming]
+    """By VNode, as the hops say."""
+
+    @property
+    def computed_s(self) -> float:
+        """Waiting and computing, all hops together."""
+        return sum(bounded_s(item.waited_s) + bounded_s(item.computed_s) for item in self.timings.values())
+
+
+class WayFailed(Exception):
+    """This way does not answer; another one may: never the end of a question. ``pnode_id`` names who is at fault, as far as that is known."""
+
+    def __init__(self, message: str, *, code: str, pnode_id: str, is_gone: bool = False) -> None:
+        super().__init__(message)
+        self.message, self.code, self.pnode_id, self.is_gone = message, code, pnode_id, is_gone
+
+
+class Try:
+    """Listens on the streams of all workers of its way until the answer is whole."""
+
+    def __init__(self, question: Question, way: Way, question_id: bytes) -> None:
+        self._question, self.way, self._id = question, way, question_id
+        self._done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._head: vnode_pb2.InferAnswer | None = None
+        self._assembler: TensorAssembler | None = None
+        self._from = ""
+
+    async def answer(
+        self, streams: InferStreams, workers: Mapping[str, VerifiedDelegation], *, network_id: str, model: str, caller: str, deadline_s: float, now: float,
+    ) -> Answer:  # fmt: skip
+        """The answer. ``workers``: by PNode of the way. Raises WayFailed, Unavailable where no stream can be had."""
+        opened: dict[str, InferStream] = {}
+        try:
+            for pnode_id in dict.fromkeys(hop.pnode_id for hop in self.way.hops):
+                opened[pnode_id] = await self._open(streams, workers[pnode_id])
+            first = opened[self.way.hops[0].pnode_id]
+            sending = asyncio.create_task(first.send(self._messages(network_id, model, caller, deadline_s)))
+            try:
+                return await self._done
+            finally:
+                if self._done.cancelled():
+                    first.cancel(self._id)
+                sending.cancel()
+                await asyncio.wait([sending])
+        finally:
+            if not self._done.cancel() and not self._done.cancelled():
+                self._done.exception()  # whatever else went wrong is what counts
+            for stream in opened.values():
+                stream.forget(self._id, now)
+
+    async def _open(self, streams: InferStreams, worker: VerifiedDelegation) -> InferStream:
+        try:
+            stream = await streams.opened(worker)
+            stream.listen(self._id, self)
+        except DcnrError as error:
+            if error.code == "too_many_streams":
+                raise
+            raise WayFailed(error.message, code="unreachable", pnode_id=worker.pnode_id, is_gone=True) from error
+        return stream
+
+    def _messages(self, network_id: str, model: str, caller: str, deadline_s: float) -> list[vnode_pb2.InferMessage]:
+        hops = self.way.hops
+        if len(hops) > MAX_HOPS:
+            raise Unavailable(f"a way of {len(hops)} stages is longer than {MAX_HOPS}", code="way_too_long")
+        request = vnode_pb2.InferRequest(
+            id=self._id, network_id=network_id, model=model, caller=caller, deadline_s=deadline_s,
+            hops=[
+                vnode_pb2.InferHop(
+                    vnode=hop.vnode, replica=hop.replica, state_digest=hop.state_digest, delegation=hop.delegation, codec=CODEC,
+                    answers=hop is hops[-1],
+                )
+                for hop in hops
+            ],
+        )  # fmt: skip
+        messages: list[vnode_pb2.InferMessage] = []
+        needed = {hop.vnode for hop in hops}
+        for name, encoded in self._question.inputs.items():
+            if name in needed:
+                request.tensors.append(_described(name, encoded))
+                messages.extend(
+                    vnode_pb2.InferMessage(chunk=vnode_pb2.InferChunk(id=self._id, chunk=bytes(part))) for part in chunks(encoded)
+                )
+        return [vnode_pb2.InferMessage(request=request), *messages]
+
+    # What the streams tell
+
+    def lost(self, pnode_id: str, reason: str) -> None:
+        """The connection to one of the way's workers broke."""
+        self._fail(WayFailed(f"{pnode_id[:8]}: {reason}", code="stream_broken", pnode_id=pnode_id, is_gone=True))
+
+    def heard(self, pnode_id: str, message: vnode_pb2.InferMessage) -> None:
+        """An answer may come from the last hop or back along the way; the first one that begins is taken."""
+        if self._done.done():
+            return
+        try:
+            match message.WhichOneof("kind"):
+                case "failure":
+                    self._failed(pnode_id, message.failure)
+                case "answer" if not self._from:
+                    self._from = pnode_id
+                    self._begin(message.answer)
+                case "chunk" if self._from == pnode_id and self._assembler is not None:
+                    self._assembler.add(message.chunk.chunk)
+                    self._finish()
+                case _:
+                    return
+        except DcnrError as error:
+            self._fail(WayFailed(error.message, code="bad_answer", pnode_id=self.way.hops[-1].pnode_id))
+
+    def _failed(self, pnode_id: str, failure: vnode_pb2.InferFailure) -> None:
+        named = failure.pnode_id if failure.pnode_id in self.way.pnodes else pnode_id
+        gone = failure.code in ("not_here", "successor_unreachable")
+        self._fail(
+            WayFailed(f"{failure.vnode[:64]}: {failure.message[:256]}", code=failure.code[:64], pnode_id=named, is_gone=gone)
+        )
+
+    def _begin(self, answer: vnode_pb2.InferAnswer) -> None:
+        last = self.way.hops[-1]
+        if (answer.vnode, answer.state_digest, answer.replica) != (last.vnode, last.state_digest, last.replica):
+            raise Unavailable("an answer of another stage or state than was asked", code="bad_answer")
+        if len(answer.tensors) != 1:
+            raise Unavailable(f"an answer of {len(answer.tensors)} tensors", code="bad_answer")
+        item = answer.tensors[0]
+        shape = tuple(int(length) for length in item.shape)
+        if not shape or shape[0] != self._question.num_samples:
+            raise Unavailable(f"an answer of shape {shape[:8]} to {self._question.num_samples} samples", code="bad_answer")
+        header = TensorHeader(item.dtype, shape, item.codec, int(item.encoded_bytes), item.digest.hex())
+        self._head, self._assembler = answer, TensorAssembler(header, max_bytes=MAX_INPUT_BYTES)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Gives the answer, if it is whole."""
+        if self._assembler is None or self._head is None or self._assembler.missing_bytes:
+            return
+        head, names = self._head, {hop.vnode for hop in self.way.hops}
+        timings = {item.vnode: item for item in head.timings if item.vnode in names}
+        self._done.set_result(Answer(self._assembler.finite_array(), head.state_digest, head.replica, int(head.step), timings))
+
+    def _fail(self, error: WayFailed) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+
+def bounded_s(seconds: float) -> float:
+    """A duration as a hop says it: what is no time counts as none."""
+    return min(seconds, MAX_COMPUTE_S) if math.isfinite(seconds) and seconds > 0 else 0.0
+
+
+def _described(name: str, encoded: EncodedTensor) -> vnode_pb2.InferTensor:
+    header = encoded.header
+    return vnode_pb2.InferTensor(
+        vnode=name, dtype=header.dtype, shape=header.shape, codec=header.codec, encoded_bytes=header.encoded_bytes,
+        digest=bytes.fromhex(header.digest),
+    )  # fmt: skip

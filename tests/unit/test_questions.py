@@ -1,0 +1,142 @@
+"""A question is held against the graph before anything is computed; arrays travel as they were; what an orchestrator says of the model is heard."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from stages_rig import FORK, LINE
+
+from dcnr.client import Orchestrators
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, TimedOut, Unavailable
+from dcnr.sdk.asking import Ask, answer_of, request_of
+from dcnr.stages import Stage
+from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.access import STRANGERS_ASK, AskLimits, Caller
+from orchestrator.questions import MAX_INPUT_BYTES, question_of
+from orchestrator.view import JobFacts
+
+BATCH = 8
+
+
+def facts(stages: tuple[Stage, ...] = LINE) -> JobFacts:
+    graph = model_pb2.ModelGraph(train=model_pb2.TrainSpec(batch_size=BATCH))
+    return JobFacts(model_pb2.JobRequest(), "r" * 64, graph, b"", stages, ())
+
+
+def samples(count: int = 2) -> Any:
+    return np.arange(4 * count, dtype=np.float32).reshape(count, 4)
+
+
+def test_a_question_reaches_every_source_with_its_bytes() -> None:
+    request = request_of(samples(), Ask("toy", deadline_s=3.0, redundancy=2))
+    question = question_of(request, facts())
+    assert (question.num_samples, question.exit, question.deadline_s, question.num_ways) == (2, "c", 3.0, 2)
+    assert bytes(question.inputs["a"].payload) == samples().tobytes()
+    both = question_of(request, facts(FORK))
+    assert set(both.inputs) == {"a", "b"}
+    apart = request_of({"a": samples(), "b": 2 * samples()}, Ask())
+    assert bytes(question_of(apart, facts(FORK)).inputs["b"].payload) == (2 * samples()).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "asked", "code"),
+    [
+        (samples().astype(np.int64), Ask(), "bad_dtype"),
+        (samples()[0], Ask(), "bad_shape"),
+        (samples()[:, :3], Ask(), "bad_shape"),
+        (samples()[:0], Ask(), "bad_shape"),
+        (samples(BATCH + 1), Ask(), "bad_shape"),
+        (np.full((2, 4), np.inf, np.float32), Ask(), "bad_input"),
+        ({"b": samples()}, Ask(), "bad_inputs"),
+        ({"a": samples(), "x": samples()}, Ask(), "bad_inputs"),
+        (np.zeros((1, MAX_INPUT_BYTES // 4 + 1), np.float32), Ask(), "input_too_large"),
+        (samples(), Ask(exit="x"), "no_such_exit"),
+        (samples(), Ask(deadline_s=121.0), "bad_deadline"),
+        (samples(), Ask(deadline_s=float("nan")), "bad_deadline"),
+        (samples(), Ask(redundancy=5), "bad_redundancy"),
+        (samples(), Ask(weights="live", redundancy=2), "bad_redundancy"),
+    ],
+)
+def test_what_does_not_fit_the_graph_is_refused(inputs: Any, asked: Ask, code: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        question_of(request_of(inputs, asked), facts())
+    assert caught.value.code == code
+
+
+def test_bytes_that_are_not_the_shape_are_refused() -> None:
+    request = request_of(samples(), Ask())
+    request.inputs[0].data = request.inputs[0].data[:-1]
+    with pytest.raises(InvalidInput):
+        question_of(request, facts())
+    with pytest.raises(InvalidInput):
+        request_of(samples(), Ask(weights="best"))
+    with pytest.raises(InvalidInput):
+        request_of(np.array(["text"]), Ask())
+
+
+def test_an_answer_is_the_array_that_was_sent_or_is_refused() -> None:
+    rows = samples(3)
+    response = orchestrator_pb2.ForwardResponse(
+        output=orchestrator_pb2.NamedTensor(dtype="float32", shape=rows.shape, data=rows.tobytes()), exit="b", degraded=True
+    )
+    answer = answer_of(response)
+    np.testing.assert_array_equal(answer.output, rows)
+    assert (answer.exit, answer.degraded) == ("b", True)
+    response.output.shape.append(2)
+    with pytest.raises(Corrupt):
+        answer_of(response)
+
+
+def test_strangers_of_one_subnet_share_a_rate_and_members_have_none() -> None:
+    limits, stranger = AskLimits(), Caller("s", maintainer=False, orchestrator=False, pnode=False)
+    for _ in range(int(STRANGERS_ASK.burst)):
+        limits.check(stranger, "net", 0.0)
+    with pytest.raises(Unavailable) as caught:
+        limits.check(stranger, "net", 0.0)
+    assert caught.value.code == "rate_limited"
+    assert caught.value.retry_after_s > 0
+    limits.check(stranger, "elsewhere", 0.0)
+    limits.check(Caller("m", maintainer=True, orchestrator=False, pnode=False), "net", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("errors", "code", "num_calls"),
+    [
+        ([Unavailable("", code="no_server"), Unavailable("", code="unreachable")], "no_server", 2),
+        ([Unavailable("", code="unreachable"), Unavailable("", code="unreachable")], "no_orchestrator", 2),
+        ([TimedOut("", code="deadline_exceeded"), Unavailable("", code="no_server")], "deadline_exceeded", 1),
+    ],
+)
+def test_what_orchestrators_say_of_the_model_is_heard(errors: list[DcnrError], code: str, num_calls: int) -> None:
+    called: list[str] = []
+
+    class Connection:
+        closed, channel = False, None
+
+        async def call(self, _method: Any, _request: Any, timeout_s: float) -> Any:
+            called.append("one")
+            raise errors[len(called) - 1]
+
+        async def close(self) -> None:
+            pass
+
+    class Dialer:
+        async def connect(self, _node: str, _addresses: Any) -> Any:
+            return Connection()
+
+    class Stub:
+        def __init__(self, _channel: Any) -> None:
+            self.Forward = None
+
+    async def scenario() -> None:
+        dialer: Any = Dialer()
+        known: Any = lambda: [("1" * 40, ()), ("2" * 40, ())]  # noqa: E731
+        with pytest.raises(DcnrError) as caught:
+            await Orchestrators(dialer, known).call(Stub, "Forward", None)
+        assert caught.value.code == code
+        assert len(called) == num_calls
+
+    asyncio.run(scenario())
