@@ -18,7 +18,7 @@ from vnode.compute import Compute
 from vnode.vocabulary import Mode
 
 AT_ONCE: Final = 4
-"""Questions that may wait together behind one training step: so many are answered between two steps at least, where they are asked."""
+"""Questions that have a turn at a replica: each waits for one training step at most, and a training step for at most so many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ async def unless_gone(work: Callable[[], Any]) -> Any:
 
 
 class LivePlace:
-    """A training replica: questions are computed on its own thread, at most `AT_ONCE` of them between two steps."""
+    """A training replica: questions are computed on its own thread, between its steps, `AT_ONCE` of them in turn with a step at most."""
 
     def __init__(self, prepared: Prepared, host: ReplicaHost, pace: Pace, clock: Clock) -> None:
         self.asking = Asking(prepared.stage.id, prepared.reads, prepared.batch_size)

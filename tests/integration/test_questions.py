@@ -35,6 +35,14 @@ def test_two_workers_answer_with_named_states_as_one_process_does(tmp_path: Path
                 answer = asking.heard[question].answers["c"]
                 assert [timing.vnode for timing in answer.timings] == ["a", "b", "c"]
                 assert answer.state_digest == one.digest("c")
+                hops = [one.hop("a", first, answers=True), one.hop("b", second, answers=True)]
+                async with line(key, second) as other:  # the way back is the caller's own stream, where it has one
+                    await other.failure(await other.ask(key.node_id, [], {"a": asked}))  # from now on it has
+                    question = other.expect(await asking.ask(key.node_id, hops, {"a": asked}))
+                    await other.answer(question, "b")
+                    await asking.answer(question, "a")
+                question = await asking.ask(key.node_id, hops, {"a": asked})
+                await asking.answer(question, "b")
 
     asyncio.run(scenario())
 
