@@ -91,6 +91,8 @@ MAX_QUESTION_BYTES: Final = 16 * MIB
 """Of the tensors of one question, decoded."""
 MAX_QUESTION_HOPS: Final = 256
 MAX_QUESTION_TENSORS: Final = 16
+MAX_DRAFT: Final = 16
+"""Tokens by which the first stage extends one question."""
 MAX_QUESTION_S: Final = 120.0
 """From a question to its answer."""
 MAX_QUESTIONS: Final = 64

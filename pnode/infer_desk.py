@@ -18,7 +18,7 @@ from dcnr.ids import NodeId
 from dcnr.ports import Clock
 from dcnr.tensor import EncodedTensor, TensorHeader
 from dcnr.v1 import vnode_pb2
-from pnode.infer_places import Computed, Place
+from pnode.infer_places import Computed, Place, Wish
 from pnode.infer_streams import InferStream, Words
 from pnode.infer_ways import Route, Ways
 from pnode.infer_words import Arriving, Made, Travelling, check_request, failure_message, tensor_message
@@ -197,7 +197,7 @@ class InferDesk:
             place = self._find(request.model, hop)
             reads = place.asking.reads
             inputs = [_brought(tensors, name) for name in reads.names[hop.vnode]]
-            computed = await place.compute(inputs, answers=hop.answers)
+            computed = await place.compute(inputs, Wish(hop.answers, hop.draft, hop.last))
             timings.append(
                 vnode_pb2.InferTiming(
                     vnode=hop.vnode,
@@ -205,6 +205,7 @@ class InferDesk:
                     step=computed.step,
                     waited_s=max(0.0, computed.began_s - ready_s),
                     computed_s=computed.seconds,
+                    drafted=computed.drafted,
                 )
             )
             if hop.answers:

@@ -7,16 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from dcnr.errors import NotFound
+import numpy as np
+
+from dcnr.errors import NotFound, RemoteFault
 from dcnr.ports import Clock
 from pnode.host import ReplicaHost
 from pnode.hosting import Prepared
 from pnode.infer_reads import Asking
 from pnode.infer_words import Travelling
+from pnode.outbox import as_array
 from pnode.pace import Pace
 from vnode.compute import Compute
 from vnode.vocabulary import Mode
 
+NUM_TOKENS: Final = 256
+"""Sequences that are drafted are bytes."""
 AT_ONCE: Final = 4
 """Questions that have a turn at a replica: each waits for one training step at most, and a training step for at most so many of them."""
 
@@ -30,6 +35,17 @@ class Computed:
     step: int
     began_s: float
     seconds: float
+    drafted: bytes = b""
+    """Tokens by which the question was extended first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a hop is to do besides its output: see `vnode_pb2.InferHop`."""
+
+    answers: bool = False
+    draft: int = 0
+    last: int = 0
 
 
 class Place(Protocol):
@@ -40,17 +56,53 @@ class Place(Protocol):
         """What it takes."""
         ...
 
-    async def compute(self, inputs: Sequence[Travelling], *, answers: bool) -> Computed:
-        """The output, and with ``answers`` the readout. Raises NotFound (``not_here``), RemoteFault, Corrupt, InvariantBroken."""
+    async def compute(self, inputs: Sequence[Travelling], wish: Wish) -> Computed:
+        """The output, and the readout where it answers. Raises NotFound (``not_here``), RemoteFault, Corrupt, InvariantBroken."""
         ...
 
 
-def infer(compute: Compute, inputs: Sequence[Travelling], step: int, clock: Clock, *, answers: bool) -> Computed:
+def infer(compute: Compute, inputs: Sequence[Travelling], step: int, clock: Clock, wish: Wish) -> Computed:
     """One question; blocks, to be called on the thread of ``compute``."""
     began_s = clock.monotonic()
-    result = compute.forward(0, [one.values() for one in inputs], Mode.INFER)
-    readout = compute.readout(result.output) if answers else None
-    return Computed(result.output, readout, step, began_s, clock.monotonic() - began_s)
+    values = [one.values() for one in inputs]
+    drafted = _drafted(compute, values, wish.draft) if wish.draft else b""
+    if drafted:
+        values = [_extended(values[0], drafted)]
+    output = compute.forward(0, values, Mode.INFER).output
+    readout = _last(compute.readout(output), wish.last) if wish.answers else None
+    return Computed(output, readout, step, began_s, clock.monotonic() - began_s, drafted)
+
+
+def _drafted(compute: Compute, values: Sequence[Any], count: int) -> bytes:
+    """The tokens that follow one sequence, each the likeliest by this VNode's own exit."""
+    if (
+        len(values) != 1
+        or as_array(values[0]).dtype != np.uint8
+        or as_array(values[0]).shape[:1] != (1,)
+        or as_array(values[0]).ndim != 2
+    ):
+        raise RemoteFault("drafts follow one sequence of bytes, and nothing else", code="bad_question")
+    drafted = b""
+    for _ in range(count):
+        output = compute.forward(0, [_extended(values[0], drafted)], Mode.INFER).output
+        token = int(as_array(_last(compute.readout(output), 1)).argmax())
+        if token >= NUM_TOKENS:
+            break
+        drafted += bytes([token])
+    return drafted
+
+
+def _extended(sequence: Any, drafted: bytes) -> Any:
+    return np.concatenate([as_array(sequence), np.frombuffer(drafted, np.uint8)[None]], axis=1)
+
+
+def _last(readout: Any, count: int) -> Any:
+    """The readout of so many last places of each sequence; 0: all."""
+    if not count:
+        return readout
+    if len(readout.shape) != 3:
+        raise RemoteFault("only the readout of a sequence has last places", code="bad_question")
+    return readout[:, -count:]
 
 
 async def unless_gone(work: Callable[[], Any]) -> Any:
@@ -77,12 +129,12 @@ class LivePlace:
         self._compute, self._host, self._pace, self._clock = prepared.compute, host, pace, clock
         self._turn, self._never = asyncio.Semaphore(AT_ONCE), asyncio.Event()
 
-    async def compute(self, inputs: Sequence[Travelling], *, answers: bool) -> Computed:
+    async def compute(self, inputs: Sequence[Travelling], wish: Wish) -> Computed:
         """See `Place`."""
         async with self._turn:
             await self._pace.rest(self._never)
             step = self._host.num_learned
-            work = lambda: infer(self._compute, inputs, step, self._clock, answers=answers)  # noqa: E731
+            work = lambda: infer(self._compute, inputs, step, self._clock, wish)  # noqa: E731
             computed: Computed
             computed, _ = await unless_gone(lambda: self._host.on_thread(work))
             return computed

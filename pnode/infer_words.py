@@ -145,19 +145,19 @@ def check_request(request: vnode_pb2.InferRequest, network_id: str) -> dict[str,
         raise _bad(f"a way has 1 to {limits.MAX_QUESTION_HOPS} hops, each once, and the last one answers")
     if any(bool(hop.replica) is bool(hop.state_digest) for hop in request.hops):
         raise _bad("a hop names either a replica or a state")
+    if any(hop.draft > (0 if number else limits.MAX_DRAFT) for number, hop in enumerate(request.hops)):
+        raise _bad(f"only the first hop drafts, at most {limits.MAX_DRAFT} tokens")
     if any(hop.codec not in ("", *codecs.CODECS) or hop.delegation.ByteSize() > MAX_DELEGATION_BYTES for hop in request.hops):
         raise _bad("a hop without a known codec, or with too large a delegation")
     if not (math.isfinite(request.deadline_s) and 0 < request.deadline_s <= limits.MAX_QUESTION_S):
         raise _bad(f"a deadline of {request.deadline_s} s; at most {limits.MAX_QUESTION_S:g}")
-    if len(request.timings) > limits.MAX_QUESTION_HOPS:
-        raise _bad("too many timings")
+    _check_timings(request.timings)
     return _headers(request.tensors)
 
 
 def check_answer(answer: vnode_pb2.InferAnswer) -> dict[str, TensorHeader]:
     """The headers of an answer's tensors, by name. Raises RemoteFault."""
-    if len(answer.timings) > limits.MAX_QUESTION_HOPS:
-        raise _bad("too many timings")
+    _check_timings(answer.timings)
     return _headers(answer.tensors)
 
 
@@ -173,6 +173,11 @@ def failure_message(question: bytes, vnode: str, pnode_id: str, error: DcnrError
     """How a hop says that it could not."""
     code = {"bad_frame": "bad_shape", "bad_tensor_header": "bad_shape"}.get(error.code, error.code)
     return vnode_pb2.InferFailure(id=question, vnode=vnode, pnode_id=pnode_id, code=code, message=error.message[:MAX_TEXT])
+
+
+def _check_timings(timings: Sequence[vnode_pb2.InferTiming]) -> None:
+    if len(timings) > limits.MAX_QUESTION_HOPS or any(len(timing.drafted) > limits.MAX_DRAFT for timing in timings):
+        raise _bad("too many timings, or too many drafts in one")
 
 
 def _headers(tensors: Sequence[vnode_pb2.InferTensor] | Iterable[vnode_pb2.InferTensor]) -> dict[str, TensorHeader]:

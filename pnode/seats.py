@@ -17,7 +17,7 @@ from dcnr.graph import graph_from_bytes, stages_of_graph
 from dcnr.ports import Clock
 from dcnr.specs import Registry
 from dcnr.v1 import local_pb2, orchestrator_pb2
-from pnode.infer_places import Computed, infer, unless_gone
+from pnode.infer_places import Computed, Wish, infer, unless_gone
 from pnode.infer_reads import Asking, Reads
 from pnode.infer_words import Travelling
 from pnode.pace import Pace
@@ -67,7 +67,7 @@ class Seat:
         except Exception as error:  # noqa: BLE001  VNode boundary: a state that cannot be served leaves the worker alive
             self.reason = f"{type(error).__name__}: {error}"[:200]
 
-    async def compute(self, inputs: Sequence[Travelling], *, answers: bool) -> Computed:
+    async def compute(self, inputs: Sequence[Travelling], wish: Wish) -> Computed:
         """See `infer_places.Place`."""
         loaded = self._whole()
         self._queued += 1
@@ -77,7 +77,7 @@ class Seat:
             try:
                 computed: Computed = await unless_gone(
                     lambda: asyncio.get_running_loop().run_in_executor(
-                        self._thread, lambda: infer(loaded.compute, inputs, loaded.step, self._clock, answers=answers)
+                        self._thread, lambda: infer(loaded.compute, inputs, loaded.step, self._clock, wish)
                     )
                 )
             finally:

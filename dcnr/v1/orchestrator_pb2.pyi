@@ -887,6 +887,8 @@ class ForwardRequest(_message.Message):
     FULL_DEPTH_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     REDUNDANCY_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """empty: the only one"""
     weights: Global___Weights.ValueType
@@ -901,6 +903,10 @@ class ForwardRequest(_message.Message):
     """at most 120; 0 means 30"""
     redundancy: _builtins.int
     """so many independent ways have to agree; 0 and 1: one"""
+    draft: _builtins.int
+    """one sequence of tokens: the first stage extends it by so many first; at most 16"""
+    last: _builtins.int
+    """of a readout of sequences: only so many last places; 0: all"""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedTensor]:
         """one per source; the name may be empty where there is only one"""
@@ -916,10 +922,12 @@ class ForwardRequest(_message.Message):
         full_depth: _builtins.bool = ...,
         deadline_s: _builtins.float = ...,
         redundancy: _builtins.int = ...,
+        draft: _builtins.int = ...,
+        last: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "exit", b"exit", "full_depth", b"full_depth", "inputs", b"inputs", "manifest_digest", b"manifest_digest", "model", b"model", "redundancy", b"redundancy", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "draft", b"draft", "exit", b"exit", "full_depth", b"full_depth", "inputs", b"inputs", "last", b"last", "manifest_digest", b"manifest_digest", "model", b"model", "redundancy", b"redundancy", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -989,6 +997,7 @@ class ForwardResponse(_message.Message):
     TOTAL_S_FIELD_NUMBER: _builtins.int
     NUM_WAYS_FIELD_NUMBER: _builtins.int
     NUM_AGREEING_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """whose"""
     manifest_digest: _builtins.str
@@ -1009,6 +1018,8 @@ class ForwardResponse(_message.Message):
     """ways tried, the first included"""
     num_agreeing: _builtins.int
     """independent ways that gave this answer"""
+    drafted: _builtins.bytes
+    """tokens by which the first stage extended the question"""
     @_builtins.property
     def output(self) -> Global___NamedTensor:
         """the readout of `exit`"""
@@ -1032,14 +1043,177 @@ class ForwardResponse(_message.Message):
         total_s: _builtins.float = ...,
         num_ways: _builtins.int = ...,
         num_agreeing: _builtins.int = ...,
+        drafted: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deepest", b"deepest", "degraded", b"degraded", "degraded_reason", b"degraded_reason", "exit", b"exit", "manifest_digest", b"manifest_digest", "model", b"model", "num_agreeing", b"num_agreeing", "num_ways", b"num_ways", "output", b"output", "stages", b"stages", "total_s", b"total_s", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deepest", b"deepest", "degraded", b"degraded", "degraded_reason", b"degraded_reason", "drafted", b"drafted", "exit", b"exit", "manifest_digest", b"manifest_digest", "model", b"model", "num_agreeing", b"num_agreeing", "num_ways", b"num_ways", "output", b"output", "stages", b"stages", "total_s", b"total_s", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForwardResponse: _TypeAlias = ForwardResponse  # noqa: Y015
+
+@_typing.final
+class GenerateRequest(_message.Message):
+    """A text to be written, by a model that reads one sequence of bytes and says what follows each."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    EXIT_FIELD_NUMBER: _builtins.int
+    FULL_DEPTH_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    PLAIN_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """empty: the only one"""
+    prompt: _builtins.bytes
+    """1 to 65536 bytes; the model sees the last of them that fit its window"""
+    max_tokens: _builtins.int
+    """1 to 4096"""
+    temperature: _builtins.float
+    """0: the likeliest token each time; at most 10"""
+    top_p: _builtins.float
+    """only the likeliest tokens that hold this probability; 0 means 1"""
+    seed: _builtins.int
+    """the same seed and weights give the same text; absent: drawn"""
+    weights: Global___Weights.ValueType
+    """which weights; one version writes the whole text as long as it is served"""
+    manifest_digest: _builtins.str
+    """for WEIGHTS_NAMED"""
+    exit: _builtins.str
+    """VNode whose exit writes; empty: the deepest"""
+    full_depth: _builtins.bool
+    """refuse rather than write from a shallower exit"""
+    deadline_s: _builtins.float
+    """for the whole text; at most 600; 0 means 120"""
+    plain: _builtins.bool
+    """no drafts: one token per pass; the same text, slower"""
+    @_builtins.property
+    def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """at most 4 of at most 64 bytes: the text ends before the first of them"""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        prompt: _builtins.bytes = ...,
+        max_tokens: _builtins.int = ...,
+        temperature: _builtins.float = ...,
+        top_p: _builtins.float = ...,
+        seed: _builtins.int | None = ...,
+        stop: _abc.Iterable[_builtins.bytes] | None = ...,
+        weights: Global___Weights.ValueType = ...,
+        manifest_digest: _builtins.str = ...,
+        exit: _builtins.str = ...,
+        full_depth: _builtins.bool = ...,
+        deadline_s: _builtins.float = ...,
+        plain: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "deadline_s", b"deadline_s", "exit", b"exit", "full_depth", b"full_depth", "manifest_digest", b"manifest_digest", "max_tokens", b"max_tokens", "model", b"model", "plain", b"plain", "prompt", b"prompt", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_p", b"top_p", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+
+Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class GenerateResponse(_message.Message):
+    """A part of a text. The last one has a finish reason."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    EXIT_FIELD_NUMBER: _builtins.int
+    DEEPEST_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
+    DEGRADED_REASON_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PASSES_FIELD_NUMBER: _builtins.int
+    NUM_DRAFTED_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
+    NUM_CLOSE_FIELD_NUMBER: _builtins.int
+    text: _builtins.bytes
+    """what follows"""
+    finish_reason: _builtins.str
+    """stop or length; empty: more follows"""
+    model: _builtins.str
+    """whose"""
+    manifest_digest: _builtins.str
+    """version that wrote this part; empty for live weights"""
+    weights: Global___Weights.ValueType
+    """which weights wrote it"""
+    exit: _builtins.str
+    """whose exit wrote it"""
+    deepest: _builtins.str
+    """the deepest exit of the model"""
+    degraded: _builtins.bool
+    """not the exit that was asked for"""
+    degraded_reason: _builtins.str
+    """why"""
+    seed: _builtins.int
+    """in force"""
+    num_prompt_tokens: _builtins.int
+    """of the prompt"""
+    num_tokens: _builtins.int
+    """written so far, with those of a stop"""
+    num_passes: _builtins.int
+    """through the pipeline so far"""
+    num_drafted: _builtins.int
+    """tokens that the first stage proposed"""
+    num_accepted: _builtins.int
+    """of these, kept"""
+    num_close: _builtins.int
+    """greedy choices so close that the shape of a pass may decide them"""
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageAnswer]:
+        """of the pass behind this part"""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.bytes = ...,
+        finish_reason: _builtins.str = ...,
+        model: _builtins.str = ...,
+        manifest_digest: _builtins.str = ...,
+        weights: Global___Weights.ValueType = ...,
+        exit: _builtins.str = ...,
+        deepest: _builtins.str = ...,
+        degraded: _builtins.bool = ...,
+        degraded_reason: _builtins.str = ...,
+        stages: _abc.Iterable[Global___StageAnswer] | None = ...,
+        seed: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        num_passes: _builtins.int = ...,
+        num_drafted: _builtins.int = ...,
+        num_accepted: _builtins.int = ...,
+        num_close: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deepest", b"deepest", "degraded", b"degraded", "degraded_reason", b"degraded_reason", "exit", b"exit", "finish_reason", b"finish_reason", "manifest_digest", b"manifest_digest", "model", b"model", "num_accepted", b"num_accepted", "num_close", b"num_close", "num_drafted", b"num_drafted", "num_passes", b"num_passes", "num_prompt_tokens", b"num_prompt_tokens", "num_tokens", b"num_tokens", "seed", b"seed", "stages", b"stages", "text", b"text", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class SubmitJobRequest(_message.Message):

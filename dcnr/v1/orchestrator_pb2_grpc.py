@@ -105,6 +105,11 @@ class OrchestratorServiceStub:
                 request_serializer=dcnr_dot_v1_dot_orchestrator__pb2.ForwardRequest.SerializeToString,
                 response_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.ForwardResponse.FromString,
                 _registered_method=True)
+        self.Generate = channel.unary_stream(
+                '/dcnr.v1.OrchestratorService/Generate',
+                request_serializer=dcnr_dot_v1_dot_orchestrator__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.GenerateResponse.FromString,
+                _registered_method=True)
 
 
 class OrchestratorServiceServicer:
@@ -209,6 +214,13 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Generate(self, request, context):
+        """Text that a model of token sequences writes after a prompt, as it comes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OrchestratorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -281,6 +293,11 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.Forward,
                     request_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.ForwardRequest.FromString,
                     response_serializer=dcnr_dot_v1_dot_orchestrator__pb2.ForwardResponse.SerializeToString,
+            ),
+            'Generate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.GenerateRequest.FromString,
+                    response_serializer=dcnr_dot_v1_dot_orchestrator__pb2.GenerateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -662,6 +679,33 @@ class OrchestratorService:
             '/dcnr.v1.OrchestratorService/Forward',
             dcnr_dot_v1_dot_orchestrator__pb2.ForwardRequest.SerializeToString,
             dcnr_dot_v1_dot_orchestrator__pb2.ForwardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Generate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dcnr.v1.OrchestratorService/Generate',
+            dcnr_dot_v1_dot_orchestrator__pb2.GenerateRequest.SerializeToString,
+            dcnr_dot_v1_dot_orchestrator__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,6 +61,8 @@ class OrchestratorServiceStub:
     """Counters and state of this orchestrator."""
     Forward: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ForwardRequest, _orchestrator_pb2.ForwardResponse]
     """The model's answer to a tensor."""
+    Generate: _grpc.UnaryStreamMultiCallable[_orchestrator_pb2.GenerateRequest, _orchestrator_pb2.GenerateResponse]
+    """Text that a model of token sequences writes after a prompt, as it comes."""
 
 @_typing.type_check_only
 class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
@@ -95,6 +97,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Counters and state of this orchestrator."""
     Forward: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ForwardRequest, _orchestrator_pb2.ForwardResponse]  # type: ignore[assignment]
     """The model's answer to a tensor."""
+    Generate: _aio.UnaryStreamMultiCallable[_orchestrator_pb2.GenerateRequest, _orchestrator_pb2.GenerateResponse]  # type: ignore[assignment]
+    """Text that a model of token sequences writes after a prompt, as it comes."""
 
 class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Control and queries: served by every orchestrator."""
@@ -210,5 +214,13 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.ForwardResponse, _abc.Awaitable[_orchestrator_pb2.ForwardResponse]]:
         """The model's answer to a tensor."""
+
+    @_abc_1.abstractmethod
+    def Generate(
+        self,
+        request: _orchestrator_pb2.GenerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_orchestrator_pb2.GenerateResponse], _abc.AsyncIterator[_orchestrator_pb2.GenerateResponse]]:
+        """Text that a model of token sequences writes after a prompt, as it comes."""
 
 def add_OrchestratorServiceServicer_to_server(servicer: OrchestratorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

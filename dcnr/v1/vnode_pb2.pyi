@@ -163,6 +163,8 @@ class InferHop(_message.Message):
     DELEGATION_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
     vnode: _builtins.str
     """which VNode computes; stateless VNodes in front of it are computed with it"""
     replica: _builtins.str
@@ -173,6 +175,10 @@ class InferHop(_message.Message):
     """in which its output goes on"""
     answers: _builtins.bool
     """the readout of its exit goes to who asked; true for the last hop"""
+    draft: _builtins.int
+    """only of a way's first hop that reads one sequence of tokens: extends it by so many, each the likeliest by its own exit; at most 16"""
+    last: _builtins.int
+    """of a readout [samples, places, tokens]: only so many last places are answered; 0: all"""
     @_builtins.property
     def delegation(self) -> _identity_pb2.Envelope:
         """of the worker that hosts it, with its addresses"""
@@ -186,10 +192,12 @@ class InferHop(_message.Message):
         delegation: _identity_pb2.Envelope | None = ...,
         codec: _builtins.str = ...,
         answers: _builtins.bool = ...,
+        draft: _builtins.int = ...,
+        last: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "codec", b"codec", "delegation", b"delegation", "replica", b"replica", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "codec", b"codec", "delegation", b"delegation", "draft", b"draft", "last", b"last", "replica", b"replica", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -338,6 +346,7 @@ class InferTiming(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     WAITED_S_FIELD_NUMBER: _builtins.int
     COMPUTED_S_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
     vnode: _builtins.str
     """which hop"""
     pnode_id: _builtins.str
@@ -348,6 +357,8 @@ class InferTiming(_message.Message):
     """in the queue"""
     computed_s: _builtins.float
     """computing"""
+    drafted: _builtins.bytes
+    """tokens by which this hop extended the question"""
     def __init__(
         self,
         *,
@@ -356,10 +367,11 @@ class InferTiming(_message.Message):
         step: _builtins.int = ...,
         waited_s: _builtins.float = ...,
         computed_s: _builtins.float = ...,
+        drafted: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_s", b"computed_s", "pnode_id", b"pnode_id", "step", b"step", "vnode", b"vnode", "waited_s", b"waited_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_s", b"computed_s", "drafted", b"drafted", "pnode_id", b"pnode_id", "step", b"step", "vnode", b"vnode", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

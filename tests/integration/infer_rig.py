@@ -28,6 +28,9 @@ from vnode.torch_stage import initial_state
 from vnode.vocabulary import Mode
 
 WIDTH = 16
+CONTEXT = 24
+NUM_LEARNED = 80
+TEXT = b"the quick brown fox jumps over the lazy dog. " * 8
 BATCH = 8
 WITHIN_S = 60.0
 CLOCK = SystemClock()
@@ -61,10 +64,14 @@ class Served:
 
 
 def compute_of(graph: Any, vnode: str, state: Path) -> TorchCompute:
-    stage = next(item for item in stages_of_graph(graph, default_registry()) if item.id == vnode)
-    compute = TorchCompute(stage, default_registry(), num_batches=1, seed=7, threads=1)
+    compute = _compute(graph, vnode, 1)
     compute.serve(state)
     return compute
+
+
+def _compute(graph: Any, vnode: str, num_batches: int) -> TorchCompute:
+    stage = next(item for item in stages_of_graph(graph, default_registry()) if item.id == vnode)
+    return TorchCompute(stage, default_registry(), num_batches=num_batches, seed=7, threads=1)
 
 
 def served(root: Path) -> Served:
@@ -79,10 +86,44 @@ def served(root: Path) -> Served:
     graph.vnode("b", "linear_block", {}, inputs=["a"], **both)
     graph.vnode("joined", "concat", {}, inputs=["a", "b"])
     graph.vnode("c", "linear_block", {}, inputs=["joined"], **both)
+    return _with_states(graph, root)
+
+
+def served_text(root: Path) -> Served:
+    """Bytes in, logits of the next byte out: head -> tail."""
+    graph = Graph(
+        MODEL, input=TensorSpec("uint8", (CONTEXT,)), target=TensorSpec("uint8", (CONTEXT,)), num_classes=256,
+        train={"passes": 1, "batch_size": BATCH, "seed": 7, "codec": "raw"},
+        data={use: f"dataset:dots#{use}" for use in ("train", "validation", "test")},
+    )  # fmt: skip
+    both = {"objective": {"name": "local_ce", "config": {}}, "optimizer": {"name": "adamw", "lr": 1e-2}}
+    graph.vnode("head", "byte_embedding", {"width": 16, "blocks": 1, "heads": 2}, inputs=["input"], **both)
+    graph.vnode("tail", "transformer_block", {"heads": 2}, inputs=["head"], **both)
+    one = _with_states(graph, root)
+    _learn(one, TEXT)
+    return one
+
+
+def _learn(one: Served, text: bytes) -> None:
+    """Both learn a little of the text, so that their exits often agree."""
+    rng = np.random.Generator(np.random.Philox(key=5))
+    computes = [_compute(one.graph, vnode, NUM_LEARNED) for vnode in one.states]
+    infos = [compute.restore(state) for compute, state in zip(computes, one.states.values(), strict=True)]
+    for batch in range(NUM_LEARNED):
+        starts = rng.integers(0, len(text) - CONTEXT - 1, BATCH)
+        rows = np.stack([np.frombuffer(text[start : start + CONTEXT + 1], np.uint8) for start in starts])
+        output = rows[:, :-1].copy()
+        for compute in computes:
+            output = compute.learn(batch, [output], rows[:, 1:].copy(), batch).output
+    for compute, info, state in zip(computes, infos, one.states.values(), strict=True):
+        state.write_bytes(compute.snapshot(info))
+
+
+def _with_states(graph: Graph, root: Path) -> Served:
     built = graph.build()
     states = {}
     for stage in stages_of_graph(built, default_registry()):
-        data = initial_state(stage, default_registry(), seed=7, model=MODEL, graph=graph_digest(built), num_batches=20)
+        data = initial_state(stage, default_registry(), seed=7, model=MODEL, graph=graph_digest(built), num_batches=NUM_LEARNED)
         states[stage.id] = root / f"{stage.id}.served"
         states[stage.id].write_bytes(data)
     return Served(built, states)
