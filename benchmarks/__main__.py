@@ -34,6 +34,7 @@ NAMES: Final = (
     "mutants",
     "split_check",
     "optimizers",
+    "dashboard",
 )
 DEFAULT_OUT: Final = machine.ROOT / "benchmarks" / "results"
 DEFAULT_ROUNDS: Final = 5

@@ -1,7 +1,7 @@
 // Keeps the store up to date. Events and figures come by one stream; a broken one is opened again after a growing pause, in sight. Machines, jobs and plans
 // are asked for at intervals, and at once when an event says that something changed.
 
-import { jobOf, trainingRate, worded } from "./reading.js";
+import { jobOf, parsed, trainingRate } from "./reading.js";
 import { withEvents, withSample } from "./store.js";
 
 const ANSWER_MS = 8000;
@@ -43,9 +43,9 @@ class Stream {
       source.close();
       this.lost();
     };
-    source.addEventListener("event", ({ data }) => this.happened(worded(JSON.parse(data))));
+    source.addEventListener("event", ({ data }) => this.happened(parsed(data)));
     source.addEventListener("stats", ({ data }) => {
-      this.store.set({ stats: worded(JSON.parse(data)), link: { state: "live", attempt: 0, retryAt: 0 } }, ["stats"], Date.now());
+      this.store.set({ stats: parsed(data), link: { state: "live", attempt: 0, retryAt: 0 } }, ["stats"], Date.now());
     });
     source.addEventListener("trouble", ({ data }) => {
       this.store.set({ link: { state: "trouble", attempt: 0, retryAt: 0, reason: JSON.parse(data).error?.message } });
@@ -109,7 +109,12 @@ async function quietly(part) {
 }
 
 async function takeStats(store) {
-  store.set({ stats: await getJson("v1/stats") }, ["stats"], Date.now());
+  try {
+    store.set({ stats: await getJson("v1/stats"), refusal: "" }, ["stats"], Date.now());
+  } catch (error) {
+    if (error.status) store.set({ refusal: error.message });
+    throw error;
+  }
 }
 
 async function takeLog(store) {
@@ -145,9 +150,9 @@ export async function getJson(path) {
   const response = await fetch(path, { headers: { accept: "application/json" }, signal: AbortSignal.timeout(ANSWER_MS) });
   if (!response.ok) {
     const told = await response.json().catch(() => null);
-    throw new Error(told?.error?.message || `${path} answered ${response.status}`);
+    throw Object.assign(new Error(told?.error?.message || `${path} answered ${response.status}`), { status: response.status });
   }
-  return worded(await response.json());
+  return parsed(await response.text());
 }
 
 /** All pages of a list; at most MAX_PAGES. */

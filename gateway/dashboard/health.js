@@ -8,6 +8,7 @@ const STALE_S = 30;
 /** {tone, shape, sentence} of what is known `now` (Unix ms). */
 export function healthOf(known, now) {
   const { stats, nodes, job, graph, plan, asOf } = known;
+  if (!stats && known.refusal) return say("warn", `This gateway does not tell: ${known.refusal}.`);
   if (!stats) return say("calm", "No gateway has answered yet: nothing is known.");
   const age = (now - asOf.stats) / 1000;
   if (age > STALE_S) return say("warn", `The gateway has not answered for ${span(age)}: this is what it said last.`);

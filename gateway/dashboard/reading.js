@@ -1,18 +1,10 @@
 // What the answers of the gateway mean for the panels: pure functions over JSON in the shapes of the contract (snake_case, enums as words).
 
-const ENUM = /^(?:NODE_STATE|NODE_KIND|JOB_STATE|ASSIGNMENT_STATE|ROLE)_([A-Z_]+)$/;
-const WORDED = new Set(["state", "kind", "role"]);
+const ENUM = /"(?:NODE_STATE|NODE_KIND|JOB_STATE|ASSIGNMENT_STATE|ROLE)_([A-Z_]+)"/g;
 
-/** An answer with the states, kinds and roles of the contract as words: `NODE_STATE_ACTIVE` is `active`. Changes `answer` itself. */
-export function worded(answer) {
-  if (Array.isArray(answer)) for (const one of answer) worded(one);
-  else if (answer && typeof answer === "object") {
-    for (const [name, value] of Object.entries(answer)) {
-      if (typeof value === "object") worded(value);
-      else if (WORDED.has(name) && typeof value === "string") answer[name] = value.replace(ENUM, (_, word) => word.toLowerCase());
-    }
-  }
-  return answer;
+/** A gateway's answer with the states, kinds and roles of the contract as words: `NODE_STATE_ACTIVE` is `active`. Throws SyntaxError. */
+export function parsed(text) {
+  return JSON.parse(text.replace(ENUM, (_, word) => `"${word.toLowerCase()}"`));
 }
 
 const ENDED = new Set(["completed", "failed", "cancelled", "expired"]);

@@ -1,46 +1,30 @@
 """Goal: in a real browser the dashboard shows the network as it is, follows it live, survives its gateway, and can be used by everyone.
 
-One browser for all; the network is `dashboard_rig.Network`, the pages and headers are the gateway's own.
+One browser for all; the network is `benchmarks.dashboard_rig.Network`, the pages and headers are the gateway's own.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from dashboard_rig import Gateway, Network, node_id
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
+from benchmarks.dashboard_rig import FLAGS, Gateway, Network, chromium, node_id
+
 HERE = Path(__file__).parent
-NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
-)  # fmt: skip
 ROUTES = ("", "nodes", "learning", "events", "help", "contributions", "gateways", f"nodes/{node_id(1)}")
 LIMIT_MS = 30_000
 """Of every wait: a slow machine takes its time."""
 
 
-def chromium() -> str:
-    """The browser's path. Fails with what to do where there is none."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.fail(
-            "the dashboard's tests drive a real browser: apt-get install chromium (or put any Chromium on the PATH)", pytrace=False
-        )
-    return found
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    path = chromium()
-    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=path, args=list(FLAGS)) as started:
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS)) as started:
         yield started
 
 

@@ -49,6 +49,16 @@ def at_work(client: httpx.Client) -> bool:
     return all("report" in vnode for vnode in job["vnodes"])
 
 
+def test_the_dashboard_comes_through_the_gate(here: Town) -> None:
+    with here.client() as client:
+        page, module = client.get("/"), client.get("/dashboard/main.js")
+        assert page.headers["content-type"].startswith("text/html")
+        assert "script-src 'self'" in page.headers["content-security-policy"]
+        assert module.headers["content-type"].startswith("text/javascript")
+        assert module.headers["x-content-type-options"] == "nosniff"
+        assert client.get("/dashboard/nothing.js").json()["error"]["code"] == "NOT_FOUND"
+
+
 def test_nodes_jobs_and_model_are_shown(here: Town) -> None:
     with here.client() as client:
         nodes = client.get("/v1/nodes").json()

@@ -17,6 +17,7 @@ from gateway.pages import FOLDER, HEADERS, mount_dashboard
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_COMPRESSED_BYTES = 150_000
+MAX_PICTURE_BYTES = 200_000
 VENDORED = (FOLDER / "vendor", ROOT / "tests" / "browser" / "vendor")
 OURS = sorted(
     path for path in FOLDER.rglob("*") if path.suffix in {".js", ".css", ".html", ".svg"} and path.parent.name != "vendor"
@@ -46,6 +47,15 @@ def test_nothing_is_inline_or_from_elsewhere(path: Path) -> None:
     assert "innerHTML" not in text
     if path.suffix == ".html":
         assert re.findall(r"<style|style=|<script(?![^>]* src=)| on\w+=", text) == []
+
+
+def test_pictures_are_small_and_shown() -> None:
+    text = (ROOT / "docs" / "dashboard.md").read_text()
+    pictures = sorted((ROOT / "docs" / "images").glob("dashboard-*.png"))
+    assert pictures
+    for path in pictures:
+        assert path.stat().st_size < MAX_PICTURE_BYTES, path.name
+        assert path.name in text, f"docs/dashboard.md does not show {path.name}"
 
 
 def test_every_module_that_is_imported_exists() -> None:

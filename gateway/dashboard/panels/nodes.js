@@ -1,6 +1,6 @@
 // All machines in a table: sorted, filtered, and only the rows in sight are drawn, so that thousands scroll smoothly.
 
-import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { Component, html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
 import { bytes, figure, NODE_STATES, shapeOf, short, span } from "../words.js";
 
 const ROW_PX = 40;
@@ -15,11 +15,12 @@ const COLUMNS = [
   { name: "vnodes", heading: "VNodes", rank: "few", value: (node) => -(node.replicas?.length || 0), cell: (node) => node.replicas?.length || 0 },
   { name: "memory", heading: "Memory", rank: "mid", value: (node) => -memoryUsed(node), cell: (node) => memoryUsed(node) < 0 ? "—" : html`<meter min="0" max="1" high="0.9" value=${memoryUsed(node)} aria-label=${`${Math.round(100 * memoryUsed(node))} % of ${bytes(node.capability.memory_bytes)} in use`}></meter> ${bytes(node.capability.memory_bytes)}` },
   { name: "device", heading: "Device", rank: "wide", value: (node) => -(node.capability?.gflops || 0), cell: (node) => node.kind === "orchestrator" ? "orchestrator" : node.capability ? `${node.capability.device} ${figure(node.capability.cores)} cores, ${figure(node.capability.gflops)} GFLOP/s` : "—" },
-  { name: "passes", heading: "Audits passed", rank: "wide", value: (node) => -(node.passes || 0), cell: (node) => figure(node.passes || 0) },
+  { name: "passes", heading: "Audits", rank: "wide", value: (node) => -(node.passes || 0), cell: (node) => figure(node.passes || 0) },
   { name: "version", heading: "Version", rank: "wide", value: (node) => node.software || "", cell: (node) => node.software || "—" },
-  { name: "reach", heading: "Heard", rank: "wide", value: (node) => (node.attached ? 0 : 1), cell: (node) => (node.attached ? "attached here" : "from others") },
+  { name: "reach", heading: "Heard", rank: "wide", value: (node) => (node.attached ? 0 : 1), cell: (node) => (node.attached ? "directly" : "by others") },
   { name: "seen", heading: "Last seen", value: (node) => node.last_seen_s ?? Infinity, cell: (node, age) => span((node.last_seen_s || 0) + age) },
 ];
+for (const column of COLUMNS) column.classes = `${column.name} ${column.rank || ""}`.trim();
 
 export function Nodes({ known, now }) {
   const [sort, setSort] = useState({ name: "state", down: false });
@@ -78,11 +79,22 @@ function Window({ rows, age, sort, setSort }) {
       <thead><tr aria-rowindex="1">${COLUMNS.map((column) => html`<${Heading} key=${column.name} column=${column} sort=${sort} setSort=${setSort} />`)}</tr></thead>
       <tbody>
         <${Spacer} rows=${first} />
-        ${rows.slice(first, end).map((node, index) => html`<tr key=${node.node_id} aria-rowindex=${first + index + 2}>${COLUMNS.map((column) => html`<td key=${column.name} class=${`${column.name} ${column.rank || ""}`}>${column.cell(node, age)}</td>`)}</tr>`)}
+        ${rows.slice(first, end).map((node, index) => html`<${Row} key=${node.node_id} node=${node} place=${first + index + 2} age=${Math.floor(age)} />`)}
         <${Spacer} rows=${rows.length - end} />
       </tbody>
     </table>
   </div>`;
+}
+
+/** Drawn again only when there is something new to say. */
+class Row extends Component {
+  shouldComponentUpdate({ node, place, age }) {
+    return node !== this.props.node || place !== this.props.place || age !== this.props.age;
+  }
+
+  render({ node, place, age }) {
+    return html`<tr aria-rowindex=${place}>${COLUMNS.map((column) => html`<td key=${column.name} class=${column.classes}>${column.cell(node, age)}</td>`)}</tr>`;
+  }
 }
 
 function Spacer({ rows }) {
@@ -91,7 +103,7 @@ function Spacer({ rows }) {
 
 function Heading({ column, sort, setSort }) {
   const chosen = sort.name === column.name;
-  return html`<th scope="col" class=${`${column.name} ${column.rank || ""}`} aria-sort=${chosen ? (sort.down ? "descending" : "ascending") : "none"}>
+  return html`<th scope="col" class=${column.classes} aria-sort=${chosen ? (sort.down ? "descending" : "ascending") : "none"}>
     <button type="button" onClick=${() => setSort({ name: column.name, down: chosen && !sort.down })}>${column.heading} <span aria-hidden="true">${chosen ? (sort.down ? "▼" : "▲") : ""}</span></button>
   </th>`;
 }

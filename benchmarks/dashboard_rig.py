@@ -1,6 +1,7 @@
 """A gateway over a network that is not there: the real pages with their real headers, and answers made from messages of the contract.
 
-Runs in a thread on a port of its own; it can be stopped and started again on the same port, as a gateway that goes away and comes back.
+Runs in a thread on a port of its own; it can be stopped and started again on the same port, as a gateway that goes away and comes back. Tests, pictures and
+measurements of the dashboard share it.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shutil
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
@@ -24,15 +26,31 @@ from dcnr.v1 import common_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from gateway.pages import mount_dashboard
 from gateway.shapes import shown
 
-N = 4000
-NETWORK_ID = "5e" * 20
-VNODES = ("conv1", "conv2", "dense1", "dense2", "readout")
-REASONS = {
+BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+FLAGS: Final = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync",
+)  # fmt: skip
+"""A browser that asks nobody else, also where it runs as root."""
+N: Final = 4000
+NETWORK_ID: Final = "5e" * 20
+VNODES: Final = ("conv1", "conv2", "dense1", "dense2", "readout")
+REASONS: Final = {
     orchestrator_pb2.NODE_STATE_SUSPECT: "three beats are missing",
     orchestrator_pb2.NODE_STATE_QUARANTINED: "an audit failed: conv2, residual 9.1 tolerances in weights",
     orchestrator_pb2.NODE_STATE_PROBATION: "young: everything it does is checked",
     orchestrator_pb2.NODE_STATE_OFFLINE: "it left",
 }
+
+
+def chromium() -> str:
+    """The browser's path. Raises RuntimeError with what to do where there is none."""
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        raise RuntimeError(
+            "the dashboard is looked at with a real browser: apt-get install chromium (or put any Chromium on the PATH)"
+        )
+    return found
 
 
 def node_id(number: int) -> str:

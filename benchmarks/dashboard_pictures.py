@@ -1,0 +1,46 @@
+"""``python -m benchmarks.dashboard_pictures``: pictures of the dashboard for the documents, light and dark, over the network of `benchmarks.dashboard_rig`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+from playwright.sync_api import Page, sync_playwright
+
+from benchmarks.dashboard_rig import FLAGS, Gateway, Network, chromium
+from benchmarks.machine import ROOT
+
+OUT: Final = ROOT / "docs" / "images"
+SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
+PANELS: Final = {"overview": "", "nodes": "nodes", "learning": "learning"}
+WAIT_MS: Final = 60_000
+
+
+def main(out: Path = OUT) -> None:
+    """Writes ``dashboard-<panel>-<scheme>.png`` each."""
+    out.mkdir(parents=True, exist_ok=True)
+    gateway = Gateway(Network(40))
+    gateway.start()
+    try:
+        with sync_playwright() as playwright, playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS)) as browser:
+            for scheme in SCHEMES:
+                page = browser.new_page(viewport={"width": 1120, "height": 860}, color_scheme=scheme)
+                page.set_default_timeout(WAIT_MS)
+                page.goto(f"{gateway.address}/")
+                page.wait_for_selector("text=The model learns")
+                page.wait_for_selector("[data-link=live]")
+                for name, route in PANELS.items():
+                    _take(page, route, out / f"dashboard-{name}-{scheme}.png")
+    finally:
+        gateway.stop()
+
+
+def _take(page: Page, route: str, path: Path) -> None:
+    page.evaluate("route => { location.hash = `#/${route}` }", route)
+    page.wait_for_selector(".chart canvas" if route == "learning" else "h1")
+    page.wait_for_timeout(300)  # the first drawing of a chart has no event of its own
+    page.screenshot(path=path)
+
+
+if __name__ == "__main__":
+    main()
