@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from dcnr.ids import digest_of
 from orchestrator.audit_events import Decision
+from orchestrator.audit_people import people_of
+from orchestrator.runtime import Shared
 from orchestrator.view import ModelView
 from trust.going_back import Cause
-from trust.ledger import Interval, Verdict
+from trust.late_draw import drawn_late
+from trust.ledger import Interval, Ledger, Verdict
 from trust.standing import Standing, State, begun
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ class KnowingDesk:
     """One life of an orchestrator."""
 
     world: ControlWorld
+    shared: Shared
     _due_s: dict[str, float] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -42,6 +46,15 @@ class KnowingDesk:
             due_s = self._due_s.setdefault(one.name, now + _share(one, "when") * (AUDIT_S[1] - AUDIT_S[0]) + AUDIT_S[0])
             if now >= due_s:
                 yield self._decision(one)
+        if view.chain is not None and self.world.broken:
+            yield from self._late(view, view.chain.ledger)
+
+    def _late(self, view: ModelView, ledger: Ledger) -> Iterable[Decision]:
+        people = people_of(view, self.shared)
+        for vnode, state in sorted(people.broken.items()):
+            for name in drawn_late(ledger, (vnode, *people.ahead.get(vnode, ())), state, people.recent):
+                self.world.num_late += 1
+                yield Decision(name, Verdict.OPEN, "nothing can be learned from its state")
 
     def standing(self, _view: ModelView, _pnode_id: str) -> Standing:
         """Everybody is known well enough to be spared now and then."""

@@ -70,6 +70,8 @@ class ControlKnobs:
     """The network document says that audits are drawn."""
     cheating_pnodes: int = 0
     """PNodes of which half of what they commit is wrong, until the heal."""
+    cheats_break: bool = False
+    """From a state that holds something wrong nobody can learn who restores it."""
     skew_s: float = 60.0
     """How wrong ordinary wall clocks are."""
     wrong_clocks: float = 0.0

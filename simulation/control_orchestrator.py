@@ -134,7 +134,7 @@ class OrchestratorShell:
             draw_secret=Secret(hashlib.sha256(f"{world.seed} {self.host}".encode()).digest()),
         )  # fmt: skip
         self.runtime = ModelRuntime(MODEL, self.shared)
-        desk = KnowingDesk(world)
+        desk = KnowingDesk(world, self.shared)
         self.runtime.auditing.run = desk.run  # type: ignore[method-assign]  # what it asks of PNodes has tests of its own
         self.runtime.decider.naming.verdicts, self.runtime.drawing.standing = desk.verdicts, desk.standing
         self.attach = AttachService(

@@ -16,6 +16,7 @@ from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from orchestrator.jobs import intervals_message
 from pnode.chain import CommitChain, Standing
 from simulation.control_merges import Anchor, Desk, Owed
+from trust.late_draw import UNLEARNED
 from vnode.merging import Merging
 from vnode.vocabulary import Verdict
 
@@ -64,6 +65,11 @@ class Replica:
     anew: bool = False
     """The last snapshot was refused: another one, even of the same batches."""
     finished: bool = False
+    restored_from: str = ""
+    is_broken: bool = False
+    """Nothing can be learned from what it restored."""
+    is_tainted: bool = False
+    """Its state holds something wrong."""
     durable: IntervalSet = field(default_factory=IntervalSet.empty)
     num_merged: int = 0
     num_refused: int = 0
@@ -132,7 +138,7 @@ class Replica:
             replica=self.replica, vnode=self.vnode, incarnation=self.incarnation, state=orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE,
             lineage=intervals_message(self.lineage), num_learned=len(self.lineage), durable=intervals_message(self.durable),
             step_s=step_s, rate=self.rate, role=self.role, unmerged=intervals_message(self.unmerged), num_merged=self.num_merged,
-            num_refused=self.num_refused,
+            num_refused=self.num_refused, restored_from=self.restored_from, num_unlearned=UNLEARNED if self.is_broken else 0,
         )  # fmt: skip
         if self.leads and len(self.lineage) == self.num_batches:
             report.exits.add(vnode=self.vnode, split="test", step=self.num_batches, count=8, correct=4, sum_loss=1.0, complete=True)

@@ -121,6 +121,8 @@ class WorkerModel:
             standing, chain, Merging(int(message.num_batches)), now + pnode.rng.uniform(0.2, 1.0), now, anchor=lineage, kept=lineage, snapshot_s=now,
             exchanged_s=now, steps=digest_of(b"steps") if pnode.world.knobs.audited else "",
         )  # fmt: skip
+        replica.restored_from = message.state_digest
+        replica.is_broken = replica.is_tainted = message.state_digest in pnode.world.broken
         replica.told(message)
         self.replicas[name] = replica
         if lineage and replica.leads:
@@ -163,7 +165,7 @@ class WorkerModel:
         until_s = min(now, self._head_seen_s + replica.horizon_s)
         from_s = max(replica.advanced_s, replica.ready_s)
         replica.advanced_s = now
-        if until_s <= from_s:
+        if until_s <= from_s or replica.is_broken:
             return
         replica.part += (until_s - from_s) * replica.rate
         whole = int(replica.part)
@@ -220,6 +222,9 @@ class WorkerModel:
         replica.kept = replica.lineage
         if pnode.cheats and pnode.world.is_unsafe and pnode.rng.random() < CHEAT_RATE:
             pnode.world.cheats.add(link.digest)
+            replica.is_tainted = pnode.world.knobs.cheats_break
+        if replica.is_tainted:
+            pnode.world.broken.add(link.state)
         self.pending.append(Snapshot(ready.checkpoint, ready.commit, data, list(ready.ancestors)))
         self._wake.set()
 

@@ -48,6 +48,10 @@ class ControlWorld:
         self.clocks = Clocks(self)
         self.cheats: set[str] = set()
         """Statements that end an interval which is wrong."""
+        self.broken: set[str] = set()
+        """States from which nobody can learn."""
+        self.num_late = 0
+        """How often a spared interval was drawn late."""
         self.keyring = Keyring(seed)
         with signatures(self.keyring):
             self.community = community(

@@ -39,6 +39,25 @@ def test_where_nobody_cheats_nobody_is_accused() -> None:
     assert (ledger.num_drawn > 0, ledger.num_failed) == (True, 0)
 
 
+BREAKING: dict[str, Any] = {
+    "cheats_break": True,
+    "cheating_pnodes": 2,
+    "replicas": (1,),
+    "orchestrator_crashes": 0,
+    "orchestrator_pauses": 0,
+}
+
+
+def test_states_that_nobody_can_learn_from_are_traced_back_and_jobs_end_well() -> None:
+    found = world(21, **BREAKING).run()
+    assert found.num_late > 0
+
+
+def nothing_is_drawn_late(patch: pytest.MonkeyPatch) -> None:
+    """What was spared stays so, whatever its state does to others."""
+    patch.setattr("simulation.control_desk.drawn_late", lambda *_: ())
+
+
 def everything_is_cleared(patch: pytest.MonkeyPatch) -> None:
     """What is newest counts as cleared, whatever waits for an audit."""
     patch.setattr(audited, "_cleared", lambda entry, *_: Entry(entry.working, entry.working[0]))
@@ -80,6 +99,7 @@ PLANTED = [
     (everything_is_cleared, {}, 0, {"cleared"}),
     (newer_checkpoints_stay_beside_others, {"pnode_crashes": 8, "replicas": (2,)}, 4, {"ledger"}),
     (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
+    (nothing_is_drawn_late, BREAKING, 21, {"completes"}),
     (nothing_goes_back, {"cheating_pnodes": 2}, 0, {"unaudited", "completes"}),
 ]
 
