@@ -80,7 +80,10 @@ class InferDesk:
         """Works on questions until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._group = None  # what comes from now on is refused: a group that ends takes no task
 
     async def serve(self, context: Any, peer: Peer) -> None:
         """One stream until its end. Raises Refused (``not_a_caller``), Unavailable, and what breaks the stream."""
@@ -106,18 +109,17 @@ class InferDesk:
         """A question; one that is not taken is answered with its failure."""
         request, peer = message.request, self._peers[stream]
         try:
-            arriving = Arriving(request, self._accepted(request, peer, stream))
+            arriving, group = Arriving(request, self._accepted(request, peer, stream)), self._taking()
         except DcnrError as error:
             vnode = request.hops[0].vnode if request.hops else ""
             self._back(stream, request.caller, failure_words(failure_message(request.id, vnode, self._here.pnode_id, error)))
             return None
-        assert self._group is not None
         asked = _Asked(
             stream, peer, request, arriving.num_bytes, self._clock.monotonic() + request.deadline_s,
             asyncio.get_running_loop().create_future(), request.hops[0].vnode, self._here.pnode_id,
         )  # fmt: skip
         self._asked[stream, request.id] = asked
-        asked.task = self._group.create_task(self._life(asked))
+        asked.task = group.create_task(self._life(asked))
         asked.task.add_done_callback(lambda done: self._over(asked))
         return arriving
 
@@ -158,6 +160,11 @@ class InferDesk:
             raise Unavailable(f"more than {MAX_WAITING_BYTES} bytes of questions wait here", code="busy")
         self._find(request.model, request.hops[0]).asking.check(headers)
         return headers
+
+    def _taking(self) -> asyncio.TaskGroup:
+        if self._group is None:
+            raise Unavailable("this worker ends", code="not_here")
+        return self._group
 
     # ---- one question -------------------------------------------------------------------------------------------------------
 
@@ -253,7 +260,10 @@ class InferDesk:
 
     async def _encoded(self, tensors: Sequence[Travelling]) -> list[EncodedTensor]:
         """As they travel. Raises RemoteFault (``bad_shape``) for more than a question may bring."""
-        encoded = await asyncio.get_running_loop().run_in_executor(self._executor, lambda: [one.encoded() for one in tensors])
+        if all(one.is_quick for one in tensors):
+            encoded = [one.encoded() for one in tensors]
+        else:
+            encoded = await asyncio.get_running_loop().run_in_executor(self._executor, lambda: [one.encoded() for one in tensors])
         if sum(one.header.decoded_bytes for one in encoded) > limits.MAX_QUESTION_BYTES:
             raise RemoteFault(f"the outputs have more than {limits.MAX_QUESTION_BYTES} bytes: ask fewer samples", code="bad_shape")
         return encoded

@@ -89,9 +89,12 @@ class Ways:
         """Until cancelled: closes what is idle, forgets whose time is up."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            while True:
-                await asyncio.sleep(REVIEW_S)
-                self._review(self._clock.monotonic())
+            try:
+                while True:
+                    await asyncio.sleep(REVIEW_S)
+                    self._review(self._clock.monotonic())
+            finally:
+                self._group = None
 
     async def send(self, worker: VerifiedDelegation, words: Words, route: Route) -> None:
         """Queues a question for that worker, over a stream that is open; the caller bounds the time.

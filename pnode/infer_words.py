@@ -14,7 +14,7 @@ from dcnr.errors import Corrupt, DcnrError, InvalidInput, RemoteFault
 from dcnr.ids import check_name, check_node_id
 from dcnr.tensor import EncodedTensor, TensorAssembler, TensorHeader, check_header, encode_final
 from dcnr.v1 import vnode_pb2
-from pnode.outbox import as_array
+from pnode.outbox import QUICK_BYTES, as_array, is_at_hand
 from trust.delegation import MAX_DELEGATION_BYTES
 
 ID_BYTES: Final = 16
@@ -38,6 +38,11 @@ class Travelling(Protocol):
         """As it goes on."""
         ...
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether `encoded` takes less than the way to another thread."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
@@ -53,6 +58,11 @@ class Arrived:
     def encoded(self) -> EncodedTensor:
         """As it came."""
         return self.assembler.finish()
+
+    @property
+    def is_quick(self) -> bool:
+        """It is there."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,11 @@ class Made:
             return encode_final(array, self.codec if array.dtype.name == "float32" else "raw")
         except InvalidInput:
             return encode_final(array, "raw")
+
+    @property
+    def is_quick(self) -> bool:
+        """Raw, small and in main memory."""
+        return self.codec == "raw" and self.tensor.nbytes <= QUICK_BYTES and is_at_hand(self.tensor)
 
 
 @dataclass(slots=True)

@@ -74,7 +74,7 @@ class Outbox:
         self._forget((lane, batch))
         loop, codec = asyncio.get_running_loop(), self._codec()
         frame: asyncio.Future[Frame]
-        if codec == "raw" and tensor.nbytes <= QUICK_BYTES and _is_at_hand(tensor):
+        if codec == "raw" and tensor.nbytes <= QUICK_BYTES and is_at_hand(tensor):
             frame = loop.create_future()
             frame.set_result(_encode(tensor, step, codec))
         else:
@@ -189,7 +189,7 @@ def _encode(tensor: TensorHandle, step: int, codec: str) -> Frame:
         return Frame(encode_final(array, "raw"), step)
 
 
-def _is_at_hand(tensor: TensorHandle) -> bool:
+def is_at_hand(tensor: TensorHandle) -> bool:
     """In main memory: nothing has to be waited for."""
     return isinstance(tensor, np.ndarray) or bool(getattr(tensor, "is_cpu", False))
 

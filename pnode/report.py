@@ -69,7 +69,7 @@ def news_of(report: orchestrator_pb2.ReplicaReport, *, has_learned_all: bool) ->
 def why(
     *, draining: bool, paused: str, attached: int, known_orchestrators: int, membership_trouble: str, worker: WorkerFacts,
     hosted: list[orchestrator_pb2.ReplicaReport], upload_trouble: str, capability: membership_pb2.Capability,
-    contacts: Sequence[local_pb2.Contact] = (),
+    contacts: Sequence[local_pb2.Contact] = (), num_seats: int = 0,
 ) -> list[local_pb2.WhyLine]:  # fmt: skip
     """Reasons for the present state, most important first; codes are stable."""
     lines: list[local_pb2.WhyLine] = []
@@ -105,6 +105,8 @@ def why(
             line("held_back", f"{report.replica} waits for {report.held_back_by}, which is behind", "nothing: it goes on by itself")
     if upload_trouble:
         line("upload_waits", upload_trouble, "the newest snapshot waits on disk and is uploaded when the store is back")
+    if not hosted and not lines and num_seats:
+        line("serving", f"{num_seats} VNode{'s' * (num_seats != 1)} of a model answer{'s' * (num_seats == 1)} questions here", "")
     if not hosted and not lines:
         line(
             "no_assignment", "no plan places a VNode here at the moment", f"work comes when a job needs {capability.cores:g} cores"
@@ -126,6 +128,7 @@ def state_of(lines: list[local_pb2.WhyLine]) -> str:
         "assignment_failed": "refusing",
         "quarantined": "quarantined", "rehab": "rehab", "waiting_for_audit": "waiting",
         "held_back": "working", "upload_waits": "working", "no_assignment": "idle", "working": "working",
+        "serving": "serving",
     }  # fmt: skip
     return words[lines[0].code]
 

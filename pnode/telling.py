@@ -115,6 +115,7 @@ class Telling:
             draining=self.now.draining, paused=self.pausing.reason if self.pausing.is_paused else "", attached=len(self.streams.attached),
             known_orchestrators=len(self.orchestrators()), membership_trouble=self.membership.trouble, worker=self.now.worker,
             hosted=self.reports(), upload_trouble=self.uploads.trouble, capability=self.capability(), contacts=self.streams.contacts(),
+            num_seats=sum(seat.ready for seat in self.seats.reports()),
         )  # fmt: skip
 
     def status(self) -> local_pb2.StatusResponse:
@@ -128,5 +129,5 @@ class Telling:
             capability=self.capability(), replicas=self.reports(), memory_bytes=worker.rss_bytes, disk_bytes=now.disk_bytes,
             epoch=term.epoch if term else 0, holder=term.holder if term else "", control_address=now.control_address,
             dht_address=self.membership.dht_address, incarnation=worker.incarnation, locality=self.policy.document.locality,
-            pid=os.getpid(), worker_pid=worker.pid, dht_lookups=self.membership.dht_lookups, events=self.journal.since(0, 64),
+            pid=os.getpid(), worker_pid=worker.pid, dht_lookups=self.membership.dht_lookups, events=self.journal.since(0, 64), seats=self.seats.reports(),
         )  # fmt: skip

@@ -38,6 +38,8 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
             )
     if status.replicas:
         lines += ["", replicas_table(list(status.replicas))]
+    if status.seats:
+        lines += ["", seats_table(list(status.seats))]
     if status.next_action:
         lines += ["", f"next: {status.next_action}"]
     if status.events:
@@ -55,6 +57,15 @@ def replicas_table(replicas: list[orchestrator_pb2.ReplicaReport]) -> str:
         for report in replicas
     ]  # fmt: skip
     return table(("replica", "role", "state", "learned", "durable", "rate", "loss", "reason"), rows)
+
+
+def seats_table(seats: list[orchestrator_pb2.SeatReport]) -> str:
+    """What answers questions besides training, and what does not yet."""
+    rows = [
+        (f"{seat.model} {seat.vnode}", seat.state_digest[:12] or "-", "ready" if seat.ready else "waits", int(seat.num_answered), seat.reason)
+        for seat in seats
+    ]  # fmt: skip
+    return table(("seat", "state", "", "answered", "reason"), rows)
 
 
 def role_word(report: orchestrator_pb2.ReplicaReport) -> str:

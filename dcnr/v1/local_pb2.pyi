@@ -1086,6 +1086,7 @@ class StatusResponse(_message.Message):
     WORKER_PID_FIELD_NUMBER: _builtins.int
     DHT_LOOKUPS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    SEATS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """own id"""
     network_id: _builtins.str
@@ -1097,7 +1098,7 @@ class StatusResponse(_message.Message):
     uptime_s: _builtins.float
     """since start"""
     state: _builtins.str
-    """in words: joining, working, idle, draining, alone"""
+    """in words: joining, working, serving, idle, draining, alone"""
     reason: _builtins.str
     """of that state"""
     next_action: _builtins.str
@@ -1144,6 +1145,10 @@ class StatusResponse(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Event]:
         """newest; at most 64"""
 
+    @_builtins.property
+    def seats(self) -> _containers.RepeatedCompositeFieldContainer[_orchestrator_pb2.SeatReport]:
+        """states that it serves, or should"""
+
     def __init__(
         self,
         *,
@@ -1172,10 +1177,11 @@ class StatusResponse(_message.Message):
         worker_pid: _builtins.int = ...,
         dht_lookups: _builtins.int = ...,
         events: _abc.Iterable[_common_pb2.Event] | None = ...,
+        seats: _abc.Iterable[_orchestrator_pb2.SeatReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "control_address", b"control_address", "dht_address", b"dht_address", "dht_lookups", b"dht_lookups", "disk_bytes", b"disk_bytes", "epoch", b"epoch", "events", b"events", "holder", b"holder", "incarnation", b"incarnation", "locality", b"locality", "memory_bytes", b"memory_bytes", "network_id", b"network_id", "network_name", b"network_name", "next_action", b"next_action", "node_id", b"node_id", "num_known", b"num_known", "orchestrators", b"orchestrators", "pid", b"pid", "reachable", b"reachable", "reason", b"reason", "replicas", b"replicas", "software", b"software", "state", b"state", "uptime_s", b"uptime_s", "worker_pid", b"worker_pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "control_address", b"control_address", "dht_address", b"dht_address", "dht_lookups", b"dht_lookups", "disk_bytes", b"disk_bytes", "epoch", b"epoch", "events", b"events", "holder", b"holder", "incarnation", b"incarnation", "locality", b"locality", "memory_bytes", b"memory_bytes", "network_id", b"network_id", "network_name", b"network_name", "next_action", b"next_action", "node_id", b"node_id", "num_known", b"num_known", "orchestrators", b"orchestrators", "pid", b"pid", "reachable", b"reachable", "reason", b"reason", "replicas", b"replicas", "seats", b"seats", "software", b"software", "state", b"state", "uptime_s", b"uptime_s", "worker_pid", b"worker_pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
