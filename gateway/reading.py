@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Query, Response
 from dcnr.errors import InvalidInput
 from dcnr.graph import graph_from_bytes
 from dcnr.ids import check_name, check_node_id
+from dcnr.ledger_check import Account
 from dcnr.v1 import common_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from gateway.context import Context, answer
 from gateway.errors import RestError
@@ -34,6 +35,11 @@ MODEL: Final = holds(head=message("Head"), graph=one_of(message("ModelGraph"), {
 EXPLANATIONS: Final = array(message("Explanation"))
 NODE: Final = holds(node=message("NodeView"), explanations=EXPLANATIONS)
 JOBS: Final = holds(jobs=array(message("JobView")), num_jobs=_COUNT, **PAGE)
+ACCOUNT: Final = holds(
+    pnode=_TEXT, cleared=_COUNT, waiting=_COUNT, taken_back=_COUNT, passed=_COUNT, failed=_COUNT, passes={"type": "number"},
+    credibility={"type": "number"},
+)  # fmt: skip
+LEDGER: Final = holds(manifest_digest=_TEXT, audited={"type": "boolean"}, problem=_TEXT, accounts=array(ACCOUNT))
 PLACEMENT: Final = holds(plan_digest=_TEXT, plan=message("Plan"))
 MANIFEST: Final = holds(manifest_digest=_TEXT, manifest=message("Manifest"))
 CURVES: Final = holds(job_id=_TEXT, state=_TEXT, num_batches=_COUNT, vnodes=array(CURVE))
@@ -184,6 +190,13 @@ def _figures(router: APIRouter, context: Context) -> None:
         )  # fmt: skip
         return answer({"explanations": [shown(line) for line in await views.explain(request)]})
 
+    @router.get("/v1/ledger", summary="Who is credited with what, by the chain of manifests", responses=JSON(LEDGER))
+    async def get_ledger(model: Model = "") -> Response:
+        digest, ledgers, accounts = await views.ledger(model)
+        problem = next((one.problem for one in ledgers if one.problem), "")
+        rows = [account_row(one) for one in accounts]
+        return answer({"manifest_digest": digest, "audited": bool(ledgers), "problem": problem, "accounts": rows})
+
     @router.get("/v1/stats", summary="The network in figures", responses={200: {"model": Stats}})
     async def get_stats() -> Response:
         stats = await read_stats(context)
@@ -195,6 +208,14 @@ def _figures(router: APIRouter, context: Context) -> None:
     async def get_log() -> Response:
         status = await views.status()
         return answer({"reporter": status.node_id, "events": [shown(event) for event in status.events]})
+
+
+def account_row(one: Account) -> dict[str, Any]:
+    """One PNode in the ledger, as ``dcnr ledger scores --json`` has it; counts are batches."""
+    return {
+        "pnode": one.pnode_id, "cleared": one.cleared, "waiting": one.waiting, "taken_back": one.taken_back, "passed": one.num_passed,
+        "failed": one.num_failed, "passes": one.passes, "credibility": one.credibility,
+    }  # fmt: skip
 
 
 def curves_of(job: orchestrator_pb2.JobView) -> dict[str, Any]:

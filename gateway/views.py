@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar, cast
 
 from dcnr import limits
 from dcnr.client import Orchestrators
-from dcnr.errors import Corrupt, NotFound
+from dcnr.errors import Corrupt, NotFound, Refused
+from dcnr.ledger_check import Account, JobLedger, accounts_of, read_ledgers
 from dcnr.ports import Clock
 from dcnr.stored import StoredDocuments
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
@@ -31,6 +32,9 @@ NOW_S: Final = -1.0
 FOR_EVER_S: Final = 1e18
 """What is named by its digest does not change."""
 MAX_KEPT: Final = 256
+LEDGER_S: Final = 10.0
+MAX_CHAIN: Final = 500
+"""Manifests that a gateway reads for the ledger."""
 
 
 class Fresh:
@@ -140,6 +144,27 @@ class Views:
         if answer.HasField("manifest"):
             return answer.manifest_digest, self.policy.open_manifest(answer.manifest, name)
         return await self.manifest(name, answer.manifest_digest)
+
+    async def ledger(self, model: str = "") -> tuple[str, list[JobLedger], list[Account]]:
+        """The chain of manifests folded anew: digest of the newest one, the jobs with audits, and who is credited with what; at most `LEDGER_S` old.
+
+        Raises Refused (``ledger_too_long``) where the chain is longer than a gateway reads.
+        """
+        return await self._fresh.get(("ledger", model), lambda: self._fold(model), LEDGER_S)
+
+    async def _fold(self, model: str) -> tuple[str, list[JobLedger], list[Account]]:
+        digest, newest = await self.manifest(model)
+        num_read = 0
+
+        async def read(wanted: str) -> model_pb2.Manifest:
+            nonlocal num_read
+            num_read += 1
+            if num_read > MAX_CHAIN:
+                raise Refused(f"the chain has more than {MAX_CHAIN} manifests", code="ledger_too_long", remedy="dcnr ledger scores")
+            return newest if wanted == digest else (await self.manifest(newest.model, wanted))[1]
+
+        ledgers = await read_ledgers(digest, read)
+        return digest, ledgers, await asyncio.to_thread(accounts_of, ledgers)
 
     async def _read_manifest(self, model: str, digest: str) -> model_pb2.Manifest:
         with tempfile.TemporaryDirectory(prefix="dcnr-gateway-") as directory:

@@ -10,9 +10,11 @@ import pytest
 from gateway_rig import MODEL, Town, town
 from orchestrator_parts import VNODES
 
+from dcnr.ledger_check import Account
 from dcnr.settings import GatewaySettings
 from dcnr.v1 import orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from gateway.reading import account_row
 
 JOB = "job-1"
 
@@ -83,6 +85,18 @@ def test_nodes_jobs_and_model_are_shown(here: Town) -> None:
         assert [row["vnode"] for row in curves["vnodes"]] == list(VNODES)
         lines = client.get("/v1/explain", params={"vnode": "first"}).json()["explanations"]
         assert any(line["verdict"] == "placed" for line in lines)
+
+
+def test_the_ledger_is_read_from_the_chain(here: Town) -> None:
+    """This network audits nothing, so nobody is credited; an account has the form that the command gives."""
+    with here.client() as client:
+        ledger = client.get("/v1/ledger").json()
+        digest = client.get("/v1/model/checkpoints").json()["manifest_digest"]
+    assert ledger == {"manifest_digest": digest, "audited": False, "problem": "", "accounts": []}
+    row = account_row(Account("p", cleared=3, num_passed=2, passes=1.5, credibility=0.5))
+    assert row == {
+        "pnode": "p", "cleared": 3, "waiting": 0, "taken_back": 0, "passed": 2, "failed": 0, "passes": 1.5, "credibility": 0.5,
+    }  # fmt: skip
 
 
 def test_figures(here: Town) -> None:
