@@ -34,6 +34,17 @@ class TensorSpec:
         return math.prod(self.shape)
 
     @property
+    def is_sequence(self) -> bool:
+        """Whether a sample is a row of places, [T] of bytes or [T, width]: a question may bring fewer of them."""
+        return len(self.shape) == 2 or (self.dtype == "uint8" and len(self.shape) == 1)
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether a question may bring a sample of that shape."""
+        if shape == self.shape:
+            return True
+        return self.is_sequence and len(shape) == len(self.shape) and 0 < shape[0] <= self.shape[0] and shape[1:] == self.shape[1:]
+
+    @property
     def bytes_per_sample(self) -> int:
         """Raw bytes per sample."""
         return self.num_elements * DTYPE_BYTES[self.dtype]

@@ -59,5 +59,5 @@ def response(model: str, exit_: str, found: Answered, *, num_agreeing: int, tota
         weights=orchestrator_pb2.WEIGHTS_LIVE if live else orchestrator_pb2.WEIGHTS_SERVED, stages=stages, exit=way.exit,
         deepest=way.table.stages[-1].id, degraded=degraded,
         degraded_reason=f"nobody serves {way.missing} now" if degraded else "", total_s=total_s, num_ways=found.num_ways,
-        num_agreeing=num_agreeing,
+        num_agreeing=num_agreeing, drafted=answer.drafted,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from orchestrator.answering import BUSY_RETRY_S, Answering
 from orchestrator.candidates import Workers, live_table, served_tables
 from orchestrator.figures import Figures
 from orchestrator.infer_streams import InferStreams
-from orchestrator.questions import Question, deadline_of, question_of
+from orchestrator.questions import Question, context_of, deadline_of, question_of
 from orchestrator.routing import Avoid, Table, find_way
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import JobFacts
@@ -86,6 +86,13 @@ class Asking:
             figures.num_in_flight -= 1
         figures.answered(response.total_s, degraded=response.degraded)
         return response
+
+    def context(self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest) -> int:
+        """How many tokens the model reads at once. Raises what `forward` raises where nobody answers, InvalidInput (``not_text``)."""
+        tables = self._tables(runtime, request)
+        if not tables and runtime.view is None:
+            raise self._nobody(runtime, request)
+        return context_of(_job_of(runtime, tables[0] if tables else None))
 
     async def run(self) -> None:
         """Keeps the streams to workers, until cancelled."""
@@ -247,8 +254,8 @@ def _apart(avoid: Avoid, found: Answered, shared: Shared) -> Avoid:
     return Avoid({*avoid.banned, *found.way.pnodes}, {*avoid.owners, *owners})
 
 
-def _job_of(runtime: ModelRuntime, table: Table) -> JobFacts:
-    version = runtime.serving.versions.get(table.manifest_digest)
+def _job_of(runtime: ModelRuntime, table: Table | None) -> JobFacts:
+    version = runtime.serving.versions.get(table.manifest_digest) if table is not None else None
     job = version.job if version is not None else runtime.view.job if runtime.view is not None else None
     if job is None:
         raise Refused("the model's graph is not known here", code="no_graph")

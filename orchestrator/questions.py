@@ -23,6 +23,8 @@ MAX_INPUT_BYTES: Final = 4 * limits.MIB
 DEFAULT_DEADLINE_S: Final = 30.0
 MAX_DEADLINE_S: Final = 120.0
 MAX_REDUNDANCY: Final = 4
+NUM_TOKENS: Final = 256
+"""Texts are bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,10 @@ class Question:
     deadline_s: float
     num_ways: int
     """Independent ways that have to agree."""
+    draft: int = 0
+    """Tokens by which the first stage extends the one sequence that is asked."""
+    last: int = 0
+    """Of the readout of sequences: so many last places; 0: all."""
 
 
 def deadline_of(request: orchestrator_pb2.ForwardRequest) -> float:
@@ -71,7 +77,37 @@ def question_of(request: orchestrator_pb2.ForwardRequest, job: JobFacts) -> Ques
         raise InvalidInput(
             f"there is no exit {exit_!r}; there are {', '.join(stage.id for stage in job.stages)}", code="no_such_exit"
         )
-    return Question(inputs, sizes.pop(), exit_, request.full_depth, deadline_of(request), max(1, int(request.redundancy)))
+    if request.draft:
+        _check_draft(request, inputs, sources)
+    return Question(
+        inputs, sizes.pop(), exit_, request.full_depth, deadline_of(request), max(1, int(request.redundancy)), int(request.draft), int(request.last),
+    )  # fmt: skip
+
+
+def context_of(job: JobFacts) -> int:
+    """How many tokens a model of texts reads at once. Raises InvalidInput (``not_text``) for a model of something else."""
+    sources = [_input_spec(stage) for stage in job.stages if stage.is_source]
+    is_text = len(sources) == 1 and sources[0].dtype == "uint8" and len(sources[0].shape) == 1 and sources[0].shape[0] > 1
+    if not is_text or job.graph.num_classes != NUM_TOKENS:
+        raise InvalidInput(
+            "this model does not write: it reads no sequence of bytes, or does not say what follows each", code="not_text"
+        )
+    return sources[0].shape[0]
+
+
+def _check_draft(
+    request: orchestrator_pb2.ForwardRequest, inputs: Mapping[str, EncodedTensor], sources: Mapping[str, TensorSpec]
+) -> None:
+    spec = next(iter(sources.values()))
+    shape = next(iter(inputs.values())).header.shape
+    if len(sources) != 1 or spec.dtype != "uint8" or len(spec.shape) != 1 or shape[0] != 1:
+        raise InvalidInput("drafts follow one sequence of bytes, and nothing else", code="bad_draft")
+    if request.draft > limits.MAX_DRAFT or shape[1] + request.draft > spec.shape[0]:
+        raise InvalidInput(
+            f"at most {limits.MAX_DRAFT} tokens are drafted, within the {spec.shape[0]} that the model reads", code="bad_draft"
+        )
+    if request.redundancy > 1:
+        raise InvalidInput("answers with drafts cannot be compared", code="bad_redundancy")
 
 
 def _input_spec(stage: Stage) -> TensorSpec:
@@ -98,7 +134,7 @@ def _tensor(name: str, item: orchestrator_pb2.NamedTensor, spec: TensorSpec, mos
     wanted = "x".join(map(str, ("samples", *spec.shape)))
     if item.dtype != spec.dtype:
         raise InvalidInput(f"{name} takes {spec.dtype}, not {item.dtype or 'nothing'}", code="bad_dtype")
-    if len(shape) != len(spec.shape) + 1 or shape[1:] != spec.shape:
+    if not spec.takes(shape[1:]):
         raise InvalidInput(f"{name} takes {wanted}, not {'x'.join(map(str, shape)) or 'nothing'}", code="bad_shape")
     if not 1 <= shape[0] <= most:
         raise InvalidInput(f"a question has 1 to {most} samples, not {shape[0]}", code="bad_shape", remedy="ask in several parts")

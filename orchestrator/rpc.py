@@ -14,7 +14,7 @@ from dcnr.ids import check_name, check_node_id
 from dcnr.rpc.guard import caller_of as call_of
 from dcnr.rpc.guard import peer_of
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2, orchestrator_pb2_grpc
-from orchestrator.access import AskLimits, caller_of
+from orchestrator.access import AskLimits, Caller, caller_of
 from orchestrator.admission import admit, record_cancel
 from orchestrator.asking import Asking
 from orchestrator.attach import AttachService
@@ -22,6 +22,7 @@ from orchestrator.changes import TERMINAL
 from orchestrator.costs import stage_costs
 from orchestrator.documents import open_head
 from orchestrator.explain import explain_model, explain_node
+from orchestrator.generating import Generating
 from orchestrator.jobs import state_of
 from orchestrator.jobview import job_view, node_views
 from orchestrator.offers import PlanRequest
@@ -71,6 +72,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     def __init__(self, models: Models, attach: AttachService, directory: Directory, asking: Asking) -> None:
         self._models, self._attach, self._directory, self._asking = models, attach, directory, asking
+        self._writing = Generating(asking, models.shared.clock, models.shared.random_bytes)
         self._ask_limits = AskLimits()
         self._shared = models.shared
         self._previews = asyncio.Semaphore(PREVIEW_AT_ONCE)
@@ -241,10 +243,23 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def Forward(self, request: orchestrator_pb2.ForwardRequest, context: Any) -> orchestrator_pb2.ForwardResponse:
         """The model's answer, from here or, where too few PNodes are attached here, from the head's holder."""
+        may_pass_on = not self._admitted(context).orchestrator
+        return await self._asking.forward(self._only(request.model), request, may_pass_on=may_pass_on)
+
+    async def Generate(
+        self, request: orchestrator_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[orchestrator_pb2.GenerateResponse]:
+        """Text, part by part."""
+        self._admitted(context)
+        async for part in self._writing.generate(self._only(request.model), request):
+            yield part
+
+    def _admitted(self, context: Any) -> Caller:
+        """Who asks. Raises Unavailable (``rate_limited``)."""
         peer, shared = peer_of(context), self._shared
         caller = caller_of(shared.policy, peer.node_id, peer.pnode_id, lambda node_id: node_id in shared.inventory.nodes())
         self._ask_limits.check(caller, call_of(context).subnet, shared.clock.monotonic())
-        return await self._asking.forward(self._only(request.model), request, may_pass_on=not caller.orchestrator)
+        return caller
 
     async def GetStatus(self, request: orchestrator_pb2.GetStatusRequest, context: Any) -> orchestrator_pb2.GetStatusResponse:
         """About this orchestrator."""

@@ -32,6 +32,8 @@ class Answer:
     step: int
     timings: Mapping[str, vnode_pb2.InferTiming]
     """By VNode, as the hops say."""
+    drafted: bytes = b""
+    """Tokens by which the first hop extended the question, as it says."""
 
     @property
     def computed_s(self) -> float:
@@ -99,9 +101,9 @@ class Try:
             hops=[
                 vnode_pb2.InferHop(
                     vnode=hop.vnode, replica=hop.replica, state_digest=hop.state_digest, delegation=hop.delegation, codec=CODEC,
-                    answers=hop is hops[-1],
+                    answers=hop is hops[-1], draft=0 if number else self._question.draft, last=self._question.last if hop is hops[-1] else 0,
                 )
-                for hop in hops
+                for number, hop in enumerate(hops)
             ],
         )  # fmt: skip
         messages: list[vnode_pb2.InferMessage] = []
@@ -166,7 +168,13 @@ class Try:
             return
         head, names = self._head, {hop.vnode for hop in self.way.hops}
         timings = {item.vnode: item for item in head.timings if item.vnode in names}
-        self._done.set_result(Answer(self._assembler.finite_array(), head.state_digest, head.replica, int(head.step), timings))
+        first = timings.get(self.way.hops[0].vnode)
+        drafted = first.drafted if first is not None else b""
+        if len(drafted) > self._question.draft:
+            raise Unavailable("more drafts than were asked for", code="bad_answer")
+        self._done.set_result(
+            Answer(self._assembler.finite_array(), head.state_digest, head.replica, int(head.step), timings, drafted)
+        )
 
     def _fail(self, error: WayFailed) -> None:
         if not self._done.done():

@@ -312,13 +312,11 @@ def _array(tensor: Tensor) -> Array:
 
 
 def _fits(item: StageInput, tensor: Tensor, mode: Mode) -> bool:
-    """Whether the tensor is what the stage expects; in INFER a sequence ([T] of bytes, [T, d]) may be shorter."""
-    shape, wanted = tuple(tensor.shape[1:]), item.spec.shape
+    """Whether the tensor is what the stage expects; in INFER a sequence may be shorter."""
+    shape = tuple(tensor.shape[1:])
     if str(tensor.dtype) != f"torch.{item.spec.dtype}":
         return False
-    if mode is Mode.INFER and shape and (len(wanted) == 2 or (item.spec.dtype == "uint8" and len(wanted) == 1)):
-        return len(shape) == len(wanted) and 0 < shape[0] <= wanted[0] and shape[1:] == wanted[1:]
-    return shape == wanted
+    return item.spec.takes(shape) if mode is Mode.INFER else shape == item.spec.shape
 
 
 def _correct(logits: Tensor, y: Tensor) -> tuple[int, int]:

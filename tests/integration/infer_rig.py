@@ -20,6 +20,7 @@ from dcnr.specs import TensorSpec
 from dcnr.system import SystemClock
 from dcnr.tensor import EncodedTensor, TensorAssembler, TensorHeader, chunks, encode
 from dcnr.v1 import local_pb2, vnode_pb2
+from orchestrator.generation import Generation, Wanted
 from pnode.infer_words import tensor_message
 from trust.identity import NodeKey
 from vnode.registry import default_registry
@@ -30,6 +31,7 @@ from vnode.vocabulary import Mode
 WIDTH = 16
 CONTEXT = 24
 NUM_LEARNED = 80
+NUM_TOKENS = 40
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 8
 BATCH = 8
 WITHIN_S = 60.0
@@ -102,6 +104,18 @@ def served_text(root: Path) -> Served:
     one = _with_states(graph, root)
     _learn(one, TEXT)
     return one
+
+
+def plain_text(one: Served, prompt: bytes) -> bytes:
+    """What follows the prompt, in this process: the pipeline asked for each token."""
+    computes = [one.compute(vnode) for vnode in one.states]
+    generation, text = Generation(Wanted(prompt, NUM_TOKENS, draft=0), CONTEXT), b""
+    while not generation.finish_reason:
+        output = np.frombuffer(generation.ask().window, np.uint8)[None]
+        for compute in computes:
+            output = compute.forward(0, [output], Mode.INFER).output
+        text += generation.take(b"", computes[-1].readout(output).numpy()[0, -1:])
+    return text
 
 
 def _learn(one: Served, text: bytes) -> None:

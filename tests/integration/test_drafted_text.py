@@ -6,27 +6,14 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
-from infer_rig import CONTEXT, Line, Served, allow, line, samples, seat, served, served_text
+from infer_rig import CONTEXT, NUM_TOKENS, Line, Served, allow, line, plain_text, samples, seat, served, served_text
 from worker_rig import DaemonEnd, worker
 
 from dcnr.v1 import vnode_pb2
 from orchestrator.generation import Generation, Pass, Wanted
 from trust.identity import NodeKey
-from vnode.vocabulary import Mode
 
 PROMPT = b"the quick brown fox jumps over"
-
-
-def plain(one: Served, num_tokens: int) -> bytes:
-    """The same text in this process, the pipeline asked for each token."""
-    computes = [one.compute(vnode) for vnode in ("head", "tail")]
-    generation, text = Generation(Wanted(PROMPT, num_tokens, draft=0), CONTEXT), b""
-    while not generation.finish_reason:
-        output = np.frombuffer(generation.ask().window, np.uint8)[None]
-        for compute in computes:
-            output = compute.forward(0, [output], Mode.INFER).output
-        text += generation.take(b"", computes[-1].readout(output).numpy()[0, -1:])
-    return text
 
 
 async def brought(asking: Line, key: NodeKey, one: Served, end: DaemonEnd, asked: Pass) -> tuple[bytes, np.ndarray]:
@@ -46,13 +33,13 @@ def test_drafts_of_the_first_stage_save_passes_and_change_no_token(tmp_path: Pat
             await allow(key, end)
             await seat(end, one, "head", "tail")
             async with line(key, end) as asking:
-                generation, text = Generation(Wanted(PROMPT, 60), CONTEXT), b""
+                generation, text = Generation(Wanted(PROMPT, NUM_TOKENS), CONTEXT), b""
                 while not generation.finish_reason:
                     text += generation.take(*await brought(asking, key, one, end, generation.ask()))
         assert generation.num_close == 0
-        assert text == plain(one, 60)
+        assert text == plain_text(one, PROMPT)
         assert generation.num_accepted > 0
-        assert generation.num_passes < 60
+        assert generation.num_passes < NUM_TOKENS
 
     asyncio.run(scenario())
 
