@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
 
 from dcnr import limits
-from dcnr.errors import InvalidInput, RemoteFault, TimedOut
+from dcnr.errors import DcnrError, InvalidInput, RemoteFault, TimedOut
 from dcnr.rpc.errors import error_from_rpc
 from dcnr.v1 import identity_pb2, vnode_pb2, vnode_pb2_grpc
 from pnode.anchors import VERDICTS, Reply
@@ -25,6 +26,8 @@ MERGE_S: Final = 5 * limits.BULK_TIMEOUT_S
 """Each direction of a call ends by then."""
 MAX_ANSWER_BYTES: Final = MAX_COMMITS_BYTES + 2 * limits.MAX_ENVELOPE_BYTES
 """Of the commits in an answer: a primary stops to make anchors once there are more than `MAX_COMMITS_BYTES`."""
+DRAIN_S: Final = 5.0
+"""A refusal waits at most so long for what its caller is still sending."""
 _NUMBER_OF: Final = {verdict: number for number, verdict in VERDICTS.items()}
 
 
@@ -48,8 +51,8 @@ async def serve_merge(
             data += message.chunk
         return bytes(data)
 
-    found = desk(first.open.primary)
     try:
+        found = desk(first.open.primary)
         async with asyncio.timeout(MERGE_S):
             answer = await found.ask(first.open, caller, read)
             yield vnode_pb2.MergeResponse(answer=_answer_message(answer, found.incarnation))
@@ -60,6 +63,17 @@ async def serve_merge(
                 yield vnode_pb2.MergeResponse(chunk=chunk)
     except TimeoutError:
         raise TimedOut("the merge took too long", code="merge_timeout") from None
+    except DcnrError:
+        await _drain(requests)
+        raise
+
+
+async def _drain(requests: Any) -> None:
+    """Drops what is still on its way: a refusal that overtakes it ends the stream, and may be heard as a broken one, without its code."""
+    with contextlib.suppress(TimeoutError, TimedOut):
+        async with asyncio.timeout(DRAIN_S):
+            while await _next(requests) is not None:
+                continue
 
 
 class MergeCalls:
