@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from dcnr import __version__
 from dcnr.errors import DcnrError
-from gateway import health, jobs, reading, watching
+from gateway import asking, health, jobs, reading, watching
 from gateway.access import Access
 from gateway.context import Context, answer
 from gateway.errors import RestError, from_typed
@@ -31,6 +31,7 @@ def create_routes(context: Context) -> FastAPI:
     app.include_router(health.routes(context, lambda: openapi(app)))
     app.include_router(reading.routes(context))
     app.include_router(jobs.routes(context))
+    app.include_router(asking.routes(context))
     app.include_router(watching.routes(context))
     mount_dashboard(app)
     app.add_exception_handler(DcnrError, _typed)
@@ -48,7 +49,7 @@ def create_app(context: Context, access: Access) -> Gate:
 
 def openapi(app: FastAPI) -> Json:
     """The description of the routes, as it is checked in."""
-    return described(app, __version__, *reading.SHOWN_MESSAGES, *jobs.SHOWN_MESSAGES)
+    return described(app, __version__, *reading.SHOWN_MESSAGES, *jobs.SHOWN_MESSAGES, *asking.SHOWN_MESSAGES)
 
 
 def description() -> Json:

@@ -119,6 +119,12 @@ class Views:
         request = orchestrator_pb2.CancelJobRequest(cancel=envelope)
         return cast(orchestrator_pb2.CancelJobResponse, await self._call("CancelJob", request, NOW_S))
 
+    async def forward(self, request: orchestrator_pb2.ForwardRequest) -> orchestrator_pb2.ForwardResponse:
+        """The model's answer. Raises InvalidInput, NotFound, Unavailable (``no_server``, ``busy``, ...), TimedOut."""
+        timeout_s = request.deadline_s + limits.CALL_TIMEOUT_S
+        found = await self.orchestrators.call(OrchestratorServiceStub, "Forward", request, timeout_s=timeout_s)
+        return cast(orchestrator_pb2.ForwardResponse, found)
+
     async def head(self, model: str = "") -> model_pb2.Head:
         """The head of a model, its signature verified."""
         return self._opened(model_pb2.Head, (await self.model(model)).head, identity_pb2.DOMAIN_HEAD)

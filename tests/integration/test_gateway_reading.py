@@ -99,6 +99,21 @@ def test_the_ledger_is_read_from_the_chain(here: Town) -> None:
     }  # fmt: skip
 
 
+def test_a_question_goes_through_to_the_orchestrator(here: Town) -> None:
+    """Nobody serves here, so what comes back is what the real orchestrator says of the question."""
+    with here.client(here.town_key) as client:
+
+        def ask(values: list[object], **more: object) -> tuple[int, str, str]:
+            body = client.post("/v1/forward", json={"inputs": [{"values": values}], "model": MODEL, **more})
+            error = body.json()["error"]
+            return body.status_code, error["code"], error["details"]["reason"]
+
+        assert ask([[0.5] * 8]) == (404, "MODEL_NOT_FOUND", "not_trained")
+        assert ask([[0.5] * 8], model="none") == (404, "MODEL_NOT_FOUND", "no_such_model")
+    with here.client() as stranger:
+        assert stranger.post("/v1/forward", json={"inputs": [{"values": [[1.0]]}]}).status_code == 401
+
+
 def test_figures(here: Town) -> None:
     with here.client() as client:
         stats = client.get("/v1/stats").json()
