@@ -35,6 +35,7 @@ NAMES: Final = (
     "split_check",
     "optimizers",
     "dashboard",
+    "serving",
 )
 DEFAULT_OUT: Final = machine.ROOT / "benchmarks" / "results"
 DEFAULT_ROUNDS: Final = 5

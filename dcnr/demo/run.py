@@ -18,6 +18,7 @@ from rich.console import Console
 
 from dcnr.crashpoints import reached
 from dcnr.demo.examples import Example, example, prepare_data
+from dcnr.demo.questions import ask
 from dcnr.demo.screen import Screen
 from dcnr.demo.story import ACTIVE, Kill, Story
 from dcnr.demo.verdict import Verdict, compare, judge
@@ -157,6 +158,7 @@ class _Demo:
             screen.say(f"job {answer.job_id} is accepted: signed by its maintainer and in the store")
             with screen:
                 await self._train(client, answer.job_id, graph.name)
+            await ask(client, graph, npz, screen.say)
             stages = stages_of_graph(graph, client.registry)
             return await judge(
                 self._example, self._story, client, network, graph=graph, stages=stages, job_id=answer.job_id, npz=npz,

@@ -97,6 +97,13 @@ def test_startup_measures_commands_and_daemons(tmp_path: Path) -> None:
     assert row["daemon_hosting_rss_mib"] > 10
 
 
+def test_serving_asks_a_network_and_one_process(tmp_path: Path) -> None:
+    (row,) = run_short("serving", tmp_path)["rounds"]
+    assert row["hops"] == 1
+    assert row["network_samples_s"] > 0
+    assert row["one_process_1_threads_16_together_samples_s"] > 0
+
+
 def test_scale_measures_plans_beats_and_entries(tmp_path: Path) -> None:
     document = run_short("scale", tmp_path)
     (row,) = document["rounds"]

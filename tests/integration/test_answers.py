@@ -1,0 +1,127 @@
+"""Goal: a whole network answers questions while it learns and after, as the reference does, from either orchestrator, and through a PNode's SIGKILL."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from network_rig import MODEL, Rig, dots, running_network
+
+import dcnr.sdk
+from dataservice.released import released
+from dcnr.errors import DcnrError
+from dcnr.graph import stages_of_graph
+from dcnr.ids import NodeId
+from dcnr.sdk.asking import Answer, Ask, answer_of, request_of
+from dcnr.sdk.client import connect_async
+from dcnr.testing import LocalPNode
+from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from vnode.registry import default_registry
+from vnode.torch_compute import TorchCompute
+from vnode.vocabulary import Mode
+
+PNODES = (LocalPNode("p1", 1.0, 1536), LocalPNode("p2", 1.0, 1536), LocalPNode("p3", 1.0, 1024))
+WIDTH, BATCH = 32, 8
+WITHIN_S = 120.0
+
+
+def test_a_network_answers_while_it_learns_after_it_and_through_a_kill(tmp_path: Path) -> None:
+    asked = dots(WIDTH, 64)["test_x"][:BATCH]
+    with running_network(PNODES, num_orchestrators=2, width=WIDTH, batch_size=BATCH) as rig, rig.client() as client:
+        job = rig.submit("ask", passes=60)
+        early = until_answered(rig, client, asked, lambda answer: not answer.degraded)
+        assert early.exit == rig.vnodes[-1]
+        assert early.manifest
+        rig.ended(job, 240.0)
+        last = client.manifest(MODEL)[0]
+        late = until_answered(rig, client, asked, lambda answer: answer.manifest == last and not answer.degraded)
+        np.testing.assert_allclose(late.output, reference(rig, asked, last), rtol=1e-5, atol=1e-5)
+        for process in rig.network.orchestrators:
+            np.testing.assert_allclose(answer_from(rig, process.node_id, asked), late.output, rtol=1e-5, atol=1e-5)
+        through_a_kill(rig, client, asked, late)
+
+
+def until_answered(rig: Rig, client: dcnr.sdk.Client, asked: Any, good: Any) -> Answer:
+    found: list[Answer] = []
+    errors: list[str] = []
+
+    def answered() -> bool:
+        try:
+            found.append(client.forward(asked, Ask(MODEL)))
+        except DcnrError as error:
+            errors.append(f"{error.code}: {error.message}")
+            return False
+        return bool(good(found[-1]))
+
+    try:
+        rig.until(answered, "the network answers as wanted", WITHIN_S, pause_s=0.3)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{errors[-1:]}\n{found[-1:]}") from None
+    return found[-1]
+
+
+def answer_from(rig: Rig, orchestrator: str, asked: Any) -> Any:
+    """That orchestrator's answer."""
+
+    async def answer() -> Any:
+        async with await connect_async(rig.network.bootstrap, network=rig.network.network_file, key=rig.key) as client:
+            found = dict(client.orchestrators.known())
+            connection = await client.orchestrators.connection(NodeId(orchestrator), found[NodeId(orchestrator)])
+            stub = OrchestratorServiceStub(connection.channel)
+            return answer_of(await connection.call(stub.Forward, request_of(asked, Ask(MODEL)), 40.0)).output
+
+    return asyncio.run(answer())
+
+
+def reference(rig: Rig, asked: Any, digest: str) -> Any:
+    """The released states of that manifest, in this process."""
+
+    async def states() -> tuple[Any, dict[str, bytes]]:
+        async with await connect_async(rig.network.bootstrap, network=rig.network.network_file, key=rig.key) as client:
+            _, manifest = await client.manifest(MODEL, digest)
+            graph = await client.graph(manifest.graph_digest)
+            return graph, {vnode: await client.state(MODEL, item) for vnode, item in released(manifest).items()}
+
+    graph, found = asyncio.run(states())
+    output = asked
+    for stage in stages_of_graph(graph, default_registry()):
+        compute = TorchCompute(stage, default_registry(), num_batches=1, seed=1, threads=1)
+        path = rig.network.directory / f"{stage.id}.reference"
+        path.write_bytes(found[stage.id])
+        compute.serve(path)
+        output = compute.forward(0, [output], Mode.INFER).output
+    return compute.readout(output).numpy()
+
+
+def through_a_kill(rig: Rig, client: dcnr.sdk.Client, asked: Any, wanted: Answer) -> None:
+    """Questions without a pause while one PNode that serves is killed: each of them is answered, and rightly."""
+    victim = next(process for process in rig.network.pnodes if process.node_id == wanted.stages[0].pnode_id)
+    answers: list[Answer] = []
+    over = threading.Event()
+    errors: list[DcnrError] = []
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                answers.append(client.forward(asked, Ask(MODEL, full_depth=True)))
+            except DcnrError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        rig.until(lambda: len(answers) >= 20, "questions are answered", WITHIN_S)
+        rig.network.kill(victim)
+        after = len(answers)
+        rig.until(lambda: len(answers) >= after + 20, "questions are answered after the kill", WITHIN_S)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(WITHIN_S)
+    assert errors == []
+    for answer in answers:
+        np.testing.assert_allclose(answer.output, wanted.output, rtol=1e-5, atol=1e-5)
