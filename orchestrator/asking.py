@@ -28,6 +28,8 @@ MAX_IN_FLIGHT: Final = 64
 CHECKED: Final = 0.02
 """Share of the answers that are asked again over other machines."""
 CHECKS_AT_ONCE: Final = 2
+TABLES_S: Final = 0.1
+"""Who serves what is put together anew this often, from beats that are older anyway; who has died since shows by its stream."""
 
 
 class Others(Protocol):
@@ -55,6 +57,7 @@ class Asking:
         self._streams = streams
         self._answering = Answering(shared, streams=streams, workers=workers, rng=rng, figures=self.figures)
         self._checks: set[asyncio.Task[None]] = set()
+        self._known: dict[str, tuple[ModelRuntime, float, list[Table]]] = {}
 
     async def forward(
         self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest, *, may_pass_on: bool
@@ -131,7 +134,10 @@ class Asking:
         only = request.manifest_digest if request.weights == orchestrator_pb2.WEIGHTS_NAMED else ""
         if request.weights == orchestrator_pb2.WEIGHTS_NAMED and not only:
             raise InvalidInput("named weights need the digest of a manifest", code="no_manifest_named")
-        return served_tables(runtime, self._workers, only)
+        known, now = self._known.get(runtime.model), self._shared.clock.monotonic()
+        if known is None or known[0] is not runtime or now - known[1] > TABLES_S:
+            known = self._known[runtime.model] = (runtime, now, served_tables(runtime, self._workers))
+        return [table for table in known[2] if only in ("", table.manifest_digest)]
 
     def _reaches_too_little(self, tables: list[Table], request: orchestrator_pb2.ForwardRequest) -> bool:
         way = find_way(tables, request.exit, self._rng, self._answering.load()) if tables else None

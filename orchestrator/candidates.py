@@ -51,8 +51,8 @@ class Workers:
         return found if found.pnode_id == node_id else None
 
 
-def served_tables(runtime: ModelRuntime, workers: Workers, only: str = "") -> list[Table]:
-    """Of the versions of one graph that seats are ready for, the newest first. ``only``: of that manifest alone."""
+def served_tables(runtime: ModelRuntime, workers: Workers) -> list[Table]:
+    """Of the versions of one graph that seats are ready for, the newest first."""
     seats: dict[str, list[tuple[NodeRecord, orchestrator_pb2.SeatReport, VerifiedDelegation]]] = {}
     named: set[str] = set()
     for record in runtime.shared.inventory.nodes().values():
@@ -65,7 +65,7 @@ def served_tables(runtime: ModelRuntime, workers: Workers, only: str = "") -> li
         for seat in ready:
             seats.setdefault(seat.vnode, []).append((record, seat, worker))
             named.add(seat.manifest_digest)
-    read = (runtime.serving.versions.get(digest) for digest in ({only} & named if only else named))
+    read = (runtime.serving.versions.get(digest) for digest in named)
     versions = sorted(
         (version for version in read if version is not None), key=lambda version: (-version.number, version.manifest_digest)
     )

@@ -21,6 +21,8 @@ from orchestrator.versions import Version, Versions
 from orchestrator.view import ModelView
 
 ROUND_S: Final = 0.5
+SPARING: Final = 20.0
+"""Rounds take a twentieth of the time at most, however many PNodes there are."""
 REPEAT_S: Final = 4.0
 """A wish that a PNode does not report to follow is said again after this time; others, for restarted workers, are not needed."""
 MAX_REPORTED: Final = 8
@@ -52,10 +54,10 @@ class Serving:
     async def run(self) -> None:
         """Rounds until cancelled."""
         while True:
-            view = self._view()
+            view, began = self._view(), self._now()
             if view is not None:
                 await self.round(view)
-            await asyncio.sleep(ROUND_S)
+            await asyncio.sleep(max(ROUND_S, SPARING * (self._now() - began)))
 
     async def round(self, view: ModelView) -> None:
         """Reads what is served, and asks for what should be."""
