@@ -78,6 +78,8 @@ class AuditDesk:
         """Passed intervals that are open again, and spared ones that are drawn late."""
         self._found: dict[str, Decision] = {}
         """Intervals that failed by a proof of their own."""
+        self._unnamed: dict[str, str] = {}
+        """Statements that no manifest names yet, with the evidence against them."""
         self._actions: list[Action] = []
 
     # What happened
@@ -96,6 +98,8 @@ class AuditDesk:
         self._found = {
             name: one for name, one in self._found.items() if name in ledger.intervals and self._verdict(name) not in final
         }
+        for name in sorted(self._unnamed.keys() & ledger.intervals.keys()):
+            self.equivocated([name], self._unnamed.pop(name))
         self._advance(now_s)
 
     def tick(self, people: People, now_s: float) -> None:
@@ -170,8 +174,10 @@ class AuditDesk:
             self._advance(now_s)
 
     def equivocated(self, statements: Iterable[str], evidence: str) -> None:
-        """A PNode signed both: the interval that a manifest names by either of them fails."""
+        """A PNode signed both: the interval that a manifest names by either of them, now or later, fails."""
         for name in sorted(statements):
+            if self._verdict(name) is None and len(self._unnamed) < MAX_LATE_TASKS:
+                self._unnamed[name] = evidence
             if self._verdict(name) not in (None, Verdict.FAILED, Verdict.UNVERIFIABLE):
                 reason = "its PNode signed two statements about one step"
                 self._found[name] = Decision(name, Verdict.FAILED, reason, Cause.WRONG_OUTPUTS, evidence)

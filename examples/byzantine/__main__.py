@@ -20,7 +20,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] != ["pnode"] or "--behaviour" not in arguments[:-1]:
         known = ", ".join(behaviour.name for behaviour in BEHAVIOURS)
-        sys.exit(f"usage: {USAGE}\nbehaviours: {known}, equivocating, colluding")
+        sys.exit(f"usage: {USAGE}\nbehaviours: {known}, equivocating, colluding, slandering")
     at = arguments.index("--behaviour")
     behaviour = arguments[at + 1]
     program = ("-m", "examples.byzantine.process", "--behaviour", behaviour)

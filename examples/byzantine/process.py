@@ -8,19 +8,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from dcnr.v1 import local_pb2, model_pb2
 from examples.byzantine.behaviours import BEHAVIOURS
 from examples.byzantine.worker import CheatingCompute
 from pnode import worker
-from pnode.auditing import Auditing
+from pnode.auditing import Auditing, record_of
 from pnode.chain import CommitChain, Link
 from pnode.making import Making
+from trust.overturned import Finding
 
 EQUIVOCATING: Final = "equivocating"
 COLLUDING: Final = "colluding"
-NAMES: Final = (*(behaviour.name for behaviour in BEHAVIOURS), EQUIVOCATING, COLLUDING)
+SLANDERING: Final = "slandering"
+NAMES: Final = (*(behaviour.name for behaviour in BEHAVIOURS), EQUIVOCATING, COLLUDING, SLANDERING)
 STEPS_OF_A_LIFE: Final = 64
 """For behaviours that depend on how far an interval is: counted from the start of a replica."""
 
@@ -43,12 +46,23 @@ class WavingAuditor(Auditing):
         super()._tell(order, finding, **found)
 
 
+class SlanderingAuditor(Auditing):
+    """Faults everything that it is asked to audit, with a record of the form that real ones have."""
+
+    def _tell_found(self, order: local_pb2.WorkerAudit, check: Any, seconds: float) -> None:
+        found = replace(check.found(), finding=Finding.FAULT, ratio=9.0)
+        record = record_of(order.task, found).SerializeToString(deterministic=True)
+        self._tell(order, model_pb2.AUDIT_FINDING_FAULT, check=check, found=found, record=record, compute_s=seconds)
+
+
 def making_of(name: str) -> Making:
     """What a worker of that behaviour is made with. Raises KeyError for a name that is none."""
     if name == EQUIVOCATING:
         return Making(chain=EquivocatingChain)
     if name == COLLUDING:
         return Making(auditing=WavingAuditor)
+    if name == SLANDERING:
+        return Making(auditing=SlanderingAuditor)
     return Making(compute=_cheating({behaviour.name: behaviour for behaviour in BEHAVIOURS}[name]))
 
 

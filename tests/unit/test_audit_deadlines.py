@@ -88,3 +88,13 @@ def test_where_a_graph_asks_for_three_executions_two_auditors_repeat_the_interva
     assert set(asked) == set(helpers)
     [decision] = made.decisions()
     assert (decision.verdict, decision.reason) == (Verdict.PASSED, "each of 2 auditors found nothing")
+
+
+def test_an_interval_whose_pnode_told_two_stories_fails_also_when_it_is_named_later() -> None:
+    made = desk()
+    late = "b" * 64
+    made.equivocated([late, "c" * 64], "9" * 64)
+    assert not made.decisions()
+    one = Interval(late, 1, "a", "a.0", "accused", IntervalSet.span(1, 2), Verdict.OPEN)
+    made.chronicle(Ledger({}, {late: one}), 5.0)
+    assert [(found.interval, found.verdict, found.evidence) for found in made.decisions()] == [(late, Verdict.FAILED, "9" * 64)]

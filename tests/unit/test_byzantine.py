@@ -6,7 +6,15 @@ import pytest
 
 from dcnr.ids import NodeId, ReplicaId
 from dcnr.v1 import identity_pb2
-from examples.byzantine.process import COLLUDING, EQUIVOCATING, NAMES, EquivocatingChain, WavingAuditor, making_of
+from examples.byzantine.process import (
+    COLLUDING,
+    EQUIVOCATING,
+    NAMES,
+    SLANDERING,
+    EquivocatingChain,
+    WavingAuditor,
+    making_of,
+)
 from examples.byzantine.worker import CheatingCompute
 from pnode.auditing import Auditing
 from pnode.chain import CommitChain, Standing
@@ -37,10 +45,10 @@ def test_an_equivocating_chain_proves_itself_and_an_honest_one_does_not() -> Non
 
 
 def test_each_name_makes_a_worker_that_differs_in_one_thing() -> None:
-    assert len(NAMES) == 14
+    assert len(NAMES) == 15
     for name in NAMES:
         made = making_of(name)
         differs = [made.chain is not CommitChain, made.auditing is not Auditing]
-        assert differs == [name == EQUIVOCATING, name == COLLUDING]
+        assert differs == [name == EQUIVOCATING, name in (COLLUDING, SLANDERING)]
     assert making_of(COLLUDING).auditing is WavingAuditor
     assert issubclass(CheatingCompute, making_of(EQUIVOCATING).compute)  # type: ignore[arg-type]
