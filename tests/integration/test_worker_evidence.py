@@ -16,10 +16,11 @@ from worker_rig import DaemonEnd, Job, make_job, worker
 from dcnr.graph import stages_of_graph
 from dcnr.ids import digest_of
 from dcnr.tensor import TensorHeader, decode
-from dcnr.v1 import identity_pb2, local_pb2, model_pb2
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.samples import StagedSamples
 from trust.delegation import open_past_delegation
 from trust.envelope import check_signature, digest_of_envelope, parse_envelope
+from trust.late_draw import UNLEARNED
 from trust.step_logs import contradiction_in, open_log
 from vnode.bundle import Bundle, read_bundle
 from vnode.checks.claims import Claim, ClaimedStep
@@ -28,6 +29,7 @@ from vnode.checks.replay import replay
 from vnode.checks.torch_record import as_array
 from vnode.registry import default_registry
 from vnode.signed_frames import FrameNumber, statement
+from vnode.state import parse, serialise
 from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import schema_of
 from vnode.vocabulary import TRAIN_LANE, Mode, Peer
@@ -197,5 +199,25 @@ def test_evidence_outlives_a_worker_and_goes_with_the_verdict(tmp_path: Path) ->
             await end.until(lambda: end.reports["s2.1"].reason.startswith("waiting_for_audit"), 120)
             end.gathered.clear()
             assert "no evidence" in (await gathered(end, job, "s2", interval)).reason
+
+    run(scenario)
+
+
+def test_a_state_that_gives_nothing_finite_is_told_and_its_replica_stays(tmp_path: Path) -> None:
+    """Weights that are far too large, as a cheat may leave them behind: the holder hears how many batches were tried in vain."""
+    job = make_job(tmp_path, num_stages=1, passes=4)
+    stage = next(item for item in stages_of_graph(job.graph, default_registry()) if item.id == "s1")
+    schema = schema_of(stage, default_registry())
+    info, arrays = parse(job.states["s1"].read_bytes(), schema)
+    large = {name: array * np.float32(1e30) if array.dtype == np.float32 else array for name, array in arrays.items()}
+    job.states["s1"].write_bytes(serialise(schema, info, large))
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as end:
+            await end.host(job, "s1", {"s1": end}, **audited(job, "s1"))
+            await end.until(lambda: "s1.1" in end.reports and end.reports["s1.1"].num_unlearned >= UNLEARNED, 120)
+            report = end.reports["s1.1"]
+            assert (report.num_learned, report.state) == (0, orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE)
+            assert report.restored_from == digest_of(job.states["s1"].read_bytes())
 
     run(scenario)
