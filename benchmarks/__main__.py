@@ -36,6 +36,7 @@ NAMES: Final = (
     "optimizers",
     "dashboard",
     "serving",
+    "gateway",
 )
 DEFAULT_OUT: Final = machine.ROOT / "benchmarks" / "results"
 DEFAULT_ROUNDS: Final = 5

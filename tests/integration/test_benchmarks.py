@@ -195,3 +195,15 @@ def test_optimizers_are_compared_on_the_same_batches(tmp_path: Path) -> None:
     result = command.run_one("optimizers", Options(1, tmp_path, quick=True))
     assert {(row["example"], row["optimizer"]) for row in result.rounds} == {("text", "sgd"), ("text", "adamw")}
     assert all(math.isfinite(row["bits"]) for row in result.rounds)
+
+
+def test_gateway_measures_readers_watchers_and_twins(tmp_path: Path) -> None:
+    document = run_short("gateway", tmp_path)
+    (row,) = document["rounds"]
+    assert row["reads_per_s"] > 0
+    met = {target["name"]: target["met"] for target in document["targets"]}
+    assert met["jobs of all twins"]
+    assert met["wrong answers to readers"]
+    assert met["watchers without news"]
+    document["rounds"][0] |= {"errors": 1, "twin_jobs": 2, "watchers_without": 1, "reads_per_s": 1.0, "submit_p99_ms": 2000.0}
+    assert not any(target["met"] for target in concluded(document)["targets"])
