@@ -44,6 +44,11 @@ class Caller:
     pnode: bool
     """A PNode that this orchestrator knows, or its worker."""
 
+    @property
+    def is_member(self) -> bool:
+        """A maintainer or a node of the network."""
+        return self.maintainer or self.orchestrator or self.pnode
+
 
 def caller_of(policy: NetworkPolicy, node_id: str, pnode_id: str | None, known: Callable[[str], bool]) -> Caller:
     """The caller's standing. ``pnode_id``: the PNode that a worker acts for."""
@@ -60,7 +65,7 @@ class AskLimits:
 
     def check(self, caller: Caller, subnet: str, now: float) -> None:
         """Raises Unavailable (``rate_limited``) with the time to wait."""
-        if caller.maintainer or caller.orchestrator or caller.pnode:
+        if caller.is_member:
             return
         wait_s = self._strangers.wait_s(subnet, now)
         if wait_s:

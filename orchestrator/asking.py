@@ -25,6 +25,8 @@ from orchestrator.view import JobFacts
 
 MAX_IN_FLIGHT: Final = 64
 """Questions at once; more are told to come again."""
+STRANGERS_AT_ONCE: Final = 32
+"""Callers that nobody knows leave the other places to members."""
 CHECKED: Final = 0.02
 """Share of the answers that are asked again over other machines."""
 CHECKS_AT_ONCE: Final = 2
@@ -60,18 +62,19 @@ class Asking:
         self._known: dict[str, tuple[ModelRuntime, float, list[Table]]] = {}
 
     async def forward(
-        self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest, *, may_pass_on: bool
+        self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest, *, may_pass_on: bool, places: int = MAX_IN_FLIGHT
     ) -> orchestrator_pb2.ForwardResponse:
-        """The answer. ``may_pass_on``: an orchestrator that reaches too little asks the head's holder, once.
+        """The answer. ``may_pass_on``: an orchestrator that reaches too little asks the head's holder, once. ``places``: more questions on their way are
+        too many for this caller.
 
         Raises InvalidInput, NotFound (``not_trained``), Unavailable (``busy``, ``no_server``, ``depth_unavailable``, ``version_not_served``,
         ``answers_differ``), TimedOut (``deadline_exceeded``).
         """
         began, figures = self._shared.clock.monotonic(), self.figures
-        if figures.num_in_flight >= MAX_IN_FLIGHT:
+        if figures.num_in_flight >= places:
             figures.failed("busy")
             raise Unavailable(
-                f"{MAX_IN_FLIGHT} questions are on their way already", code="busy", retry_after_s=BUSY_RETRY_S,
+                f"{figures.num_in_flight} questions are on their way already", code="busy", retry_after_s=BUSY_RETRY_S,
                 remedy="ask again a little later, or another orchestrator",
             )  # fmt: skip
         figures.num_questions += 1

@@ -16,7 +16,7 @@ from dcnr.rpc.guard import peer_of
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2, orchestrator_pb2_grpc
 from orchestrator.access import AskLimits, Caller, caller_of
 from orchestrator.admission import admit, record_cancel
-from orchestrator.asking import Asking
+from orchestrator.asking import MAX_IN_FLIGHT, STRANGERS_AT_ONCE, Asking
 from orchestrator.attach import AttachService
 from orchestrator.changes import TERMINAL
 from orchestrator.costs import stage_costs
@@ -243,8 +243,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def Forward(self, request: orchestrator_pb2.ForwardRequest, context: Any) -> orchestrator_pb2.ForwardResponse:
         """The model's answer, from here or, where too few PNodes are attached here, from the head's holder."""
-        may_pass_on = not self._admitted(context).orchestrator
-        return await self._asking.forward(self._only(request.model), request, may_pass_on=may_pass_on)
+        caller = self._admitted(context)
+        places = MAX_IN_FLIGHT if caller.is_member else STRANGERS_AT_ONCE
+        return await self._asking.forward(self._only(request.model), request, may_pass_on=not caller.orchestrator, places=places)
 
     async def Generate(
         self, request: orchestrator_pb2.GenerateRequest, context: Any

@@ -11,7 +11,7 @@ import pytest
 from dcnr.errors import DcnrError
 from dcnr.system import SystemClock
 from dcnr.v1 import model_pb2, orchestrator_pb2
-from orchestrator.asking import MAX_IN_FLIGHT, Asking
+from orchestrator.asking import MAX_IN_FLIGHT, STRANGERS_AT_ONCE, Asking
 from orchestrator.candidates import Workers
 
 ME, OTHER = "1" * 40, "2" * 40
@@ -110,9 +110,11 @@ def test_the_holder_itself_says_why_there_is_no_answer() -> None:
 
 def test_too_many_questions_at_once_are_told_to_come_again() -> None:
     one = asking(Holders())
-    one.figures.num_in_flight = MAX_IN_FLIGHT
     runtime: Any = Runtime(OTHER, "m" * 64)
-    with pytest.raises(DcnrError) as caught:
-        asyncio.run(one.forward(runtime, orchestrator_pb2.ForwardRequest(), may_pass_on=True))
-    assert caught.value.code == "busy"
-    assert one.figures.view().failed["busy"] == 1
+    for places in (MAX_IN_FLIGHT, STRANGERS_AT_ONCE):
+        one.figures.num_in_flight = places
+        with pytest.raises(DcnrError) as caught:
+            asyncio.run(one.forward(runtime, orchestrator_pb2.ForwardRequest(), may_pass_on=True, places=places))
+        assert caught.value.code == "busy"
+    assert one.figures.view().failed["busy"] == 2
+    asyncio.run(one.forward(runtime, orchestrator_pb2.ForwardRequest(), may_pass_on=True))  # members have places left
