@@ -63,6 +63,8 @@ class _Read:
     """A wish whose manifest and graph were verified."""
 
     wish: orchestrator_pb2.SeatWish
+    newest: str = ""
+    """The manifest that said what was taken back."""
     job: Job | None = None
     checkpoints: dict[str, model_pb2.Checkpoint] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -205,9 +207,17 @@ class SeatDuties:
                 continue
             self._accepted[model] = wish
             self._trouble.pop(model, None)
-            if (task := self._reading.get(model)) is not None:
-                task.cancel()
-            self._reading[model] = self._group.create_task(self._keep_reading(wish))
+            self._begin_reading(wish)
+        if self._around.policy().audits_drawn:
+            for model, newest in self._around.duties.manifests():
+                read = self._read.get(model)
+                if read is not None and read.job is not None and read.newest != newest and self._reading[model].done():
+                    self._begin_reading(read.wish)  # it may take back what is served
+
+    def _begin_reading(self, wish: orchestrator_pb2.SeatWish) -> None:
+        if (task := self._reading.get(wish.model)) is not None:
+            task.cancel()
+        self._reading[wish.model] = self._group.create_task(self._keep_reading(wish))
 
     async def _keep_reading(self, wish: orchestrator_pb2.SeatWish) -> None:
         """Until it is read: what it names may come to the store, and heads here, a moment later."""
@@ -237,7 +247,7 @@ class SeatDuties:
         job = await self._around.provisioner.job(desired)
         if job.request.graph_digest != manifest.graph_digest:
             raise Refused("the signed job has another graph than the manifest", code="unsigned_job")
-        read = _Read(wish, job)
+        read = _Read(wish, newest, job)
         entries = {entry.vnode: entry for entry in manifest.entries}
         for vnode in wish.vnodes:
             entry = entries.get(vnode)
@@ -259,6 +269,8 @@ class SeatDuties:
             if not digest:
                 break
             if digest not in self._parents:
+                if len(self._parents) >= 4 * MAX_CHAIN:
+                    self._parents.clear()
                 self._parents[digest] = (await self._manifest(model, digest)).parent_digest
             digest = self._parents[digest]
         raise Unavailable("the head known here does not lead to that manifest", code="not_on_chain")

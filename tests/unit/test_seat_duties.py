@@ -27,12 +27,19 @@ from pnode.seat_duties import Around, SeatDuties
 from pnode.snapshots import Shelf
 from trust.envelope import digest_of_envelope, seal
 from trust.identity import NodeKey
-from trust.network import create_document, verify_chain
+from trust.network import NetworkPolicy, create_document, verify_chain
 from vnode.registry import default_registry
 
 MAINTAINER, HOLDER, OTHER = NodeKey.generate(), NodeKey.generate(), NodeKey.generate()
-POLICY = verify_chain(
-    [create_document(MAINTAINER, name="n", now_wall=1_700_000_000.0, orchestrator_ids=[HOLDER.node_id, OTHER.node_id])]
+POLICY, AUDITED = (
+    verify_chain(
+        [
+            create_document(
+                MAINTAINER, name="n", now_wall=1_700_000_000.0, orchestrator_ids=[HOLDER.node_id, OTHER.node_id], audits=audits
+            )
+        ]
+    )
+    for audits in ("none", "drawn")
 )
 MODEL, JOB = "m", "job-1"
 STATES = (b"state of manifest one", b"state of manifest two")
@@ -71,10 +78,11 @@ class World:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     term: Term | None = field(default_factory=lambda: Term(1, HOLDER.node_id))
     head: str = ""
+    policy: NetworkPolicy = POLICY
 
     def __post_init__(self) -> None:
         request = model_pb2.JobRequest(
-            network_id=POLICY.network_id,
+            network_id=self.policy.network_id,
             job_id=JOB,
             model=MODEL,
             graph_digest=graph_digest(GRAPH),
@@ -91,8 +99,8 @@ class World:
         self.budget = Budget(Limits(1.0, DAEMON_BYTES + self.memory_bytes, 1 << 30, 0))
         duties: Any = SimpleNamespace(term_of=lambda model: self.term, manifests=lambda: [(MODEL, self.head)])
         self.around = Around(
-            policy=lambda: POLICY, fetch=cache.file, budget=self.budget, options=HostingOptions(1, 0, lambda: 1 << 30), duties=duties,
-            provisioner=Provisioner(policy=lambda: POLICY, registry=default_registry(), fetch=cache.file, shelf=Shelf(self.directory)),
+            policy=lambda: self.policy, fetch=cache.file, budget=self.budget, options=HostingOptions(1, 0, lambda: 1 << 30), duties=duties,
+            provisioner=Provisioner(policy=lambda: self.policy, registry=default_registry(), fetch=cache.file, shelf=Shelf(self.directory)),
             delegation=lambda: identity_pb2.Envelope(payload=b"delegation"), takes_no_work=lambda: "", send=self.send, changed=self.news.set,
             say=self.say, clock=SystemClock(),
         )  # fmt: skip
@@ -103,9 +111,10 @@ class World:
 
     def manifest(self, state: bytes, parent: str, signer: NodeKey = HOLDER, **changes: Any) -> str:
         checkpoint = model_pb2.Checkpoint(vnode="a", digest=self.put(state), size_bytes=len(state), job_id=JOB)
+        cleared = checkpoint if self.policy.audits_drawn else None
         body = model_pb2.Manifest(
-            network_id=POLICY.network_id, model=MODEL, parent_digest=parent, holder=signer.node_id, graph_digest=graph_digest(GRAPH),
-            entries=[model_pb2.ManifestEntry(vnode="a", working=[checkpoint])], number=1, **changes,
+            network_id=self.policy.network_id, model=MODEL, parent_digest=parent, holder=signer.node_id, graph_digest=graph_digest(GRAPH),
+            entries=[model_pb2.ManifestEntry(vnode="a", working=[checkpoint], cleared=cleared)], number=1, **changes,
         )  # fmt: skip
         envelope = seal(identity_pb2.DOMAIN_MANIFEST, body, signer)
         self.store[digest_of_envelope(envelope)] = envelope.SerializeToString(deterministic=True)
@@ -239,6 +248,22 @@ def test_a_state_that_was_taken_back_is_not_served(tmp_path: Path) -> None:
         duties.wished(HOLDER.node_id, world.wish(world.first, "a"))
         await reported(duties, "retracted")
         assert world.sent == []
+
+    play(world, scenario)
+
+
+def test_what_is_taken_back_while_it_is_served_goes(tmp_path: Path) -> None:
+    world = World(tmp_path, policy=AUDITED)
+
+    async def scenario(duties: SeatDuties) -> None:
+        duties.wished(HOLDER.node_id, world.wish(world.first, "a"))
+        await reported(duties, "not_cleared")
+        duties.wished(HOLDER.node_id, world.wish(world.first, "a", cleared=True))
+        await world.until(lambda: len(world.sent) == 1)
+        duties.heard([ready(world.sent[0])])
+        world.head = world.manifest(b"third", world.second, retracted=[digest_of(STATES[0])])
+        await world.until(lambda: len(world.sent) == 2)
+        assert (world.sent[1].state_digest, world.sent[1].state_path) == (digest_of(STATES[0]), "")
 
     play(world, scenario)
 
