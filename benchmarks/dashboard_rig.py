@@ -124,6 +124,21 @@ class Network:
             "num_orchestrators": 3, "holder": node_id(10_000), "store_ok": True, "store_reason": "",
         }  # fmt: skip
 
+    def orchestrators(self) -> list[dict[str, Any]]:
+        """As `gateway.witnesses` has them: one has not heard of the newest holder yet, one is silent."""
+        rows = [
+            ("", node_id(10_000), 4),
+            ("", node_id(10_001 if self.hole else 10_000), 3 if self.hole else 4),
+            ("no answer within 5 s", "", 0),
+        ]
+        return [
+            {
+                "node_id": node_id(10_000 + number), "answers": not reason, "reason": reason, "holder": holder, "epoch": epoch, "store_ok": not reason,
+                "num_attached": 4, "software": "0.1.0",
+            }
+            for number, (reason, holder, epoch) in enumerate(rows)
+        ]  # fmt: skip
+
     def graph(self) -> model_pb2.ModelGraph:
         """A line of VNodes; the second wants two replicas."""
         graph = model_pb2.ModelGraph(name="digits", version=1)
@@ -253,6 +268,7 @@ class Gateway:
         app = Starlette(
             routes=[
                 route("/v1/stats", lambda request: network.stats()),
+                route("/v1/orchestrators", lambda request: {"orchestrators": network.orchestrators()}),
                 route("/v1/nodes", self._nodes),
                 route("/v1/nodes/{node_id}", self._node),
                 route("/v1/jobs", lambda request: {"jobs": [shown(network.job())], "next_cursor": ""}),

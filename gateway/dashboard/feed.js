@@ -88,7 +88,7 @@ class Asker {
     const whole = this.hasNews || this.round % SLOW_PARTS_EVERY === 0;
     this.hasNews = false;
     this.round += 1;
-    await Promise.all([takeJob(this.store, whole), ...(whole ? [takeStats, takeLog, takeNodes, takeModel, takePlan].map((take) => take(this.store)) : [])].map(quietly));
+    await Promise.all([takeJob(this.store, whole), ...(whole ? [takeStats, takeWitnesses, takeLog, takeNodes, takeModel, takePlan].map((take) => take(this.store)) : [])].map(quietly));
     this.isAsking = false;
     if (document.visibilityState === "visible") this.later(this.hasNews ? ASK_ON_NEWS_MS : ASK_MS);
   }
@@ -115,6 +115,11 @@ async function takeStats(store) {
     if (error.status) store.set({ refusal: error.message });
     throw error;
   }
+}
+
+async function takeWitnesses(store) {
+  const { orchestrators } = await getJson("v1/orchestrators");
+  store.set({ witnesses: orchestrators }, ["witnesses"], Date.now());
 }
 
 async function takeLog(store) {

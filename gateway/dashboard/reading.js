@@ -130,10 +130,12 @@ export function topicOf(event) {
 
 export const TOPIC_WORDS = [...TOPICS.map(([word]) => word), "other"];
 
-/** Orchestrators in sight and where they differ over who decides. */
-export function witnessesOf(stats, nodes) {
-  const seen = nodes.filter(isOrchestrator);
-  const holders = new Set(seen.filter((node) => node.holder).map((node) => node.node_id));
-  if (stats?.holder) holders.add(stats.holder);
-  return { asked: stats ? [stats.reporter] : [], inSight: seen.filter((node) => node.state !== "offline").length, holders: [...holders] };
+/** How many orchestrators answer, and what they say of who decides: [{holder, epoch, by: [ids]}], more than one where they differ. */
+export function witnessesOf(witnesses) {
+  const said = new Map();
+  for (const { node_id: id, answers, holder, epoch } of witnesses) {
+    const view = `${holder}/${epoch}`;
+    if (answers) said.set(view, { holder, epoch, by: [...(said.get(view)?.by || []), id] });
+  }
+  return { answering: witnesses.filter((one) => one.answers).length, asked: witnesses.length, views: [...said.values()] };
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +10,16 @@ import httpx
 import pytest
 from gateway_rig import MODEL, Town, town
 from orchestrator_parts import VNODES
+from service_rig import CLOCK
 
+from dcnr.client import Orchestrators
 from dcnr.ledger_check import Account
+from dcnr.rpc.dialer import Dialer
 from dcnr.settings import GatewaySettings
 from dcnr.v1 import orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from gateway.reading import account_row
+from gateway.witnesses import ask_one
 
 JOB = "job-1"
 
@@ -49,6 +54,26 @@ async def submitted(here: Town, envelope: bytes) -> None:
 def at_work(client: httpx.Client) -> bool:
     job = client.get(f"/v1/jobs/{JOB}").json()
     return all("report" in vnode for vnode in job["vnodes"])
+
+
+def test_every_orchestrator_is_asked_and_silence_is_told(here: Town) -> None:
+    with here.client() as client:
+        (row,) = client.get("/v1/orchestrators").json()["orchestrators"]
+        assert row["answers"]
+        assert row["node_id"] == row["holder"] == here.orchestrator[0].node_id
+        assert row["epoch"] >= 1
+    gone = orchestrator_pb2.NodeView(node_id="ab" * 20, address="127.0.0.1:1", software="0.1.0")
+    row = here.run(asked_alone(here, gone))
+    assert not row["answers"]
+    assert row["reason"]
+
+
+async def asked_alone(here: Town, node: orchestrator_pb2.NodeView) -> dict[str, object]:
+    orchestrators = Orchestrators(Dialer(here.maintainer, here.policy.network_id, clock=CLOCK, rng=secrets.token_bytes), lambda: [])
+    try:
+        return await ask_one(orchestrators, node)
+    finally:
+        await orchestrators.close()
 
 
 def test_the_dashboard_comes_through_the_gate(here: Town) -> None:

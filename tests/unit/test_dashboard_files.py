@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
+from benchmarks.dashboard_rig import Network
+from gateway.app import description
 from gateway.pages import FOLDER, HEADERS, mount_dashboard
+from gateway.stats import Stats
+from gateway.witnesses import WITNESS
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_COMPRESSED_BYTES = 150_000
@@ -47,6 +51,18 @@ def test_nothing_is_inline_or_from_elsewhere(path: Path) -> None:
     assert "innerHTML" not in text
     if path.suffix == ".html":
         assert re.findall(r"<style|style=|<script(?![^>]* src=)| on\w+=", text) == []
+
+
+def test_everything_that_is_asked_for_is_described() -> None:
+    """And what the rig of the browser tests makes up by hand has no field that the gateway does not have."""
+    paths = {re.sub(r"\{\w+\}", "*", path) for path in description()["paths"]}
+    text = "".join(path.read_text() for path in OURS if path.suffix == ".js")
+    asked = {re.sub(r"\$\{.*?\}+", "*", path).rstrip(")}`") for path in re.findall(r"[\"`](v1/[^\"`?]+)", text)}
+    assert {f"/{path}" for path in asked} - paths == set()
+    assert len(asked) >= 8
+    network = Network(1)
+    assert set(network.stats()) <= set(Stats.model_fields)
+    assert all(set(row) == set(WITNESS["properties"]) for row in network.orchestrators())
 
 
 def test_pictures_are_small_and_shown() -> None:

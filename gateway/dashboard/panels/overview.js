@@ -22,7 +22,7 @@ export function Overview({ known, now }) {
 }
 
 function Figures({ known, now }) {
-  const { stats, nodes, job, asOf } = known;
+  const { nodes, job, asOf } = known;
   const counts = countStates(nodes);
   const rate = trainingRate(job);
   const share = progressOf(job);
@@ -35,7 +35,7 @@ function Figures({ known, now }) {
       ${job ? html`${job.state}, ${percent(share)}${isOver(job) ? "" : `, ${job.eta_s ? `about ${span(job.eta_s)} to go` : "time to go unknown"}`}` : "no job"}
       ${share != null && !isOver(job) ? html`<progress max="1" value=${share} aria-label="Share of the batches that every VNode has in a checkpoint"></progress>` : ""}
     <//>
-    <${Figure} name="Seen by" asOf=${asOf.stats} now=${now}><${Witnesses} stats=${stats} nodes=${nodes} epoch=${known.head?.epoch} /><//>
+    <${Figure} name="Seen by" asOf=${asOf.witnesses} now=${now}><${Witnesses} witnesses=${known.witnesses} /><//>
   </dl>`;
 }
 
@@ -43,11 +43,15 @@ function Figure({ name, asOf, now, children }) {
   return html`<div><dt>${name}</dt><dd>${children}<small class="asof" title=${ago(asOf, now)}>as of ${clock(asOf)}</small></dd></div>`;
 }
 
-function Witnesses({ stats, nodes, epoch }) {
-  const { asked, inSight, holders } = witnessesOf(stats, nodes);
-  if (!asked.length) return "nobody yet";
-  return html`this gateway's orchestrator ${short(asked[0])}; ${plural(inSight, "orchestrator")} in sight.
-    ${holders.length > 1 ? html` <strong class="bad">▲ They disagree on who decides: ${holders.map(short).join(" or ")}.</strong>` : holders.length ? ` ${short(holders[0])} decides${epoch ? `, epoch ${epoch}` : ""}.` : " Nobody decides."}`;
+function Witnesses({ witnesses }) {
+  const { answering, asked, views } = witnessesOf(witnesses);
+  if (!asked) return "nobody yet";
+  const silent = witnesses.filter((one) => !one.answers).map((one) => short(one.node_id));
+  const said = ({ holder, epoch }) => (holder ? `${short(holder)} decides, epoch ${epoch}` : "nobody decides");
+  const decides = views.length > 1
+    ? html`. <strong class="bad">▲ They disagree: ${views.map((view) => `${view.by.map(short).join(", ")} ${view.by.length > 1 ? "say" : "says"} ${said(view)}`).join("; ")}.</strong>`
+    : views.length ? `: ${said(views[0])}.` : ".";
+  return html`${answering} of ${plural(asked, "orchestrator")}${decides}${silent.length ? html` <span class="warn">▲ silent: ${silent.join(", ")}</span>` : ""}`;
 }
 
 // ---- the model as a strip --------------------------------------------------------------------------------------------------------
