@@ -139,6 +139,17 @@ class Network:
             for number, (reason, holder, epoch) in enumerate(rows)
         ]  # fmt: skip
 
+    def ledger(self) -> dict[str, Any]:
+        """As `gateway.reading.LEDGER` has it."""
+        accounts = [
+            {
+                "pnode": node_id(number), "cleared": 900 - 150 * number, "waiting": 40 * number, "taken_back": 120 if number == 3 else 0, "passed": 12 - number,
+                "failed": int(number == 3), "passes": 11.5 - number, "credibility": 0.97 - 0.05 * number,
+            }
+            for number in range(5)
+        ]  # fmt: skip
+        return {"manifest_digest": "ef" * 32, "audited": True, "problem": "", "accounts": accounts}
+
     def graph(self) -> model_pb2.ModelGraph:
         """A line of VNodes; the second wants two replicas."""
         graph = model_pb2.ModelGraph(name="digits", version=1)
@@ -269,6 +280,7 @@ class Gateway:
             routes=[
                 route("/v1/stats", lambda request: network.stats()),
                 route("/v1/orchestrators", lambda request: {"orchestrators": network.orchestrators()}),
+                route("/v1/ledger", lambda request: network.ledger()),
                 route("/v1/nodes", self._nodes),
                 route("/v1/nodes/{node_id}", self._node),
                 route("/v1/jobs", lambda request: {"jobs": [shown(network.job())], "next_cursor": ""}),

@@ -150,6 +150,11 @@ async function takePlan(store) {
   store.set({ plan }, ["plan"], Date.now());
 }
 
+/** The ledger, for whoever looks at it. */
+export function askLedger(store) {
+  return quietly(getJson("v1/ledger").then((ledger) => store.set({ ledger }, ["ledger"], Date.now())));
+}
+
 /** One answer of the gateway. Throws with its words where it refuses, and after ANSWER_MS where it is silent. */
 export async function getJson(path) {
   const response = await fetch(path, { headers: { accept: "application/json" }, signal: AbortSignal.timeout(ANSWER_MS) });

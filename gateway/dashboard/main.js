@@ -36,7 +36,7 @@ function App() {
       <nav aria-label="Panels">${PAGES.map(([name, label]) => html`<a key=${name} href=${`#/${name}`} aria-current=${name === page ? "page" : null}>${label}</a>`)}</nav>
       <${Link} known=${known} now=${now} />
     </header>
-    <main id="main" tabindex="-1">${argument && page === "nodes" ? html`<${NodePage} known=${known} now=${now} id=${argument} />` : html`<${Panel} known=${known} now=${now} />`}</main>
+    <main id="main" tabindex="-1">${argument && page === "nodes" ? html`<${NodePage} key=${argument} known=${known} now=${now} store=${store} id=${argument} />` : html`<${Panel} known=${known} now=${now} store=${store} />`}</main>
     <footer>Everything here comes from this gateway. States are said in words and shapes; times are your clock's.</footer>`;
 }
 

@@ -8,7 +8,7 @@ const KEEP_FIRST_MS = 1000;
 const KEEP_EVERY_MS = 10_000;
 
 const EMPTY = {
-  stats: null, witnesses: [], nodes: [], jobs: [], job: null, head: null, graph: null, plan: null, events: [], samples: [], refusal: "",
+  stats: null, witnesses: [], ledger: null, nodes: [], jobs: [], job: null, head: null, graph: null, plan: null, events: [], samples: [], refusal: "",
   asOf: {}, link: { state: "connecting", attempt: 0, retryAt: 0 }, restored: false,
 };
 

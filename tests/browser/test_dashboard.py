@@ -189,6 +189,7 @@ def test_the_keyboard_reaches_everything(browser: Browser, gateway: Gateway) -> 
     page.keyboard.press("Enter")
     seen(page, "All machines")
     seen(page, "its beats come in time")
+    seen(page, "300 batches cleared")
     page.context.close()
 
 

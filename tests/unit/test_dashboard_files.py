@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from benchmarks.dashboard_rig import Network
 from gateway.app import description
 from gateway.pages import FOLDER, HEADERS, mount_dashboard
+from gateway.reading import ACCOUNT, LEDGER
 from gateway.stats import Stats
 from gateway.witnesses import WITNESS
 
@@ -62,6 +63,8 @@ def test_everything_that_is_asked_for_is_described() -> None:
     assert len(asked) >= 8
     network = Network(1)
     assert set(network.stats()) <= set(Stats.model_fields)
+    assert set(network.ledger()) == set(LEDGER["properties"])
+    assert all(set(row) == set(ACCOUNT["properties"]) for row in network.ledger()["accounts"])
     assert all(set(row) == set(WITNESS["properties"]) for row in network.orchestrators())
 
 

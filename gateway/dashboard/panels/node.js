@@ -4,9 +4,11 @@ import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { getJson } from "../feed.js";
 import { learnedBy } from "../reading.js";
 import { bytes, figure, percent, shapeOf, short, span } from "../words.js";
+import { useLedger } from "./contributions.js";
 import { EventList } from "./events.js";
 
-export function NodePage({ known, now, id }) {
+export function NodePage({ known, now, store, id }) {
+  useLedger(store);
   const node = known.nodes.find((one) => one.node_id === id);
   if (!node) return html`<section><h1>Machine ${short(id)}</h1><p>This gateway does not know it${known.nodes.length ? "" : " yet"}. <a href="#/nodes">All machines</a></p></section>`;
   const age = Math.max(0, (now - known.asOf.nodes) / 1000);
@@ -25,6 +27,7 @@ export function NodePage({ known, now, id }) {
       ${lent ? row("Lends", `${figure(lent.cores)} cores of ${lent.device_name || lent.device} (${lent.architecture}, ${lent.system}), ${bytes(lent.memory_bytes)} memory of which ${bytes(node.free_memory_bytes)} free, ${bytes(lent.disk_bytes)} disk, ${figure(lent.gflops)} GFLOP/s, ${figure(lent.uplink_mbit)} Mbit/s up, ${figure(lent.downlink_mbit)} down${lent.accepts_work ? "" : "; takes no new work now"}`) : ""}
       ${row("Owner", node.owner ? html`<code>${short(node.owner)}</code>` : "not said")}
       ${row("Audits passed", `${figure(node.passes || 0)}, as far as they still count`)}
+      ${row("In the ledger", accountOf(known.ledger, id))}
       ${node.evidence ? row("Evidence", html`<code>${node.evidence}</code>`) : ""}
       ${row("Learned", `${figure(learned)} batches in this job, by its own reports`)}
     </dl>
@@ -35,6 +38,15 @@ export function NodePage({ known, now, id }) {
     <h2>What was said of it</h2>
     <${EventList} events=${events.slice(0, 100)} now=${now} />
   </section>`;
+}
+
+/** The parts of its standing that the chain of manifests shows. */
+function accountOf(ledger, id) {
+  if (!ledger) return "not known yet";
+  if (!ledger.audited) return "audits are not in force";
+  const one = ledger.accounts.find((row) => row.pnode === id);
+  if (!one) return "nothing of it yet";
+  return `${figure(one.cleared)} batches cleared, ${figure(one.waiting)} waiting for audits, ${figure(one.taken_back)} taken back; ${figure(one.passed)} audits passed, ${figure(one.failed)} failed; credibility ${figure(one.credibility)}`;
 }
 
 function Holdings({ known, id }) {
