@@ -40,7 +40,7 @@ def run(options: Options) -> Result:
             for number in range(options.rounds):
                 result.rounds.append({"round": number, **measure(browser, gateway, number)})
     finally:
-        gateway.stop()
+        gateway.close()
     conclude(result)
     return result
 

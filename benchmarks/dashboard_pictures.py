@@ -32,7 +32,7 @@ def main(out: Path = OUT) -> None:
                 for name, route in PANELS.items():
                     _take(page, route, out / f"dashboard-{name}-{scheme}.png")
     finally:
-        gateway.stop()
+        gateway.close()
 
 
 def _take(page: Page, route: str, path: Path) -> None:

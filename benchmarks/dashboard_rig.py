@@ -233,14 +233,15 @@ HISTORY: tuple[tuple[str, str, dict[str, str]], ...] = (
 
 
 class Gateway:
-    """Serves a network at ``address`` until it is stopped; ``start`` serves it again there."""
+    """Serves a network at ``address`` until it is stopped; ``start`` serves it again there. `close` it in the end."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self.asked: list[str] = []
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self._place = socket.socket()  # bound, never listening: while the gateway is away nobody else gets its port
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", 0))
+        self.port: int = self._place.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -265,6 +266,11 @@ class Gateway:
             self._server.should_exit = self._server.force_exit = True
             self._thread.join(30)
             self._server = self._thread = None
+
+    def close(self) -> None:
+        """Stops it for good."""
+        self.stop()
+        self._place.close()
 
     def _app(self) -> Starlette:
         network = self.network

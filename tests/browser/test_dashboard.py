@@ -34,7 +34,7 @@ def gateway() -> Iterator[Gateway]:
     started = Gateway(Network(hole=True))
     started.start()
     yield started
-    started.stop()
+    started.close()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def own_gateway() -> Iterator[Gateway]:
     started = Gateway(Network())
     started.start()
     yield started
-    started.stop()
+    started.close()
 
 
 @dataclass(slots=True)
@@ -167,7 +167,7 @@ def test_a_thousand_machines(browser: Browser) -> None:
     expect(rows.first.locator(".device")).to_contain_text("cuda", timeout=LIMIT_MS)
     assert sight.complaints == []
     page.context.close()
-    gateway.stop()
+    gateway.close()
 
 
 def test_the_keyboard_reaches_everything(browser: Browser, gateway: Gateway) -> None:
