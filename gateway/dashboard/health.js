@@ -28,6 +28,8 @@ function ofWork(job, cells, usable, states) {
   if (job.state === "paused") return say("warn", "The maintainers have paused training.");
   const at = `${plural(cells.length, "VNode")} on ${plural(usable, "machine")}`;
   if (job.state === "settling") return say("good", `Training is done and settles: gaps are filled and last checkpoints made on ${at}.`);
+  const idle = cells.filter((cell) => !cell.rate);
+  if (idle.length) return say("warn", `Every VNode is held, and ${idle.length === cells.length ? "none learns" : `${plural(idle.length, "VNode")} of ${cells.length} ${idle.length === 1 ? "learns" : "learn"} nothing`} right now: ${at}.`);
   const silent = (states.suspect || 0) + (states.quarantined || 0);
   const trouble = silent ? `; ${plural(silent, "machine")} silent or in quarantine` : "";
   return say(silent ? "warn" : "good", `The model learns: ${at}, ${figure(trainingRate(job))} batches per second${trouble}.`);

@@ -13,7 +13,7 @@ export function Contributions({ known, store }) {
   const learned = learnedBy(known.job);
   return html`<section aria-labelledby="contributions">
     <h1 id="contributions">Contributions</h1>
-    <h2>Credited <small>by the chain of manifests ${known.asOf.ledger ? `, as of ${clock(known.asOf.ledger)}` : ""}</small></h2>
+    <h2>Credited <small>by the chain of manifests${known.asOf.ledger ? `, as of ${clock(known.asOf.ledger)}` : ""}</small></h2>
     <${Ledger} ledger=${known.ledger} />
     <h2>Learned in this job <small>by the machines' own reports: not checked, no credit</small></h2>
     ${learned.length ? html`<${Reported} rows=${learned} />` : html`<p>Nobody has reported work on the job that is shown.</p>`}

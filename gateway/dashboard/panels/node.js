@@ -24,7 +24,7 @@ export function NodePage({ known, now, store, id }) {
       ${row("Last seen", `${span(node.last_seen_s + age)} ago, ${node.attached ? "attached to this orchestrator" : "heard of from others"}`)}
       ${row("Version", `${node.software || "unknown"}, start ${node.incarnation}`)}
       ${row("Address", node.address || "none told")}
-      ${lent ? row("Lends", `${figure(lent.cores)} cores of ${lent.device_name || lent.device} (${lent.architecture}, ${lent.system}), ${bytes(lent.memory_bytes)} memory of which ${bytes(node.free_memory_bytes)} free, ${bytes(lent.disk_bytes)} disk, ${figure(lent.gflops)} GFLOP/s, ${figure(lent.uplink_mbit)} Mbit/s up, ${figure(lent.downlink_mbit)} down${lent.accepts_work ? "" : "; takes no new work now"}`) : ""}
+      ${lent ? row("Lends", `${figure(lent.cores)} cores of ${lent.device_name || lent.device || "a device"} (${[lent.architecture, lent.system].filter(Boolean).join(", ") || "not said"}), ${bytes(lent.memory_bytes)} memory of which ${bytes(node.free_memory_bytes)} free, ${bytes(lent.disk_bytes)} disk, ${figure(lent.gflops)} GFLOP/s, ${figure(lent.uplink_mbit)} Mbit/s up, ${figure(lent.downlink_mbit)} down${lent.accepts_work ? "" : "; takes no new work now"}`) : ""}
       ${row("Owner", node.owner ? html`<code>${short(node.owner)}</code>` : "not said")}
       ${row("Audits passed", `${figure(node.passes || 0)}, as far as they still count`)}
       ${row("In the ledger", accountOf(known.ledger, id))}
