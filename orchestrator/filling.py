@@ -61,8 +61,7 @@ def _lacks(board: Board, cost: StageCost) -> str:
 
 
 def _one_more(board: Board, cost: StageCost, rejections: Rejections) -> bool:
-    why = "" if board.policy.with_contributors else "what contributors learn cannot be audited yet"
-    why = why or ("" if is_ready(board, cost.vnode) else "until its primary works") or cannot_share(board, cost)
+    why = ("" if is_ready(board, cost.vnode) else "until its primary works") or cannot_share(board, cost)
     load = best(board, cost, model_pb2.ROLE_CONTRIBUTOR, rejections) if not why else None
     if load is not None and _is_awaited(board, cost, load):
         load, why = None, "its node was lost a moment ago and may be back, and every other one is busy"

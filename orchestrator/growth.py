@@ -73,7 +73,6 @@ def _relieve(board: Board, *, by_record: bool) -> Seat | None:
 
 def _may_grow(board: Board, cost: StageCost) -> bool:
     has_room = len(board.working(cost.vnode)) < board.policy.max_chosen_replicas
-    has_room = has_room and board.policy.with_contributors
     return cost.wanted_replicas == 0 and has_room and is_ready(board, cost.vnode) and not cannot_share(board, cost)
 
 

@@ -37,8 +37,8 @@ class PlanPolicy:
     """A VNode whose checkpoint takes longer than this to leave its node gets a standby, unless it has contributors; 0: never."""
     keeps_apart: bool = True
     """Replicas of a VNode go to different owners and subnets, where these are known and others have room. Off where all nodes are on one host."""
-    with_contributors: bool = True
-    """Off where audits are drawn: what a contributor learned, and what it was merged into, cannot be checked yet."""
+    young_contribute: bool = True
+    """Off where audits are drawn: whoever is in probation contributes to nothing, since its deltas would be merged before their verdict."""
     ids_per_subnet: int = 0
     """Nodes of one subnet that a plan uses; those of no known subnet count as one. 0: no limit."""
     uplink_share: float = 0.25

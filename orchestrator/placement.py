@@ -39,10 +39,11 @@ class Obstacle(IntEnum):
     FULL = 3
     SIBLING = 4
     ONLY_COPY = 5
-    SUBNET = 6
-    REFUSED = 7
-    NO_WORK = 8
-    STATE = 9
+    YOUNG = 6
+    SUBNET = 7
+    REFUSED = 8
+    NO_WORK = 9
+    STATE = 10
 
 
 class Rejections:
@@ -96,6 +97,8 @@ def best(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejectio
     """
     siblings = _siblings(board, cost)
     fits = _fitting(board, cost, siblings)
+    if may_not_contribute(board, role):
+        fits &= ~board.columns.young
     num_named = min(RUNNERS_UP, rejections.room(cost.vnode)) if rejections is not None else 0
     step_s = board.columns.expected_s(cost, board.request.expected)
     after_s = _after_s(board, cost, role, step_s) * board.columns.reluctance
@@ -132,7 +135,7 @@ def make_room(board: Board, cost: StageCost) -> Load | None:
     found: list[tuple[int, float, str, list[Seat]]] = []
     for node_id in sorted(by_node):
         load = board.loads[node_id]
-        obstacle = _obstacle(board, cost, load, siblings, needed)
+        obstacle = _obstacle(board, cost, model_pb2.ROLE_PRIMARY, load, siblings, needed)
         if obstacle not in (Obstacle.MEMORY, Obstacle.DISK, Obstacle.FULL):
             continue
         leaving: list[Seat] = []
@@ -172,6 +175,11 @@ def _fitting(board: Board, cost: StageCost, siblings: _Siblings) -> Mask:
     if is_only_copy(board, cost) and (others := fits & ~board.columns.young).any():
         return others
     return fits
+
+
+def may_not_contribute(board: Board, role: model_pb2.Role.ValueType) -> bool:
+    """Whether nobody in probation gets a replica of that role."""
+    return role == model_pb2.ROLE_CONTRIBUTOR and not board.policy.young_contribute
 
 
 def is_only_copy(board: Board, cost: StageCost) -> bool:
@@ -235,7 +243,9 @@ def _needed(board: Board, cost: StageCost) -> int:
     return cost.memory_bytes + (cost.sharing_bytes if board.seats[cost.vnode] else 0)
 
 
-def _obstacle(board: Board, cost: StageCost, load: Load, siblings: _Siblings, needed: int) -> Obstacle:
+def _obstacle(
+    board: Board, cost: StageCost, role: model_pb2.Role.ValueType, load: Load, siblings: _Siblings, needed: int
+) -> Obstacle:
     if not load.is_open:
         return _closed(load)
     if load.offer.refused and cost.vnode in load.offer.refused:
@@ -251,6 +261,8 @@ def _obstacle(board: Board, cost: StageCost, load: Load, siblings: _Siblings, ne
     limit = board.policy.ids_per_subnet
     if limit and board.columns.crowded(limit)[load.row]:
         return Obstacle.SUBNET
+    if load.is_young and may_not_contribute(board, role):
+        return Obstacle.YOUNG
     return Obstacle.ONLY_COPY if load.is_young and is_only_copy(board, cost) else Obstacle.NONE
 
 
@@ -269,6 +281,8 @@ def _told(board: Board, cost: StageCost, load: Load, obstacle: Obstacle) -> str:
             return Cap.VNODES.value if load.is_young else f"hosts {load.hosted} VNodes already"
         case Obstacle.ONLY_COPY:
             return Cap.ONLY_COPY.value
+        case Obstacle.YOUNG:
+            return Cap.YOUNG.value
         case Obstacle.SUBNET:
             return Cap.SUBNET.value
         case Obstacle.MEMORY:
@@ -298,21 +312,23 @@ def _explain(
             cost.vnode, load.offer.node_id, f"fits, but another is better: {seconds:.3g} s per batch with it{late}{known}"
         )
     room = rejections.room(cost.vnode)
-    named = nsmallest(room, _refused(board, cost, fits, room)) if room > 0 else []
+    named = nsmallest(room, _refused(board, cost, role, fits, room)) if room > 0 else []
     left = len(board.loads) - len(ranked) - len(named)
     for index, (obstacle, node_id) in enumerate(named):
         more = f"; and {left} candidates more" if index == len(named) - 1 and left > 0 else ""
         rejections.add(cost.vnode, node_id, _told(board, cost, board.loads[node_id], obstacle) + more)
 
 
-def _refused(board: Board, cost: StageCost, fits: Mask, room: int) -> list[tuple[Obstacle, str]]:
+def _refused(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, fits: Mask, room: int) -> list[tuple[Obstacle, str]]:
     """Of those that do not fit: some that have most memory left, and the first that take nothing."""
     columns, siblings, needed = board.columns, _siblings(board, cost), _needed(board, cost)
     misses = np.flatnonzero(columns.takes & ~fits)
     if len(misses) > 2 * room:
         misses = misses[np.argsort(-columns.free_bytes[misses], kind="stable")[: 2 * room]]
     rows = [*misses.tolist(), *np.flatnonzero(~columns.takes)[:room].tolist()]
-    return [(_obstacle(board, cost, load, siblings, needed), load.offer.node_id) for load in (columns.loads[row] for row in rows)]
+    return [
+        (_obstacle(board, cost, role, load, siblings, needed), load.offer.node_id) for load in (columns.loads[row] for row in rows)
+    ]
 
 
 def scored(load: Load) -> str:

@@ -156,7 +156,7 @@ def _plan_policy(policy: NetworkPolicy) -> PlanPolicy:
     """The planner's rules as the network document has them."""
     apart = not policy.single_host
     subnets = IDS_PER_SUBNET if apart and policy.audits_drawn else 0
-    return PlanPolicy(keeps_apart=apart, ids_per_subnet=subnets, with_contributors=not policy.audits_drawn)
+    return PlanPolicy(keeps_apart=apart, ids_per_subnet=subnets, young_contribute=not policy.audits_drawn)
 
 
 async def _serve(

@@ -315,9 +315,12 @@ def _challenged(found: Found) -> list[str]:
         assert stated.broken is not None
         return [_log_with(stated, stated.broken)]
     before = max(entry for entry in opened.names if entry <= found.entry)
-    after = min(entry for entry in opened.names if entry > found.entry)
-    step = stated.steps[found.entry]
-    tensors = [digest.hex() for digest in (*step.inputs, *(output.digest for output in step.outputs))]
+    after = min((entry for entry in opened.names if entry > found.entry), default=before)
+    tensors = [
+        digest.hex()
+        for step in stated.steps[found.entry : found.entry + 1]
+        for digest in (*step.inputs, *(output.digest for output in step.outputs))
+    ]
     return list(dict.fromkeys([opened.names[before], opened.names[after], *tensors]))
 
 

@@ -28,6 +28,7 @@ from pnode.chain import Standing
 from pnode.evidence import EvidenceFolder, Interval
 from pnode.outbox import as_array
 from pnode.spool import Frame
+from trust.evidence import MAX_STATEMENTS
 from trust.ledger import MAX_UNCLEARED
 from trust.step_logs import MAX_ENTRIES
 from vnode.compute import StepResult
@@ -37,6 +38,8 @@ from vnode.vocabulary import TensorHandle
 MAX_BACKLOG: Final = 8
 CROWDED_ENTRIES: Final = MAX_ENTRIES * 3 // 4
 """Of one log: then the interval should end soon."""
+CROWDED_STATEMENTS: Final = MAX_STATEMENTS // 2
+"""Of one interval: the same, before it has more than an auditor reads."""
 CROWDED_SHARE: Final = 0.25
 """The same for the part of the evidence's room that one interval takes."""
 SPARED_SHARE: Final = 0.5
@@ -53,6 +56,19 @@ class Ended:
 
     interval: Future[Interval]
     following: Future[Interval]
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a delta told that nobody has answered."""
+
+    interval: Future[Interval]
+    info: StateInfo
+    lineage: IntervalSet
+    steps: tuple[model_pb2.Step, ...]
+    entry: int
+    known_senders: set[bytes]
+    lost: str
 
 
 class Books:
@@ -74,9 +90,8 @@ class Books:
         self._steps: list[model_pb2.Step] = []
         self._entry = self._segment = self._merges = self._bytes = self._open_bytes = self._num_open = 0
         self._lost = self._why = ""
-        self._unlogged = self._asked_to_end = False
-        self._restorable = order.assignment.role == model_pb2.ROLE_PRIMARY
-        """Whether the interval begins with a state from which it can be run again."""
+        self._asked_to_end = False
+        self._told: _Told | None = None
         self._known_senders: set[bytes] = set()
         self._folder = EvidenceFolder(Path(order.evidence_dir))
         self._interval = self._submit(self._first, Path(order.state_path))
@@ -90,7 +105,7 @@ class Books:
         step = model_pb2.Step(batch=batch, num_learned=num_learned, loss=result.loss, lr=result.lr)
         self._lineage = self._lineage.add(batch)
         await self._note(step, inputs, frame)
-        if self._restorable and self._entry % self._span_steps == 0:
+        if self._entry % self._span_steps == 0:
             self._track(partial(self._name_state, step, await self._captured()))
 
     async def forwarded(
@@ -99,14 +114,11 @@ class Books:
         """One batch was computed again with the weights of now."""
         await self._note(model_pb2.Step(batch=batch, num_learned=num_learned, forward_only=True), inputs, frame)
 
-    async def merged(self, displacements: Sequence[bytes], lineage: IntervalSet) -> None:
-        """The state took these in."""
-        self._lineage = lineage
-        state = await self._captured()
+    async def merged(self, displacements: Sequence[bytes]) -> None:
+        """The state took these in; an anchor of it follows."""
         for data in displacements:
             self._write(f"delta-{self._merges}", data)
             self._merges += 1
-        self._write(f"state-{self._entry}", state)
 
     async def _note(self, step: model_pb2.Step, inputs: Sequence[TensorHandle], frame: asyncio.Future[Frame] | None) -> None:
         while len(self._tasks) >= MAX_BACKLOG:
@@ -139,10 +151,8 @@ class Books:
     # ---- statements ----------------------------------------------------------------------------------------------------------
 
     async def log(self, begin: Digest | str) -> bytes:
-        """The serialised StepLog of what was noted since the last statement, which began with that state or anchor; none where it cannot be told."""
+        """The serialised StepLog of what was noted since the last statement, which began with that state or anchor."""
         await self._settled()
-        if self._unlogged:
-            return b""
         standing = self._standing
         log = model_pb2.StepLog(
             network_id=standing.network_id, model=standing.model, job_id=standing.job_id, vnode=standing.vnode, replica=standing.peer.replica,
@@ -150,22 +160,31 @@ class Books:
         )  # fmt: skip
         return log.SerializeToString(deterministic=True)
 
-    def signed(self, statement: identity_pb2.Envelope, log: bytes) -> None:
-        """What was noted since the last statement belongs to this one."""
+    def anchored(self, statement: identity_pb2.Envelope, log: bytes, anchor: bytes, info: StateInfo) -> None:
+        """What was noted since the last statement belongs to this one, which names that anchor; with it the interval goes on."""
+        self._write(f"anchor-{self._segment}", anchor)
+        self._info, self._lineage = info, info.lineage
+        self._signed(statement, log)
+        if self._segment >= CROWDED_STATEMENTS:
+            self._ask_to_end()
+
+    def _signed(self, statement: identity_pb2.Envelope, log: bytes) -> None:
         self._steps = []
         self._write(f"statement-{self._segment}", statement.SerializeToString(deterministic=True))
         self._write(f"steps-{self._segment}", log)
         self._segment += 1
 
     def ended(self, statement: identity_pb2.Envelope, log: bytes, info: StateInfo, *, displacement: bytes = b"") -> Ended:
-        """As `signed`, and the interval ends with it; the next one begins with a state that says ``info`` of itself."""
+        """The interval ends with it; the next one begins with a state that says ``info`` of itself, or, after a displacement, with an anchor that will come."""
+        interval, told = self._interval, None
         if displacement:
+            told = _Told(interval, self._info, self._lineage, tuple(self._steps), self._entry, self._known_senders, self._lost)
             self._write(f"delta-{self._merges}", displacement)
-        self.signed(statement, log)
-        if self._lost or self._unlogged:
-            self._write("lost", (self._lost or "this replica became the primary in this interval").encode())
-        interval = self._interval
-        self._begin(info, restorable=not displacement)
+        self._signed(statement, log)
+        if self._lost:
+            self._write("lost", self._lost.encode())
+        self._begin(info)
+        self._told = told
         return Ended(interval, self._interval)
 
     async def keep(self, ended: Ended | None, name: Digest, state: Path | None) -> None:
@@ -177,18 +196,23 @@ class Books:
 
     # ---- other lives of a replica ----------------------------------------------------------------------------------------------
 
-    async def rebased(self, lineage: IntervalSet, *, keep_after: bool) -> None:
-        """A contributor stands on another anchor; what it learned since its last delta may be gone."""
-        self._lineage = lineage
-        if not keep_after and self._entry:
-            await self._settled()
-            before = self._interval
-            self._begin(self._info, restorable=False)
-            await self._quietly(lambda: self._folder.drop(before.result()))
+    async def rebased(self, anchor: bytes, info: StateInfo) -> None:
+        """A contributor stands on that anchor, which says that of itself, and on nothing else; what it learned since its last delta is gone."""
+        await self._settled()
+        before = self._interval
+        self._begin(info)
+        self._write("begin", anchor)
+        await self._quietly(lambda: self._folder.drop(before.result()))
 
     def lead(self) -> None:
-        """This replica is the primary from here on; what its first commits hold was told in other logs, and on other anchors."""
-        self._unlogged, self._restorable = True, False
+        """This replica is the primary from here on: what it told in a delta that nobody has answered, its first commit tells again."""
+        told, unused = self._told, self._interval
+        if told is None:
+            return
+        self._begin_with(told.interval, told.info)
+        self._lineage, self._steps, self._entry = told.lineage, list(told.steps), told.entry
+        self._known_senders, self._lost = told.known_senders, told.lost
+        self._track(partial(self._run, self._again, told, unused))
 
     # ---- verdicts --------------------------------------------------------------------------------------------------------------
 
@@ -208,15 +232,16 @@ class Books:
 
     # ---- inside ----------------------------------------------------------------------------------------------------------------
 
-    def _begin(self, info: StateInfo, *, restorable: bool) -> None:
-        self._info, self._lineage = info, info.lineage
-        self._steps, self._entry, self._segment, self._merges, self._open_bytes = [], 0, 0, 0, 0
-        self._lost, self._unlogged, self._asked_to_end, self._restorable = "", False, False, restorable
-        self._known_senders = set()
+    def _begin(self, info: StateInfo) -> None:
         order = local_pb2.HostReplica()
         order.CopyFrom(self._order)
         order.from_earlier_job = False
-        self._interval = self._submit(lambda: self._folder.open(order.SerializeToString()))
+        self._begin_with(self._submit(lambda: self._folder.open(order.SerializeToString())), info)
+
+    def _begin_with(self, interval: Future[Interval], info: StateInfo) -> None:
+        self._interval, self._info, self._lineage, self._told = interval, info, info.lineage, None
+        self._steps, self._entry, self._segment, self._merges, self._open_bytes = [], 0, 0, 0, 0
+        self._lost, self._asked_to_end, self._known_senders = "", False, set()
 
     def _judge(self) -> None:
         why = ""
@@ -232,7 +257,7 @@ class Books:
             self._held(why)
 
     def _ask_to_end(self) -> None:
-        if not self._asked_to_end and self._entry:
+        if not self._asked_to_end and (self._entry or self._segment):
             self._asked_to_end = True
             self._crowded("much evidence since the last checkpoint")
 
@@ -277,6 +302,10 @@ class Books:
         interval.take("begin", state)
         self._count()
         return interval
+
+    def _again(self, told: _Told, unused: Future[Interval]) -> None:
+        self._folder.reopen(told.interval.result())
+        self._folder.drop(unused.result())
 
     def _leave(self) -> None:
         self._folder.close()
@@ -334,7 +363,7 @@ class NoBooks:
         """No log."""
         return b""
 
-    def signed(self, *noted: object) -> None:
+    def anchored(self, *noted: object) -> None:
         """Nothing."""
 
     def ended(self, *noted: object, displacement: bytes = b"") -> None:
@@ -343,7 +372,7 @@ class NoBooks:
     async def keep(self, *noted: object) -> None:
         """Nothing."""
 
-    async def rebased(self, lineage: IntervalSet, *, keep_after: bool) -> None:
+    async def rebased(self, *noted: object) -> None:
         """Nothing."""
 
     def lead(self) -> None:

@@ -105,9 +105,9 @@ class CommitChain:
         """One more batch of our own."""
         self._learned.append((batch, loss))
 
-    def merged(self, delta: identity_pb2.Envelope) -> None:
-        """One more delta, after the batches learned so far."""
-        self._merges.append(model_pb2.Merged(after=len(self._learned), delta=delta))
+    def merged(self, delta: identity_pb2.Envelope, num_learning: int) -> None:
+        """One more delta, after the batches learned so far; so many replicas learned then."""
+        self._merges.append(model_pb2.Merged(after=len(self._learned), delta=delta, replicas=num_learning))
 
     def close(self, *, state: str = "", anchor: str = "", steps: str = "") -> Link:
         """The commit of a new state or anchor; ``steps``: digest of the log of its batches. Raises nothing: what it states has happened."""

@@ -1,7 +1,7 @@
 """What a replica keeps on disk until its intervals are decided: one folder per interval, parts appended as they come, found again after a restart.
 
 In a folder: ``order`` (HostReplica as this replica was hosted), ``begin`` (the state with which the interval begins), ``parts`` (inputs and outputs, a bundle
-without the rest), ``statement-<n>`` and ``steps-<n>`` per signed statement, ``delta-<n>`` per displacement merged, ``state-<n>`` after merges (for entry n),
+without the rest), ``statement-<n>`` and ``steps-<n>`` per signed statement, ``delta-<n>`` per displacement merged, ``anchor-<n>`` that statement n names,
 ``end`` (the state that it ends with), and last ``name``, which says that the interval is whole. A folder without it is of an interval that nobody signed:
 nobody will ask for it. Everything blocks: for a thread, one caller at a time per replica.
 """
@@ -104,6 +104,17 @@ class EvidenceFolder:
         """That interval is whole."""
         interval.close(digest)
         self._closed[digest], self._sizes[interval.path] = interval.path, _size(interval.path)
+
+    def reopen(self, interval: Interval) -> None:
+        """A whole interval is not whole any more: what it holds stays, and parts are added to it from now on."""
+        path = interval.path
+        for name in [_NAME, *(item.name for item in path.iterdir() if item.name.startswith(("statement-", "steps-", "delta-")))]:
+            (path / name).unlink(missing_ok=True)
+        self._closed = {digest: known for digest, known in self._closed.items() if known != path}
+        if self._parts is not None:
+            self._parts.close()
+        self._newest, self._parts = path, (path / "parts").open("ab", buffering=0)
+        self._sizes[path] = self._parts.tell()
 
     def drop(self, interval: Interval) -> None:
         """An interval that nobody will sign."""

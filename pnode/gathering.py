@@ -7,7 +7,7 @@ same machine, and go into the bundle only if they have the digests that the repl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
@@ -27,7 +27,7 @@ from pnode.inputs import Inputs
 from pnode.pace import Pace
 from trust.envelope import parse
 from trust.step_logs import MAX_LOG_BYTES
-from vnode.bundle import Bundle, BundleWriter, Written, key_of, read_bundle
+from vnode.bundle import Bundle, BundleWriter, Written, key_of, places_of_states, read_bundle
 from vnode.state import StateInfo
 from vnode.vocabulary import TRAIN_LANE, Mode
 
@@ -79,10 +79,13 @@ class _Gathering:
         logs = await loop.run_in_executor(self._thread, self._logs)
         steps = [step for log in logs for step in log.steps]
         with BundleWriter(self._destination) as writer:
-            await loop.run_in_executor(self._thread, self._copy, writer, len(steps))
+            await loop.run_in_executor(self._thread, self._copy, writer, logs)
             between = {entry: step.state_digest for entry, step in enumerate(steps[:-1], start=1) if step.state_digest}
             if between:
-                await self._states(writer, steps[: max(between)], between)
+                named = {
+                    entry: self._folder / name for (entry, _), name in self._states_by_place(logs) if name.startswith("anchor-")
+                }
+                await self._states(writer, steps[: max(between)], between, named)
             return await loop.run_in_executor(self._thread, writer.close)
 
     def _logs(self) -> list[model_pb2.StepLog]:
@@ -93,7 +96,7 @@ class _Gathering:
             raise Unavailable("the state with which it begins is not written yet", code="evidence_late")
         return [parse(model_pb2.StepLog, path.read_bytes(), MAX_LOG_BYTES) for path in self._numbered("steps")]
 
-    def _copy(self, writer: BundleWriter, num_steps: int) -> None:
+    def _copy(self, writer: BundleWriter, logs: Sequence[model_pb2.StepLog]) -> None:
         """All that is kept."""
         for kind, name in (
             (model_pb2.EVIDENCE_KIND_STATEMENT, "statement"),
@@ -102,15 +105,24 @@ class _Gathering:
         ):
             for number, path in enumerate(self._numbered(name)):
                 writer.add_file(model_pb2.EvidencePart(kind=kind, entry=number), path)
-        for entry, name in ((0, "begin"), (num_steps, "end")):
+        for (entry, port), name in self._states_by_place(logs):
             if (self._folder / name).exists():
-                writer.add_file(model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_STATE, entry=entry), self._folder / name)
+                writer.add_file(
+                    model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_STATE, entry=entry, port=port), self._folder / name
+                )
         if not (self._folder / "parts").stat().st_size:
             return
         with read_bundle(self._folder / "parts") as parts:
             for kind in (model_pb2.EVIDENCE_KIND_INPUT, model_pb2.EVIDENCE_KIND_OUTPUT):
                 for part in parts.parts(kind):
                     writer.add(part, _data(parts, part))
+
+    def _states_by_place(self, logs: Sequence[model_pb2.StepLog]) -> Iterator[tuple[tuple[int, int], str]]:
+        """Where states stand in a bundle, and in which file they are kept."""
+        yield (0, 0), "begin"
+        places = places_of_states([len(log.steps) for log in logs])
+        for number, place in enumerate(places):
+            yield place, "end" if number == len(places) - 1 else f"anchor-{number}"
 
     def _numbered(self, name: str) -> Iterable[Path]:
         for number in count():
@@ -119,7 +131,9 @@ class _Gathering:
                 return
             yield path
 
-    async def _states(self, writer: BundleWriter, steps: list[model_pb2.Step], between: Mapping[int, str]) -> None:
+    async def _states(
+        self, writer: BundleWriter, steps: list[model_pb2.Step], between: Mapping[int, str], anchors: Mapping[int, Path]
+    ) -> None:
         """Runs these steps again and adds the states between them, by how many entries come before."""
         loop, pace = asyncio.get_running_loop(), self._means.pace
         order = local_pb2.HostReplica.FromString((self._folder / "order").read_bytes())
@@ -127,6 +141,8 @@ class _Gathering:
         prepared = await loop.run_in_executor(self._thread, self._means.prepare, order)
         reading, info = self._means.inputs(prepared), prepared.info
         for entry, step in enumerate(steps):
+            if entry in anchors:
+                info = await loop.run_in_executor(self._thread, prepared.compute.restore, anchors[entry])
             if not step.forward_only:
                 await reading.ready(TRAIN_LANE, step.batch)
             begun = pace.begin()
@@ -144,9 +160,6 @@ class _Gathering:
 
     def _again(self, prepared: Prepared, info: StateInfo, entry: int, step: model_pb2.Step) -> StateInfo:
         """One entry; what the state says of itself after it."""
-        merged = self._folder / f"state-{entry}"
-        if merged.exists():
-            info = prepared.compute.restore(merged)
         inputs = [self._input(prepared, entry, step, port) for port in range(len(prepared.stage.inputs))]
         if step.forward_only:
             prepared.compute.forward(step.batch, inputs, Mode.FORWARD_ONLY)

@@ -80,7 +80,15 @@ def prepare(
     if stage is None:
         raise InvalidInput(f"the graph has no VNode {host.assignment.vnode!r:.80} with weights", code="bad_assignment")
     vnode = VNodeId(stage.id)
-    maths = compute(stage, registry, num_batches=host.num_batches, seed=int(graph.train.seed), device=device, threads=host.threads)
+    maths = compute(
+        stage,
+        registry,
+        num_batches=host.num_batches,
+        seed=int(graph.train.seed),
+        device=device,
+        threads=host.threads,
+        whole_anchors=host.audited,
+    )
     state_bytes = Path(host.state_path).stat().st_size
     info = maths.restore(_first_state(host, graph, stage, registry) if host.from_earlier_job else Path(host.state_path))
     if role_of(host.assignment.role) is not Role.PRIMARY:
@@ -156,6 +164,7 @@ def replica_config(
         role=role_of(host.assignment.role),
         unit_batches=max(1, host.unit_batches),
         merge_every=int(graph.train.merge_every) or limits.MERGE_EVERY,
+        audited=host.audited,
     )
 
 

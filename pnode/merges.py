@@ -28,13 +28,14 @@ from vnode import events as ev
 from vnode import merge_events as mev
 from vnode.compute import Compute
 from vnode.merge_events import MergeInstruction
+from vnode.merging import counts_of
 from vnode.state import StateInfo
 from vnode.vocabulary import Peer
 
 NOT_THERE: Final = frozenset({"no_address", "unreachable", "connect_timeout"})
 """What says that the primary is not where it was."""
 ANCHOR_SLACK_BYTES: Final = 2 * 1024 * 1024
-"""An anchor holds less than a state, but its lineage may have more intervals than that of the state with which this replica began."""
+"""An anchor may be a whole state with a centre of merges, and its lineage may have more intervals than that of the state with which this replica began."""
 
 
 class Host(Protocol):
@@ -106,7 +107,7 @@ class Merges:
         self._delta: tuple[int, identity_pb2.Envelope, IntervalSet, bytes] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._asked_for_room = False
-        self._max_anchor_bytes = fixed.state_bytes + ANCHOR_SLACK_BYTES
+        self._max_anchor_bytes = 2 * fixed.state_bytes + ANCHOR_SLACK_BYTES
         self.desk = MergeDesk(
             fixed.standing, num_batches=fixed.num_batches, max_bytes=fixed.state_bytes, clock=clock, executor=executor,
             check=compute.check_delta, post=host.post, full=lambda: chain.is_full,
@@ -229,7 +230,7 @@ class Merges:
             self._host.failed_on_thread(error)
             return
         self._chain.rebase(anchor.digest, anchor.commits, keep_open=job.keep_open, keep_after=job.keep_after)
-        await self._host.books.rebased(job.lineage, keep_after=job.keep_after)
+        await self._host.books.rebased(anchor.data, anchor.info)
         if not job.keep_open:
             self._delta = None
         self._host.relearned(replace(anchor.info, lineage=job.lineage))
@@ -242,8 +243,9 @@ class Merges:
         info = self._host.state_info(job.lineage)
 
         def merge() -> tuple[bytes, Digest]:
+            share, centred = counts_of(job.num_learning)
             weights, counts = [one.weights for one in brought], [one.num_batches for one in brought]
-            self._compute.merge(weights, counts, job.shares, centred=job.centred)
+            self._compute.merge(weights, counts, [share] * len(brought), centred=centred)
             return self._captured(info)
 
         try:
@@ -252,8 +254,8 @@ class Merges:
             self._host.failed_on_thread(error)
             return
         for one in brought:
-            self._chain.merged(one.statement)
-        await self._host.books.merged([one.data for one in brought], job.lineage)
+            self._chain.merged(one.statement, job.num_learning)
+        await self._host.books.merged([one.data for one in brought])
         await self._anchored(data, digest, info)
         self._host.post(mev.MergesDone(self._clock.monotonic()))
 
@@ -278,7 +280,7 @@ class Merges:
     async def _anchored(self, data: bytes, digest: Digest, info: StateInfo) -> None:
         log = await self._host.books.log(self._chain.state_digest)
         link = self._chain.close(anchor=digest, steps=digest_of(log) if log else "")
-        self._host.books.signed(link.commit, log)
+        self._host.books.anchored(link.commit, log, data, info)
         self._anchor = Anchor(data, digest, info, self._chain.commits)
         self._host.relearned(info)
         if self._chain.is_long and not self._asked_for_room:

@@ -116,7 +116,7 @@ class Replica:
 
     def take_in(self, delta: identity_pb2.Envelope, lineage: IntervalSet) -> None:
         """A sibling's delta is in the state from here on."""
-        self.chain.merged(delta)
+        self.chain.merged(delta, max(1, len(self.shares)))
         self.lineage = lineage
         self.num_merged += 1
 

@@ -23,6 +23,7 @@ class Cap(Enum):
     STATE = "its standing allows no new work"
     VNODES = "in probation, and hosts as much as that allows"
     ONLY_COPY = "in probation, and would hold an only copy that somebody else can hold"
+    YOUNG = "in probation: what it learns is audited before anything is built on it, and it contributes to nothing"
     SUBNET = "enough nodes of its subnet are in the plan"
 
 

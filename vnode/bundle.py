@@ -5,7 +5,8 @@ Read, nothing is believed besides the form: sizes, kinds, numbers, no part twice
 
 How parts are numbered, beyond what EvidencePart says: STATEMENT and STEPS by ``entry``, which of them, oldest first (an interval of a primary holds the commits
 of anchors, each with its log, before the commit of its last state). INPUT and OUTPUT by ``entry`` over the whole interval, with the step's ``batch``;
-``port`` is which input, or which of the step's outputs. STATE by how many entries of the interval come before it. DISPLACEMENT by ``entry``, which of the
+``port`` is which input, or which of the step's outputs. STATE by how many entries of the interval come before it, and which
+statement names it (`places_of_states`). DISPLACEMENT by ``entry``, which of the
 merges, in order.
 """
 
@@ -14,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final
@@ -134,6 +136,13 @@ def header_bytes(part: model_pb2.EvidencePart, size_bytes: int) -> bytes:
 def key_of(part: model_pb2.EvidencePart) -> PartKey:
     """What no two parts of a bundle have in common."""
     return part.kind, part.entry, part.batch, part.port
+
+
+def places_of_states(entries: Sequence[int]) -> list[tuple[int, int]]:
+    """Entry and port of the part that holds the state which each statement names, oldest first; ``entries``: how many entries each one's log has."""
+    ends = list(accumulate(entries))
+    last = len(ends)
+    return [*((end, number) for number, end in enumerate(ends[:-1], start=1)), (ends[-1], 0 if ends[-1] else last)]
 
 
 class Bundle:

@@ -74,7 +74,9 @@ class Compute(Protocol):
     # ---- several replicas of one VNode ------------------------------------------------------------------------------------------
 
     def anchor(self, info: StateInfo) -> bytes:
-        """What contributors take over: weights and running statistics with their lineage, no optimiser slots; always the same bytes."""
+        """What contributors take over, always the same bytes: weights and running statistics with their lineage, no optimiser slots; a whole state if the
+        adapter was made so.
+        """
         ...
 
     def check_anchor(self, anchor: bytes) -> StateInfo:
@@ -96,14 +98,15 @@ class Compute(Protocol):
     def rebase(self, anchor: bytes, *, keep_open: bool, keep_after: bool) -> StateInfo:
         """The state becomes ``anchor`` + what the open delta had learned + what was learned after it, each only if it is to be kept.
 
-        What is not kept is gone. Optimiser slots stay as they are. Raises Corrupt for an anchor that is none of this stage and job.
+        What is not kept is gone. Optimiser slots stay as they are, or are those of an anchor that is a whole state.
+        Raises Corrupt for an anchor that is none of this stage and job.
         """
         ...
 
     def merge(self, deltas: Sequence[Delta], num_batches: Sequence[int], shares: Sequence[float], *, centred: bool = False) -> None:
         """Takes deltas into the state, in this order, each with its share (the outer step of ALGORITHMS.md): all of them or none.
 
-        ``num_batches``: how many batches each was learned from. ``shares`` and ``centred``: those of `vnode.merge_events.MergeDeltas`. A merge that is not
+        ``num_batches``: how many batches each was learned from. ``shares`` and ``centred``: those of `vnode.merging.counts_of`. A merge that is not
         centred forgets the centre.
         """
         ...

@@ -46,13 +46,21 @@ class Contributing:
         self._named = lineage
 
     def waits_why(self) -> str:
-        """Why nothing may be learned yet: the primary's anchor comes first, unless the primary cannot be reached; and a delta must not
-        grow beyond what its statement holds.
+        """Why nothing may be learned yet: the primary's anchor comes first, unless the primary cannot be reached and nobody audits; and a delta must
+        not grow beyond what its statement holds.
         """
         if len(self._holding.after) >= limits.MAX_DELTA_BATCHES:
             return f"{len(self._holding.after)} batches wait for the primary to merge them"
+        if self.is_between:
+            return "waiting for the primary to take in its delta"
         is_awaited = self._anchor_from is None and self._primary is not None and not self._num_failures
+        is_awaited = is_awaited or (self._config.audited and self._lacks_anchor())
         return "waiting for the primary's anchor" if is_awaited else ""
+
+    @property
+    def is_between(self) -> bool:
+        """Whether what is computed now would belong to no interval: a delta was made, and there is no anchor to go on from yet."""
+        return self._config.audited and bool(self._holding.open)
 
     # ---- what the primary says --------------------------------------------------------------------------------------------------
 
@@ -86,8 +94,12 @@ class Contributing:
         return MakeDelta(self._sequence + 1, holding.after) if is_due or holding.is_leaving or holding.is_idle else None
 
     def _rebase(self, event: AnchorArrived) -> Rebase:
-        """An answered delta is in the anchor or nowhere; anything else stays where the anchor does not hold it already and it is in reach."""
+        """An answered delta is in the anchor or nowhere; anything else stays where the anchor does not hold it already and it is in reach. Nothing stays where
+        each interval begins with an anchor.
+        """
         holding, lineage = self._holding, event.lineage
+        if self._config.audited:
+            return Rebase(event.anchor, keep_open=False, keep_after=False, lineage=lineage)
         keep_open = event.verdict is Verdict.ANCHOR and _fits(holding.open, lineage)
         lineage |= holding.open if keep_open else IntervalSet.empty()
         keep_after = _fits(holding.after, lineage)

@@ -233,10 +233,10 @@ class ReplicaCore:
     def _next_train(self) -> tuple[int, bool] | None:
         """(batch, whether it is learned): the lowest that is whole, across both kinds. Tested against the lineage now (rule 8)."""
         work = self._work[TRAIN_LANE]
-        paused = self._paused_why()
+        paused, is_between = self._paused_why(), not self._holding.leads and self._contributing.is_between
         for batch in self._intake.ready(TRAIN_LANE):
             learns = batch in work.wanted
-            is_allowed = not paused and batch in work.may_begin if learns else batch in work.forward_only
+            is_allowed = not paused and batch in work.may_begin if learns else batch in work.forward_only and not is_between
             if is_allowed and self._retries.is_due(TRAIN_LANE, batch, self._now_s):
                 return batch, learns
         return None

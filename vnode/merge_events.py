@@ -150,13 +150,11 @@ class Lead:
 class MergeDeltas:
     """Merge the deltas of these requests, in this order, and capture the anchor after them; answered by MergesDone or ComputeFailed.
 
-    ``shares``: what each of them counts, in (0, 1]. ``centred``: whether they are clipped around a centre (`vnode.clipping`). ``lineage`` is that of the state
-    afterwards.
+    ``num_learning``: replicas that learn now, from which follows what each delta counts (`vnode.merging.counts_of`). ``lineage``: of the state afterwards.
     """
 
     requests: tuple[int, ...]
-    shares: tuple[float, ...]
-    centred: bool
+    num_learning: int
     lineage: IntervalSet
 
 

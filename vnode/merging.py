@@ -35,14 +35,13 @@ class Merging:
         self._unusable: set[int] = set()
         self._captured: IntervalSet | None = None
         self._one_by_one = False
-        self._share, self._centred = 1.0, False
+        self._num_learning = 1
         self.num_merged = self.num_refused = 0
 
     def plan(self, shares: Sequence[Share]) -> list[DeferMerge]:
         """Whose deltas are taken in, and what each counts: one part of as many as there are replicas that learn, itself among them. Who left is forgotten."""
         siblings = self._siblings = frozenset(share.replica for share in shares)
-        num_learning = sum(share.weight > 0 for share in shares)
-        self._share, self._centred = 1.0 / max(1, num_learning), num_learning > MIN_CONTRIBUTORS
+        self._num_learning = max(1, sum(share.weight > 0 for share in shares))
         self._merged = {replica: last for replica, last in self._merged.items() if replica in siblings}
         gone = [replica for replica in self._waiting if replica not in siblings]
         return [_not_planned(self._waiting.pop(replica).request) for replica in gone]
@@ -69,8 +68,7 @@ class Merging:
                 self._under_way.append(event)
                 total |= event.batches
         if self._under_way:
-            requests = tuple(event.request for event in self._under_way)
-            return MergeDeltas(requests, (self._share,) * len(requests), self._centred, total)
+            return MergeDeltas(tuple(event.request for event in self._under_way), self._num_learning, total)
         return None if self._captured == lineage else CaptureAnchor(lineage)
 
     def _in_order(self) -> list[MergeAsked]:
@@ -137,6 +135,11 @@ class Merging:
         """Raises InvariantBroken where more is kept than the plan has siblings."""
         if not {*self._waiting, *self._merged} <= self._siblings:
             raise InvariantBroken("questions of replicas that are no siblings are kept", code="merging_bound")
+
+
+def counts_of(num_learning: int) -> tuple[float, bool]:
+    """What each delta counts where so many replicas learn, the primary among them, and whether it is clipped around the centre."""
+    return 1.0 / max(1, num_learning), num_learning > MIN_CONTRIBUTORS
 
 
 def _not_planned(request: int) -> DeferMerge:

@@ -65,6 +65,8 @@ class ReplicaConfig:
     """The grain in which replicas share batches."""
     merge_every: int = limits.MERGE_EVERY
     """Own steps between two deltas of a contributor."""
+    audited: bool = False
+    """A contributor learns from an anchor to its delta, and nothing before the answer: so that others can run it again."""
 
     def __post_init__(self) -> None:
         at_least_one = (

@@ -45,6 +45,7 @@ class TorchCompute:
         seed: int,
         device: str = "cpu",
         threads: int = 0,
+        whole_anchors: bool = False,
     ) -> None:
         if threads:
             torch.set_num_threads(threads)
@@ -52,7 +53,8 @@ class TorchCompute:
         self._num_batches, self._seed = num_batches, seed
         self._device = torch.device(device)
         self._schema = schema_of(stage, registry)
-        self._anchor_schema = anchor_schema(self._schema)
+        self._whole_anchors = whole_anchors
+        self._anchor_schema = self._schema if whole_anchors else anchor_schema(self._schema)
         optimizer = optimizer_of(stage, registry)
         self._schedule = optimizer.schedule(stage.optimizer_config)
         self._update = optimizer.build(stage.optimizer_config)
@@ -72,9 +74,8 @@ class TorchCompute:
         named = dict(module.named_parameters())
         self._names = list(named)
         self._parameters = list(named.values())
-        self._slots = {slot: [self._tensor(arrays[f"o/{name}/{slot}"]) for name in self._names] for slot in self._slot_names}
-        self._updates = info.updates
-        self._module, self._base, self._centre = module, None, self._centre_in(arrays)
+        self._take_slots(info, arrays)
+        self._module, self._base = module, None
         return info
 
     def serve(self, state: bytes | memoryview | Path) -> StateInfo:
@@ -165,7 +166,9 @@ class TorchCompute:
         self._base = None
 
     def anchor(self, info: StateInfo) -> bytes:
-        """Weights and running statistics with their lineage. ``info.updates`` is 0: there are no optimiser slots."""
+        """Weights and running statistics with their lineage. ``info.updates`` is 0: there are no optimiser slots. Or the whole state."""
+        if self._whole_anchors:
+            return self.snapshot(info)
         return serialise(self._anchor_schema, replace(info, updates=0), self._weights_and_buffers())
 
     def check_anchor(self, anchor: bytes) -> StateInfo:
@@ -186,7 +189,9 @@ class TorchCompute:
         return decode(data, codec, self._schema)
 
     def rebase(self, anchor: bytes, *, keep_open: bool, keep_after: bool) -> StateInfo:
-        """Weights on a new anchor; running statistics are the anchor's unless what was learned after the open delta is kept."""
+        """Weights on a new anchor; running statistics are the anchor's unless what was learned after the open delta is kept. Of an anchor that is a whole
+        state, slots are taken too.
+        """
         module, base = self._ready(), self._based()
         info, arrays = self._parsed(anchor, self._anchor_schema)
         with torch.no_grad():
@@ -197,6 +202,8 @@ class TorchCompute:
             if not keep_after:
                 for name, buffer in module.named_buffers():
                     buffer.copy_(self._tensor(arrays[f"b/{name}"]))
+        if self._whole_anchors:
+            self._take_slots(info, arrays)
         return info
 
     def merge(
@@ -221,11 +228,13 @@ class TorchCompute:
             raise InvariantBroken("this replica leads: it has no base", code="no_base", vnode=self._stage.id)
         return self._base
 
-    def _centre_in(self, arrays: Mapping[str, Array]) -> Centre | None:
-        if DISTANCES not in arrays:
-            return None
-        moved = {name: self._tensor(arrays[f"m/{name}"]) for name in self._names}
-        return Centre(moved, torch.tensor(arrays[DISTANCES]))
+    def _take_slots(self, info: StateInfo, arrays: Mapping[str, Array]) -> None:
+        """What a state holds besides weights and running statistics."""
+        self._slots = {slot: [self._tensor(arrays[f"o/{name}/{slot}"]) for name in self._names] for slot in self._slot_names}
+        self._updates, self._centre = info.updates, None
+        if DISTANCES in arrays:
+            moved = {name: self._tensor(arrays[f"m/{name}"]) for name in self._names}
+            self._centre = Centre(moved, torch.tensor(arrays[DISTANCES]))
 
     def _weights_and_buffers(self) -> dict[str, Array]:
         tensors = {f"b/{name}": _array(buffer) for name, buffer in self._ready().named_buffers()}

@@ -1552,7 +1552,7 @@ class Commit(_message.Message):
     parent_commit: _builtins.str
     """digest of the commit before; empty after checkpoint 0"""
     anchor_digest: _builtins.str
-    """of the anchor after the last merge: weights, running statistics and lineage, as contributors take it; empty if none was made"""
+    """of the anchor after the last merge: weights, running statistics and lineage, as contributors take it, where audits are in force a whole state; empty if none was made"""
     sequence: _builtins.int
     """grows with every commit of a replica's incarnation, over all its lives there; the same number is the same commit"""
     steps_digest: _builtins.str
@@ -1609,8 +1609,11 @@ class Merged(_message.Message):
 
     AFTER_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
     after: _builtins.int
     """so many of the commit's own batches were learned before it"""
+    replicas: _builtins.int
+    """that learned then, the primary among them: the delta counts one part of so many"""
     @_builtins.property
     def delta(self) -> _identity_pb2.Envelope:
         """the contributor's signed Delta"""
@@ -1620,10 +1623,11 @@ class Merged(_message.Message):
         *,
         after: _builtins.int = ...,
         delta: _identity_pb2.Envelope | None = ...,
+        replicas: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "delta", b"delta"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "delta", b"delta", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1946,7 +1950,7 @@ class EvidencePart(_message.Message):
     port: _builtins.int
     """which input, or which of the step's outputs; 0 elsewhere"""
     entry: _builtins.int
-    """of states: how many entries of the interval come before it; of inputs, outputs and maps: which entry of the interval; of statements, logs and displacements: which of them, oldest first"""
+    """of states: how many entries of the interval come before it (those that a statement names besides the last have its number, from 1, as port; so has the last one where there are no entries); of inputs, outputs and maps: which entry of the interval; of statements, logs and displacements: which of them, oldest first"""
     @_builtins.property
     def frame(self) -> Global___FrameProof:
         """of inputs that came over a link: who signed them"""

@@ -19,11 +19,14 @@ from pnode.auditing import Auditing, record_of
 from pnode.chain import CommitChain, Link
 from pnode.making import Making
 from trust.overturned import Finding
+from vnode.torch_compute import TorchCompute
+from vnode.torch_merging import DeltaValues, encode
 
 EQUIVOCATING: Final = "equivocating"
 COLLUDING: Final = "colluding"
 SLANDERING: Final = "slandering"
-NAMES: Final = (*(behaviour.name for behaviour in BEHAVIOURS), EQUIVOCATING, COLLUDING, SLANDERING)
+TURNED_DELTAS: Final = "turned_deltas"
+NAMES: Final = (*(behaviour.name for behaviour in BEHAVIOURS), EQUIVOCATING, COLLUDING, SLANDERING, TURNED_DELTAS)
 STEPS_OF_A_LIFE: Final = 64
 """For behaviours that depend on how far an interval is: counted from the start of a replica."""
 
@@ -55,6 +58,15 @@ class SlanderingAuditor(Auditing):
         self._tell(order, model_pb2.AUDIT_FINDING_FAULT, check=check, found=found, record=record, compute_s=seconds)
 
 
+class TurnedDeltas(TorchCompute):
+    """Learns honestly, and brings a primary three times the opposite of what it learned."""
+
+    def delta(self, codec: str) -> bytes:
+        """As `TorchCompute.delta`, turned."""
+        found = self.check_delta(super().delta(codec), codec)
+        return encode(DeltaValues({name: -3 * value for name, value in found.weights.items()}, found.buffers), codec)
+
+
 def making_of(name: str) -> Making:
     """What a worker of that behaviour is made with. Raises KeyError for a name that is none."""
     if name == EQUIVOCATING:
@@ -63,6 +75,8 @@ def making_of(name: str) -> Making:
         return Making(auditing=WavingAuditor)
     if name == SLANDERING:
         return Making(auditing=SlanderingAuditor)
+    if name == TURNED_DELTAS:
+        return Making(compute=TurnedDeltas)
     return Making(compute=_cheating({behaviour.name: behaviour for behaviour in BEHAVIOURS}[name]))
 
 

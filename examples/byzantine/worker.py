@@ -21,8 +21,11 @@ class CheatingCompute(TorchCompute):
 
     def __init__(
         self, stage: Stage, registry: Registry, behaviour: Behaviour, *, num_batches: int, seed: int, num_steps: int, device: str = "cpu", threads: int = 0,
+        whole_anchors: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(stage, registry, num_batches=num_batches, seed=seed, device=device, threads=threads)
+        super().__init__(
+            stage, registry, num_batches=num_batches, seed=seed, device=device, threads=threads, whole_anchors=whole_anchors
+        )
         self._behaviour, self._num_steps = behaviour, num_steps
         self._honest_update, self._update = self._update, self._cheating_update
         self._index = 0

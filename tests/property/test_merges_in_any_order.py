@@ -53,9 +53,9 @@ class Replica:
 class World:
     """Three replicas of a source without successors; calls happen when the test says so."""
 
-    def __init__(self, merge_every: int, unit_batches: int) -> None:
+    def __init__(self, merge_every: int, unit_batches: int, *, audited: bool) -> None:
         self.now_s = 0.0
-        self.merge_every, self.unit_batches = merge_every, unit_batches
+        self.merge_every, self.unit_batches, self.audited = merge_every, unit_batches, audited
         self.weights = {PRIMARY: 1.0, ONE: 1.0, OTHER: 1.0}
         self.requests = 0
         self.learned: Counter[int] = Counter()
@@ -70,6 +70,7 @@ class World:
             vnode=VNodeId("a"), replica=name, incarnation=self.incarnations, num_inputs=1, input_edges=frozenset({0}),
             num_batches=NUM_BATCHES, spool_batches=8, window_batches=3, lead_batches=NUM_BATCHES, checkpoint_steps=4,
             role=Role.PRIMARY if name == PRIMARY else Role.CONTRIBUTOR, merge_every=self.merge_every, unit_batches=self.unit_batches,
+            audited=self.audited,
         )  # fmt: skip
         return Replica(name, ReplicaCore(config, maths.state.lineage, self.now_s), maths, self.incarnations)
 
@@ -127,6 +128,9 @@ class World:
                 replica.is_delta_open, replica.num_fresh = True, 0
                 self.feed(replica, mev.DeltaMade(now_s, busy.sequence, busy.batches))
             case mev.Rebase():
+                if self.audited:
+                    assert not busy.keep_open, "an interval begins with an anchor and nothing else"
+                    assert not busy.keep_after
                 maths.rebase(busy.anchor, keep_open=busy.keep_open, keep_after=busy.keep_after)
                 assert busy.lineage == maths.state.lineage
                 replica.is_anchored, replica.has_failed = True, False
@@ -185,6 +189,9 @@ class World:
             if name == PRIMARY or not replica.is_anchored:
                 continue
             view = replica.core.view()
+            if self.audited and replica.is_delta_open:
+                assert not isinstance(replica.busy, ev.Learn), f"{name} learns what belongs to no interval"
+                continue
             assert replica.busy is not None or not view.owned - view.lineage, f"{name} stands still: {view.paused_why}"
             if isinstance(replica.busy, ev.Learn) and not replica.is_delta_open and not replica.has_failed:
                 assert replica.num_fresh < self.merge_every, f"{name} has learned {replica.num_fresh} batches and makes no delta"
@@ -225,9 +232,9 @@ Script = tuple[list[tuple[str, Any]], int, int]
 class Play:
     """Plays a script in a world of its own."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, audited: bool = False) -> None:
         steps, merge_every, unit_batches = script
-        self.world = World(merge_every, unit_batches)
+        self.world = World(merge_every, unit_batches, audited=audited)
         self.brought: dict[ReplicaId, int] = {}
         self.saved = [self.primary.maths.state]
         for kind, what in steps:
@@ -320,14 +327,14 @@ class Play:
         assert sorted(state.learned) == list(range(NUM_BATCHES))
 
 
-def whatever_happens(script: Script) -> None:
+def whatever_happens(script: Script, *, audited: bool = False) -> None:
     """No batch is counted twice, and none is lost."""
-    Play(script).finish(rounds=60)
+    Play(script, audited=audited).finish(rounds=60)
 
 
-def where_only_calls_fail(script: Script) -> None:
+def where_only_calls_fail(script: Script, *, audited: bool = False) -> None:
     """Each batch is learned once by one replica, no delta is refused, and a few rounds bring everything home."""
-    play = Play(script)
+    play = Play(script, audited=audited)
     play.finish(rounds=12)
     again = {batch: count for batch, count in play.world.learned.items() if count > 1}
     assert not again, f"learned in vain: {again}"
@@ -335,15 +342,15 @@ def where_only_calls_fail(script: Script) -> None:
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(ANY)
-def test_nothing_is_counted_twice_and_nothing_is_lost(script: Script) -> None:
-    whatever_happens(script)
+@given(ANY, st.booleans())
+def test_nothing_is_counted_twice_and_nothing_is_lost(script: Script, audited: bool) -> None:
+    whatever_happens(script, audited=audited)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(CALM)
-def test_where_only_calls_fail_nothing_is_learned_in_vain(script: Script) -> None:
-    where_only_calls_fail(script)
+@given(CALM, st.booleans())
+def test_where_only_calls_fail_nothing_is_learned_in_vain(script: Script, audited: bool) -> None:
+    where_only_calls_fail(script, audited=audited)
 
 
 PLANTED = [

@@ -26,7 +26,7 @@ from planner_rig import (
 )
 
 from dcnr.ids import number_of
-from dcnr.v1 import model_pb2
+from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator import placement
 from orchestrator.board import Board, Load
 from orchestrator.costs import StageCost, disk_bytes, spool_bytes
@@ -304,7 +304,9 @@ def grade(board: Board, cost: StageCost, load: Load) -> tuple[int, bool, float, 
 def asking_everybody(board: Board, cost: StageCost) -> Load | None:
     siblings, needed = placement._siblings(board, cost), placement._needed(board, cost)
     fit = [
-        load for load in board.loads.values() if placement._obstacle(board, cost, load, siblings, needed) is placement.Obstacle.NONE
+        load
+        for load in board.loads.values()
+        if placement._obstacle(board, cost, PRIMARY, load, siblings, needed) is placement.Obstacle.NONE
     ]
     return min(fit, key=lambda load: grade(board, cost, load), default=None)
 
@@ -327,10 +329,16 @@ def test_a_vnode_that_went_back_gets_new_replicas_only(stages: list[StageCost], 
     assert kept <= {item.replica for item in successor.assignments}
 
 
-def test_where_contributors_cannot_be_audited_none_is_placed_and_the_plan_says_why() -> None:
-    policy = replace(POLICY, with_contributors=False)
+def test_where_audits_are_drawn_who_is_in_probation_contributes_to_nothing_and_the_plan_says_why() -> None:
+    policy = replace(POLICY, young_contribute=False)
+    probation = orchestrator_pb2.NODE_STATE_PROBATION
     nodes = [node(index, gflops=1.0 if index == 0 else 50.0) for index in range(5)]
-    plan = make_plan(request([stage(0, 3), stage(1, 0, gflop=50.0)], nodes), policy)
-    assert [of(plan, vnode, CONTRIBUTOR) for vnode in ("v0", "v1")] == [[], []]
-    assert any(item.vnode == "v0" and "cannot be audited" in item.reason for item in plan.rejections)
-    assert of(make_plan(request([stage(0, 3), stage(1, 0, gflop=50.0)], nodes), POLICY), "v0", CONTRIBUTOR)
+    young = [replace(one, state=probation) if index > 0 else one for index, one in enumerate(nodes)]
+    mixed = [replace(one, state=probation) if index > 2 else one for index, one in enumerate(nodes)]
+    plan = make_plan(request([stage(0, 3), stage(1, 0, gflop=50.0)], young), policy)
+    assert not [item for item in plan.assignments if item.role == CONTRIBUTOR and item.pnode_id != nodes[0].node_id]
+    assert any(item.vnode == "v0" and "in probation" in item.reason for item in plan.rejections)
+    placed = of(make_plan(request([stage(0, 3)], mixed), policy), "v0", CONTRIBUTOR)
+    assert placed
+    assert {item.pnode_id for item in placed} <= {one.node_id for one in nodes[:3]}
+    assert len(of(make_plan(request([stage(0, 3)], mixed), POLICY), "v0", CONTRIBUTOR)) == 2

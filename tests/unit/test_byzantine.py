@@ -45,7 +45,7 @@ def test_an_equivocating_chain_proves_itself_and_an_honest_one_does_not() -> Non
 
 
 def test_each_name_makes_a_worker_that_differs_in_one_thing() -> None:
-    assert len(NAMES) == 15
+    assert len(NAMES) == 16
     for name in NAMES:
         made = making_of(name)
         differs = [made.chain is not CommitChain, made.auditing is not Auditing]

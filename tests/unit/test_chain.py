@@ -68,12 +68,12 @@ def test_deltas_stand_between_own_batches_and_an_anchor_is_a_parent() -> None:
     made = chain()
     learn(made, 0, 1)
     delta = chain("a.2").delta(1, "raw", digest_of(b"d"), 1)
-    made.merged(delta)
+    made.merged(delta, 3)
     learn(made, 2)
-    made.merged(delta)
+    made.merged(delta, 3)
     anchored = made.close(anchor="a" * 64)
     commit = commit_of(anchored.commit)
-    assert [(item.after, item.delta) for item in commit.merges] == [(2, delta), (3, delta)]
+    assert [(item.after, item.delta, item.replicas) for item in commit.merges] == [(2, delta, 3), (3, delta, 3)]
     assert (commit.state_digest, commit.anchor_digest) == ("", "a" * 64)
     assert made.state_digest == "a" * 64
     learn(made, 5)

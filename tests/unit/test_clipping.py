@@ -18,7 +18,7 @@ from dcnr.units import Share
 from vnode import merge_events as mev
 from vnode.checks.residuals import state_residuals
 from vnode.clipping import MAX_MOVE, begun, bounded, clipped
-from vnode.merging import MIN_CONTRIBUTORS, Merging
+from vnode.merging import MIN_CONTRIBUTORS, Merging, counts_of
 from vnode.state import DISTANCES, anchor_schema, for_new_job, parse
 from vnode.state_scan import HEAD_BYTES, StateScan, schema_in
 from vnode.torch_compute import TorchCompute
@@ -168,4 +168,4 @@ def test_from_four_contributors_on_merges_are_centred_and_standbys_do_not_count(
     core.asked(mev.MergeAsked(0.0, 1, Peer(replicas[1], 1), 1, IntervalSet.span(0, 2), "delta"))
     found = core.computation(IntervalSet.empty())
     assert isinstance(found, mev.MergeDeltas)
-    assert (found.centred, found.shares) == (centred, (1 / (contributors + 1),))
+    assert counts_of(found.num_learning) == (1 / (contributors + 1), centred)

@@ -240,19 +240,3 @@ def test_a_disk_that_refuses_costs_the_evidence_and_not_the_log(tmp_path: Path) 
         rig.books.close()
 
     run(scenario)
-
-
-def test_who_became_the_primary_says_nothing_of_the_interval_in_which_it_did(tmp_path: Path) -> None:
-    """Its first commit holds what it told in other logs, on other anchors."""
-
-    async def scenario() -> None:
-        rig = Rig(tmp_path)
-        await rig.learn(0)
-        rig.books.lead()
-        assert await rig.books.log("begin") == b""
-        rig.books.ended(identity_pb2.Envelope(), b"", INFO)
-        await rig.learn(1)
-        assert await rig.books.log("begin") != b""
-        rig.books.close()
-
-    run(scenario)

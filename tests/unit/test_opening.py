@@ -263,9 +263,11 @@ def test_statements_of_others_or_about_something_else_are_unverifiable(tmp_path:
     refused(interval, tmp_path)  # not the log that the commit names
 
 
-def test_deltas_in_between_are_not_checked_yet(tmp_path: Path, interval: Interval) -> None:
-    interval.commit.merges.append(model_pb2.Merged(after=1))
-    refused(interval, tmp_path)
+def test_a_merge_that_does_not_say_where_it_lies_or_of_how_many_is_unverifiable(tmp_path: Path, interval: Interval) -> None:
+    for merged in (model_pb2.Merged(after=1, replicas=2), model_pb2.Merged(after=len(interval.commit.batches), replicas=1)):
+        del interval.commit.merges[:]
+        interval.commit.merges.append(merged)
+        assert "a merge that does not say" in refused(interval, tmp_path)
 
 
 # ---- words that contradict one another, or the job ------------------------------------------------------------------------------

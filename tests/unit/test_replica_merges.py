@@ -9,6 +9,7 @@ from merges_rig import (
     NONE,
     NUM_BATCHES,
     PRIMARY,
+    SHARES,
     THEIRS,
     THIRD,
     anchored,
@@ -192,6 +193,34 @@ def test_a_primary_that_the_plan_has_replaced_stops() -> None:
     assert of(ev.Stop, core.handle(plan(Role.CONTRIBUTOR, primary=ME)))
 
 
+def test_where_audits_are_drawn_nothing_is_computed_between_a_delta_and_the_anchor_that_answers_it() -> None:
+    core, ask, batches = with_delta(audited=True)
+    after = ReplicaId("next.0")
+    core.handle(ev.PlanChanged(0.0, {}, frozenset({after}), 100, SHARES, Role.CONTRIBUTOR, PRIMARY))
+    core.handle(ev.LinkUp(0.0, 1, Peer(after, 1)))
+    learned, fresh = next(iter(batches)), (MINE - batches).lowest()
+    assert fresh is not None
+    wanted = IntervalSet.of((learned, learned + 1))
+    core.handle(ev.NeedHeard(0.0, 1, 1, TRAIN_LANE, NONE, wanted, NONE))
+    core.handle(ev.WindowHeard(0.0, 1, 2, TRAIN_LANE, NUM_BATCHES))
+    for batch in (learned, fresh):
+        out = core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, batch, "x"))
+        assert not of(ev.Learn, out)
+        assert not of(ev.Forward, out)
+    assert "take in its delta" in core.view().paused_why
+    rebase, out = answer(core, ask, Verdict.MERGED, batches)
+    assert not rebase.keep_open
+    assert [item.batch for item in (*of(ev.Forward, out), *of(ev.Learn, out))] == [learned]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.MERGED, Verdict.REFUSED, Verdict.ANCHOR])
+def test_where_audits_are_drawn_an_interval_begins_with_an_anchor_and_nothing_else(verdict: Verdict) -> None:
+    core, ask, batches = with_delta(audited=True)
+    rebase, _ = answer(core, ask, verdict, THEIRS)
+    assert (rebase.keep_open, rebase.keep_after, rebase.lineage) == (False, False, THEIRS)
+    assert batches.isdisjoint(core.view().lineage), "and is needed again"
+
+
 # ---- a primary --------------------------------------------------------------------------------------------------------------------
 
 
@@ -263,7 +292,7 @@ def test_waiting_deltas_are_merged_in_one_go_and_of_two_that_overlap_the_first()
 def test_a_delta_counts_one_part_of_as_many_as_learn() -> None:
     core = primary()
     (merge,) = of(mev.MergeDeltas, asked(core, 1, MINE.first(2)))
-    assert merge.shares == (1 / 2,)  # the third stands by
+    assert merge.num_learning == 2  # the third stands by
 
 
 def test_the_anchor_alone_is_captured_once_for_each_lineage() -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dcnr.errors import Corrupt
+from dcnr.intervals import IntervalSet
 from vnode.state import Array
 from vnode.vocabulary import Mode
 
@@ -73,24 +74,61 @@ class ClaimedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """A delta that a primary took in: what a contributor has signed, one part of ``num_learning`` of it."""
+
+    data: bytes
+    """Encoded."""
+    codec: str
+    batches: IntervalSet
+    num_learning: int
+
+
+@dataclass(frozen=True, slots=True)
+class Anchored:
+    """A state that a statement names between two entries, after what was taken in just before it."""
+
+    taken: tuple[Taken, ...]
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Displacement:
+    """What a contributor says that it moved from the first state on, in place of a last one."""
+
+    data: bytes
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """One interval. ``states`` by number of entries before them: 0 and ``len(steps)`` at least, others where short replays need them."""
 
     steps: tuple[ClaimedStep, ...]
     states: Mapping[int, bytes]
+    anchored: Mapping[int, tuple[Anchored, ...]] = field(default_factory=dict)
+    """By number of entries before them, in order; at the same place, the one in ``states`` comes first. From the last one the next entry goes on."""
+    displacement: Displacement | None = None
 
     def check(self) -> None:
         """Raises Corrupt (``bad_claim``) where the form does not hold: nothing of the values is looked at."""
         last = len(self.steps)
-        if not 1 <= last <= MAX_STEPS:
+        if not (1 <= last <= MAX_STEPS or (last == 0 and self.anchored)):
             raise _bad(f"{last} entries")
-        if 0 not in self.states or last not in self.states or not all(0 <= at <= last for at in self.states):
+        is_ended = last in self.states or last in self.anchored or self.displacement is not None
+        if 0 not in self.states or not is_ended or not all(0 <= at <= last for at in (*self.states, *self.anchored)):
             raise _bad("it lacks its first or last state, or holds one outside")
         if any(step.mode not in (Mode.TRAIN, Mode.FORWARD_ONLY) for step in self.steps):
             raise _bad("an entry is neither TRAIN nor FORWARD_ONLY")
-        for before, after in pairwise(self.steps):
-            if after.num_learned != before.num_learned + (before.mode is Mode.TRAIN):
+        for index, (before, after) in enumerate(pairwise(self.steps), start=1):
+            grown = sum(len(taken.batches) for one in self.anchored.get(index, ()) for taken in one.taken)
+            if after.num_learned != before.num_learned + (before.mode is Mode.TRAIN) + grown:
                 raise _bad(f"entry for batch {after.batch} does not follow from the one before it")
+
+    def check_is_alone(self) -> None:
+        """Raises Corrupt where deltas are a part of it: only a replay sees what merges do."""
+        if self.anchored or self.displacement is not None:
+            raise _bad("deltas are a part of it")
 
 
 def _bad(message: str) -> Corrupt:

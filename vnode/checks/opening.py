@@ -27,6 +27,7 @@ from trust.evidence import MAX_STATEMENTS, Exhibit, exhibit_of
 from trust.step_logs import MAX_LOG_BYTES, Contradiction
 from vnode.bundle import Bundle
 from vnode.checks.claims import MAX_STEPS, Claim, ClaimedStep, MapClaim, Sent
+from vnode.checks.merges import anchored_in, displacement_in, named_by
 from vnode.signed_frames import FrameNumber, statement
 from vnode.state import Array
 from vnode.vocabulary import TRAIN_LANE, Mode, Peer
@@ -118,19 +119,23 @@ def open_claim(stated: Stated, bundle: Bundle, assigned: Assigned, samples: Samp
         raise InvariantBroken("no claim follows from words that contradict one another", code="broken_words")
     data = {batch: _from_data_set(assigned, samples, batch) for batch in stated.batches}
     with _or_unverifiable():
-        if not 0 < len(stated.steps) <= MAX_STEPS:
+        statements, entries = stated.exhibit.statements, [len(log.steps) for log in stated.exhibit.logs]
+        if len(stated.steps) > MAX_STEPS:
             raise Refused(f"an interval of {len(stated.steps)} entries", code=UNVERIFIABLE)
-        if any(isinstance(one, model_pb2.Commit) and one.merges for one in stated.exhibit.statements):
-            raise Refused("deltas were merged in between", code=UNVERIFIABLE)
+        anchored = anchored_in(bundle, statements, entries, assigned.place)
         names = _names_of_states(stated)
-        states = _states(bundle, names)
+        states = _states(
+            bundle, {entry: name for entry, name in names.items() if entry == 0 or entry not in anchored}, len(stated.steps)
+        )
         inputs = _Inputs(bundle, assigned, stated.exhibit)
         steps = tuple(
             _claimed(bundle, assigned, inputs, entry, step, *data[int(step.batch)], maps) for entry, step in enumerate(stated.steps)
         )
-        claim = Claim(steps, states)
+        claim = Claim(steps, states, anchored, displacement_in(bundle, statements))
         claim.check()
-    return Opened(claim, frozenset(inputs.sources), {entry: name for entry, name in names.items() if entry in states})
+    known = {*states, *anchored, *([len(steps)] if claim.displacement is not None else [])}
+    names = {**{sum(entries[: at + 1]): named_by(one) for at, one in enumerate(statements)}, **names}
+    return Opened(claim, frozenset(inputs.sources), {entry: name for entry, name in names.items() if entry in known})
 
 
 def _against_the_job(steps: tuple[model_pb2.Step, ...], assigned: Assigned) -> Contradiction | None:
@@ -157,16 +162,16 @@ def _names_of_states(stated: Stated) -> dict[int, Digest]:
     names = {0: stated.exhibit.logs[0].begin_digest}
     names.update({entry: step.state_digest for entry, step in enumerate(stated.steps, start=1) if step.state_digest})
     last = stated.exhibit.statements[-1]
-    if isinstance(last, model_pb2.Commit) and last.state_digest:
+    if isinstance(last, model_pb2.Commit) and last.state_digest and stated.steps:
         names[len(stated.steps)] = last.state_digest
     return {entry: Digest(name) for entry, name in names.items()}
 
 
-def _states(bundle: Bundle, names: Mapping[int, Digest]) -> dict[int, bytes]:
+def _states(bundle: Bundle, names: Mapping[int, Digest], last: int) -> dict[int, bytes]:
     """Those of the named states that are there; the first and the last have to be."""
     found: dict[int, bytes] = {}
     for entry, name in names.items():
-        if bundle.has(model_pb2.EVIDENCE_KIND_STATE, entry=entry) or entry in (0, max(names)):
+        if bundle.has(model_pb2.EVIDENCE_KIND_STATE, entry=entry) or entry in (0, last):
             state = bytes(bundle.data(model_pb2.EVIDENCE_KIND_STATE, entry=entry))
             if digest_of(state) != name:
                 raise Corrupt(f"the state after {entry} entries is not the one that was stated", code="wrong_digest")

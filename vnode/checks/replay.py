@@ -6,7 +6,8 @@ Torch-free: the maths is behind `vnode.compute.Compute`. Comparisons come as the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,9 +16,10 @@ from dcnr.errors import Corrupt, InvariantBroken
 from dcnr.intervals import IntervalSet
 from trust.comparison import Comparison
 from vnode.checks import residuals
-from vnode.checks.claims import Claim, ClaimedStep
+from vnode.checks.claims import Claim, ClaimedStep, Displacement, Taken
 from vnode.checks.tolerances import Tolerances
 from vnode.compute import Compute, Tensor
+from vnode.merging import counts_of
 from vnode.state import Array, StateInfo, StateSchema, parse
 from vnode.vocabulary import Mode
 
@@ -25,52 +27,139 @@ from vnode.vocabulary import Mode
 def replay(
     compute: Compute, schema: StateSchema, claim: Claim, tolerances: Tolerances, *, as_array: Callable[[Tensor], Array] = np.asarray
 ) -> Iterator[Comparison]:
-    """Runs each span between two claimed states from the first of them and compares what comes out with what was claimed.
+    """Runs each span between two claimed states from the first of them, merges included, and compares what comes out with what was claimed.
 
     Raises Corrupt where the claim's form does not hold, a state is none of this stage and job, or its states are further apart than the tolerances
     reach, and RemoteFault for inputs that the stage cannot take: who is to blame for these is decided by whoever built the claim.
     """
     claim.check()
-    for start, end in pairwise(sorted(claim.states)):
-        if end - start > tolerances.span_steps:
-            raise Corrupt(f"{end - start} entries between two states, not {tolerances.span_steps}", code="bad_claim")
-        info = compute.restore(claim.states[start])
-        if len(info.lineage) != claim.steps[start].num_learned:
-            raise Corrupt("a state does not hold as many batches as its entry says", code="bad_claim")
-        for index in range(start, end):
-            step = claim.steps[index]
-            try:
-                yield from _entry(compute, index, step, tolerances, as_array)
-            except InvariantBroken as error:  # an honest worker would have skipped this batch
-                if error.code != "not_finite":
-                    raise
-                yield tolerances.comparison(index, "loss", math.inf)
+    return _Replay(compute, schema, claim, tolerances, as_array).run()
+
+
+class _Replay:
+    def __init__(
+        self, compute: Compute, schema: StateSchema, claim: Claim, tolerances: Tolerances, as_array: Callable[[Tensor], Array]
+    ) -> None:
+        self._compute, self._schema, self._claim = compute, schema, claim
+        self._tolerances, self._as_array = tolerances, as_array
+
+    def run(self) -> Iterator[Comparison]:
+        claim, last = self._claim, len(self._claim.steps)
+        base = yield from self._merged(0, claim.states[0])
+        for start, end in pairwise(sorted({*claim.states, *claim.anchored, last})):
+            if end - start > self._tolerances.span_steps:
+                raise Corrupt(f"{end - start} entries between two states, not {self._tolerances.span_steps}", code="bad_claim")
+            info = self._compute.restore(base)
+            if len(info.lineage) != claim.steps[start].num_learned:
+                raise Corrupt("a state does not hold as many batches as its entry says", code="bad_claim")
+            for index in range(start, end):
+                try:
+                    yield from self._entry(index, claim.steps[index])
+                except InvariantBroken as error:  # an honest worker would have skipped this batch
+                    if error.code != "not_finite":
+                        raise
+                    yield self._tolerances.comparison(index, "loss", math.inf)
+                    return
+            before, info, first = info, _learned(info, claim.steps[start:end]), self._arrays(base)
+            if len(info.lineage) != len(before.lineage) + _num_learned(claim.steps[start:end]):
+                yield self._tolerances.comparison(end - 1, "lineage", math.inf)
                 return
-        _, first = parse(claim.states[start], schema)
-        claimed_info, claimed = parse(claim.states[end], schema)
-        _, found = parse(compute.snapshot(info), schema)
-        yield tolerances.comparison(end - 1, "lineage", lineage_residual(info, claimed_info, claim.steps[start:end]))
-        for item in residuals.state_residuals(first, claimed, found, end - start):
-            yield tolerances.comparison(end - 1, item.part, item.residual, item.name)
+            if end in claim.states:
+                yield from self._compared(end, info, first, claim.states[end], end - start)
+            elif end == last and claim.displacement is not None:
+                yield from self._moved(info, first, claim.displacement, end - start)
+            base = claim.states.get(end, base)
+            if end in claim.anchored:
+                begun = base if end in claim.states else self._compute.snapshot(info)
+                base = yield from self._merged(end, begun, first=first, num_steps=end - start)
+
+    def _merged(
+        self, at: int, base: bytes, *, first: Mapping[str, Array] | None = None, num_steps: int = 0
+    ) -> Generator[Comparison, None, bytes]:
+        """What statements name after so many entries; the last state of them, from which it goes on."""
+        for one in self._claim.anchored.get(at, ()):
+            info = self._compute.restore(base)
+            for taken in one.taken:
+                info = self._take(info, taken)
+            yield from self._compared(at, info, first if first is not None else self._arrays(base), one.state, max(1, num_steps))
+            base, first = one.state, None
+        return base
+
+    def _take(self, info: StateInfo, taken: Taken) -> StateInfo:
+        """Raises Corrupt for a delta that no primary could take in."""
+        if not taken.batches.isdisjoint(info.lineage):
+            raise Corrupt("a delta with batches that the state holds", code="bad_claim")
+        share, centred = counts_of(taken.num_learning)
+        delta = self._compute.check_delta(taken.data, taken.codec)
+        self._compute.merge([delta], [len(taken.batches)], [share], centred=centred)
+        return replace(info, lineage=info.lineage | taken.batches)
+
+    def _compared(
+        self, at: int, info: StateInfo, first: Mapping[str, Array], claimed_state: bytes, num_steps: int
+    ) -> Iterator[Comparison]:
+        index = max(0, at - 1)
+        claimed_info, claimed = parse(claimed_state, self._schema)
+        mine = self._compute.snapshot(info)
+        found_info, found = parse(mine, self._schema)
+        alike = (claimed_info.lineage, claimed_info.updates) == (info.lineage, found_info.updates)
+        yield self._tolerances.comparison(index, "lineage", 0.0 if alike else math.inf)
+        for item in residuals.state_residuals(first, claimed, found, num_steps):
+            yield self._tolerances.comparison(index, item.part, item.residual, item.name)
+
+    def _moved(
+        self, info: StateInfo, first: Mapping[str, Array], claimed: Displacement, num_steps: int
+    ) -> Iterator[Comparison]:  # fmt: skip
+        """What a contributor brought against how far its steps lead; the rest of its state goes with it, and nobody takes it in."""
+        index, begun, found = (
+            len(self._claim.steps) - 1,
+            self._arrays(self._claim.states[0]),
+            self._arrays(self._compute.snapshot(info)),
+        )
+        delta = self._compute.check_delta(claimed.data, claimed.codec)
+        brought = dict(found)
+        for name, moved in delta.weights.items():
+            brought[f"w/{name}"] = _explained(
+                begun[f"w/{name}"] + moved, found[f"w/{name}"], residuals.half_quantum(moved, claimed.codec)
+            )
+        brought.update({f"b/{name}": value for name, value in delta.buffers.items()})
+        for item in residuals.state_residuals(first, brought, found, num_steps):
+            yield self._tolerances.comparison(index, item.part, item.residual, item.name)
+
+    def _arrays(self, state: bytes) -> dict[str, Array]:
+        return parse(state, self._schema)[1]
+
+    def _entry(self, index: int, step: ClaimedStep) -> Iterator[Comparison]:
+        tolerances = self._tolerances
+        if step.mode is Mode.TRAIN:
+            result = self._compute.learn(step.batch, step.inputs, step.target, step.num_learned)
+            yield tolerances.comparison(index, "rate", residuals.rate_residual(step.lr, result.lr))
+            yield tolerances.comparison(index, "loss", residuals.loss_residual(step.loss, result.loss))
+            output = result.output
+        else:
+            output = self._compute.forward(step.batch, step.inputs, Mode.FORWARD_ONLY).output
+        for sent, codec in step.sent:
+            yield tolerances.comparison(index, "output", residuals.output_residual(sent, self._as_array(output), codec))
 
 
 def lineage_residual(first: StateInfo, claimed: StateInfo, steps: tuple[ClaimedStep, ...]) -> float:
     """0 if the claimed state says that it holds exactly these steps more, else infinite."""
+    lineage, num_learned = _learned(first, steps).lineage, _num_learned(steps)
+    grown = len(lineage) == len(first.lineage) + num_learned
+    return 0.0 if grown and claimed.lineage == lineage and claimed.updates == first.updates + num_learned else math.inf
+
+
+def _learned(info: StateInfo, steps: tuple[ClaimedStep, ...]) -> StateInfo:
+    """What the state says of itself after these entries."""
     learned = [step.batch for step in steps if step.mode is Mode.TRAIN]
-    lineage = first.lineage | IntervalSet.of(*((batch, batch + 1) for batch in learned))
-    grown = len(lineage) == len(first.lineage) + len(learned)
-    return 0.0 if grown and claimed.lineage == lineage and claimed.updates == first.updates + len(learned) else math.inf
+    return replace(info, lineage=info.lineage | IntervalSet.of(*((batch, batch + 1) for batch in learned)))
 
 
-def _entry(
-    compute: Compute, index: int, step: ClaimedStep, tolerances: Tolerances, as_array: Callable[[Tensor], Array]
-) -> Iterator[Comparison]:
-    if step.mode is Mode.TRAIN:
-        result = compute.learn(step.batch, step.inputs, step.target, step.num_learned)
-        yield tolerances.comparison(index, "rate", residuals.rate_residual(step.lr, result.lr))
-        yield tolerances.comparison(index, "loss", residuals.loss_residual(step.loss, result.loss))
-        output = result.output
-    else:
-        output = compute.forward(step.batch, step.inputs, Mode.FORWARD_ONLY).output
-    for sent, codec in step.sent:
-        yield tolerances.comparison(index, "output", residuals.output_residual(sent, as_array(output), codec))
+def _num_learned(steps: tuple[ClaimedStep, ...]) -> int:
+    return sum(step.mode is Mode.TRAIN for step in steps)
+
+
+def _explained(claimed: Array, found: Array, slack: Array) -> Array:
+    """``claimed``, nearer to ``found`` by what its codec alone can have changed."""
+    apart = claimed.astype(np.float64) - found
+    kept: Array = found + np.sign(apart) * np.maximum(np.abs(apart) - slack, 0.0)
+    return kept

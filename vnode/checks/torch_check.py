@@ -69,7 +69,8 @@ class Checker:
         schema = schema_of(self.assigned.stage, self.registry)
         info, _ = parse(claim.states[0], schema)
         is_of_this_job = (info.num_batches, info.seed, info.graph) == (self.assigned.num_batches, self.seed, self.graph)
-        if claim.steps[0].num_learned or (is_of_this_job and not info.lineage):
+        begins_the_job = not claim.steps[0].num_learned if claim.steps else not is_of_this_job
+        if not begins_the_job or (is_of_this_job and not info.lineage):
             return claim
         begun: Mapping[int, bytes] = {
             **claim.states,

@@ -40,6 +40,7 @@ class Referee:
     def check(self, claim: Claim, tolerances: Tolerances) -> Iterator[Comparison]:
         """Every step. Raises Corrupt where the form of the claim does not hold or a state is missing or none of this stage."""
         claim.check()
+        claim.check_is_alone()
         if len(claim.states) != len(claim.steps) + 1:
             raise Corrupt("a referee needs the state before every entry", code="bad_claim")
         after, arrays_after = parse(claim.states[0], self._schema)

@@ -113,6 +113,7 @@ class Sketch:
         Raises Corrupt where the form of the claim does not hold, or its first state is none of this stage.
         """
         claim.check()
+        claim.check_is_alone()
         last = len(claim.steps)
         info, arrays = parse(claim.states[0], self._schema)
         if len(info.lineage) != claim.steps[0].num_learned:

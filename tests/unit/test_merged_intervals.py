@@ -1,0 +1,147 @@
+"""Goal: what a contributor did from an anchor to its delta, and what a primary did with merges in between, is run again from their bundles; a lie in either
+is seen, and whoever merged a liar's delta is not blamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from merged_rig import Member, scaled
+
+from dcnr.errors import Refused
+from vnode.checks.opening import UNVERIFIABLE
+from vnode.torch_merging import DeltaValues
+
+Lie = Callable[[DeltaValues], DeltaValues]
+
+
+def honest(delta: DeltaValues) -> DeltaValues:
+    return delta
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 120))  # type: ignore[arg-type]
+
+
+async def worked(
+    root: Path, *, primary_lie: Lie = honest, contributor_lie: Lie = honest, codec: str = "raw"
+) -> tuple[Member, Member]:
+    """Anchors with and without merges, two of them without a step in between, a batch passed on, and a checkpoint; then an interval of merges alone."""
+    primary, other = Member("a.1", root, primary_lie), Member("a.2", root, contributor_lie)
+    await other.stand_on(await primary.merge())
+    await other.learn(10, 11, 12)
+    await primary.learn(0, 1)
+    await other.stand_on(await primary.merge(await other.delta(codec), codec=codec))
+    await other.learn(13)
+    await other.forward(10)
+    await other.learn(14)
+    await other.stand_on(await primary.merge(await other.delta(codec), codec=codec))
+    await primary.forward(11)
+    await primary.learn(2, 3)
+    await primary.snapshot()
+    await other.learn(15)
+    await other.stand_on(await primary.merge(await other.delta(codec), codec=codec))
+    await primary.snapshot()
+    return primary, other
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8"])
+def test_honest_intervals_of_both_are_run_again(tmp_path: Path, codec: str) -> None:
+    async def scenario() -> None:
+        primary, other = await worked(tmp_path, codec=codec)
+        assert (len(primary.named), len(other.named)) == (2, 3)
+        for member in (primary, other):
+            for name in member.named:
+                assert await member.ratio(name) <= 1.0
+            member.books.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("factor", [-3.0, 0.0, 1.01], ids=["turned", "nothing", "a hundredth more"])
+@pytest.mark.parametrize("codec", ["raw", "int8"])
+def test_a_contributor_that_brings_something_else_than_it_learned_is_seen_and_the_primary_is_not_blamed(
+    tmp_path: Path, codec: str, factor: float
+) -> None:
+    async def scenario() -> None:
+        primary, other = await worked(tmp_path, contributor_lie=scaled(factor), codec=codec)
+        assert all([await primary.ratio(name) <= 1.0 for name in primary.named])
+        if codec == "raw" or factor != 1.01:  # below what int8 can tell apart
+            assert all([await other.ratio(name) > 2.0 for name in other.named])
+        primary.books.close()
+        other.books.close()
+
+    run(scenario)
+
+
+def test_a_primary_that_merges_something_else_is_seen_and_its_contributor_is_not_blamed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        primary, other = await worked(tmp_path, primary_lie=scaled(0.5))
+        assert all([await primary.ratio(name) > 2.0 for name in primary.named])
+        assert all([await other.ratio(name) <= 1.0 for name in other.named])
+        primary.books.close()
+        other.books.close()
+
+    run(scenario)
+
+
+def test_a_contributor_that_is_made_the_primary_tells_its_unanswered_delta_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        primary, other = Member("a.1", tmp_path), Member("a.2", tmp_path)
+        await other.stand_on(await primary.merge())
+        await other.learn(10, 11)
+        _, _, batches = await other.delta()
+        other.chain.lead(batches)
+        other.books.lead()
+        other.compute.lead()
+        await other.learn(12)
+        await other.snapshot()
+        stated, _ = await other.opened(other.named[-1])
+        assert [step.batch for step in stated.steps] == [10, 11, 12]
+        assert await other.ratio(other.named[-1]) <= 1.0
+        await other.learn(13)
+        await other.snapshot()
+        assert await other.ratio(other.named[-1]) <= 1.0
+        primary.books.close()
+        other.books.close()
+
+    run(scenario)
+
+
+def test_what_is_missing_of_a_merge_makes_it_unverifiable(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        primary, other = await worked(tmp_path)
+        folders = sorted((primary.root / "evidence").iterdir())
+        for kept in ("delta-1", "anchor-1"):
+            path = folders[0] / kept
+            data = path.read_bytes()
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+            with pytest.raises(Refused) as raised:
+                await primary.opened(primary.named[0])
+            assert raised.value.code == UNVERIFIABLE
+            path.write_bytes(data)
+        path = next(sorted((other.root / "evidence").iterdir())[0].glob("delta-0"))
+        path.write_bytes(path.read_bytes()[::-1])
+        with pytest.raises(Refused):
+            await other.opened(other.named[0])
+        primary.books.close()
+        other.books.close()
+
+    run(scenario)
+
+
+def test_many_merges_in_a_row_ask_for_a_checkpoint_before_an_auditor_reads_no_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        primary = Member("a.1", tmp_path)
+        for _ in range(40):
+            await primary.merge()
+        assert primary.crowded
+        await primary.learn(0)
+        await primary.snapshot()
+        assert await primary.ratio(primary.named[0]) <= 1.0
+        primary.books.close()
+
+    run(scenario)
