@@ -313,7 +313,7 @@ class ReplicaHost:
                 await self.inputs.ready(job.lane, job.batch, EVALUATION_WAIT_S)
             target = self.inputs.target(job.lane, job.batch) if job.mode is Mode.EVAL else lambda: None
             inputs = tensors_of(job.inputs)
-            result, seconds = await self.on_thread(lambda: self._compute.forward(job.batch, inputs, job.mode, target()))
+            result, seconds = await self.on_thread(lambda: self.merges.held_out.forward(self._compute, job, inputs, target()))
             frame = await self._kept(job.lane, job, result.output, self.num_learned)
             if job.mode is Mode.FORWARD_ONLY:
                 await self.books.forwarded(job.batch, job.inputs, self.num_learned, frame)

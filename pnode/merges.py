@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Protocol, assert_never
 
 from dcnr.errors import DcnrError, InvariantBroken, Unavailable
@@ -18,6 +19,7 @@ from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode.anchors import Anchor, Question, check_reply
 from pnode.books import Books, NoBooks
 from pnode.chain import CommitChain
+from pnode.held_out import HeldOut
 from pnode.hosted import SLOW_LINK_BYTES_S, Fixed, Neighbours, Planned
 from pnode.merge_calls import MergeCalls
 from pnode.merge_desk import MergeDesk
@@ -107,6 +109,7 @@ class Merges:
         self._delta: tuple[int, identity_pb2.Envelope, IntervalSet, bytes] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._asked_for_room = False
+        self.held_out = HeldOut()
         self._max_anchor_bytes = 2 * fixed.state_bytes + ANCHOR_SLACK_BYTES
         self.desk = MergeDesk(
             fixed.standing, num_batches=fixed.num_batches, max_bytes=fixed.state_bytes, clock=clock, executor=executor,
@@ -245,7 +248,9 @@ class Merges:
         def merge() -> tuple[bytes, Digest]:
             share, centred = counts_of(job.num_learning)
             weights, counts = [one.weights for one in brought], [one.num_batches for one in brought]
-            self._compute.merge(weights, counts, [share] * len(brought), centred=centred)
+            before = self.held_out.loss(self._compute)
+            bears = partial(self.held_out.bears, before, self._compute)
+            self._compute.merge(weights, counts, [share] * len(brought), centred=centred, bears=bears)
             return self._captured(info)
 
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,11 +103,14 @@ class Compute(Protocol):
         """
         ...
 
-    def merge(self, deltas: Sequence[Delta], num_batches: Sequence[int], shares: Sequence[float], *, centred: bool = False) -> None:
+    def merge(
+        self, deltas: Sequence[Delta], num_batches: Sequence[int], shares: Sequence[float], *, centred: bool = False,
+        bears: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
         """Takes deltas into the state, in this order, each with its share (the outer step of ALGORITHMS.md): all of them or none.
 
         ``num_batches``: how many batches each was learned from. ``shares`` and ``centred``: those of `vnode.merging.counts_of`. A merge that is not
-        centred forgets the centre.
+        centred forgets the centre. ``bears`` is asked with them in the state: raises Refused (``worsens``) where it does not.
         """
         ...
 

@@ -9,7 +9,7 @@ from dcnr.specs import Registry
 from dcnr.stages import Stage
 
 FLOAT_BYTES = 4
-SHARING_COPIES = 4
+SHARING_COPIES = 5
 STEP_FACTOR = 3
 """A local step costs about three forward passes: forward, gradient of the weights, gradient of the activations."""
 OVERHEAD_BYTES = 48 * limits.MIB
@@ -30,8 +30,8 @@ class ReplicaCost:
     memory_bytes: int
     """weights x (2 + slots) x 4 + batch x activations + a full window of inputs + the frames kept for sending + overhead."""
     sharing_bytes: int
-    """What a replica with siblings needs beside that: four copies of the weights. A contributor keeps its anchor, its open displacement and
-    the bytes of both on their way; a primary the anchor before and after a merge, and a delta as it arrives and decoded."""
+    """What a replica with siblings needs beside that: five copies of the weights. A contributor keeps its anchor, its open displacement and
+    the bytes of both on their way; a primary the anchor and the weights before and after a merge, and a delta as it arrives and decoded."""
     frame_bytes: int
     """One output batch, raw."""
     step_flops: float

@@ -7,7 +7,7 @@ optimiser slots and running statistics as they were.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dcnr.errors import Corrupt, InvariantBroken, RemoteFault
+from dcnr.errors import Corrupt, InvariantBroken, Refused, RemoteFault
 from dcnr.limits import MAX_OBJECT_BYTES
 from dcnr.specs import Registry
 from dcnr.stages import Stage, StageInput
@@ -207,21 +207,29 @@ class TorchCompute:
         return info
 
     def merge(
-        self, deltas: Sequence[DeltaValues], num_batches: Sequence[int], shares: Sequence[float], *, centred: bool = False
-    ) -> None:
+        self, deltas: Sequence[DeltaValues], num_batches: Sequence[int], shares: Sequence[float], *, centred: bool = False,
+        bears: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
         """The outer step for each delta in turn (`vnode.torch_merging.outer_step`); all of them or none."""
         module = self._ready()
         with torch.no_grad():
-            weights = {name: value.detach() for name, value in zip(self._names, self._parameters, strict=True)}
-            centre = (self._centre or begun(weights)) if centred else None
-            state = Merged(weights, dict(module.named_buffers()), centre)
+            weights = {name: value.detach().clone() for name, value in zip(self._names, self._parameters, strict=True)}
+            buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+            before = state = Merged(weights, buffers, (self._centre or begun(weights)) if centred else None)
             for delta, count, share in zip(deltas, num_batches, shares, strict=True):
                 state = outer_step(state, delta, count, share)
+        self._take_over(module, state)
+        if not bears():
+            self._take_over(module, before)
+            raise Refused("with these deltas its loss on held-out batches is clearly higher", code="worsens", vnode=self._stage.id)
+        self._centre = state.centre
+
+    def _take_over(self, module: StageModule, state: Merged) -> None:
+        with torch.no_grad():
             for parameter, name in zip(self._parameters, self._names, strict=True):
                 parameter.copy_(state.weights[name])
             for name, buffer in module.named_buffers():
                 buffer.copy_(state.buffers[name])
-        self._centre = state.centre
 
     def _based(self) -> Base:
         if self._base is None:
