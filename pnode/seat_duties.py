@@ -198,6 +198,8 @@ class SeatDuties:
     # -- which wish counts -----------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
+        for model in [model for model in self._accepted if self._around.duties.term_of(model) is None]:
+            self._forget(model)
         for (model, node_id), wish in list(self._pending.items()):
             term = self._around.duties.term_of(model)
             if term is None or term.holder != node_id:
@@ -213,6 +215,13 @@ class SeatDuties:
                 read = self._read.get(model)
                 if read is not None and read.job is not None and read.newest != newest and self._reading[model].done():
                     self._begin_reading(read.wish)  # it may take back what is served
+
+    def _forget(self, model: str) -> None:
+        """Another model has taken the place of this one."""
+        self._reading.pop(model).cancel()
+        del self._accepted[model]
+        self._read.pop(model, None)
+        self._trouble.pop(model, None)
 
     def _begin_reading(self, wish: orchestrator_pb2.SeatWish) -> None:
         if (task := self._reading.get(wish.model)) is not None:

@@ -268,6 +268,19 @@ def test_what_is_taken_back_while_it_is_served_goes(tmp_path: Path) -> None:
     play(world, scenario)
 
 
+def test_the_seats_of_a_model_that_is_forgotten_go(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    async def scenario(duties: SeatDuties) -> None:
+        duties.wished(HOLDER.node_id, world.wish(world.first, "a"))
+        await world.until(lambda: len(world.sent) == 1)
+        world.term = None
+        await world.until(lambda: len(world.sent) == 2)
+        assert (world.sent[1].state_path, duties.reports()) == ("", [])
+
+    play(world, scenario)
+
+
 def test_replicas_have_the_memory_before_seats(tmp_path: Path) -> None:
     world = World(tmp_path)
 
