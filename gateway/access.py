@@ -143,6 +143,13 @@ class Access:
         self._seen[mark] = now
 
 
+def check_origin(asked: Asked) -> None:
+    """For WebSockets, which browsers let any page open: where a page says whence it is, that is from here. Raises RestError."""
+    origin = asked.headers.get("origin", "")
+    if origin and origin.partition("://")[2].lower() != asked.headers.get("host", "").lower():
+        raise RestError("WRONG_HOST", "a page from elsewhere may not open a WebSocket here")
+
+
 def _check_url(asked: Asked) -> None:
     try:
         pairs = parse_qsl(asked.query, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)

@@ -49,6 +49,11 @@ class Frame:
         head = f"id: {self.id}\n" if self.id else ""
         return f"{head}event: {self.kind}\ndata: {self.text}\n\n".encode()
 
+    def text_message(self) -> str:
+        """As a message on a WebSocket."""
+        head = f'"id":{json.dumps(self.id)},' if self.id else ""
+        return f'{{"event":{json.dumps(self.kind)},{head}"data":{self.text}}}'
+
 
 class Overtaken(Exception):
     """A watcher read so slowly that events which it had not seen are no longer kept."""

@@ -16,7 +16,7 @@ import structlog
 
 from dcnr import limits
 from dcnr.ports import Clock
-from gateway.access import Access, Admitted, Asked
+from gateway.access import Access, Admitted, Asked, check_origin
 from gateway.errors import RestError
 from gateway.metrics import Metrics
 
@@ -57,8 +57,8 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
             return
         answer = _Answer(send, secrets.token_hex(8))
         began = self._clock.monotonic()
@@ -87,6 +87,29 @@ class Gate:
         route = getattr(scope.get("route"), "path", "unknown")
         self._metrics.answered(route, scope["method"], answer.status, took_s)
         self._access.note(admitted, scope["method"], route, answer.status)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One WebSocket, judged as a request for the same path is; a page from elsewhere may not open one."""
+        try:
+            asked = _asked({**scope, "method": "GET"})
+            check_origin(asked)
+            admitted = await self._access.admit(asked)
+            self._access.check_signature(asked, admitted, b"")
+        except RestError as error:
+            await deny(send, error)
+            return
+        with self._metrics.in_flight():
+            await self._app(scope, receive, send)
+        self._access.note(admitted, "GET", getattr(scope.get("route"), "path", "unknown"), 101)
+
+
+async def deny(send: Send, error: RestError) -> None:
+    """Answers the request for a WebSocket with an error."""
+    data = json.dumps(error.body(), ensure_ascii=False).encode("utf-8", "replace")
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode()), *SECURITY_HEADERS]
+    headers += [(key.lower().encode(), value.encode("latin-1", "replace")) for key, value in error.headers.items()]
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": data})
 
 
 class _Answer:

@@ -33,6 +33,8 @@ from trust.network import NetworkPolicy
 
 DEFAULT_LISTEN: Final = "127.0.0.1:7780"
 BACKLOG: Final = 1024
+MAX_WORD_BYTES: Final = 1024
+"""Of a message on a WebSocket: clients have nothing to say on one."""
 MAX_CONNECTIONS: Final = 4096
 SILENT_S: Final = 15
 """A connection on which no whole request has come is closed."""
@@ -95,8 +97,9 @@ async def serve_gateway(
 
 def _config(app: Any) -> uvicorn.Config:
     return uvicorn.Config(
-        app, http=_Protocol, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False, proxy_headers=False,
-        server_header=False, timeout_keep_alive=SILENT_S, timeout_graceful_shutdown=STOP_GRACE_S, h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        app, http=_Protocol, ws="websockets-sansio", ws_max_size=MAX_WORD_BYTES, ws_per_message_deflate=False, lifespan="off",
+        log_config=None, log_level="error", access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=SILENT_S,
+        timeout_graceful_shutdown=STOP_GRACE_S, h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )  # fmt: skip
 
 
@@ -124,6 +127,11 @@ class _Protocol(H11Protocol):
         """As before."""
         self._silence.cancel()
         super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """As before, and the clock stops: the WebSocket has pings of its own."""
+        self._silence.cancel()
+        super().handle_websocket_upgrade(event)
 
     def on_response_complete(self) -> None:
         """As before, and the clock runs until the next request."""

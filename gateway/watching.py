@@ -1,18 +1,21 @@
-"""The routes that stream: a job's events, the network's, as server-sent events; with heartbeats, and an end for who does not read."""
+"""The routes that stream: a job's events, the network's, as server-sent events or over a WebSocket; with heartbeats, and an end for who does not read."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Response, WebSocket, WebSocketDisconnect
 
+from dcnr.errors import DcnrError
 from dcnr.limits import MIB
 from dcnr.v1 import common_pb2, orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from gateway.context import Context
-from gateway.feeds import Feed, Item, Overtaken, Source
+from gateway.errors import RestError, from_typed
+from gateway.feeds import Feed, Frame, Item, Overtaken, Source
+from gateway.gate import deny
 from gateway.reading import JobId, read_stats
 from gateway.shapes import shown
 from gateway.stats import ENDED
@@ -25,6 +28,8 @@ POLL_S: Final = 1.0
 RETRY_MS: Final = 2000
 PIECE_BYTES: Final = MIB // 4
 LastEventId = Annotated[str, Header(alias="Last-Event-ID", max_length=128, description="Goes on behind this event.")]
+Tell = Callable[[Frame | None], Awaitable[None]]
+"""Sends a frame, or the sign that the stream lives."""
 STREAM: Final[dict[int | str, dict[str, Any]]] = {
     200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
 }
@@ -44,7 +49,25 @@ def routes(context: Context) -> APIRouter:
         await context.views.job(job_id)
         return EventStream(context, f"job {job_id}", lambda: job_items(context, job_id), last_event_id)
 
+    @router.websocket("/v1/events")
+    async def network_socket(socket: WebSocket, last_event_id: str = "") -> None:
+        await _opened(context, socket, "network", lambda: network_items(context), context.views.status(), last_event_id)
+
+    @router.websocket("/v1/jobs/{job_id}/events")
+    async def job_socket(socket: WebSocket, job_id: str, last_event_id: str = "") -> None:
+        asked = context.views.job(job_id)
+        await _opened(context, socket, f"job {job_id}", lambda: job_items(context, job_id), asked, last_event_id)
+
     return router
+
+
+async def _opened(context: Context, socket: WebSocket, name: str, source: Source, known: Awaitable[Any], last_id: str) -> None:
+    """Watches once ``known`` says that there is something to watch; else the request is answered with the error."""
+    try:
+        await known
+        await watch_socket(context, socket, name, source, last_id)
+    except (RestError, DcnrError) as error:
+        await deny(socket.send, error if isinstance(error, RestError) else from_typed(error))
 
 
 async def network_items(context: Context) -> AsyncIterator[Item]:
@@ -97,7 +120,9 @@ class EventStream(Response):
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await _push(send, f"retry: {RETRY_MS}\n\n".encode())
-            await self._follow(feed, send, listening)
+            await follow(
+                feed, self._last_id, lambda frame: _push(send, frame.sse() if frame is not None else b": here\n\n"), listening
+            )
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (TimeoutError, Overtaken) as error:
             self._context.metrics.dropped("stalled" if isinstance(error, TimeoutError) else "slow")
@@ -107,23 +132,51 @@ class EventStream(Response):
             listening.cancel()
             self._context.feeds.leave(feed)
 
-    async def _follow(self, feed: Feed, send: Any, listening: asyncio.Task[None]) -> None:
-        place, version = feed.place(self._last_id), 0
-        while not listening.done():
-            news = asyncio.ensure_future(feed.news())
-            try:
-                frames, place, version = feed.since(place, version)
-                for frame in frames:
-                    await _push(send, frame.sse())
-                if frames:
-                    continue
-                if feed.ended:
-                    return
-                await asyncio.wait({news, listening}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
-                if not news.done() and not listening.done():
-                    await _push(send, b": here\n\n")
-            finally:
-                news.cancel()
+
+async def follow(feed: Feed, last_id: str, tell: Tell, listening: asyncio.Task[None]) -> None:
+    """Tells what the feed tells until it ends or the client is gone. Raises Overtaken, and what ``tell`` raises."""
+    place, version = feed.place(last_id), 0
+    while not listening.done():
+        news = asyncio.ensure_future(feed.news())
+        try:
+            frames, place, version = feed.since(place, version)
+            for frame in frames:
+                await tell(frame)
+            if frames:
+                continue
+            if feed.ended:
+                return
+            await asyncio.wait({news, listening}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not news.done() and not listening.done():
+                await tell(None)
+        finally:
+            news.cancel()
+
+
+async def watch_socket(context: Context, socket: WebSocket, name: str, source: Source, last_id: str) -> None:
+    """The same feed on a WebSocket: a message per event or view, ``{"event", "id", "data"}``; ``{"event": "here"}`` when nothing happens."""
+
+    async def tell(frame: Frame | None) -> None:
+        async with asyncio.timeout(STALLED_S):
+            await socket.send_text(frame.text_message() if frame is not None else '{"event":"here"}')
+
+    feed = context.feeds.enter(name, source)
+    listening = asyncio.create_task(asyncio.sleep(0))
+    try:
+        await socket.accept()
+        listening = asyncio.create_task(_gone(socket.receive))
+        await follow(feed, last_id, tell, listening)
+        if not listening.done():
+            await socket.close()
+    except (TimeoutError, Overtaken) as error:
+        context.metrics.dropped("stalled" if isinstance(error, TimeoutError) else "slow")
+        socket.scope["state"]["abort"]()
+        await asyncio.wait({listening}, timeout=STALLED_S)
+    except WebSocketDisconnect:
+        pass
+    finally:
+        listening.cancel()
+        context.feeds.leave(feed)
 
 
 async def _push(send: Any, data: bytes) -> None:
@@ -134,5 +187,5 @@ async def _push(send: Any, data: bytes) -> None:
 
 
 async def _gone(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
+    while (await receive())["type"] not in ("http.disconnect", "websocket.disconnect"):
         pass

@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from gateway_rig import Town, cancelled, in_base64, town
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from dcnr.settings import GatewaySettings
 from gateway.feeds import KEPT, Feed, Item, Overtaken
@@ -70,6 +72,41 @@ def test_the_network_tells_its_figures(here: Town) -> None:
                 break
     assert found["stats"]["data"]["network_id"] == here.policy.network_id
     assert found["event"]["data"]["kind"]
+
+
+def test_a_websocket_tells_the_same(here: Town) -> None:
+    """Events go on behind the last one; a client's words are of no interest; an end comes from either side."""
+    url = here.url.replace("http://", "ws://")
+    with connect(f"{url}/v1/jobs/{JOB}/events") as socket:
+        socket.send("hello")
+        told = (json.loads(message) for message in socket)
+        seen = [item for item, _ in zip((item for item in told if item["event"] == "event"), range(2), strict=False)]
+    with connect(f"{url}/v1/jobs/{JOB}/events?last_event_id={seen[0]['id']}") as socket:
+        again = next(item for item in map(json.loads, socket) if item["event"] == "event")
+    assert again == seen[1]
+    with connect(f"{url}/v1/events") as socket:
+        stats = next(item for item in map(json.loads, socket) if item["event"] == "stats")
+    assert stats["data"]["network_id"] == here.policy.network_id
+    with here.client() as client:
+        here.until(lambda: "dcnr_gateway_watchers 0.0" in client.get("/metrics").text, "the places are free")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status", "code"),
+    [
+        ("/v1/events", {"Origin": "http://evil.example"}, 421, "WRONG_HOST"),
+        ("/v1/events", {"Origin": "null"}, 421, "WRONG_HOST"),
+        ("/v1/events", {"Authorization": "Bearer x"}, 401, "UNAUTHORIZED_KEY"),
+        ("/v1/events?token=x", {}, 400, "KEY_IN_URL"),
+        ("/v1/jobs/none/events", {}, 404, "JOB_NOT_FOUND"),
+        ("/v1/jobs/NONE/events", {}, 400, "INVALID_PAYLOAD"),
+    ],
+)
+def test_a_websocket_is_judged_as_a_request_is(here: Town, path: str, headers: dict[str, str], status: int, code: str) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        connect(here.url.replace("http://", "ws://") + path, additional_headers=headers)
+    assert refused.value.response.status_code == status
+    assert json.loads(refused.value.response.body)["error"]["code"] == code
 
 
 def test_places_are_bounded_and_given_back(here: Town) -> None:
