@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 FIRST = (
-    "test_trouble_store_faults", "test_leaving", "test_proofs", "test_trouble_interrupts", "test_trouble_store", "test_proofs_silence",
-    "test_benchmarks", "test_shared_vnodes", "test_chaos", "test_trouble_orchestrators", "test_crash_points", "test_trouble_start",
-    "test_answers", "test_asking",
+    "test_trouble_store_faults", "test_audited_network", "test_leaving", "test_shared_vnodes", "test_proofs", "test_trouble_interrupts",
+    "test_trouble_store", "test_benchmarks", "test_proofs_silence", "test_chaos", "test_trouble_orchestrators", "test_crash_points", "test_trouble_start",
+    "test_answers", "test_asking", "test_auditing",
     "test_worker", "test_replicas", "test_proofs_unlike", "test_control_under_load", "test_readme", "test_commands", "test_cpu_share",
 )  # fmt: skip
 """Networks and workers by what they take on two cores, longest first: they mostly wait. All others follow as they come; tests that compute without a
