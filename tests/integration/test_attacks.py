@@ -102,8 +102,11 @@ async def rig() -> AsyncIterator[Rig]:
     attach = AttachService(shared, models.runtimes, head_url=lambda model: ("", 0), reach=unreachable)
     data = DataServicer(shared, models.runtimes, presigner=None, proxy_uploads=True, known=lambda node: True)
     directory: Any = None
+    asking: Any = None
     server = RpcServer(key, policy.network_id, clock=CLOCK, rng=secrets.token_bytes)
-    server.add(lambda target: add_OrchestratorServiceServicer_to_server(OrchestratorServicer(models, attach, directory), target))
+    server.add(
+        lambda target: add_OrchestratorServiceServicer_to_server(OrchestratorServicer(models, attach, directory, asking), target)
+    )
     server.add(lambda target: add_DataServiceServicer_to_server(data, target))
     found.address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     try:
