@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trouble_rig import until
 
 import dcnr.sdk
 from dcnr.audit_lineage import audit_lineage
@@ -93,6 +94,8 @@ def shell() -> Iterator[Shell]:
             environment.setenv("DCNR_HOME", str(network.maintainer_home))
             environment.setenv("DCNR_NETWORK", str(network.network_file))
             environment.setenv("DCNR_BOOTSTRAP", ",".join(network.bootstrap))
+            with dcnr.sdk.connect(network.bootstrap, network=network.network_file) as client:
+                until(lambda: sum(node.attached for node in client.nodes()) == len(pnodes), say=network.trouble)
             yield Shell(network)
 
 
