@@ -22,6 +22,8 @@ from dcnr.v1 import local_pb2, orchestrator_pb2
 from pnode.waking import STOOD_S
 
 PER_PASS = SAMPLES // BATCH_SIZE
+PASSES = 12
+"""Many times what is learned before something is done to the network."""
 PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20")) for number in range(1, 5))
 """Each has room for two VNodes, and leaves the machine room for all the others."""
 OFFLINE, ACTIVE = orchestrator_pb2.NODE_STATE_OFFLINE, orchestrator_pb2.NODE_STATE_ACTIVE
@@ -77,8 +79,7 @@ def restored(rig: Rig, process: Process, replica: str) -> int:
 
 def test_no_batch_is_run_again_when_a_pnode_finishes(rig: Rig) -> None:
     """Goal: what it learned is in its successor's first state, and its successors have every frame, so nothing is learned or computed twice."""
-    passes = 20
-    job_id = rig.submit("finish", passes=passes)
+    job_id = rig.submit("finish", passes=PASSES)
     hosts = rig.learning(job_id, 40, 90)
     leaving = hosts["b"][0]
     there = sorted(vnode for vnode, (process, _) in hosts.items() if process is leaving)
@@ -104,11 +105,11 @@ def test_no_batch_is_run_again_when_a_pnode_finishes(rig: Rig) -> None:
         assert report.num_forwarded == before, f"{vnode} on {process.name} computed batches again"
     for item in rig.audit():
         assert item.exact, (item.vnode, item.reason)
-        assert item.num_batches == passes * PER_PASS
+        assert item.num_batches == PASSES * PER_PASS
 
 
 def test_a_pause_frees_the_machine_within_seconds_and_lasts_over_a_restart(rig: Rig) -> None:
-    job_id = rig.submit("pause", passes=20)
+    job_id = rig.submit("pause", passes=PASSES)
     hosts = rig.learning(job_id, 20, 90)
     paused = hosts["b"][0]
     worker = psutil.Process(rig.told(paused).worker_pid)
@@ -131,8 +132,7 @@ def test_a_pause_frees_the_machine_within_seconds_and_lasts_over_a_restart(rig: 
 
 
 def test_a_machine_that_slept_notices_it_and_drops_what_was_given_to_others(rig: Rig) -> None:
-    passes = 20
-    job_id = rig.submit("sleep", passes=passes)
+    job_id = rig.submit("sleep", passes=PASSES)
     hosts = rig.learning(job_id, 20, 90)
     asleep, before = hosts["b"]
     pids = (asleep.pid, rig.told(asleep).worker_pid)
@@ -153,7 +153,7 @@ def test_a_machine_that_slept_notices_it_and_drops_what_was_given_to_others(rig:
     rig.until(lambda: is_active(rig, asleep), "it offers itself again", 30)
     rig.until(lambda: all(item.replica != before.replica for item in rig.told(asleep).replicas), "it has given its replica up", 40)
     rig.ended(job_id, 180)
-    assert all(item.exact and item.num_batches == passes * PER_PASS for item in rig.audit())
+    assert all(item.exact and item.num_batches == PASSES * PER_PASS for item in rig.audit())
 
 
 def test_a_closed_terminal_is_a_polite_end(rig: Rig) -> None:

@@ -14,7 +14,7 @@ from dcnr.testing import LocalPNode, Process
 from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 
 PER_PASS = SAMPLES // BATCH_SIZE
-PASSES = 60
+PASSES = 30
 LONG_S = 240.0
 PNODES = tuple(LocalPNode(f"p{number}", 1.0, 400, ("--cpu-percent", "20")) for number in range(1, 5))
 
