@@ -1,0 +1,193 @@
+"""Goal: one stream to the next worker is reused, closed when it was idle, opened again, and says at once when it breaks; what nobody waits for is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dcnr.rpc.dialer import Dialer
+from dcnr.rpc.server import RpcServer
+from dcnr.system import SystemClock
+from dcnr.tensor import encode
+from dcnr.v1 import identity_pb2, vnode_pb2
+from pnode.infer_desk import Here, InferDesk
+from pnode.infer_places import Computed, Wish
+from pnode.infer_reads import Asking, Reads
+from pnode.infer_streams import Words
+from pnode.infer_ways import IDLE_S, Route, Ways
+from pnode.infer_words import Travelling, tensor_message
+from pnode.rpc import pnode_of
+from pnode.service import DataPlane
+from trust.delegation import VerifiedDelegation, make_delegation, open_delegation
+from trust.identity import NodeKey
+
+NETWORK = "7" * 40
+CLOCK = SystemClock()
+CALLER, NODE, WORKER, OTHER_NODE, OTHER = (NodeKey.generate() for _ in range(5))
+WITHIN_S = 60.0
+
+
+class Echo:
+    """A place that answers with what it was asked, once its gate is open."""
+
+    asking = Asking("s", Reads({"s": ("s",)}), 8)
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.waiting = 0
+
+    async def compute(self, inputs: Sequence[Travelling], wish: Wish) -> Computed:
+        self.waiting += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.waiting -= 1
+        values = inputs[0].values()
+        return Computed(values, values, 1, CLOCK.monotonic(), 0.0)
+
+
+class Later:
+    """A clock that the test puts forward."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return CLOCK.monotonic() + self.ahead_s
+
+    def wall(self) -> float:
+        return CLOCK.wall()
+
+
+@dataclass
+class Ends:
+    """The asking worker's ways, and the worker behind them."""
+
+    ways: Ways
+    worker: VerifiedDelegation
+    echo: Echo
+    server: RpcServer
+    clock: Later
+    dialled: list[str]
+    back: list[vnode_pb2.InferMessage] = field(default_factory=list)
+
+    async def ask(self) -> tuple[bytes, object]:
+        """Sends a question; its id and the stream over which it is said to have come."""
+        question, origin = secrets.token_bytes(16), object()
+        tensor = encode(np.ones((2, 3), np.float32), "raw")
+        hop = vnode_pb2.InferHop(vnode="s", state_digest="d" * 64, answers=True, delegation=identity_pb2.Envelope())
+        request = vnode_pb2.InferRequest(
+            id=question, network_id=NETWORK, model="m", caller=CALLER.node_id, hops=[hop], deadline_s=WITHIN_S,
+            tensors=[tensor_message("s", tensor.header)],
+        )  # fmt: skip
+        route = Route(
+            question,
+            frozenset("s"),
+            {"s"},
+            self.clock.monotonic() + WITHIN_S,
+            "s",
+            origin,
+            lambda words: self.back.append(words.message),
+        )
+        await self.ways.send(self.worker, Words(vnode_pb2.InferMessage(request=request), [tensor]), route)
+        return question, origin
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not condition():  # noqa: ASYNC110  conditions of parts that have no event for it
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def ends() -> AsyncIterator[Ends]:
+    now, executor, echo, clock = CLOCK.wall(), ThreadPoolExecutor(2), Echo(), Later()
+    told: Any = lambda *said: None  # noqa: E731
+    unused: Any = None
+    mine = make_delegation(OTHER_NODE, NETWORK, OTHER.public_der, 1, ["127.0.0.1:1"], now)
+    dialer = Dialer(OTHER, NETWORK, clock=CLOCK, rng=secrets.token_bytes, delegation=lambda: mine, own_connections=True)
+    dialled: list[str] = []
+
+    async def dial(worker_id: Any, addresses: Sequence[str]) -> Any:
+        dialled.append(worker_id)
+        return await dialer.connect(worker_id, addresses)
+
+    ways = Ways(clock, dial, told)
+    here = Here(NETWORK, NODE.node_id, WORKER.node_id)
+    desk = InferDesk(here, clock=CLOCK, executor=executor, find=lambda model, hop: echo, ways=ways, told=told)
+    desk.allow([CALLER.node_id])
+    server = RpcServer(WORKER, NETWORK, clock=CLOCK, rng=secrets.token_bytes)
+    server.add(DataPlane(unused, peer=pnode_of, desk=unused, donor=unused, uplink=unused, infer=desk).add_to)
+    port = await server.start("127.0.0.1", 0)
+    theirs = make_delegation(NODE, NETWORK, WORKER.public_der, 1, [f"127.0.0.1:{port}"], now)
+    running = [asyncio.ensure_future(desk.run()), asyncio.ensure_future(ways.run())]
+    await asyncio.sleep(0)
+    try:
+        worker = open_delegation(theirs, network_id=NETWORK, now_wall=now)
+        yield Ends(ways, worker, echo, server, clock, dialled)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        await server.stop(0)
+        executor.shutdown()
+
+
+def kinds(messages: Sequence[vnode_pb2.InferMessage]) -> list[str | None]:
+    return [message.WhichOneof("kind") for message in messages]
+
+
+def test_a_stream_is_reused_closed_when_idle_and_opened_again() -> None:
+    async def story() -> None:
+        async with ends() as both:
+            for number in (1, 2):
+                await both.ask()
+                await eventually(lambda number=number: len(both.back) == number)
+            assert kinds(both.back) == ["answer", "answer"]
+            assert len(both.dialled) == 1
+            both.clock.ahead_s += IDLE_S
+            await eventually(lambda: not both.ways._ways)
+            await both.ask()
+            await eventually(lambda: len(both.back) == 3)
+            assert len(both.dialled) == 2
+
+    asyncio.run(story())
+
+
+def test_a_broken_stream_fails_what_waits_on_it_and_the_next_question_finds_nobody() -> None:
+    async def story() -> None:
+        async with ends() as both:
+            both.echo.gate.clear()
+            question, _ = await both.ask()
+            await eventually(lambda: both.echo.waiting == 1)
+            await both.server.stop(0)
+            await eventually(lambda: bool(both.back))
+            (failure,) = [message.failure for message in both.back]
+            assert (failure.id, failure.code, failure.vnode) == (question, "successor_unreachable", "s")
+            assert failure.pnode_id == NODE.node_id
+
+    asyncio.run(story())
+
+
+def test_what_nobody_waits_for_any_more_is_dropped_behind_too() -> None:
+    async def story() -> None:
+        async with ends() as both:
+            both.echo.gate.clear()
+            question, origin = await both.ask()
+            await both.ask()
+            await eventually(lambda: both.echo.waiting == 2)
+            both.ways.cancel(question, object())  # somebody else's
+            both.ways.cancel(question, origin)
+            await eventually(lambda: both.echo.waiting == 1)
+            both.echo.gate.set()
+            await eventually(lambda: len(both.back) == 1)
+            assert both.back[0].answer.id != question
+
+    asyncio.run(story())
