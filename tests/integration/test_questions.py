@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 from infer_rig import BATCH, Served, allow, expected, line, samples, seat, served
-from worker_rig import DaemonEnd, make_job, worker, workers
+from worker_rig import DaemonEnd, Job, make_job, worker, workers
 
 from dcnr import limits
 from dcnr.v1 import orchestrator_pb2, vnode_pb2
@@ -68,8 +68,8 @@ def test_live_weights_answer_during_training_and_as_their_snapshots_after_it(tmp
                     question = await asking.ask(key.node_id, hops, {"s1": asked})
                     await asking.answer(question, "s1")
                     await asking.answer(question, "s2")
-                for end in (first, second):
-                    await end.until(lambda end=end: any(ready.checkpoint.step == job.num_batches for ready in end.snapshots))
+                await first.until(lambda: is_finished(first, job))
+                await second.until(lambda: is_finished(second, job))
                 question = await asking.ask(key.node_id, hops, {"s1": asked})
                 found = [await asking.answer(question, vnode) for vnode in ("s1", "s2")]
                 assert asking.heard[question].answers["s2"].step == job.num_batches
@@ -163,6 +163,10 @@ def test_a_hop_that_dies_is_told_at_once(tmp_path: Path) -> None:
 def is_active(end: DaemonEnd, replica: str) -> bool:
     report = end.reports.get(replica)
     return report is not None and report.state == orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
+
+
+def is_finished(end: DaemonEnd, job: Job) -> bool:
+    return any(ready.checkpoint.step == job.num_batches for ready in end.snapshots)
 
 
 def live_hop(vnode: str, end: DaemonEnd, *, answers: bool) -> vnode_pb2.InferHop:
