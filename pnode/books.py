@@ -88,7 +88,7 @@ class Books:
         self._tasks: set[asyncio.Task[None]] = set()
         self._order, self._info, self._lineage = order, info, info.lineage
         self._steps: list[model_pb2.Step] = []
-        self._entry = self._segment = self._merges = self._bytes = self._open_bytes = self._num_open = 0
+        self._entry = self._segment = self._merges = self._bytes = self._open_bytes = self._anchor_bytes = self._num_open = 0
         self._lost = self._why = ""
         self._asked_to_end = False
         self._told: _Told | None = None
@@ -165,8 +165,8 @@ class Books:
         self._write(f"anchor-{self._segment}", anchor)
         self._info, self._lineage = info, info.lineage
         self._signed(statement, log)
-        if self._segment >= CROWDED_STATEMENTS:
-            self._ask_to_end()
+        self._anchor_bytes += len(anchor)
+        self._judge()
 
     def _signed(self, statement: identity_pb2.Envelope, log: bytes) -> None:
         self._steps = []
@@ -240,7 +240,8 @@ class Books:
 
     def _begin_with(self, interval: Future[Interval], info: StateInfo) -> None:
         self._interval, self._info, self._lineage, self._told = interval, info, info.lineage, None
-        self._steps, self._entry, self._segment, self._merges, self._open_bytes = [], 0, 0, 0, 0
+        self._steps, self._entry, self._segment, self._merges = [], 0, 0, 0
+        self._open_bytes = self._anchor_bytes = 0
         self._lost, self._asked_to_end, self._known_senders = "", False, set()
 
     def _judge(self) -> None:
@@ -250,7 +251,8 @@ class Books:
         elif self._bytes >= self._max_bytes:
             why = f"waiting_for_audit: {self._bytes // limits.MIB} MiB of evidence are kept until they are audited"
             self._ask_to_end()
-        if self._entry >= CROWDED_ENTRIES or self._open_bytes >= CROWDED_SHARE * self._max_bytes:
+        room = CROWDED_SHARE * self._max_bytes - self._open_bytes - self._anchor_bytes
+        if self._entry >= CROWDED_ENTRIES or self._segment >= CROWDED_STATEMENTS or room <= 0:
             self._ask_to_end()
         if why != self._why:
             self._why = why

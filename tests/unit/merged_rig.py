@@ -42,7 +42,9 @@ def is_contributor(name: str) -> bool:
 class Member:
     """One replica; ``lie`` changes what is merged into it, or what it says that it moved."""
 
-    def __init__(self, name: str, root: Path, lie: Callable[[DeltaValues], DeltaValues] = lambda delta: delta) -> None:
+    def __init__(
+        self, name: str, root: Path, lie: Callable[[DeltaValues], DeltaValues] = lambda delta: delta, max_bytes: int = 1 << 26
+    ) -> None:
         self.party, self.root, self.lie = Party(NETWORK), root / name, lie
         self.root.mkdir()
         (self.root / "first.state").write_bytes(FIRST_STATE)
@@ -53,7 +55,7 @@ class Member:
         standing = Standing(NETWORK, "m", "j", VNodeId(STAGE.id), Peer(ReplicaId(name), 3), self.party.node.node_id)
         self.chain = CommitChain(standing, self.party.worker, self.party.delegation, digest_of(FIRST_STATE), "")
         order = local_pb2.HostReplica(
-            evidence_dir=str(self.root / "evidence"), evidence_bytes=1 << 26, state_path=str(self.root / "first.state")
+            evidence_dir=str(self.root / "evidence"), evidence_bytes=max_bytes, state_path=str(self.root / "first.state")
         )
         self.crowded = list[str]()
         self.books = Books(

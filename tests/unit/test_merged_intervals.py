@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from merged_rig import Member, scaled
+from merged_rig import FIRST_STATE, Member, scaled
 
 from dcnr.errors import Refused
 from vnode.checks.opening import UNVERIFIABLE
@@ -129,6 +129,18 @@ def test_what_is_missing_of_a_merge_makes_it_unverifiable(tmp_path: Path) -> Non
             await other.opened(other.named[0])
         primary.books.close()
         other.books.close()
+
+    run(scenario)
+
+
+def test_anchors_take_room_like_all_evidence_and_ask_for_a_checkpoint(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        primary = Member("a.1", tmp_path, max_bytes=6 * len(FIRST_STATE))
+        await primary.merge()
+        assert not primary.crowded
+        await primary.merge()
+        assert primary.crowded
+        primary.books.close()
 
     run(scenario)
 
