@@ -99,7 +99,7 @@ function useRoute() {
     addEventListener("hashchange", take);
     return () => removeEventListener("hashchange", take);
   }, []);
-  return useMemo(() => hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent), [hash]);
+  return useMemo(() => hash.replace(/^#\/?/, "").split("/"), [hash]);
 }
 
 startFeed(store);

@@ -125,6 +125,18 @@ def test_events_are_shown_as_they_happen(browser: Browser, own_gateway: Gateway)
     page.context.close()
 
 
+def test_words_of_strangers_stay_words(browser: Browser, own_gateway: Gateway) -> None:
+    own_gateway.network.say(
+        "node_left", "<b class=evil>x</b>", "<img class=evil src=nothing onerror=document.title='evil'>", why="<i class=evil>"
+    )
+    sight = opened(browser, own_gateway, route="events")
+    seen(sight.page, "<img class=evil src=nothing")
+    assert sight.page.locator(".evil").count() == 0
+    assert sight.page.title() == "Events · DCNR"
+    assert sight.complaints == []
+    sight.page.context.close()
+
+
 def test_a_gateway_that_goes_away_and_comes_back(browser: Browser, own_gateway: Gateway) -> None:
     page = opened(browser, own_gateway).page
     expect(page.locator("[data-link=live]")).to_be_visible(timeout=LIMIT_MS)
