@@ -13,8 +13,10 @@ _PUBLIC = {
     "Draft": "dcnr.sdk",
     "Graph": "dcnr.graph",
     "JobOptions": "dcnr.sdk",
+    "Part": "dcnr.sdk",
     "Source": "dcnr.sdk",
     "TensorSpec": "dcnr.specs",
+    "Write": "dcnr.sdk",
     "connect": "dcnr.sdk",
     "connect_async": "dcnr.sdk",
 }

@@ -93,6 +93,13 @@ MAX_QUESTION_HOPS: Final = 256
 MAX_QUESTION_TENSORS: Final = 16
 MAX_DRAFT: Final = 16
 """Tokens by which the first stage extends one question."""
+MAX_PROMPT_BYTES: Final = 64 * KIB
+MAX_WRITTEN: Final = 4096
+"""Tokens of one text."""
+MAX_STOPS: Final = 4
+MAX_STOP_BYTES: Final = 64
+MAX_TEXT_S: Final = 600.0
+"""For one text."""
 MAX_QUESTION_S: Final = 120.0
 """From a question to its answer."""
 MAX_QUESTIONS: Final = 64

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from dcnr import __version__
 from dcnr.errors import DcnrError
-from gateway import asking, health, jobs, reading, watching, witnesses
+from gateway import asking, completions, health, jobs, reading, watching, witnesses
 from gateway.access import Access
 from gateway.context import Context, answer
 from gateway.errors import RestError, from_typed
@@ -34,6 +34,7 @@ def create_routes(context: Context) -> FastAPI:
     app.include_router(asking.routes(context))
     app.include_router(watching.routes(context))
     app.include_router(witnesses.routes(context))
+    app.include_router(completions.routes(context))
     mount_dashboard(app)
     app.add_exception_handler(DcnrError, _typed)
     app.add_exception_handler(RestError, _rest)

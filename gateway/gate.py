@@ -32,8 +32,8 @@ MAX_HEADER_BYTES: Final = 16 * limits.KIB
 MAX_URL_BYTES: Final = 4096
 BODY_TIMEOUT_S: Final = 20.0
 REQUEST_TIMEOUT_S: Final = 140.0
-"""More than a question may take. From the last byte of the request to the last byte of the answer; streams of events have limits of their own."""
-STREAMS: Final = ("/events",)
+"""More than a question may take. From the last byte of the request to the last byte of the answer; streams of events, and texts, have limits of their own."""
+STREAMS: Final = ("/events", "/completions")
 SECURITY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -108,6 +108,11 @@ class Views:
         """Why."""
         answer = await self._call("Explain", request)
         return list(answer.lines)
+
+    def generate(self, request: orchestrator_pb2.GenerateRequest) -> AsyncIterator[orchestrator_pb2.GenerateResponse]:
+        """A text as it comes; its caller bounds it by the deadline in the request."""
+        timeout_s = request.deadline_s + limits.CALL_TIMEOUT_S
+        return self.orchestrators.stream(OrchestratorServiceStub, "Generate", request, timeout_s=timeout_s)
 
     async def submit(self, envelope: identity_pb2.Envelope) -> orchestrator_pb2.SubmitJobResponse:
         """Submits a signed request; the same one from many callers at once is passed on once. Raises Refused, InvalidInput, Stale, Unavailable."""

@@ -115,13 +115,13 @@ class EventStream(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Sends until the feed ends, the client goes, or reads too little: then its connection is cut. Raises RestError where there are too many."""
         feed = self._context.feeds.enter(self._name, self._source)
-        listening = asyncio.create_task(_gone(receive))
+        listening = asyncio.create_task(gone(receive))
         try:
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await _push(send, f"retry: {RETRY_MS}\n\n".encode())
+            await push(send, f"retry: {RETRY_MS}\n\n".encode())
             await follow(
-                feed, self._last_id, lambda frame: _push(send, frame.sse() if frame is not None else b": here\n\n"), listening
+                feed, self._last_id, lambda frame: push(send, frame.sse() if frame is not None else b": here\n\n"), listening
             )
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (TimeoutError, Overtaken) as error:
@@ -164,7 +164,7 @@ async def watch_socket(context: Context, socket: WebSocket, name: str, source: S
     listening = asyncio.create_task(asyncio.sleep(0))
     try:
         await socket.accept()
-        listening = asyncio.create_task(_gone(socket.receive))
+        listening = asyncio.create_task(gone(socket.receive))
         await follow(feed, last_id, tell, listening)
         if not listening.done():
             await socket.close()
@@ -179,13 +179,13 @@ async def watch_socket(context: Context, socket: WebSocket, name: str, source: S
         context.feeds.leave(feed)
 
 
-async def _push(send: Any, data: bytes) -> None:
+async def push(send: Any, data: bytes) -> None:
     """Sends in pieces, each within `STALLED_S`. Raises TimeoutError."""
     for first in range(0, len(data), PIECE_BYTES):
         async with asyncio.timeout(STALLED_S):
             await send({"type": "http.response.body", "body": data[first : first + PIECE_BYTES], "more_body": True})
 
 
-async def _gone(receive: Any) -> None:
+async def gone(receive: Any) -> None:
     while (await receive())["type"] not in ("http.disconnect", "websocket.disconnect"):
         pass

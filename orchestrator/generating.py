@@ -22,7 +22,6 @@ from orchestrator.runtime import ModelRuntime
 from trust.session import RandomBytes
 
 DEFAULT_DEADLINE_S: Final = 120.0
-MAX_DEADLINE_S: Final = 600.0
 MAX_AT_ONCE: Final = 32
 """Texts that are written at once; more are told to come again."""
 SEED_BYTES: Final = 8
@@ -102,8 +101,8 @@ class _Writer:
 
 def _deadline_of(request: orchestrator_pb2.GenerateRequest) -> float:
     deadline_s = request.deadline_s or DEFAULT_DEADLINE_S
-    if not 0.0 < deadline_s <= MAX_DEADLINE_S:
-        raise InvalidInput(f"a deadline is above 0 and at most {MAX_DEADLINE_S:g} s", code="bad_deadline")
+    if not 0.0 < deadline_s <= limits.MAX_TEXT_S:
+        raise InvalidInput(f"a deadline is above 0 and at most {limits.MAX_TEXT_S:g} s", code="bad_deadline")
     return deadline_s
 
 

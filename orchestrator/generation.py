@@ -21,15 +21,11 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from dcnr.errors import InvalidInput, RemoteFault
-from dcnr.limits import MAX_DRAFT
+from dcnr.limits import MAX_DRAFT, MAX_PROMPT_BYTES, MAX_STOP_BYTES, MAX_STOPS, MAX_WRITTEN
 
 FIRST_DRAFT: Final = 4
 CLOSE: Final = 1e-4
 """Nats between two logits that another shape of the same computation may swap."""
-MAX_TOKENS: Final = 4096
-MAX_PROMPT_BYTES: Final = 65536
-MAX_STOPS: Final = 4
-MAX_STOP_BYTES: Final = 64
 MAX_TEMPERATURE: Final = 10.0
 
 Logits = npt.NDArray[np.float32]
@@ -52,7 +48,7 @@ class Wanted:
         """Raises InvalidInput (``bad_generation``)."""
         problems = (
             (not 0 < len(self.prompt) <= MAX_PROMPT_BYTES, f"a prompt has 1 to {MAX_PROMPT_BYTES} bytes, not {len(self.prompt)}"),
-            (not 0 < self.max_tokens <= MAX_TOKENS, f"1 to {MAX_TOKENS} tokens can be asked for, not {self.max_tokens}"),
+            (not 0 < self.max_tokens <= MAX_WRITTEN, f"1 to {MAX_WRITTEN} tokens can be asked for, not {self.max_tokens}"),
             (not 0.0 <= self.temperature <= MAX_TEMPERATURE, f"a temperature is 0 to {MAX_TEMPERATURE:g}"),
             (not 0.0 < self.top_p <= 1.0, "top_p is above 0 and at most 1"),
             (len(self.stop) > MAX_STOPS, f"at most {MAX_STOPS} stops"),

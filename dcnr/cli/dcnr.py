@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from dcnr.cli import data, errors, gateway, infer, job, ledger, local, model, network
+from dcnr.cli import data, errors, gateway, generate, infer, job, ledger, local, model, network
 from dcnr.cli.homes import VersionOption
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(gateway.app, name="gateway")
 app.add_typer(local.app, name="local")
 infer.add(app)
+generate.add(app)
 local.add_demo(app)
 
 

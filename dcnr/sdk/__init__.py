@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from dcnr.sdk.signing import Draft
     from dcnr.sdk.staging import Source
     from dcnr.sdk.submission import JobOptions
+    from dcnr.sdk.writing import Part, Write
 
-__all__ = ["Answer", "Ask", "AsyncClient", "Client", "Draft", "JobOptions", "Source", "connect", "connect_async"]
+__all__ = ["Answer", "Ask", "AsyncClient", "Client", "Draft", "JobOptions", "Part", "Source", "Write", "connect", "connect_async"]
 
 _HOMES = {
     "Answer": "dcnr.sdk.asking",
@@ -21,7 +22,9 @@ _HOMES = {
     "Client": "dcnr.sdk.blocking",
     "Draft": "dcnr.sdk.signing",
     "JobOptions": "dcnr.sdk.submission",
+    "Part": "dcnr.sdk.writing",
     "Source": "dcnr.sdk.staging",
+    "Write": "dcnr.sdk.writing",
     "connect": "dcnr.sdk.blocking",
     "connect_async": "dcnr.sdk.client",
 }

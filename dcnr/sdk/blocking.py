@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +17,7 @@ from dcnr.sdk.client import AsyncClient, connect_async, no_progress
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source
 from dcnr.sdk.submission import JobOptions, Progress
+from dcnr.sdk.writing import Part, Write
 from dcnr.v1 import data_pb2, model_pb2, orchestrator_pb2
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
@@ -120,15 +121,17 @@ class Client:
 
     def watch(self, job_id: str, *, model: str = "", interval_s: float = 1.0) -> Iterator[orchestrator_pb2.WatchJobResponse]:
         """Views of a job until it has ended."""
-        views = self._client.watch(job_id, model=model, interval_s=interval_s)
+        return self._each(self._client.watch(job_id, model=model, interval_s=interval_s))
+
+    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
         try:
             while True:
                 try:
-                    yield self._loop.run(anext(views))  # type: ignore[arg-type]  # an async generator's step is a coroutine
+                    yield self._loop.run(anext(items))  # type: ignore[arg-type]  # an async generator's step is a coroutine
                 except StopAsyncIteration:
                     return
         finally:
-            self._loop.run(views.aclose())  # type: ignore[attr-defined]
+            self._loop.run(items.aclose())  # type: ignore[attr-defined]
 
     def wait(self, job_id: str, *, model: str = "") -> orchestrator_pb2.JobView:
         """The job once it has ended."""
@@ -137,6 +140,10 @@ class Client:
     def forward(self, inputs: Inputs, asked: Ask | None = None) -> Answer:
         """The model's answer to arrays with the batch dimension first."""
         return self._loop.run(self._client.forward(inputs, asked))
+
+    def generate(self, prompt: str | bytes, wanted: Write | None = None) -> Iterator[Part]:
+        """What the model writes after the prompt, as it comes."""
+        return self._each(self._client.generate(prompt, wanted))
 
     def explain(self, request: orchestrator_pb2.ExplainRequest) -> list[orchestrator_pb2.Explanation]:
         """Why."""

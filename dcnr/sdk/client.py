@@ -25,12 +25,13 @@ from dcnr.export import Export, weights_of_state, write_export
 from dcnr.graph import dataset_refs, graph_digest, graph_from_bytes, graph_to_bytes, stages_of_graph
 from dcnr.ids import Digest, check_digest, job_id_of
 from dcnr.rpc.dialer import Dialer
-from dcnr.sdk import submission
+from dcnr.sdk import submission, writing
 from dcnr.sdk.asking import Answer, Ask, Inputs, answer_of, request_of
 from dcnr.sdk.contact import Contact, find
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source, stage_source
 from dcnr.sdk.submission import JobOptions, Planned, Progress
+from dcnr.sdk.writing import Part, Parts, Write
 from dcnr.specs import Registry
 from dcnr.system import SystemClock
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
@@ -188,6 +189,18 @@ class AsyncClient:
             OrchestratorServiceStub, "Forward", request, timeout_s=request.deadline_s + limits.CALL_TIMEOUT_S
         )
         return answer_of(answer)
+
+    async def generate(self, prompt: str | bytes, wanted: Write | None = None) -> AsyncIterator[Part]:
+        """What the model writes after the prompt, as it comes.
+
+        Raises InvalidInput (``not_text``, ``bad_generation``), and what `forward` raises; an orchestrator that dies in the middle ends the text with
+        Unavailable.
+        """
+        request = writing.request_of(prompt, wanted or Write())
+        parts = Parts()
+        timeout_s = request.deadline_s + limits.CALL_TIMEOUT_S
+        async for said in self.orchestrators.stream(OrchestratorServiceStub, "Generate", request, timeout_s=timeout_s):
+            yield parts.part_of(said)
 
     # -- asking for work -------------------------------------------------------------------------------------------------------
 

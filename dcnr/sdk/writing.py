@@ -1,0 +1,71 @@
+"""Texts that the model writes, part by part as they come."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass
+
+from dcnr.errors import InvalidInput
+from dcnr.sdk.asking import WEIGHTS
+from dcnr.v1 import orchestrator_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What is to be written."""
+
+    model: str = ""
+    """Empty: the network's only one."""
+    max_tokens: int = 128
+    temperature: float = 0.0
+    """0: the likeliest token each time."""
+    top_p: float = 1.0
+    seed: int | None = None
+    """The same seed and weights give the same text; None: drawn."""
+    stop: tuple[str, ...] = ()
+    """The text ends before the first of them."""
+    weights: str = "served"
+    """As in `Ask`."""
+    manifest: str = ""
+    exit: str = ""
+    full_depth: bool = False
+    deadline_s: float = 120.0
+    """For the whole text."""
+    plain: bool = False
+    """Without drafts: one token per pass; the same text, slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What follows. The last part has a finish reason."""
+
+    text: str
+    finish_reason: str
+    """``stop`` or ``length``; empty: more follows."""
+    said: orchestrator_pb2.GenerateResponse
+    """All that the network says of it: version, exit, stages, passes, drafts."""
+
+
+class Parts:
+    """Turns answers into parts; a character whose bytes come in two parts is in the second one."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def part_of(self, said: orchestrator_pb2.GenerateResponse) -> Part:
+        """The part; bytes that are no text become U+FFFD."""
+        return Part(self._decoder.decode(said.text, final=bool(said.finish_reason)), said.finish_reason, said)
+
+
+def request_of(prompt: str | bytes, wanted: Write) -> orchestrator_pb2.GenerateRequest:
+    """The wish as it travels. Raises InvalidInput."""
+    if wanted.weights not in WEIGHTS:
+        raise InvalidInput(f"weights are one of {', '.join(WEIGHTS)}, not {wanted.weights!r}", code="bad_weights")
+    if not 0 < wanted.max_tokens < 1 << 32 or (wanted.seed is not None and not 0 <= wanted.seed < 1 << 64):
+        raise InvalidInput("tokens are counted from 1, and a seed has 64 bits", code="bad_generation")
+    return orchestrator_pb2.GenerateRequest(
+        model=wanted.model, prompt=prompt.encode() if isinstance(prompt, str) else prompt, max_tokens=wanted.max_tokens,
+        temperature=wanted.temperature, top_p=wanted.top_p, seed=wanted.seed, stop=[text.encode() for text in wanted.stop],
+        weights=WEIGHTS[wanted.weights], manifest_digest=wanted.manifest, exit=wanted.exit, full_depth=wanted.full_depth,
+        deadline_s=wanted.deadline_s, plain=wanted.plain,
+    )  # fmt: skip

@@ -1,0 +1,290 @@
+"""The routes of texts, in the form that the usual clients of language models speak: completions, chat completions, models; whole or as server-sent events.
+
+What the form has and this network does not is refused rather than overlooked. Beside the form, ``dcnr`` says what the network knows of a text: version,
+exit, passes. Tokens are bytes. A chat becomes one text, a line for each message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from dcnr import limits
+from dcnr.errors import DcnrError, InvalidInput
+from dcnr.v1 import orchestrator_pb2
+from gateway.context import Context, answer
+from gateway.errors import RestError, from_typed
+from gateway.schema import JSON
+from gateway.shapes import Json, shown
+from gateway.watching import gone, push
+
+MAX_MESSAGES: Final = 256
+DEFAULT_TOKENS: Final = 128
+STALLED_S: Final = 10.0
+END: Final = b"data: [DONE]\n\n"
+_ANY: Final[Json] = {"type": "object"}
+Text = Annotated[str, Field(max_length=limits.MAX_PROMPT_BYTES)]
+Stop = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_BYTES)]
+
+
+class StreamOptionsIn(BaseModel):
+    """What a stream tells besides."""
+
+    model_config = ConfigDict(extra="forbid")
+    include_usage: bool = False
+
+
+class WritingIn(BaseModel):
+    """What both forms share. Fields that can only have one value here are taken with that value."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str = Field("", pattern="^([a-z0-9][a-z0-9_-]{0,62})?$")
+    temperature: float = Field(1.0, ge=0, le=10)
+    top_p: float = Field(1.0, gt=0, le=1)
+    n: Literal[1] = 1
+    stream: bool = False
+    stream_options: StreamOptionsIn | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=limits.MAX_STOPS)] | None = None
+    seed: int | None = Field(None, ge=0, lt=1 << 64)
+    presence_penalty: Literal[0] = 0
+    frequency_penalty: Literal[0] = 0
+    logit_bias: None = None
+    user: str | None = Field(None, max_length=256)
+    weights: str = Field("WEIGHTS_SERVED", pattern=f"^({'|'.join(orchestrator_pb2.Weights.keys())})$")
+    manifest_digest: str = Field("", max_length=64)
+    exit: str = Field("", max_length=63)
+    full_depth: bool = False
+    deadline_s: float = Field(120.0, gt=0, le=limits.MAX_TEXT_S)
+    plain: bool = False
+
+
+class CompletionIn(WritingIn):
+    """A text to be continued."""
+
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=1)]
+    max_tokens: int = Field(DEFAULT_TOKENS, ge=1, le=limits.MAX_WRITTEN)
+    best_of: Literal[1] = 1
+    echo: Literal[False] = False
+    logprobs: None = None
+    suffix: None = None
+
+
+class PieceIn(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text"]
+    text: Text
+
+
+class MessageIn(BaseModel):
+    """A message of a chat."""
+
+    model_config = ConfigDict(extra="forbid")
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[PieceIn], Field(max_length=MAX_MESSAGES)]
+    name: str | None = Field(None, max_length=64)
+
+
+class ChatIn(WritingIn):
+    """A chat to be answered."""
+
+    messages: list[MessageIn] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: int | None = Field(None, ge=1, le=limits.MAX_WRITTEN)
+    max_completion_tokens: int | None = Field(None, ge=1, le=limits.MAX_WRITTEN)
+    logprobs: Literal[False] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What follows, as text. The last part has a finish reason."""
+
+    text: str
+    said: orchestrator_pb2.GenerateResponse
+
+    @property
+    def finish_reason(self) -> str:
+        """``stop`` or ``length``; empty: more follows."""
+        return self.said.finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How one of the two kinds is told."""
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+
+    def whole(self, text: str, reason: str) -> Json:
+        return (
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": reason,
+            }
+            if self.prefix == "chatcmpl"
+            else {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+        )
+
+    def piece(self, text: str, reason: str, *, first: bool) -> Json:
+        if self.prefix == "chatcmpl":
+            delta = {**({"role": "assistant"} if first else {}), "content": text}
+            return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason or None}
+        return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason or None}
+
+
+COMPLETION: Final = _Form("cmpl", "text_completion", "text_completion")
+CHAT: Final = _Form("chatcmpl", "chat.completion", "chat.completion.chunk")
+_STREAMED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "The text, or server-sent events.",
+        "content": {"application/json": {"schema": _ANY}, "text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+
+
+def routes(context: Context) -> APIRouter:
+    """The routes over one network."""
+    router = APIRouter()
+
+    @router.post("/v1/completions", summary="Continue a text", responses=_STREAMED)
+    async def complete(body: CompletionIn) -> Response:
+        prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
+        return await _written(context, COMPLETION, body, prompt, body.max_tokens)
+
+    @router.post("/v1/chat/completions", summary="Answer a chat", responses=_STREAMED)
+    async def chat(body: ChatIn) -> Response:
+        wanted = body.max_completion_tokens or body.max_tokens or DEFAULT_TOKENS
+        return await _written(context, CHAT, body, chat_text(body.messages), wanted)
+
+    @router.get("/v1/models", summary="The models of this network", responses=JSON(_ANY))
+    async def models() -> Response:
+        jobs = await context.views.jobs()
+        names = sorted({job.model for job in jobs})
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": context.views.policy.network_id} for name in names]
+        return answer({"object": "list", "data": data})
+
+    return router
+
+
+def chat_text(messages: Iterable[MessageIn]) -> str:
+    """A chat as the text that the model continues."""
+    lines = [
+        f"{one.role}: {one.content if isinstance(one.content, str) else ''.join(piece.text for piece in one.content)}"
+        for one in messages
+    ]
+    return "\n".join([*lines, "assistant:"])
+
+
+def request_of(body: WritingIn, prompt: str, max_tokens: int) -> orchestrator_pb2.GenerateRequest:
+    """The wish as it travels. Raises InvalidInput."""
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    data = prompt.encode("utf-8", "replace")
+    if not data:
+        raise InvalidInput("a text begins with something: the prompt is empty", code="bad_generation")
+    return orchestrator_pb2.GenerateRequest(
+        model=body.model, prompt=data, max_tokens=max_tokens, temperature=body.temperature, top_p=body.top_p, seed=body.seed,
+        stop=[stop.encode("utf-8", "replace") for stop in stops], weights=orchestrator_pb2.Weights.Value(body.weights),
+        manifest_digest=body.manifest_digest, exit=body.exit, full_depth=body.full_depth, deadline_s=body.deadline_s, plain=body.plain,
+    )  # fmt: skip
+
+
+async def _written(context: Context, form: _Form, body: WritingIn, prompt: str, max_tokens: int) -> Response:
+    request = request_of(body, prompt, max_tokens)
+    parts = _parts(context, request)
+    head = {"id": f"{form.prefix}-{secrets.token_hex(12)}", "created": int(context.clock.wall())}
+    if body.stream:
+        first = await anext(parts)  # what is wrong with the wish is an answer with its status, and no stream
+        wants_usage = body.stream_options is not None and body.stream_options.include_usage
+        return TextStream(_events(form, head, first, parts, wants_usage=wants_usage))
+    found = [part async for part in parts]
+    last = found[-1]
+    choice = form.whole("".join(part.text for part in found), last.finish_reason)
+    told = {**head, "object": form.kind, "model": last.said.model, "choices": [choice], "usage": _usage(last), "dcnr": _known(last)}
+    return answer(told)
+
+
+async def _parts(context: Context, request: orchestrator_pb2.GenerateRequest) -> AsyncIterator[Part]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    async for said in context.views.generate(request):
+        yield Part(decoder.decode(said.text, final=bool(said.finish_reason)), said)
+
+
+async def _events(form: _Form, head: Json, first: Part, rest: AsyncIterator[Part], *, wants_usage: bool) -> AsyncIterator[bytes]:
+    part, is_first = first, True
+    try:
+        while True:
+            told = {**head, "object": form.chunk_kind, "model": part.said.model}
+            piece = form.piece(part.text, part.finish_reason, first=is_first)
+            yield _event({**told, "choices": [piece], **({"dcnr": _known(part)} if part.finish_reason else {})})
+            if part.finish_reason:
+                if wants_usage:
+                    yield _event({**told, "choices": [], "usage": _usage(part)})
+                break
+            part, is_first = await anext(rest), False
+    except DcnrError as error:
+        yield _event(from_typed(error).body())
+    except StopAsyncIteration:
+        yield _event(RestError("UPSTREAM_FAULT", "the text broke off").body())
+    yield END
+
+
+def _event(content: Json) -> bytes:
+    return b"data: " + json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _usage(part: Part) -> Json:
+    said = part.said
+    total = said.num_prompt_tokens + said.num_tokens
+    return {"prompt_tokens": said.num_prompt_tokens, "completion_tokens": said.num_tokens, "total_tokens": total}
+
+
+def _known(part: Part) -> Json:
+    """All that the network says of the text, without the text."""
+    made = shown(part.said)
+    return {
+        name: value
+        for name, value in made.items()
+        if name not in ("text", "finish_reason", "model", "num_prompt_tokens", "num_tokens")
+    }
+
+
+class TextStream(Response):
+    """Server-sent events to one client; one that goes away, or reads too little, ends the text."""
+
+    def __init__(self, events: AsyncIterator[bytes]) -> None:
+        super().__init__(media_type="text/event-stream")
+        self._events = events
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Sends until the text ends."""
+        listening = asyncio.create_task(gone(receive))
+        writing = asyncio.create_task(self._write(send))
+        try:
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await asyncio.wait({listening, writing}, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                await writing
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            scope["state"]["abort"]()
+            await asyncio.wait({listening}, timeout=STALLED_S)
+        finally:
+            for task in (listening, writing):
+                task.cancel()
+            await asyncio.gather(listening, writing, return_exceptions=True)
+
+    async def _write(self, send: Any) -> None:
+        async for event in self._events:
+            await push(send, event)
