@@ -118,6 +118,12 @@ def test_discovery_measures_every_phase(tmp_path: Path) -> None:
     assert row["get_after_kill_ok"] > 0
 
 
+def test_the_dashboard_is_measured_in_a_browser(tmp_path: Path) -> None:
+    document = run_short("dashboard", tmp_path)
+    assert document["settings"]["pnodes"] == 50
+    assert document["medians"]["first_paint_s"] > 0
+
+
 def test_the_ends_of_the_hand_over_have_a_workers_threads() -> None:
     from benchmarks import handover_ends
     from pnode import worker
