@@ -211,7 +211,7 @@ def _figures(router: APIRouter, context: Context) -> None:
 
 
 def account_row(one: Account) -> dict[str, Any]:
-    """One PNode in the ledger, as ``dcnr ledger scores --json`` has it; counts are batches."""
+    """One PNode in the ledger: what ``dcnr ledger scores --json`` has of it from the chain; counts are batches."""
     return {
         "pnode": one.pnode_id, "cleared": one.cleared, "waiting": one.waiting, "taken_back": one.taken_back, "passed": one.num_passed,
         "failed": one.num_failed, "passes": one.passes, "credibility": one.credibility,

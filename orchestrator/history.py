@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -54,10 +54,14 @@ CREATE TABLE IF NOT EXISTS results (
   replica TEXT NOT NULL, component TEXT NOT NULL, device_class TEXT NOT NULL, kind TEXT NOT NULL, on_time INTEGER NOT NULL,
   seconds REAL NOT NULL, gflop REAL NOT NULL, corrects INTEGER NOT NULL, reason TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS usage (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, kind TEXT NOT NULL, subject TEXT NOT NULL, statement BLOB NOT NULL
+);
 """
 _EVENT: Final = "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PLACEMENT: Final = "INSERT INTO placements VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)"
 _RESULT: Final = "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_USAGE: Final = "INSERT INTO usage VALUES (NULL, ?, ?, ?, ?)"
 _NEWEST: Final = "SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY pnode ORDER BY number DESC) AS age FROM results)"
 _KINDS: Final = frozenset(kind.value for kind in Kind)
 _Row = tuple[str, tuple[object, ...]]
@@ -126,7 +130,33 @@ class History:
 
     async def results(self) -> list[Result]:
         """What is kept of them, in order."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._read_results)
+        rows = await self._select(f"{_NEWEST} WHERE age <= {MAX_PER_NODE} ORDER BY number LIMIT {MAX_RESULT_ROWS}", ())
+        return [_result(row) for row in rows if row[9] in _KINDS]
+
+    def used(self, model: str, kind: str, subject: str, statement: bytes) -> None:
+        """Records a signed statement of usage, as it came."""
+        self._enqueue((_USAGE, (model, kind, subject, statement)))
+        self._num_results += 1
+
+    async def usage(self, model: str, after: int, limit: int) -> list[tuple[int, bytes]]:
+        """Statements of a model (empty: of all) with a higher number, oldest first."""
+        await self.flush()
+        query = "SELECT number, statement FROM usage WHERE number > ? AND (? = '' OR model = ?) ORDER BY number LIMIT ?"
+        return await self._select(query, (after, model, model, limit))
+
+    async def used_subjects(self, kind: str) -> set[tuple[str, str]]:
+        """(model, subject) of everything of that kind that is recorded."""
+        await self.flush()
+        return set(await self._select("SELECT DISTINCT model, subject FROM usage WHERE kind = ?", (kind,)))
+
+    async def _select(self, query: str, values: tuple[object, ...]) -> list[Any]:
+        def read() -> list[Any]:
+            try:
+                return self._database.execute(query, values).fetchall() if self._database is not None else []
+            except sqlite3.Error:
+                return []  # damage is found, and told, with the next write
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, read)
 
     def since(self, sequence: int, limit: int) -> list[common_pb2.Event]:
         """The newest events with a higher number, oldest first."""
@@ -266,28 +296,11 @@ class History:
             raise
 
     def _prune_results(self, database: sqlite3.Connection) -> None:
-        """Of each PNode the newest stay, and of all of them together no more than there is room for; likewise of placements."""
+        """Of each PNode the newest stay, and of all of them together no more than there is room for; likewise of placements and statements."""
+        database.execute(f"DELETE FROM usage WHERE number <= (SELECT MAX(number) FROM usage) - {MAX_RESULT_ROWS}")
         database.execute(f"DELETE FROM placements WHERE number <= (SELECT MAX(number) FROM placements) - {MAX_RESULT_ROWS}")
         kept = f"SELECT number FROM ({_NEWEST}) WHERE age <= {MAX_PER_NODE} ORDER BY number DESC LIMIT {MAX_RESULT_ROWS}"
         database.execute(f"DELETE FROM results WHERE number NOT IN ({kept})")
-
-    def _read_results(self) -> list[Result]:
-        if self._database is None:
-            return []
-        try:
-            rows = self._database.execute(
-                f"{_NEWEST} WHERE age <= {MAX_PER_NODE} ORDER BY number LIMIT {MAX_RESULT_ROWS}"
-            ).fetchall()
-        except sqlite3.Error:
-            return []  # damage is found, and told, with the next write
-        return [
-            Result(
-                number, time_s, pnode, model, job, vnode, replica, component, device_class, Kind(kind), bool(on_time), seconds, gflop,
-                corrects, reason,
-            )
-            for number, time_s, pnode, model, job, vnode, replica, component, device_class, kind, on_time, seconds, gflop, corrects, reason, _ in rows
-            if kind in _KINDS
-        ]  # fmt: skip
 
     def _close(self) -> None:
         if self._database is not None:
@@ -298,3 +311,11 @@ class History:
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
     """Whether the file itself is bad: its subclasses mean a full disk, a lock or a bug of ours."""
     return type(error) is sqlite3.DatabaseError
+
+
+def _result(row: tuple[Any, ...]) -> Result:
+    number, time_s, pnode, model, job, vnode, replica, component, device_class, kind, on_time, seconds, gflop, corrects, reason, _ = row  # fmt: skip
+    return Result(
+        number, time_s, pnode, model, job, vnode, replica, component, device_class, Kind(kind), bool(on_time), seconds, gflop, corrects,
+        reason,
+    )  # fmt: skip

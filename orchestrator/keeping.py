@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dcnr.errors import DcnrError
+from orchestrator.charging import Charging
 from orchestrator.rebuilding import results_of_chain
 from orchestrator.results import Result
 from orchestrator.runtime import ModelRuntime, Shared
+from orchestrator.usage import Books
 
 LOOK_S: Final = 0.5
 REFRESH_S: Final = 10.0
@@ -21,8 +23,9 @@ REFRESH_S: Final = 10.0
 class Keeper:
     """Call `begin` once, then `run`."""
 
-    def __init__(self, shared: Shared, models: Mapping[str, ModelRuntime]) -> None:
+    def __init__(self, shared: Shared, models: Mapping[str, ModelRuntime], books: Books) -> None:
         self._shared, self._models = shared, models
+        self._charging = Charging(shared, models, books)
         self._refreshed_at = float("-inf")
         self._is_new = True
         self._rebuilt: set[str] = set()
@@ -34,6 +37,7 @@ class Keeper:
             self._shared.observer.begin(result.number)
             self._shared.records.take(result)
             self._is_new = False
+        await self._charging.begin()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -41,6 +45,7 @@ class Keeper:
             if self._is_new:
                 await self.rebuild()
             self.look()
+            await self._charging.look()
             await asyncio.sleep(LOOK_S)
 
     async def rebuild(self) -> None:

@@ -36,6 +36,7 @@ from orchestrator.serving import Serving
 from orchestrator.signal import Signal
 from orchestrator.standings import Standings
 from orchestrator.track import TrackRecords
+from orchestrator.usage import Books
 from orchestrator.versions import Versions
 from orchestrator.view import ModelView, ViewLoader
 from trust.draw import Secret
@@ -78,6 +79,8 @@ class Shared:
     """What verifies evidence here; needed where audits are in force."""
     standings: Standings = field(default_factory=Standings)
     mailbox: Mailbox = field(default_factory=Mailbox)
+    books: Books | None = None
+    """Told of usage and asked for quotes; without one the history does both."""
     observer: Observer = field(default_factory=Observer)
     records: TrackRecords = field(default_factory=TrackRecords)
     nodes_changed: Signal = field(default_factory=Signal)

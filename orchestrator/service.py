@@ -28,7 +28,7 @@ from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.settings import OrchestratorSettings
-from dcnr.v1 import data_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2, orchestrator_pb2_grpc
+from dcnr.v1 import data_pb2_grpc, ledger_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2, orchestrator_pb2_grpc
 from membership.gossip import Gone, GoneReason, GossipEvent
 from membership.node import Membership
 from orchestrator.asking import Asking
@@ -40,10 +40,12 @@ from orchestrator.holders import Holders
 from orchestrator.infer_streams import InferStreams
 from orchestrator.inventory import Inventory
 from orchestrator.keeping import Keeper
+from orchestrator.ledger_rpc import LedgerServicer
 from orchestrator.offers import PlanPolicy
 from orchestrator.own_eyes import OwnEyes
 from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import ModelRuntime, Shared
+from orchestrator.usage import Books, HistoryBooks
 from orchestrator.view import ViewLoader
 from trust.addresses import join_address
 from trust.caps import IDS_PER_SUBNET
@@ -127,9 +129,11 @@ async def run_orchestrator(
     stop: asyncio.Event,
     store_file: Path | None = None,
     verifier: Verifier | None = None,
+    books: Books | None = None,
     on_ready: Callable[[str, int], None] = lambda host, port: None,
 ) -> None:
     """Runs until ``stop`` is set. ``store_file``: credentials of an external store (0600). ``verifier``: ended with this.
+    ``books``: what is told of usage and asked for quotes; without one the history.
 
     Raises Refused for a store without preconditions, InvalidInput for a bad list of trusted PNodes.
     """
@@ -144,6 +148,7 @@ async def run_orchestrator(
                 key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted,
                 plan_policy=_plan_policy(policy), draw_secret=load_or_create_secret(home / DRAW_FILE, random_bytes),
                 own_eyes=OwnEyes(store, policy.network_id, home / "audits", verifier), random_bytes=random_bytes,
+                books=books,
             )  # fmt: skip
             await _serve(settings, home, shared, store, proxy_uploads, rng, random_bytes, stop, on_ready)
         finally:
@@ -176,9 +181,8 @@ async def _serve(
         key=shared.key, policy=shared.policy, kind=membership_pb2.NODE_KIND_ORCHESTRATOR, dialer=dialer, clock=shared.clock, rng=rng,
         bootstrap=settings.bootstrap, cache_path=home / "nodes.json",
     )  # fmt: skip
-    shared.clock = (
-        membership.clock
-    )  # adverts, delegations and expiries are judged by network time: a wrong wall clock is no reason to refuse
+    # adverts, delegations and expiries are judged by network time: a wrong wall clock is no reason to refuse
+    shared.clock = membership.clock
     if not shared.policy.is_orchestrator(shared.key.node_id):
         _log.warning("not_listed", reason="the network document does not list this orchestrator: PNodes will not obey it")
     async with asyncio.TaskGroup() as group:
@@ -198,16 +202,17 @@ async def _serve(
             reach=lambda node, where: _reach(dialer, node, where),
             probe=membership.probe,
         )
+        books = shared.books or HistoryBooks(shared.history, shared.policy.network_id)
+        keeper = Keeper(shared, models.runtimes, books)
+        await keeper.begin()
         asking = _asking(shared, membership, dialer, rng)
         services = OrchestratorServicer(models, attach, membership, asking)
-        _register(server, services, data, membership)
+        _register(server, services, data, LedgerServicer(shared, books, keeper.passes), membership)
         port = await server.start(settings.listen_host, settings.control_port)
         host = settings.advertise_host or ("127.0.0.1" if settings.listen_host in ("0.0.0.0", "::", "") else settings.listen_host)
         membership.subscribe(lambda event: _gossiped(shared, event))
         membership.update_self(software=SOFTWARE)
         await membership.start(join_address(host, port), settings.listen_host, settings.dht_port)
-        keeper = Keeper(shared, models.runtimes)
-        await keeper.begin()
         works = (models.discover(), _judge(shared, attach, membership), shared.history.run(), keeper.run(), asking.run())
         tasks = [group.create_task(work) for work in works]
         shared.history.say("orchestrator_started", shared.key.node_id, f"it listens on {join_address(host, port)}")
@@ -221,7 +226,9 @@ async def _serve(
             task.cancel()
 
 
-def _register(server: RpcServer, services: OrchestratorServicer, data: DataServicer, membership: Membership) -> None:
+def _register(
+    server: RpcServer, services: OrchestratorServicer, data: DataServicer, ledger: LedgerServicer, membership: Membership
+) -> None:
     def orchestrator(target: aio.Server) -> None:
         orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(services, target)
 
@@ -231,6 +238,10 @@ def _register(server: RpcServer, services: OrchestratorServicer, data: DataServi
     def gossip(target: aio.Server) -> None:
         membership_pb2_grpc.add_MembershipServiceServicer_to_server(membership.servicer, target)
 
+    def ledgers(target: aio.Server) -> None:
+        ledger_pb2_grpc.add_LedgerServiceServicer_to_server(ledger, target)
+
+    server.add(ledgers, "dcnr.v1.LedgerService")
     server.add(orchestrator, "dcnr.v1.OrchestratorService")
     server.add(dataservice, "dcnr.v1.DataService")
     server.add(gossip, "dcnr.v1.MembershipService")

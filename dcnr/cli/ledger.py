@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,8 +15,9 @@ from dcnr.errors import NotFound
 if TYPE_CHECKING:
     from dcnr.audit_ledger import LedgerAudit
     from dcnr.ledger_check import JobLedger
+    from dcnr.ledger_rows import Usage
     from dcnr.sdk.client import AsyncClient
-    from dcnr.v1 import model_pb2
+    from dcnr.v1 import ledger_pb2, model_pb2
 
 app = typer.Typer(help="Who did what, and what became of it.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -60,29 +61,21 @@ def verify(
 
 @app.command()
 def scores(
-    model: ModelArgument, manifest: ManifestOption = "", home: HomeOption = None, network: NetworkOption = None,
-    bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None, as_json: JsonOption = False,
+    model: ModelArgument, manifest: ManifestOption = "",
+    works: Annotated[bool, typer.Option("--works", help="Also by component and device class: provisioning and step times.")] = False,
+    home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
+    as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """By PNode: batches credited, waiting for an audit and taken back, audits passed (k) and the credibility that follows from them."""
-    from dcnr.ledger_check import accounts_of
+    """By PNode: its score, 100 times C times R, with C (credibility), R (reliability) and k (audits passed), and the batches behind it.
 
-    accounts = accounts_of(_ledgers(Session(home, network, bootstrap, network_id), model, manifest))
-    rows = [
-        (
-            output.short(one.pnode_id), one.cleared, one.waiting, one.taken_back, one.num_passed, one.num_failed, f"{one.passes:.1f}",
-            f"{one.credibility:.3f}",
-        )
-        for one in accounts
-    ]  # fmt: skip
-    data = [
-        {
-            "pnode": one.pnode_id, "cleared": one.cleared, "waiting": one.waiting, "taken_back": one.taken_back, "passed": one.num_passed,
-            "failed": one.num_failed, "passes": one.passes, "credibility": one.credibility,
-        }
-        for one in accounts
-    ]  # fmt: skip
-    header = ("node", "cleared", "waiting", "taken back", "passed", "failed", "k", "credibility")
-    output.emit(data, lambda: output.table(header, rows), as_json=as_json)
+    Batches and audits are read from the chain of manifests, scores come from one orchestrator's own history; "-" where it has none.
+    """
+    from dcnr.ledger_check import accounts_of
+    from dcnr.ledger_rows import score_rows
+
+    ledgers, answer, _ = _read(Session(home, network, bootstrap, network_id), model, manifest)
+    data = score_rows(accounts_of(ledgers), answer)
+    output.emit(data, lambda: _scores_text(data, answer, works=works), as_json=as_json)
 
 
 @app.command()
@@ -90,12 +83,57 @@ def export(
     model: ModelArgument, manifest: ManifestOption = "", home: HomeOption = None, network: NetworkOption = None,
     bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
 ) -> None:  # fmt: skip
-    """Every interval with its last verdict, one JSON object a line."""
-    from dcnr.ledger_check import entries_of
+    """Every interval with its last verdict, every score, and every signed statement of usage, one JSON object a line; "record" says which it is."""
+    from dcnr.ledger_rows import export_rows
 
-    for ledger in _ledgers(Session(home, network, bootstrap, network_id), model, manifest):
-        for entry in entries_of(ledger):
-            print(json.dumps(entry, ensure_ascii=False))  # noqa: T201
+    for row in export_rows(*_read(Session(home, network, bootstrap, network_id), model, manifest)):
+        print(json.dumps(row, ensure_ascii=False))  # noqa: T201
+
+
+def _scores_text(rows: list[dict[str, Any]], answer: ledger_pb2.ListScoresResponse, *, works: bool) -> str:
+    header = ("node", "score", "C", "R", "k", "results", "cleared", "waiting", "taken back", "passed", "failed")
+    table = []
+    for row in rows:
+        known = row["history"]
+        parts = (
+            (known["score"], f"{known['credibility']:.3f}", f"{known['reliability']:.3f}", f"{known['passes']:.1f}", known["num_results"])
+            if known is not None
+            else ("-", f"{row['credibility']:.3f}", "-", f"{row['passes']:.1f}", 0)
+        )  # fmt: skip
+        counts = (row["cleared"], row["waiting"], row["taken_back"], row["passed"], row["failed"])
+        table.append((output.short(row["pnode"]), *parts, *counts))
+    parts_text = [output.table(header, table)]
+    if works:
+        parts_text.append(_works_text(answer))
+    if answer.scores:
+        parts_text.append(f"scores as {output.short(answer.reporter)} has them")
+    return "\n".join(parts_text)
+
+
+def _works_text(answer: ledger_pb2.ListScoresResponse) -> str:
+    """Nodes, then what is expected of each class."""
+    header = ("node", "component", "device", "in time", "provisioning p50", "p95", "step p50", "p95")
+    rows = [
+        (
+            output.short(one.pnode_id), work.component, work.device_class, f"{work.num_on_time} of {work.num_results}",
+            *_seconds(work, "provisioning_s"), *_seconds(work, "step_s"),
+        )
+        for one in answer.scores
+        for work in one.works
+    ]  # fmt: skip
+    expected = [
+        (one.component, one.device_class, *_seconds(one, "provisioning_s"), *_seconds(one, "s_per_gflop"))
+        for one in answer.expected
+    ]
+    expected_header = ("component", "device", "provisioning p50", "p95", "step per GFLOP p50", "p95")
+    return "\n".join([output.table(header, rows), output.table(expected_header, expected)])
+
+
+def _seconds(message: ledger_pb2.WorkRecord | ledger_pb2.ExpectedWork, name: str) -> tuple[str, str]:
+    if not message.HasField(name):  # type: ignore[arg-type]
+        return "-", "-"
+    times = getattr(message, name)
+    return f"{times.p50:.3g} s", f"{times.p95:.3g} s"
 
 
 def _audited(session: Session, model: str, manifest: str) -> LedgerAudit | None:
@@ -113,14 +151,15 @@ def _audited(session: Session, model: str, manifest: str) -> LedgerAudit | None:
     return session.run(work)
 
 
-def _ledgers(session: Session, model: str, manifest: str) -> list[JobLedger]:
+def _read(session: Session, model: str, manifest: str) -> tuple[list[JobLedger], ledger_pb2.ListScoresResponse, list[Usage]]:
+    """The chain, and an orchestrator's history beside it."""
     from dcnr.ledger_check import read_ledgers
 
-    async def work(client: AsyncClient) -> list[JobLedger]:
+    async def work(client: AsyncClient) -> tuple[list[JobLedger], ledger_pb2.ListScoresResponse, list[Usage]]:
         async def read(digest: str) -> model_pb2.Manifest:
             return (await client.manifest(model, digest))[1]
 
         digest, _ = await client.manifest(model, manifest)
-        return await read_ledgers(digest, read)
+        return await read_ledgers(digest, read), await client.scores(), await client.usage(model)
 
     return session.run(work)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dcnr.sdk.signing import Draft
     from dcnr.sdk.submission import JobOptions
     from dcnr.stages import Stage
-    from dcnr.v1 import model_pb2, orchestrator_pb2
+    from dcnr.v1 import ledger_pb2, model_pb2, orchestrator_pb2
     from trust.identity import NodeKey
     from vnode.reference import Exit
 
@@ -67,16 +67,17 @@ def plan(
     graph: GraphArgument, home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None,
     network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Where the graph would run now, why there, and how long it would take. Changes nothing."""
+    """Where the graph would run now, why there, how long it would take and what it would cost. Changes nothing."""
     from dcnr.sdk.plain import plain
 
     message, _ = _graph(graph)
 
-    async def work(client: AsyncClient) -> orchestrator_pb2.PreviewPlanResponse:
-        return await client.plan(message)
+    async def work(client: AsyncClient) -> tuple[orchestrator_pb2.PreviewPlanResponse, ledger_pb2.CostQuote]:
+        return await client.plan(message), await client.quote(message)
 
-    answer = Session(home, network, bootstrap, network_id).run(work)
-    output.emit(plain(answer), lambda: _plan_text(answer), as_json=as_json)
+    answer, quote = Session(home, network, bootstrap, network_id).run(work)
+    told = f"cost: {quote.vnode_batches} batches of VNodes to clear, {quote.num_batches} batches of {quote.num_vnodes} VNodes each; no money"
+    output.emit({**plain(answer), "quote": plain(quote)}, lambda: f"{_plan_text(answer)}\n{told}", as_json=as_json)
 
 
 @app.command()

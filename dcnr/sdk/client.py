@@ -34,13 +34,15 @@ from dcnr.sdk.submission import JobOptions, Planned, Progress
 from dcnr.sdk.writing import Part, Parts, Write
 from dcnr.specs import Registry
 from dcnr.system import SystemClock
-from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1 import data_pb2, identity_pb2, ledger_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
+from dcnr.v1.ledger_pb2_grpc import LedgerServiceStub
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from trust.envelope import parse_envelope, seal
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 from trust.network_file import load_policy
+from trust.usage import open_quote, open_usage
 from vnode.registry import default_registry
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 WATCH_TIMEOUT_S: Final = 3600.0
 """One stream of views; it is opened again until the job ends."""
 RECONNECT_S: Final = 1.0
+MAX_STATEMENTS: Final = 100_000
+"""Of usage, that one call reads."""
 ENDED: Final = frozenset(
     {model_pb2.JOB_STATE_COMPLETED, model_pb2.JOB_STATE_FAILED, model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_EXPIRED}
 )
@@ -122,6 +126,32 @@ class AsyncClient:
         """All nodes, as one orchestrator sees them."""
         answer = await self.orchestrators.call(OrchestratorServiceStub, "ListNodes", orchestrator_pb2.ListNodesRequest())
         return list(answer.nodes)
+
+    async def scores(self, pnode_id: str = "") -> ledger_pb2.ListScoresResponse:
+        """What one orchestrator's history says of PNodes."""
+        answer = await self.orchestrators.call(LedgerServiceStub, "ListScores", ledger_pb2.ListScoresRequest(pnode_id=pnode_id))
+        return cast(ledger_pb2.ListScoresResponse, answer)
+
+    async def usage(self, model: str = "") -> list[tuple[ledger_pb2.UsageStatement, identity_pb2.Envelope]]:
+        """Statements of who used what in one orchestrator's history, oldest first, each with its signature verified. Raises Corrupt, Unavailable."""
+        found: list[tuple[ledger_pb2.UsageStatement, identity_pb2.Envelope]] = []
+        after = 0
+        while len(found) < MAX_STATEMENTS:
+            request = ledger_pb2.ListUsageRequest(model=model, after=after)
+            page = (await self.orchestrators.call(LedgerServiceStub, "ListUsage", request)).entries
+            if not page or page[-1].number <= after:
+                break
+            after = page[-1].number
+            found += [(open_usage(entry.statement, self.policy.network_id), entry.statement) for entry in page]
+        return found
+
+    async def quote(self, graph: model_pb2.ModelGraph, num_batches: int = 0) -> ledger_pb2.CostQuote:
+        """What training that graph would cost, as an orchestrator signs it; 0 batches: as many as its data give. Raises InvalidInput, Corrupt."""
+        request = ledger_pb2.QuoteCostRequest(
+            graph=graph_to_bytes(graph), num_batches=num_batches or (await self._planned(graph)).num_batches
+        )
+        answer = await self.orchestrators.call(LedgerServiceStub, "QuoteCost", request)
+        return open_quote(answer.quote, self.policy.network_id)
 
     async def list_datasets(self, name: str = "") -> list[data_pb2.DatasetInfo]:
         """Staged data sets, or the one of that name."""

@@ -70,6 +70,10 @@ class _DomainEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Domain.ValueTy
     """Ownership, signed by an owner key: this node is mine"""
     DOMAIN_DESK_MEMORY: _Domain.ValueType  # 21
     """DeskMemory, signed by the orchestrator whose desk it was"""
+    DOMAIN_USAGE: _Domain.ValueType  # 22
+    """UsageStatement, signed by an orchestrator"""
+    DOMAIN_QUOTE: _Domain.ValueType  # 23
+    """CostQuote, signed by an orchestrator"""
 
 class Domain(_Domain, metaclass=_DomainEnumTypeWrapper):
     """What a signed payload is. The domain is part of the signed bytes, so one kind never passes for another."""
@@ -118,6 +122,10 @@ DOMAIN_OWNERSHIP: Domain.ValueType  # 20
 """Ownership, signed by an owner key: this node is mine"""
 DOMAIN_DESK_MEMORY: Domain.ValueType  # 21
 """DeskMemory, signed by the orchestrator whose desk it was"""
+DOMAIN_USAGE: Domain.ValueType  # 22
+"""UsageStatement, signed by an orchestrator"""
+DOMAIN_QUOTE: Domain.ValueType  # 23
+"""CostQuote, signed by an orchestrator"""
 Global___Domain: _TypeAlias = Domain  # noqa: Y015
 
 class _Locality:

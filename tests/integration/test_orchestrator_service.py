@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
+import json
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +13,16 @@ from typing import Any
 
 import pytest
 import urllib3
-from orchestrator_parts import MODELS_WAIT_S, Worker, stage
+from orchestrator_parts import BATCHES, MODELS_WAIT_S, Worker, small_graph, stage
 from service_rig import CLOCK, PNode, dial, network_over, serving
 
 from dataservice.s3 import S3Store, StoreAddress
+from dcnr.cli import dcnr as maintainer_command
+from dcnr.cli import errors
 from dcnr.errors import InvalidInput, Refused
 from dcnr.ids import digest_of
 from dcnr.rpc.connection import Connection
+from dcnr.sdk.client import connect_async
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
@@ -91,6 +97,7 @@ async def wire(address: str, key: NodeKey, policy: NetworkPolicy, maintainer: No
         assert any(message.HasField("durable") for message in pnodes[0].heard)
         await check_access(owner, links[0], workers[0])
         await check_queries(stub, owner, workers)
+        await check_books(address, key, policy, maintainer, workers)
         await links[1].close()
         attached[1].cancel()
         broken_at = CLOCK.monotonic()
@@ -116,6 +123,35 @@ async def check_confirmed_head(owner: Connection, policy: NetworkPolicy, key: No
     assert (signer.node_id, statement.nonce) == (key.node_id, nonce)
     read = identity_pb2.Envelope.FromString(await asyncio.to_thread(get, pnode.head_url))
     assert model_pb2.Head.FromString(read.payload).epoch == model_pb2.Head.FromString(statement.head.payload).epoch
+
+
+async def check_books(address: str, key: NodeKey, policy: NetworkPolicy, maintainer: NodeKey, workers: list[Worker]) -> None:
+    """What ``dcnr ledger`` reads: a signed statement of what the job used, as it would have been quoted, and a score of each host."""
+    async with await connect_async([f"{key.node_id}@{address}"], network_id=policy.network_id) as client:
+        async with asyncio.timeout(30):
+            while not (found := await client.usage("toy")):  # noqa: ASYNC110 - another process would ask again as well
+                await asyncio.sleep(0.05)
+        [(used, _)] = found
+        assert (used.subject, used.orchestrator, list(used.users)) == (JOB, key.node_id, [maintainer.node_id])
+        quoted = await client.quote(small_graph("toy"), BATCHES)
+        assert used.vnode_batches == quoted.vnode_batches == 2 * BATCHES
+        scores = await client.scores()
+        assert {one.pnode_id for one in scores.scores} == {worker.node_id for worker in workers}
+    where = ("--bootstrap", f"{key.node_id}@{address}", "--network-id", policy.network_id)
+    told = [json.loads(line) for line in (await typed("ledger", "export", "toy", *where)).splitlines()]
+    assert {"usage", "score"} <= {one["record"] for one in told}
+    rows = json.loads(await typed("ledger", "scores", "toy", "--json", *where))
+    assert {row["pnode"] for row in rows} == {worker.node_id for worker in workers}
+    assert f"scores as {key.node_id[:8]} has them" in await typed("ledger", "scores", "toy", "--works", *where)
+
+
+async def typed(*arguments: str) -> str:
+    """Standard output of a command of ``dcnr``."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        ended = await asyncio.to_thread(errors.exit_code, maintainer_command.app, "dcnr", list(arguments))
+    assert ended == 0, out.getvalue()
+    return out.getvalue()
 
 
 async def record(worker: Worker, link: Connection, owner: Connection) -> None:
