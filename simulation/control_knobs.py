@@ -190,6 +190,7 @@ def audited_knobs(seed: int) -> ControlKnobs:
         sweep_s=rng.choice([300.0, 8.0]),
         audited=True,
         cheating_pnodes=rng.choice([0, 1, 1]),
+        cheats_break=rng.choice([False, True]),
     )
 
 
