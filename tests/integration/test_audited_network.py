@@ -118,7 +118,7 @@ def test_who_has_passed_ten_audits_audits_others_and_who_faults_what_is_right_is
     """Goal: nobody is trusted; the verifier audits until PNodes are active, then these audit one another. One of them faults whatever it is given."""
     names = (*HONEST[:2], SLANDERER)
     with running_network(names, num_orchestrators=1, vnodes=("a", "b", "c"), audits=AUDITS_DRAWN) as rig:
-        job_id = rig.submit("audited", passes=30, checkpoint_s=0.5, checkpoint_steps=16)
+        job_id = rig.submit("audited", passes=14, checkpoint_s=0.5, checkpoint_steps=16)
         slanderer = rig.network.pnodes[-1]
         rig.until(lambda: QUARANTINED in states_of(rig, slanderer.node_id), "the slanderer is quarantined", 300.0, pause_s=1.0)
         done = rig.ended(job_id, 300.0)
