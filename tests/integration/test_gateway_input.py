@@ -167,13 +167,27 @@ def test_every_answer_has_the_headers_that_keep_browsers_careful(here: Town) -> 
             assert "server" not in answer.headers
 
 
+class Log:
+    """Keeps what is logged as an error."""
+
+    def __init__(self, lines: list[tuple[str, str]]) -> None:
+        self._lines = lines
+
+    def error(self, event: str, *, request: str, exc_info: Exception) -> None:
+        assert isinstance(exc_info, RuntimeError)
+        self._lines.append((event, request))
+
+
 def test_a_fault_of_ours_tells_nothing_of_our_insides(here: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: Any) -> None:
         raise RuntimeError("a secret of our insides")
 
     monkeypatch.setattr("gateway.views.Views.nodes", broken)
+    monkeypatch.setattr("gateway.gate._log", Log(logged := []))
     with here.client() as client:
         answer = client.get("/v1/nodes")
+        here.until(lambda: bool(logged), "it is logged")
+    assert logged == [("request_failed", answer.headers["X-Request-Id"])]
     assert code_of(answer) == (500, "INTERNAL")
     assert "secret" not in answer.text
     assert "Traceback" not in answer.text
