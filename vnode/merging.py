@@ -19,6 +19,8 @@ from vnode.merge_events import AnswerMerge, CaptureAnchor, DeferMerge, MergeAske
 from vnode.vocabulary import Verdict
 
 _NONE = IntervalSet.empty()
+_AT_LEAST: Final = 2
+"""A primary and whoever brings a delta, though the newest plan may have taken its share away."""
 MIN_CONTRIBUTORS: Final = 4
 """From so many on deltas are clipped around a centre: with fewer, one bad delta is too large a part of all for a centre to mean anything."""
 
@@ -35,13 +37,13 @@ class Merging:
         self._unusable: set[int] = set()
         self._captured: IntervalSet | None = None
         self._one_by_one = False
-        self._num_learning = 1
+        self._num_learning = _AT_LEAST
         self.num_merged = self.num_refused = 0
 
     def plan(self, shares: Sequence[Share]) -> list[DeferMerge]:
         """Whose deltas are taken in, and what each counts: one part of as many as there are replicas that learn, itself among them. Who left is forgotten."""
         siblings = self._siblings = frozenset(share.replica for share in shares)
-        self._num_learning = max(1, sum(share.weight > 0 for share in shares))
+        self._num_learning = max(_AT_LEAST, sum(share.weight > 0 for share in shares))
         self._merged = {replica: last for replica, last in self._merged.items() if replica in siblings}
         gone = [replica for replica in self._waiting if replica not in siblings]
         return [_not_planned(self._waiting.pop(replica).request) for replica in gone]

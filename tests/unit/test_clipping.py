@@ -169,3 +169,13 @@ def test_from_four_contributors_on_merges_are_centred_and_standbys_do_not_count(
     found = core.computation(IntervalSet.empty())
     assert isinstance(found, mev.MergeDeltas)
     assert counts_of(found.num_learning) == (1 / (contributors + 1), centred)
+
+
+def test_who_brings_a_delta_and_owns_nothing_any_more_still_counts_as_one_of_two() -> None:
+    replicas = [ReplicaId(f"here.{number}") for number in range(2)]
+    core = Merging(100)
+    core.plan([Share(replicas[0], 1.0), Share(replicas[1], 0.0)])
+    core.asked(mev.MergeAsked(0.0, 1, Peer(replicas[1], 1), 1, IntervalSet.span(0, 2), "delta"))
+    found = core.computation(IntervalSet.empty())
+    assert isinstance(found, mev.MergeDeltas)
+    assert found.num_learning == 2
