@@ -10,7 +10,7 @@ from dcnr import limits
 from dcnr.errors import DcnrError, NotFound
 from dcnr.v1 import identity_pb2, ledger_pb2, model_pb2
 from orchestrator.runtime import ModelRuntime, Shared
-from orchestrator.usage import Books, job_usage
+from orchestrator.usage import Books, answered, job_usage
 from trust.envelope import parse_envelope, seal
 
 RETRY_S: Final = 10.0
@@ -24,6 +24,8 @@ class Charging:
         self._shared, self._models, self._books = shared, models, books
         self._charged: set[tuple[str, str]] = set()
         self._retry_at: dict[str, float] = {}
+        self._told: dict[tuple[str, str], str] = {}
+        """Why a job is not charged yet: told once."""
 
     async def begin(self) -> None:
         """Takes up which jobs the history has."""
@@ -38,16 +40,23 @@ class Charging:
                 continue
             named = {(model, outcome.job_id) for outcome in view.head.decided}
             self._charged = {one for one in self._charged if one[0] != model or one in named}
+            self._told = {one: code for one, code in self._told.items() if one[0] != model or one in named}
             for outcome in view.head.decided:
-                if (model, outcome.job_id) in self._charged:
+                job = (model, outcome.job_id)
+                if job in self._charged:
                     continue
                 try:
                     await self._charge(runtime, outcome)
                 except DcnrError as error:
                     self._retry_at[model] = now + RETRY_S
-                    self._shared.history.say("usage_not_recorded", outcome.job_id, error.message, code=error.code)
+                    self._tell(job, error)
                 else:
-                    self._charged.add((model, outcome.job_id))
+                    self._charged.add(job)
+
+    def _tell(self, job: tuple[str, str], error: DcnrError) -> None:
+        if self._told.get(job) != error.code:
+            self._told[job] = error.code
+            self._shared.history.say("usage_not_recorded", job[1], error.message, code=error.code)
 
     async def _charge(self, runtime: ModelRuntime, outcome: model_pb2.Outcome) -> None:
         shared, model = self._shared, runtime.model
@@ -62,5 +71,5 @@ class Charging:
             outcome, parse_envelope(stored.data), manifest, network_id=shared.policy.network_id, model=model,
             orchestrator=shared.key.node_id, issued_unix_ms=int(shared.clock.wall() * 1000),
         )  # fmt: skip
-        await self._books.record_usage(seal(identity_pb2.DOMAIN_USAGE, said, shared.key))
+        await answered(self._books.record_usage(seal(identity_pb2.DOMAIN_USAGE, said, shared.key)))
         shared.history.say("usage_recorded", outcome.job_id, f"{said.vnode_batches} batches of VNodes", cleared=said.cleared)

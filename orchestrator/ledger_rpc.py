@@ -12,7 +12,7 @@ from dcnr.ids import check_name, check_node_id
 from dcnr.v1 import identity_pb2, ledger_pb2, ledger_pb2_grpc
 from orchestrator.runtime import Shared
 from orchestrator.track import NodeScore, Percentiles, Work
-from orchestrator.usage import QUOTE_LIFETIME_MS, Asked, Books
+from orchestrator.usage import QUOTE_LIFETIME_MS, Asked, Books, answered
 from trust.envelope import seal
 
 MAX_SCORES: Final = 2048
@@ -68,7 +68,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         now = int(shared.clock.wall() * 1000)
         quote = ledger_pb2.CostQuote(
             network_id=shared.policy.network_id, model=asked.model, graph_digest=graph_digest(graph), num_batches=asked.num_batches,
-            num_vnodes=asked.num_vnodes, vnode_batches=await self._books.quote_cost(asked), orchestrator=shared.key.node_id,
+            num_vnodes=asked.num_vnodes, vnode_batches=await answered(self._books.quote_cost(asked)), orchestrator=shared.key.node_id,
             issued_unix_ms=now, expires_unix_ms=now + QUOTE_LIFETIME_MS,
         )  # fmt: skip
         return ledger_pb2.QuoteCostResponse(quote=seal(identity_pb2.DOMAIN_QUOTE, quote, shared.key))

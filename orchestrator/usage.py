@@ -6,10 +6,12 @@ The unit is a batch of one VNode that was cleared (durable, where audits are not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
+from dcnr.errors import TimedOut
 from dcnr.v1 import identity_pb2, ledger_pb2, model_pb2
 from orchestrator.history import History
 from orchestrator.jobs import intervals
@@ -17,7 +19,10 @@ from trust.envelope import open_envelope
 from trust.folding import AUDITS_DRAWN
 from trust.usage import open_usage
 
+T = TypeVar("T")
 QUOTE_LIFETIME_MS: Final = 600_000
+ANSWER_S: Final = 10.0
+"""Books that take longer are taken for books that are away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,15 @@ class Books(Protocol):
 
     async def quote_cost(self, asked: Asked) -> int:
         """Batches of VNodes that a job would be charged."""
+
+
+async def answered(question: Awaitable[T]) -> T:
+    """What books answer. Raises TimedOut after `ANSWER_S`, and what they raise."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await question
+    except TimeoutError:
+        raise TimedOut("the books do not answer") from None
 
 
 class HistoryBooks:

@@ -23,7 +23,7 @@ from trust.usage import open_quote, open_usage
 
 
 class Desk:
-    """An orchestrator's books as its service keeps them, over its own history file."""
+    """What an orchestrator's service keeps, over its own history file."""
 
     def __init__(self, orchestrator: Orchestrator, path: Path, books: Books | None = None) -> None:
         self.shared, self.runtime = orchestrator.shared, orchestrator.runtime
@@ -120,13 +120,15 @@ def test_a_lost_history_gets_back_what_the_documents_say(tmp_path: Path) -> None
 
 
 class Refusing:
-    """Books of somebody else, which are away at first."""
+    """Books of somebody else, which are away at first, or do not answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hangs: bool) -> None:
         self.heard: list[identity_pb2.Envelope] = []
-        self.is_away = True
+        self.is_away, self._hangs = True, hangs
 
     async def record_usage(self, statement: identity_pb2.Envelope) -> None:
+        if self.is_away and self._hangs:
+            await asyncio.Event().wait()
         if self.is_away:
             raise Unavailable("closed today", code="away")
         self.heard.append(statement)
@@ -135,21 +137,28 @@ class Refusing:
         return 7
 
 
-def test_other_accounts_take_the_place_of_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They get the signed statement, are asked again when they were away, and say what a quote is."""
+@pytest.mark.parametrize(("hangs", "code"), [(False, "away"), (True, "timed_out")])
+def test_other_books_take_the_place_of_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool, code: str) -> None:
+    """They get the signed statement, are asked again when they were away or did not answer, and say what a quote is."""
     monkeypatch.setattr("orchestrator.charging.RETRY_S", 0.1)
+    if hangs:
+        monkeypatch.setattr("orchestrator.usage.ANSWER_S", 1.0)
 
     async def story() -> None:
         async with world() as made:
-            books = Refusing()
+            books = Refusing(hangs=hangs)
             desk = Desk(made.orchestrators[0], tmp_path / "history.db", books)
             task = await desk.open()
             holder = await complete(made)
-            await until(
-                lambda: "usage_not_recorded" in {event.kind for event in desk.shared.history.since(0, 1000)}, "they are away"
-            )
+
+            def refusals() -> list[str]:
+                events = desk.shared.history.since(0, 1000)
+                return [event.facts["code"] for event in events if event.kind == "usage_not_recorded"]
+
+            await until(lambda: bool(refusals()), "they are away")
             books.is_away = False
             await desk.until_charged()
+            assert refusals() == [code], "told once, however often they are asked"
             [statement] = books.heard
             assert open_usage(statement, made.policy.network_id).subject == JOB
             assert await desk.usage() == []
