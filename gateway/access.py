@@ -74,7 +74,7 @@ class Access:
         self._buckets = Buckets()
         self._seen: OrderedDict[str, float] = OrderedDict()
 
-    async def admit(self, asked: Asked) -> Admitted:
+    def admit(self, asked: Asked) -> Admitted:
         """Who asks. Raises RestError."""
         self._check_host(asked)
         _check_url(asked)

@@ -67,7 +67,7 @@ class Gate:
         with self._metrics.in_flight():
             try:
                 asked = _asked(scope)
-                admitted = await self._access.admit(asked)
+                admitted = self._access.admit(asked)
                 answer.add(admitted.headers)
                 body = await _body(scope, receive)
                 self._access.check_signature(asked, admitted, body)
@@ -85,7 +85,7 @@ class Gate:
         if not streams:
             self._note(took_s)
         route = getattr(scope.get("route"), "path", "unknown")
-        self._metrics.answered(route, scope["method"], answer.status, took_s)
+        self._metrics.answered(route, scope["method"], answer.status, None if streams else took_s)
         self._access.note(admitted, scope["method"], route, answer.status)
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +93,7 @@ class Gate:
         try:
             asked = _asked({**scope, "method": "GET"})
             check_origin(asked)
-            admitted = await self._access.admit(asked)
+            admitted = self._access.admit(asked)
             self._access.check_signature(asked, admitted, b"")
         except RestError as error:
             await deny(send, error)

@@ -14,7 +14,7 @@ from gateway.stats import Stats
 CATALOGUE: Final[Mapping[str, tuple[str, tuple[str, ...], str]]] = MappingProxyType(
     {
         "dcnr_gateway_requests": ("counter", ("route", "method", "status"), "requests answered"),
-        "dcnr_gateway_request_seconds": ("histogram", ("route",), "seconds from a request to the end of its answer"),
+        "dcnr_gateway_request_seconds": ("histogram", ("route",), "seconds from a request to the end of its answer, streams left out"),
         "dcnr_gateway_in_flight": ("gauge", (), "requests and streams that are open"),
         "dcnr_gateway_watchers": ("gauge", (), "streams of events that are open"),
         "dcnr_gateway_watchers_dropped": ("counter", ("reason",), "streams of events that were ended because their client did not read"),
@@ -52,11 +52,12 @@ class Metrics:
         finally:
             gauge.dec()
 
-    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
-        """A request is done. ``route`` is its pattern, never its path: the number of series stays bounded."""
+    def answered(self, route: str, method: str, status: int, seconds: float | None) -> None:
+        """A request is done. ``route`` is its pattern, never its path: the number of series stays bounded. ``seconds``: None for a stream."""
         known = method if method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH") else "other"
         self._families["dcnr_gateway_requests"].labels(route, known, str(status)).inc()
-        self._families["dcnr_gateway_request_seconds"].labels(route).observe(seconds)
+        if seconds is not None:
+            self._families["dcnr_gateway_request_seconds"].labels(route).observe(seconds)
 
     def watchers(self, number: int) -> None:
         """So many streams are open."""
