@@ -36,6 +36,7 @@ NAMES: Final = (
     "optimizers",
     "dashboard",
     "serving",
+    "generation",
     "gateway",
 )
 DEFAULT_OUT: Final = machine.ROOT / "benchmarks" / "results"

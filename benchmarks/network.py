@@ -38,10 +38,12 @@ __all__ = ["BenchNetwork", "LocalPNode", "Process", "Run", "family", "running"]
 
 
 @asynccontextmanager
-async def running(pnodes: Sequence[LocalPNode], *, num_orchestrators: int = 3) -> AsyncIterator[BenchNetwork]:
-    """A network whose PNodes are all attached; every process is gone afterwards."""
+async def running(
+    pnodes: Sequence[LocalPNode], *, num_orchestrators: int = 3, host: str = "127.0.0.1"
+) -> AsyncIterator[BenchNetwork]:
+    """A network whose PNodes are all attached; every process is gone afterwards. ``host``: where orchestrators and store are reached."""
     directory = Path(tempfile.mkdtemp(prefix="bench-"))
-    network = LocalNetwork(directory, num_orchestrators=num_orchestrators, pnodes=pnodes, name="bench")
+    network = LocalNetwork(directory, num_orchestrators=num_orchestrators, pnodes=pnodes, name="bench", host=host)
     try:
         await asyncio.to_thread(network.start)
         key = NodeKey.load(network.maintainer_key)

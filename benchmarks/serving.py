@@ -37,8 +37,8 @@ BATCHES: Final = (1, 16)
 CHECKPOINT_S: Final = 5.0
 READY_S: Final = 120.0
 REFERENCE_LIMIT_S: Final = 300.0
-HOP_LIMIT_MS: Final = 5.0
-WANTED_RATIO: Final = 0.5
+HOP_LIMIT_MS: Final = 3.0
+WANTED_RATIO: Final = 0.7
 
 
 def run(options: Options) -> Result:

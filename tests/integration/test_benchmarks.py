@@ -213,3 +213,12 @@ def test_gateway_measures_readers_watchers_and_twins(tmp_path: Path) -> None:
     assert met["watchers without news"]
     document["rounds"][0] |= {"errors": 1, "twin_jobs": 2, "watchers_without": 1, "reads_per_s": 1.0, "submit_p99_ms": 2000.0}
     assert not any(target["met"] for target in concluded(document)["targets"])
+
+
+def test_drafts_that_save_nothing_and_tokens_that_differ_miss_their_targets() -> None:
+    """The benchmark itself needs root for its emulated links."""
+    row = {"home_plain_tokens_s": 2.0, "home_drafted_tokens_s": 6.0, "home_ratio": 3.0, "home_differing_tokens": 0}
+    document = {"benchmark": "generation", "title": "texts", "settings": {"profiles": ["home"]}, "machine": {}, "rounds": [row]}
+    assert all(target["met"] for target in concluded(document)["targets"])
+    row |= {"home_ratio": 1.5, "home_differing_tokens": 1}
+    assert not any(target["met"] for target in concluded(document)["targets"])
