@@ -72,10 +72,12 @@ def test_a_history_in_use_is_copied_whole_and_restored(tmp_path: Path) -> None:
         await copying
         assert shell(look, home) == "ok"
         history.say("after", "me", "not in the copy")
+        await history.flush()
+        log = (home / "history.db-wal").read_bytes()
         await history.close()
 
         (home / "history.db").write_bytes(b"broken")
-        (home / "history.db-wal").write_bytes(b"of the old file")
+        (home / "history.db-wal").write_bytes(log)
         shell(restore, home)
         again = History(home / "history.db", "me", CLOCK)
         await again.open()
