@@ -1,7 +1,7 @@
 """Goal: whoever cheats, tells two stories or slanders is found with evidence, nobody else is blamed, what was wrong is taken back, and jobs complete.
 
 Three honest PNodes that the network document trusts, one that multiplies its gradients by ten, one that gives its commits one number, two orchestrators with
-verifiers: newcomers are in probation, so that each of their intervals is audited.
+verifiers: newcomers are in probation, so that each of their intervals is audited. Those two lend more than the others, so that plans choose them first.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from trust.ledger import Verdict
 QUARANTINED = orchestrator_pb2.NODE_STATE_QUARANTINED
 HONEST = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20")) for number in range(1, 4))
 LIAR = LocalPNode(
-    "liar", 1.0, 360, ("--cpu-percent", "20", "--behaviour", "tenfold"), program=("-m", "examples.byzantine", "pnode")
+    "liar", 1.0, 360, ("--cpu-percent", "40", "--behaviour", "tenfold"), program=("-m", "examples.byzantine", "pnode")
 )
 TELLER = LocalPNode(
-    "teller", 1.0, 360, ("--cpu-percent", "20", "--behaviour", "equivocating"), program=("-m", "examples.byzantine", "pnode")
+    "teller", 1.0, 360, ("--cpu-percent", "40", "--behaviour", "equivocating"), program=("-m", "examples.byzantine", "pnode")
 )
 SLANDERER = LocalPNode(
     "slanderer", 1.0, 360, ("--cpu-percent", "20", "--behaviour", "slandering"), program=("-m", "examples.byzantine", "pnode")
