@@ -268,6 +268,22 @@ def test_what_is_taken_back_while_it_is_served_goes(tmp_path: Path) -> None:
     play(world, scenario)
 
 
+def test_a_new_worker_serves_what_the_last_one_did(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    async def scenario(duties: SeatDuties) -> None:
+        duties.wished(HOLDER.node_id, world.wish(world.first, "a"))
+        await world.until(lambda: len(world.sent) == 1)
+        duties.heard([ready(world.sent[0])])
+        duties.worker_down()
+        assert not any(report.ready for report in duties.reports())
+        await duties.worker_up()
+        await world.until(lambda: len(world.sent) == 2)
+        assert world.sent[1] == world.sent[0]
+
+    play(world, scenario)
+
+
 def test_the_seats_of_a_model_that_is_forgotten_go(tmp_path: Path) -> None:
     world = World(tmp_path)
 
