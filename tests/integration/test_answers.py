@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 from network_rig import MODEL, Rig, dots, running_network
 
@@ -17,8 +19,12 @@ from dcnr.graph import stages_of_graph
 from dcnr.ids import NodeId
 from dcnr.sdk.asking import Answer, Ask, answer_of, request_of
 from dcnr.sdk.client import connect_async
+from dcnr.settings import GatewaySettings
+from dcnr.system import SystemClock
 from dcnr.testing import LocalPNode
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from gateway.keys import FILE, KeyFile
+from gateway.server import address_of, bound, serve_gateway
 from vnode.registry import default_registry
 from vnode.torch_compute import TorchCompute
 from vnode.vocabulary import Mode
@@ -41,6 +47,7 @@ def test_a_network_answers_while_it_learns_after_it_and_through_a_kill(tmp_path:
         np.testing.assert_allclose(late.output, reference(rig, asked, last), rtol=1e-5, atol=1e-5)
         for process in rig.network.orchestrators:
             np.testing.assert_allclose(answer_from(rig, process.node_id, asked), late.output, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(answer_over_rest(rig, asked), late.output, rtol=1e-5, atol=1e-5)
         through_a_kill(rig, client, asked, late)
 
 
@@ -74,6 +81,32 @@ def answer_from(rig: Rig, orchestrator: str, asked: Any) -> Any:
             return answer_of(await connection.call(stub.Forward, request_of(asked, Ask(MODEL)), 40.0)).output
 
     return asyncio.run(answer())
+
+
+def answer_over_rest(rig: Rig, asked: Any) -> Any:
+    """The answer that a gateway gives to nested lists."""
+    home, listening = rig.network.directory / "gateway", bound("127.0.0.1:0")
+    clock = SystemClock()
+    _, key = KeyFile(home / FILE).add("test", "client", expires=0.0, signed=False, now_wall=clock.wall(), rng=secrets.token_bytes)
+
+    async def answer() -> Any:
+        async with (
+            await connect_async(rig.network.bootstrap, network=rig.network.network_file) as client,
+            httpx.AsyncClient(base_url=f"http://{address_of(listening)}", timeout=60.0) as http,
+        ):
+            gateway = asyncio.create_task(
+                serve_gateway(GatewaySettings(), listening, client.orchestrators, policy=client.policy, clock=clock, home=home)
+            )
+            body = {"model": MODEL, "inputs": [{"values": asked.tolist()}]}
+            found = await http.post("/v1/forward", json=body, headers={"Authorization": f"Bearer {key}"})
+            gateway.cancel()
+            await asyncio.gather(gateway, return_exceptions=True)
+        return found.json()["output"]["values"]
+
+    try:
+        return asyncio.run(answer())
+    finally:
+        listening.close()
 
 
 def reference(rig: Rig, asked: Any, digest: str) -> Any:
