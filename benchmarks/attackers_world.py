@@ -246,8 +246,7 @@ class World:
         outcome = judge(replay(compute, schema_of(stage, REGISTRY), claim, checks.replay(), as_array=as_array))
         accused = self._named(self._ledger.intervals[name].pnode_id)
         if outcome.finding is Finding.FAULT and outcome.first_over is not None:
-            cause = Cause.WRONG_OUTPUTS if outcome.first_over.part == "output" else Cause.WRONG_STATE
-            self._back(name, cause)
+            self._back(name, Cause.FAULT)
             if accused is not None:
                 self._found_out(accused, name, f"{outcome.first_over.part} is wrong")
             return

@@ -159,10 +159,9 @@ class AuditDesk:
             return
         case.verifying.discard(auditor)
         if proven and case.decision is None:
-            cause = Cause.WRONG_STATE if part not in ("", "output") else Cause.WRONG_OUTPUTS
             self._see(case, Truth.WRONG)
             record = case.words[auditor].record
-            self._decide(case, Decision(interval, Verdict.FAILED, f"{part or 'it'} is wrong", cause, record))
+            self._decide(case, Decision(interval, Verdict.FAILED, f"{part or 'it'} is wrong", Cause.FAULT, record))
         self._advance(now_s)
 
     def unread(self, interval: str, auditor: str, now_s: float) -> None:
@@ -180,7 +179,7 @@ class AuditDesk:
                 self._unnamed[name] = evidence
             if self._verdict(name) not in (None, Verdict.FAILED, Verdict.UNVERIFIABLE):
                 reason = "its PNode signed two statements about one step"
-                self._found[name] = Decision(name, Verdict.FAILED, reason, Cause.WRONG_OUTPUTS, evidence)
+                self._found[name] = Decision(name, Verdict.FAILED, reason, Cause.FAULT, evidence)
                 self._accounts.see(name, Truth.WRONG)
         self._settle_accounts()
 

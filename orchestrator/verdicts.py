@@ -138,7 +138,7 @@ def behind_of(costs: Iterable[StageCost]) -> dict[str, frozenset[str]]:
 def _fenced(
     ledger: Ledger, decisions: Sequence[Decision], way: WayBack | None, behind: Mapping[str, frozenset[str]]
 ) -> frozenset[str]:
-    """Whoever goes back, and where outputs were wrong everybody behind: what was learned from them may be in states that no manifest names yet."""
+    """Whoever goes back, and after a fault everybody behind: what was learned from it may be in states that no manifest names yet."""
     if way is None:
         return frozenset()
     vnodes = set(way.returns)
@@ -146,8 +146,7 @@ def _fenced(
     if last.verdict is Verdict.FAILED:
         accused = ledger.intervals[way.interval].vnode
         vnodes.add(accused)
-        if last.cause is Cause.WRONG_OUTPUTS:
-            vnodes |= behind.get(accused, frozenset()) & ledger.lines.keys()
+        vnodes |= behind.get(accused, frozenset()) & ledger.lines.keys()
     return frozenset(vnodes)
 
 

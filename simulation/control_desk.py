@@ -63,8 +63,7 @@ class KnowingDesk:
 
     def _decision(self, one: Interval) -> Decision:
         if one.name in self.world.cheats:
-            cause = Cause.WRONG_OUTPUTS if _share(one, "cause") < 0.5 else Cause.WRONG_STATE
-            return Decision(one.name, Verdict.FAILED, "it is wrong", cause, digest_of(one.name.encode()))
+            return Decision(one.name, Verdict.FAILED, "it is wrong", Cause.FAULT, digest_of(one.name.encode()))
         if self.world.is_unsafe and _share(one, "inputs") < UNVERIFIABLE_RATE:
             return Decision(one.name, Verdict.UNVERIFIABLE, "nobody has its inputs", Cause.UNVERIFIABLE)
         return Decision(one.name, Verdict.PASSED, "nothing was found")

@@ -2,7 +2,8 @@
 
 - The VNode of a failed interval returns to its newest kept checkpoint that holds nothing of the accused since its last passed audit there, cleared or not. The
   interval of that audit was replayed, so it stays.
-- If the outputs were wrong, every VNode behind returns to its newest kept checkpoint that has learned no batch of the failed interval.
+- What was sent after a wrong step was computed from it, by whoever went on from it too. So every VNode behind returns to its newest kept checkpoint that has
+  learned none of the batches that the failed interval holds, or that go back with it.
 - An interval that nobody can verify is dropped with what stands on it; nobody is blamed.
 
 The result is a function of the ledger and the cause, so whoever takes over in the middle finds the same. An interval fails once: told again, nothing
@@ -26,8 +27,7 @@ FINAL: Final = frozenset((Verdict.FAILED, Verdict.UNVERIFIABLE))
 class Cause(Enum):
     """Why an interval does not count."""
 
-    WRONG_STATE = "its state does not follow from its inputs"
-    WRONG_OUTPUTS = "what it sent does not follow from its inputs"
+    FAULT = "it does not follow from its inputs"
     UNVERIFIABLE = "nobody has its inputs any more"
 
 
@@ -70,9 +70,11 @@ def way_back(ledger: Ledger, interval: str, cause: Cause, behind: Mapping[str, f
     tests: dict[str, Callable[[Interval], bool]] = {}
     if any(interval in one.intervals for one in ledger.lines[failed.vnode]):
         tests[failed.vnode] = lambda one: one.name in tainted
-    if cause is Cause.WRONG_OUTPUTS:
+    if is_blamed:
+        own = _return(ledger, failed.vnode, tests[failed.vnode]) if failed.vnode in tests else None
+        wrong = failed.batches if own is None else failed.batches | own.needed_again
         for vnode in behind.get(failed.vnode, frozenset()) & ledger.lines.keys() - {failed.vnode}:
-            tests[vnode] = lambda one: not one.batches.isdisjoint(failed.batches)
+            tests[vnode] = lambda one: not one.batches.isdisjoint(wrong)
     found = {vnode: _return(ledger, vnode, tests[vnode]) for vnode in sorted(tests)}
     returns = {vnode: one for vnode, one in found.items() if one is not None}
     retracted = {digest for one in returns.values() for digest in one.retracted}

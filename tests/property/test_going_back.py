@@ -108,10 +108,13 @@ def test_nothing_bad_stays_and_no_newer_checkpoint_would_do(case: Case) -> None:
         if (one.vnode, one.pnode_id, one.verdict) == (failed.vnode, failed.pnode_id, Verdict.PASSED) and one.number < failed.number
     ]  # fmt: skip
 
+    own = case.way.returns.get(failed.vnode)
+    wrong = failed.batches | (own.needed_again if own is not None else IntervalSet())
+
     def is_bad(one: Interval) -> bool:
         if one.vnode != failed.vnode:
-            behind = case.cause is Cause.WRONG_OUTPUTS and one.vnode in BEHIND[failed.vnode]
-            return behind and not one.batches.isdisjoint(failed.batches)
+            behind = case.cause is Cause.FAULT and one.vnode in BEHIND[failed.vnode]
+            return behind and not one.batches.isdisjoint(wrong)
         if case.cause is Cause.UNVERIFIABLE:
             return one.name == failed.name
         return one.pnode_id == failed.pnode_id and one.number > max(passes, default=-1)
@@ -176,7 +179,7 @@ S, P, OPEN = Verdict.SPARED, Verdict.PASSED, Verdict.OPEN
 
 def test_an_accused_loses_what_it_did_since_its_last_passed_audit() -> None:
     ledger, _ = line("a", [("x", 4, P), ("x", 4, S), ("y", 4, P), ("x", 4, OPEN), ("y", 4, S)])
-    way = way_back(ledger, "a.4", Cause.WRONG_STATE, BEHIND)
+    way = way_back(ledger, "a.4", Cause.FAULT, BEHIND)
     assert (way.returns["a"].target, way.returns["a"].retracted) == ("a1", ("a2", "a3", "a4", "a5"))
     assert way.returns["a"].needed_again == IntervalSet.span(4, 20)
     assert (way.void, way.dropped) == ({"a.2"}, {"a.3", "a.5"})
@@ -184,33 +187,43 @@ def test_an_accused_loses_what_it_did_since_its_last_passed_audit() -> None:
 
 def test_another_nodes_pass_and_a_later_own_one_vouch_for_nothing() -> None:
     ledger, _ = line("a", [("x", 4, S), ("y", 4, P), ("x", 4, OPEN), ("x", 4, P)])
-    assert way_back(ledger, "a.3", Cause.WRONG_STATE, BEHIND).returns["a"].target == "a0"
+    assert way_back(ledger, "a.3", Cause.FAULT, BEHIND).returns["a"].target == "a0"
 
 
 def test_a_checkpoint_that_is_not_kept_is_no_place_to_go_on_from() -> None:
     ledger, _ = line("a", [("x", 4, P), ("x", 4, P), ("x", 4, OPEN)], kept=frozenset((1,)))
-    assert way_back(ledger, "a.3", Cause.WRONG_STATE, BEHIND).returns["a"].target == "a1"
+    assert way_back(ledger, "a.3", Cause.FAULT, BEHIND).returns["a"].target == "a1"
 
 
-def test_those_behind_return_only_for_wrong_outputs_and_only_before_the_failed_batches() -> None:
+def test_those_behind_return_before_the_failed_batches_and_blame_nobody_else() -> None:
     first, _ = line("a", [("x", 4, P), ("x", 4, OPEN)])
     second, _ = line("b", [("y", 2, P), ("y", 2, S), ("y", 2, S)], first=10)
     ledger = Ledger({**first.lines, **second.lines}, {**first.intervals, **second.intervals})
-    assert set(way_back(ledger, "a.2", Cause.WRONG_STATE, BEHIND).returns) == {"a"}
-    way = way_back(ledger, "a.2", Cause.WRONG_OUTPUTS, BEHIND)
+    assert set(way_back(ledger, "a.2", Cause.UNVERIFIABLE, BEHIND).returns) == {"a"}
+    way = way_back(ledger, "a.2", Cause.FAULT, BEHIND)
     assert way.returns["b"].target == "b2"
     assert way.dropped == {"b.3"}
 
 
+def test_those_behind_forget_what_others_computed_from_the_wrong_state_too() -> None:
+    first, _ = line("a", [("y", 4, P), ("x", 2, OPEN), ("z", 2, P)])
+    second, _ = line("b", [("y", 6, P), ("y", 2, P)], first=10)
+    ledger = Ledger({**first.lines, **second.lines}, {**first.intervals, **second.intervals})
+    way = way_back(ledger, "a.2", Cause.FAULT, BEHIND)
+    assert way.returns["a"].needed_again == IntervalSet.span(4, 8)
+    assert way.returns["b"].target == "b0"
+    assert way.dropped == {"a.3", "b.1", "b.2"}
+
+
 def test_an_interval_that_went_back_already_takes_only_those_behind_along() -> None:
     ledger, _ = line("a", [("x", 4, S), ("x", 4, OPEN)])
-    behind, _ = line("b", [("y", 4, S)], first=10)
+    ledger = gone_back(ledger, way_back(ledger, "a.2", Cause.FAULT, BEHIND))
+    behind, _ = line("b", [("y", 4, S)], first=10)  # named late: it had learned from the first of them
     ledger = Ledger({**ledger.lines, **behind.lines}, {**ledger.intervals, **behind.intervals})
-    ledger = gone_back(ledger, way_back(ledger, "a.2", Cause.WRONG_STATE, BEHIND))
     assert [one.digest for one in ledger.lines["a"]] == ["a0"]
     again = Interval("a.9", 99, "a", "a.r", "x", IntervalSet.span(0, 4), P)
     ledger = Ledger({**ledger.lines, "a": (*ledger.lines["a"], Named("a9", ("a.9",)))}, {**ledger.intervals, "a.9": again})
-    way = way_back(ledger, "a.1", Cause.WRONG_OUTPUTS, BEHIND)
+    way = way_back(ledger, "a.1", Cause.FAULT, BEHIND)
     assert set(way.returns) == {"b"}
     assert way.verdict is Verdict.FAILED
 
@@ -219,23 +232,23 @@ def test_told_again_those_that_have_learned_anew_stay() -> None:
     first, _ = line("a", [("x", 4, P), ("x", 4, OPEN)])
     second, _ = line("b", [("y", 4, P), ("y", 4, S)], first=10)
     ledger = Ledger({**first.lines, **second.lines}, {**first.intervals, **second.intervals})
-    ledger = gone_back(ledger, way_back(ledger, "a.2", Cause.WRONG_OUTPUTS, BEHIND))
+    ledger = gone_back(ledger, way_back(ledger, "a.2", Cause.FAULT, BEHIND))
     assert [len(ledger.lines[vnode]) for vnode in "ab"] == [2, 2]
     for number, vnode in enumerate("ab", 90):
         again = Interval(f"{vnode}.9", number, vnode, f"{vnode}.r", "z", IntervalSet.span(4, 8), S)
         lines = {**ledger.lines, vnode: (*ledger.lines[vnode], Named(f"{vnode}9", (again.name,)))}
         ledger = Ledger(lines, {**ledger.intervals, again.name: again})
-    way = way_back(ledger, "a.2", Cause.WRONG_OUTPUTS, BEHIND)
+    way = way_back(ledger, "a.2", Cause.FAULT, BEHIND)
     assert (way.returns, way.verdict) == ({}, Verdict.FAILED)
 
 
 def test_without_any_kept_checkpoint_or_for_unknown_intervals_it_says_so() -> None:
     ledger, _ = line("a", [("x", 4, OPEN)])
     with pytest.raises(NotFound):
-        way_back(ledger, "a.7", Cause.WRONG_STATE, BEHIND)
+        way_back(ledger, "a.7", Cause.FAULT, BEHIND)
     broken = Ledger({"a": (replace(ledger.lines["a"][0], is_kept=False), ledger.lines["a"][1])}, ledger.intervals)
     with pytest.raises(InvariantBroken):
-        way_back(broken, "a.1", Cause.WRONG_STATE, BEHIND)
+        way_back(broken, "a.1", Cause.FAULT, BEHIND)
 
 
 # ---- the ledger -----------------------------------------------------------------------------------------------------------------

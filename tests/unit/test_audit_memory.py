@@ -161,10 +161,10 @@ def test_whoever_is_under_doubt_stays_so() -> None:
 def test_units_of_a_way_back_count_by_what_the_chain_says() -> None:
     job = Job()
     job.named(
-        judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)]), judged("b1", "b0", piece("b-1", 0, 4, "z"), held=[(0, 4)]), draw=drawn("a-1", "b-1")
+        judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)]), judged("b1", "b0", piece("b-1", 4, 8, "z"), held=[(4, 8)]), draw=drawn("a-1", "b-1")
     )  # fmt: skip
     job.named(decisions=[Decision(name_of("b-1"), Verdict.PASSED, "why")])
-    job.named(decisions=[Decision(name_of("a-1"), Verdict.FAILED, "why", Cause.WRONG_STATE, EVIDENCE)])
+    job.named(decisions=[Decision(name_of("a-1"), Verdict.FAILED, "why", Cause.FAULT, EVIDENCE)])
 
     def unit(name: str, word: Word) -> Remembered:
         return Remembered(Report("t" * 32, "p", name_of(name), word), 1, True)
@@ -248,7 +248,7 @@ def test_a_successor_finds_the_lie_that_only_its_predecessor_heard() -> None:
     async def scenario() -> None:
         place, job = store(), Job()
         await asyncio.to_thread(
-            job.named, judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)]), judged("b1", "b0", piece("b-1", 0, 4, "z"), held=[(0, 4)]),
+            job.named, judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)]), judged("b1", "b0", piece("b-1", 4, 8, "z"), held=[(4, 8)]),
             draw=drawn("a-1", "b-1"),
         )  # fmt: skip
         first = Holder(FIRST, place, job)
@@ -265,7 +265,7 @@ def test_a_successor_finds_the_lie_that_only_its_predecessor_heard() -> None:
 
         await first.until(lambda: written() == 2, "both reports are in the store")
         await first.dies()
-        fault = Decision(name_of("a-1"), Verdict.FAILED, "why", Cause.WRONG_STATE, EVIDENCE)
+        fault = Decision(name_of("a-1"), Verdict.FAILED, "why", Cause.FAULT, EVIDENCE)
         await asyncio.to_thread(lambda: job.named(decisions=[fault]))
         second = Holder(SECOND, place, job)
         assert second.state() is State.ACTIVE

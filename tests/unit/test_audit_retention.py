@@ -62,7 +62,7 @@ def test_evidence_of_what_is_decided_goes_and_that_of_failures_stays() -> None:
             await store.put(keys.evidence(MODEL, "a", digest_of(data)), data)
         everything = {digest_of(data) for data in (bundle, other, record)}
         assert await left(clock.now_s + 9000) == everything, "an interval of that VNode has been open since: it may be about that"
-        failed = Decision(name_of("a-2"), Verdict.FAILED, "wrong", Cause.WRONG_STATE, digest_of(record))
+        failed = Decision(name_of("a-2"), Verdict.FAILED, "wrong", Cause.FAULT, digest_of(record))
         await asyncio.to_thread(job.named, decisions=[failed])
         await store.put(keys.evidence(MODEL, "a", digest_of(young)), young)
         assert await left(clock.now_s + 1) == {digest_of(bundle), digest_of(record), digest_of(young)}

@@ -54,7 +54,7 @@ def test_intervals_are_named_whole_with_the_draw_and_only_what_is_clear_is_clear
 
 def test_a_failure_and_its_way_back_are_one_manifest() -> None:
     job = story()
-    job.named(decisions=[Decision(name_of("a-2"), Verdict.FAILED, "why", Cause.WRONG_OUTPUTS, EVIDENCE)])
+    job.named(decisions=[Decision(name_of("a-2"), Verdict.FAILED, "why", Cause.FAULT, EVIDENCE)])
     made = job.newest
     assert job.working("a") == names("a0"), "the accused has passed no audit yet: everything of its is taken back"
     assert job.working("b") == names("b0"), "b learned from wrong outputs"
@@ -77,9 +77,9 @@ def test_the_way_back_ends_at_a_state_that_is_still_there() -> None:
     job.named(judged("a2", "a1", piece("a-2", 4, 6, "y"), held=[(0, 6)]))
     job.named(judged("a3", "a2", piece("a-3", 6, 8), held=[(0, 8)]))
     job.missing = {name_of("a2")}
-    job.named(decisions=[Decision(name_of("a-3"), Verdict.FAILED, "why", Cause.WRONG_STATE, EVIDENCE)])
+    job.named(decisions=[Decision(name_of("a-3"), Verdict.FAILED, "why", Cause.FAULT, EVIDENCE)])
     assert job.working("a") == names("a1", "a0")
-    assert job.newest.fences == {"a": 7}, "nobody behind has to go back where only a state was wrong"
+    assert job.newest.fences == {"a": 7, "b": 7}, "whoever is behind may have learned from it what no manifest names yet"
 
 
 def test_an_interval_nobody_can_verify_is_dropped_without_blame() -> None:
@@ -93,7 +93,7 @@ def test_an_interval_nobody_can_verify_is_dropped_without_blame() -> None:
 def test_what_was_going_on_from_a_state_that_is_taken_back_is_refused() -> None:
     job = story()
     late = judged("a4", "a3", piece("a-4", 12, 14), held=[(0, 14)])
-    outcome = job.named(late, decisions=[Decision(name_of("a-2"), Verdict.FAILED, "why", Cause.WRONG_STATE, EVIDENCE)])
+    outcome = job.named(late, decisions=[Decision(name_of("a-2"), Verdict.FAILED, "why", Cause.FAULT, EVIDENCE)])
     assert [(one.record.digest, one.reason) for one in outcome.refused] == [(name_of("a4"), "retracted")]
     outcome = job.named(late)
     assert [one.reason for one in outcome.refused] == ["retracted"]
@@ -164,7 +164,7 @@ def test_repeated_records_and_records_without_anything_new_are_refused() -> None
         Decision(name_of("a-1"), Verdict.PASSED, "why"),
         Decision(name_of("a-2"), Verdict.SPARED, "why"),
         Decision(name_of("a-2"), Verdict.DROPPED, "why"),
-        Decision(name_of("a-2"), Verdict.FAILED, "why", Cause.WRONG_STATE, ""),
+        Decision(name_of("a-2"), Verdict.FAILED, "why", Cause.FAULT, ""),
         Decision(name_of("a-2"), Verdict.FAILED, "why", None, EVIDENCE),
         Decision(name_of("a-2"), Verdict.FAILED, "why", Cause.UNVERIFIABLE, EVIDENCE),
     ],
@@ -175,7 +175,7 @@ def test_what_the_chain_does_not_allow_is_no_decision(decision: Decision) -> Non
 
 def test_one_failure_at_a_time_after_the_passes() -> None:
     chain = story().chain()
-    fails = [Decision(name_of(one), Verdict.FAILED, "why", Cause.WRONG_STATE, EVIDENCE) for one in ("a-1", "a-3")]
+    fails = [Decision(name_of(one), Verdict.FAILED, "why", Cause.FAULT, EVIDENCE) for one in ("a-1", "a-3")]
     passed = Decision(name_of("a-2"), Verdict.PASSED, "why")
     assert news(chain, [*fails, passed, passed]) == [passed, fails[0]]
     assert MAX_AT_ONCE * 600 < 512 * 1024, "verdicts fit what is kept free for them"

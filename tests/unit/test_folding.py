@@ -127,9 +127,9 @@ def test_states_that_the_store_has_no_more_are_no_place_to_return_to() -> None:
 def test_verdict_and_way_back_in_one_manifest_give_the_ledger_that_they_say() -> None:
     chain = story()
     before = chain.read().ledger
-    chain.fails("a2", Cause.WRONG_OUTPUTS)
+    chain.fails("a2", Cause.FAULT)
     ledger = chain.read().ledger
-    assert ledger == gone_back(before, way_back(before, name_of("a2"), Cause.WRONG_OUTPUTS, BEHIND))
+    assert ledger == gone_back(before, way_back(before, name_of("a2"), Cause.FAULT, BEHIND))
     assert [one.digest for one in ledger.lines["a"]] == [name_of("first of a")]
     chain.learned("a", ("a4", "y", SPARED))
     assert chain.read().ledger.held("a", 1) == IntervalSet.span(0, 4), "what was lost is learned again by somebody else"
@@ -137,7 +137,7 @@ def test_verdict_and_way_back_in_one_manifest_give_the_ledger_that_they_say() ->
 
 def test_standings_follow_from_the_chain_and_faults_from_verified_evidence_only() -> None:
     chain = story()
-    chain.fails("a2", Cause.WRONG_STATE)
+    chain.fails("a2", Cause.FAULT)
     believed = standings_of(chain.read(), {name_of("evidence")})
     assert {node: standing.state for node, standing in believed.items()} == {
         NODES["x"]: State.QUARANTINED, NODES["y"]: State.PROBATION, NODES["z"]: State.PROBATION,
@@ -165,7 +165,7 @@ def test_an_interval_that_nobody_can_verify_blames_nobody() -> None:
 def test_after_rehab_new_work_counts_and_old_offences_do_not() -> None:
     chain = Chain()
     chain.learned("a", ("a1", "x", OPEN), ("a2", "x", OPEN))
-    chain.fails("a1", Cause.WRONG_STATE)
+    chain.fails("a1", Cause.FAULT)
     end_s = chain.now_ms / 1000 + 900
     own = {NODES["x"]: [ShadowPassed(end_s)] * SHADOW_UNITS}
     chain.now_ms += 3_600_000
@@ -179,7 +179,7 @@ def test_after_rehab_new_work_counts_and_old_offences_do_not() -> None:
         "without the own record it begins again"
     )
     chain.learned("a", ("a3", "x", OPEN))
-    chain.fails("a3", Cause.WRONG_STATE)
+    chain.fails("a3", Cause.FAULT)
     assert (standing().state, standing().num_quarantines) == (State.QUARANTINED, 2)
 
 
@@ -195,7 +195,7 @@ def change(**fields: object) -> Callable[[Chain], None]:
 
 
 def unretract(chain: Chain) -> None:
-    chain.fails("a2", Cause.WRONG_STATE)
+    chain.fails("a2", Cause.FAULT)
     entry = next(one for one in chain.manifests[-1].entries if one.vnode == "a")
     entry.working.insert(0, model_pb2.Checkpoint(vnode="a", digest=name_of("checkpoint of a3")))
 

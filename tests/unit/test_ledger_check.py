@@ -29,7 +29,7 @@ def story() -> Job:
     job.named(decisions=[Decision(name_of("a-1"), Verdict.PASSED, "nothing found")])
     job.named(judged("a2", "a1", piece("a-2", 4, 8), piece("a-2h", 8, 10, "y", "a.1"), held=[(0, 10)]), draw=drawn("a-2"))
     job.named(judged("b1", "b0", piece("b-1", 0, 3, "z"), held=[(0, 3)]), draw=drawn("b-1"))
-    job.named(decisions=[Decision(name_of("a-2"), Verdict.FAILED, "wrong", Cause.WRONG_STATE, name_of("evidence"))])
+    job.named(decisions=[Decision(name_of("a-2"), Verdict.FAILED, "wrong", Cause.FAULT, name_of("evidence"))])
     return job
 
 

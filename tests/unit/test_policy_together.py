@@ -67,7 +67,7 @@ class Node:
             self._back(name, Cause.UNVERIFIABLE)
             self.standing = after(self.standing, Unverified(self.now_s, self.now_s))
         elif cheats and self.rng.random() < CAUGHT:
-            self._back(name, Cause.WRONG_STATE)
+            self._back(name, Cause.FAULT)
             self.standing = after(self.standing, Faulted(self.now_s, self.now_s, "e", "caught"))
             self._rehab()
         else:
