@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -148,3 +149,9 @@ def test_a_name_is_imported_from_the_module_that_defines_it() -> None:
         if (node.module, alias.name) in borrowed
     ]
     assert wrong == []
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """They are imported by their name alone, all in one process."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
