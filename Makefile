@@ -9,11 +9,12 @@ export OMP_NUM_THREADS ?= 1
 
 BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
 
-.PHONY: demo test check browser sim chaos bench wheel clean help
+.PHONY: demo test check browser long sim chaos bench wheel clean help
 
 help:
 	@echo "make demo [MODEL=mnist|text]  a whole network on this machine, from data to a trained model"
-	@echo "make test                     all checks and tests"
+	@echo "make test                     all checks and tests, but those of make long"
+	@echo "make long                     networks that need minutes of audits, one after the other"
 	@echo "make check                    format, lint, types, layers, contract"
 	@echo "make sim [SEEDS=200]          more seeds of the simulation, of each of its worlds"
 	@echo "make chaos                    kill, cut off and pause real processes (docs/chaos.md)"
@@ -47,6 +48,9 @@ browser:
 
 test: check browser
 	@$(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+long: $(VENV)/.installed
+	@$(BIN)/python -m pytest tests -m long
 
 sim: $(VENV)/.installed
 	@$(BIN)/python -m simulation --world data --seeds 0:$(SEEDS)

@@ -114,6 +114,7 @@ def test_a_cheat_is_caught_with_evidence_and_the_job_completes_without_what_it_t
     rig.until(is_told, "its owner is told why, with the evidence", 60.0)
 
 
+@pytest.mark.long
 def test_who_has_passed_ten_audits_audits_others_and_who_faults_what_is_right_is_found() -> None:
     """Goal: nobody is trusted; the verifier audits until PNodes are active, then these audit one another. One of them faults whatever it is given."""
     names = (*HONEST[:2], SLANDERER)

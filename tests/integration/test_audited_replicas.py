@@ -6,6 +6,7 @@ Three PNodes host a VNode each, and contribute to others once they have left pro
 
 from __future__ import annotations
 
+import pytest
 from network_rig import BATCH_SIZE, SAMPLES, running_network
 from test_audited_network import manifests
 
@@ -29,6 +30,7 @@ def contributed(chain: list[model_pb2.Manifest]) -> list[model_pb2.Contribution]
     return [one for one in last.values() if one.replica not in primaries]
 
 
+@pytest.mark.long
 def test_contributors_are_audited_and_one_that_brings_what_it_never_learned_is_caught() -> None:
     with running_network((*HONEST, LIAR), num_orchestrators=1, vnodes=VNODES, audits=AUDITS_DRAWN) as rig:
         liar = rig.network.pnodes[-1]
