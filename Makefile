@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?= mnist
 SEEDS ?= 200
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 3
 export OMP_NUM_THREADS ?= 1
 
 BROWSERS := chromium chromium-browser google-chrome-stable google-chrome

@@ -214,7 +214,7 @@ def test_a_shard_with_other_bytes_than_its_digest_is_never_read(client: Client, 
 
 def test_a_full_disk_is_told_and_ends_no_process(client: Client, network: LocalNetwork, staged: str) -> None:
     """The kernel refuses the daemon and its worker every file above a few bytes, as it does on a full disk."""
-    job_id = submit(client, network, passes=30, dataset=staged)
+    job_id = submit(client, network, passes=61, dataset=staged)
     until(lambda: all(item.report.num_learned for item in client.job(job_id).vnodes) and learned(client, job_id))
     process = network.process_of(client.job(job_id).vnodes[1].assignment.pnode_id)
     assert process is not None
