@@ -118,9 +118,15 @@ def _lose(board: Board, load: Load, offer: NodeOffer | None) -> list[Loss]:
     for seat in tuple(load.seats):
         why = _why_gone(seat.cost, offer)
         if why:
-            losses.append(Loss(seat.row(), why))
+            losses.append(Loss(_planned(board, seat), why))
             board.leave(seat)
     return losses
+
+
+def _planned(board: Board, seat: Seat) -> model_pb2.Assignment:
+    """As the plan before has it: what was measured since is no part of that."""
+    assert board.request.previous is not None
+    return next((item for item in board.request.previous.assignments if item.replica == seat.replica), None) or seat.row()
 
 
 def _number(seat: Seat) -> int:

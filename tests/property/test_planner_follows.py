@@ -127,6 +127,25 @@ def test_remembering_changes_no_plan(stages: tuple[StageCost, ...], machines: li
         nodes = changed(data, list(nodes), stages)
 
 
+def test_what_is_waited_for_stays_as_it_was_planned() -> None:
+    """A node that is away and measured something before, then both away: the row that waits is that of the plan."""
+    stages = (stage(0, 1, 2.0, 1, 0),)
+    nodes = [node(0, 1.0, 200), node(1, 4.0, 200)]
+    planner, previous, digest = Planner(POLICY), None, ""
+    away = {"state": OFFLINE, "reason": "silent"}
+    for number, changes in enumerate(
+        ({}, {0: {**away, "measured": {stages[0].vnode: 1.0}}}, {0: away, 1: {**away, "may_return": True}})
+    ):
+        for index, change in changes.items():
+            nodes[index] = replace(nodes[index], **change)
+        asked = request(stages, nodes, previous, digest, since_s=1.0)
+        made = planner.make(asked)
+        assert made.plan == make_plan(asked, POLICY)
+        if not made.stays:
+            previous, digest = made.plan, f"{number:064x}"
+            planner.named(digest)
+
+
 def test_the_work_of_a_plan_follows_what_changed_and_not_the_number_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, not timed: searches and rows of a first plan are as many as replicas, and after a loss as many as it touches."""
     counted = Counter[str]()
