@@ -37,7 +37,7 @@ async def ask(client: AsyncClient, graph: model_pb2.ModelGraph, npz: Path, say: 
     say(f"asked the network for {len(samples)} test samples: it says {_row(said)}, right is {_row(targets)}")
     say(
         f"  version {answer.manifest[:12]}, exit {answer.exit} of {answer.deepest}, {1000 * answer.total_s:.0f} ms, "
-        f"by {len({stage.pnode_id for stage in answer.stages})} PNodes"
+        f"PNodes: {len({stage.pnode_id for stage in answer.stages})}"
     )
 
 
