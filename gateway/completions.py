@@ -18,10 +18,10 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from dcnr import limits
-from dcnr.errors import DcnrError, InvalidInput
+from dcnr.errors import DcnrError, InvalidInput, RemoteFault
 from dcnr.v1 import orchestrator_pb2
 from gateway.context import Context, answer
-from gateway.errors import RestError, from_typed
+from gateway.errors import from_typed
 from gateway.schema import JSON
 from gateway.shapes import Json, shown
 from gateway.watching import gone, push
@@ -216,8 +216,15 @@ async def _written(context: Context, form: _Form, body: WritingIn, prompt: str, 
 
 async def _parts(context: Context, request: orchestrator_pb2.GenerateRequest) -> AsyncIterator[Part]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    num_parts = 0
     async for said in context.views.generate(request):
+        num_parts += 1
         yield Part(decoder.decode(said.text, final=bool(said.finish_reason)), said)
+        if said.finish_reason:
+            return
+        if num_parts >= limits.MAX_WRITTEN:
+            break
+    raise RemoteFault("the text has no end", code="text_broken")  # each part brings a token at least
 
 
 async def _events(form: _Form, head: Json, first: Part, rest: AsyncIterator[Part], *, wants_usage: bool) -> AsyncIterator[bytes]:
@@ -234,8 +241,6 @@ async def _events(form: _Form, head: Json, first: Part, rest: AsyncIterator[Part
             part, is_first = await anext(rest), False
     except DcnrError as error:
         yield _event(from_typed(error).body())
-    except StopAsyncIteration:
-        yield _event(RestError("UPSTREAM_FAULT", "the text broke off").body())
     yield END
 
 
