@@ -278,6 +278,28 @@ class WorkerCallers(_message.Message):
 Global___WorkerCallers: _TypeAlias = WorkerCallers  # noqa: Y015
 
 @_typing.final
+class WorkerCaches(_message.Message):
+    """Memory for keys and values that seats keep between the passes of texts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    max_bytes: _builtins.int
+    """of all of them together, from now on; what is above goes at once"""
+    def __init__(
+        self,
+        *,
+        max_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerCaches: _TypeAlias = WorkerCaches  # noqa: Y015
+
+@_typing.final
 class NeighbourAddress(_message.Message):
     """Where neighbours are."""
 
@@ -361,6 +383,7 @@ class ToWorker(_message.Message):
     VERDICTS_FIELD_NUMBER: _builtins.int
     SEAT_FIELD_NUMBER: _builtins.int
     CALLERS_FIELD_NUMBER: _builtins.int
+    CACHES_FIELD_NUMBER: _builtins.int
     NETWORK_TIME_OFFSET_S_FIELD_NUMBER: _builtins.int
     network_time_offset_s: _builtins.float
     """network time minus this machine's wall clock, s; what the worker judges the age of records by"""
@@ -420,6 +443,10 @@ class ToWorker(_message.Message):
     def callers(self) -> Global___WorkerCallers:
         """who may ask questions"""
 
+    @_builtins.property
+    def caches(self) -> Global___WorkerCaches:
+        """what seats may keep of texts"""
+
     def __init__(
         self,
         *,
@@ -437,13 +464,14 @@ class ToWorker(_message.Message):
         verdicts: Global___WorkerVerdicts | None = ...,
         seat: Global___HostSeat | None = ...,
         callers: Global___WorkerCallers | None = ...,
+        caches: Global___WorkerCaches | None = ...,
         network_time_offset_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "callers", b"callers", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "release", b"release", "seat", b"seat", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "caches", b"caches", "callers", b"callers", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "release", b"release", "seat", b"seat", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "callers", b"callers", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "network_time_offset_s", b"network_time_offset_s", "release", b"release", "seat", b"seat", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "caches", b"caches", "callers", b"callers", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "network_time_offset_s", b"network_time_offset_s", "release", b"release", "seat", b"seat", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["delegation", "host", "release", "neighbour", "durable", "drain", "head_seen", "shard_ready", "snapshot", "gather", "audit", "verdicts", "seat", "callers"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["delegation", "host", "release", "neighbour", "durable", "drain", "head_seen", "shard_ready", "snapshot", "gather", "audit", "verdicts", "seat", "callers", "caches"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

@@ -487,6 +487,8 @@ class SeatReport(_message.Message):
     NUM_ANSWERED_FIELD_NUMBER: _builtins.int
     DELEGATION_FIELD_NUMBER: _builtins.int
     MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    NUM_SESSIONS_FIELD_NUMBER: _builtins.int
+    SESSION_BYTES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """whose"""
     vnode: _builtins.str
@@ -505,6 +507,10 @@ class SeatReport(_message.Message):
     """since it was loaded"""
     manifest_digest: _builtins.str
     """of the wish that asked for this state last"""
+    num_sessions: _builtins.int
+    """texts of which it keeps keys and values"""
+    session_bytes: _builtins.int
+    """memory of those"""
     @_builtins.property
     def delegation(self) -> _identity_pb2.Envelope:
         """of the worker, with its data addresses"""
@@ -522,10 +528,12 @@ class SeatReport(_message.Message):
         num_answered: _builtins.int = ...,
         delegation: _identity_pb2.Envelope | None = ...,
         manifest_digest: _builtins.str = ...,
+        num_sessions: _builtins.int = ...,
+        session_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "delegation", b"delegation", "manifest_digest", b"manifest_digest", "model", b"model", "num_answered", b"num_answered", "queued", b"queued", "ready", b"ready", "reason", b"reason", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "delegation", b"delegation", "manifest_digest", b"manifest_digest", "model", b"model", "num_answered", b"num_answered", "num_sessions", b"num_sessions", "queued", b"queued", "ready", b"ready", "reason", b"reason", "session_bytes", b"session_bytes", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1150,6 +1158,8 @@ class GenerateResponse(_message.Message):
     NUM_DRAFTED_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
     NUM_CLOSE_FIELD_NUMBER: _builtins.int
+    NUM_REPLAYS_FIELD_NUMBER: _builtins.int
+    NUM_KEPT_FIELD_NUMBER: _builtins.int
     text: _builtins.bytes
     """what follows"""
     finish_reason: _builtins.str
@@ -1182,6 +1192,10 @@ class GenerateResponse(_message.Message):
     """of these, kept"""
     num_close: _builtins.int
     """greedy choices so close that the shape of a pass may decide them"""
+    num_replays: _builtins.int
+    """passes that brought the whole window again, since a stage did not have its keys and values any more"""
+    num_kept: _builtins.int
+    """places that stages did not compute again, since they had kept them"""
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageAnswer]:
         """of the pass behind this part"""
@@ -1206,10 +1220,12 @@ class GenerateResponse(_message.Message):
         num_drafted: _builtins.int = ...,
         num_accepted: _builtins.int = ...,
         num_close: _builtins.int = ...,
+        num_replays: _builtins.int = ...,
+        num_kept: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deepest", b"deepest", "degraded", b"degraded", "degraded_reason", b"degraded_reason", "exit", b"exit", "finish_reason", b"finish_reason", "manifest_digest", b"manifest_digest", "model", b"model", "num_accepted", b"num_accepted", "num_close", b"num_close", "num_drafted", b"num_drafted", "num_passes", b"num_passes", "num_prompt_tokens", b"num_prompt_tokens", "num_tokens", b"num_tokens", "seed", b"seed", "stages", b"stages", "text", b"text", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deepest", b"deepest", "degraded", b"degraded", "degraded_reason", b"degraded_reason", "exit", b"exit", "finish_reason", b"finish_reason", "manifest_digest", b"manifest_digest", "model", b"model", "num_accepted", b"num_accepted", "num_close", b"num_close", "num_drafted", b"num_drafted", "num_kept", b"num_kept", "num_passes", b"num_passes", "num_prompt_tokens", b"num_prompt_tokens", "num_replays", b"num_replays", "num_tokens", b"num_tokens", "seed", b"seed", "stages", b"stages", "text", b"text", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2294,6 +2310,8 @@ class ServingFigures(_message.Message):
     P95_S_FIELD_NUMBER: _builtins.int
     NUM_COMPARED_FIELD_NUMBER: _builtins.int
     NUM_DIFFERING_FIELD_NUMBER: _builtins.int
+    NUM_CONTINUED_FIELD_NUMBER: _builtins.int
+    NUM_REPLAYS_FIELD_NUMBER: _builtins.int
     num_questions: _builtins.int
     """asked here, those passed on from here included"""
     num_answered: _builtins.int
@@ -2312,6 +2330,10 @@ class ServingFigures(_message.Message):
     """answers that were compared with another way's"""
     num_differing: _builtins.int
     """of those: by more than tolerance"""
+    num_continued: _builtins.int
+    """passes of texts that went on from what stages had kept"""
+    num_replays: _builtins.int
+    """passes of texts that brought the whole window again, since a stage had lost it"""
     @_builtins.property
     def failed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """the rest by error code; at most 64 codes"""
@@ -2329,10 +2351,12 @@ class ServingFigures(_message.Message):
         p95_s: _builtins.float = ...,
         num_compared: _builtins.int = ...,
         num_differing: _builtins.int = ...,
+        num_continued: _builtins.int = ...,
+        num_replays: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "in_flight", b"in_flight", "num_answered", b"num_answered", "num_compared", b"num_compared", "num_degraded", b"num_degraded", "num_differing", b"num_differing", "num_questions", b"num_questions", "num_ways", b"num_ways", "p50_s", b"p50_s", "p95_s", b"p95_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "in_flight", b"in_flight", "num_answered", b"num_answered", "num_compared", b"num_compared", "num_continued", b"num_continued", "num_degraded", b"num_degraded", "num_differing", b"num_differing", "num_questions", b"num_questions", "num_replays", b"num_replays", "num_ways", b"num_ways", "p50_s", b"p50_s", "p95_s", b"p95_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

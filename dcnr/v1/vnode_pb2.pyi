@@ -205,7 +205,7 @@ Global___InferHop: _TypeAlias = InferHop  # noqa: Y015
 
 @_typing.final
 class InferRequest(_message.Message):
-    """Begins a question: the receiver is the first of its hops. Stateless for the receiver: a retry is a new question."""
+    """Begins a question: the receiver is the first of its hops. A retry is a new question, and begins a session of its own."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -217,6 +217,8 @@ class InferRequest(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     """16 random bytes, chosen by who asks first"""
     network_id: _builtins.str
@@ -227,6 +229,10 @@ class InferRequest(_message.Message):
     """orchestrator that asks: it receives the answers"""
     deadline_s: _builtins.float
     """left for the whole way, seconds; at most 120"""
+    session: _builtins.bytes
+    """16 bytes: named states keep keys and values of the one sequence that is asked under it; empty: they keep nothing"""
+    offset: _builtins.int
+    """places of the sequence before the tensors brought, kept under that session; 0 begins it. What was kept behind is forgotten"""
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferHop]:
         """in topological order, the receiver first; at most 256"""
@@ -250,10 +256,12 @@ class InferRequest(_message.Message):
         tensors: _abc.Iterable[Global___InferTensor] | None = ...,
         deadline_s: _builtins.float = ...,
         timings: _abc.Iterable[Global___InferTiming] | None = ...,
+        session: _builtins.bytes = ...,
+        offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "deadline_s", b"deadline_s", "hops", b"hops", "id", b"id", "model", b"model", "network_id", b"network_id", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "deadline_s", b"deadline_s", "hops", b"hops", "id", b"id", "model", b"model", "network_id", b"network_id", "offset", b"offset", "session", b"session", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -347,6 +355,7 @@ class InferTiming(_message.Message):
     WAITED_S_FIELD_NUMBER: _builtins.int
     COMPUTED_S_FIELD_NUMBER: _builtins.int
     DRAFTED_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     vnode: _builtins.str
     """which hop"""
     pnode_id: _builtins.str
@@ -359,6 +368,8 @@ class InferTiming(_message.Message):
     """computing"""
     drafted: _builtins.bytes
     """tokens by which this hop extended the question"""
+    kept: _builtins.int
+    """places of the session whose keys and values this hop keeps now; 0: it had no room"""
     def __init__(
         self,
         *,
@@ -368,10 +379,11 @@ class InferTiming(_message.Message):
         waited_s: _builtins.float = ...,
         computed_s: _builtins.float = ...,
         drafted: _builtins.bytes = ...,
+        kept: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_s", b"computed_s", "drafted", b"drafted", "pnode_id", b"pnode_id", "step", b"step", "vnode", b"vnode", "waited_s", b"waited_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_s", b"computed_s", "drafted", b"drafted", "kept", b"kept", "pnode_id", b"pnode_id", "step", b"step", "vnode", b"vnode", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -395,7 +407,7 @@ class InferFailure(_message.Message):
     pnode_id: _builtins.str
     """where that hop was to be computed"""
     code: _builtins.str
-    """not_here, busy, bad_question, bad_shape, deadline_exceeded, successor_unreachable, not_finite, ..."""
+    """not_here, no_cache, busy, bad_question, bad_shape, deadline_exceeded, successor_unreachable, not_finite, ..."""
     message: _builtins.str
     """for people"""
     def __init__(
@@ -417,7 +429,7 @@ Global___InferFailure: _TypeAlias = InferFailure  # noqa: Y015
 
 @_typing.final
 class InferCancel(_message.Message):
-    """Nobody waits for this question any more."""
+    """Nobody waits for this question any more, or nobody goes on with this session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
