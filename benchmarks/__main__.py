@@ -23,6 +23,7 @@ NAMES: Final = (
     "startup",
     "failure",
     "store_away",
+    "suspicion",
     "discovery",
     "deciders",
     "scale",

@@ -154,6 +154,8 @@ class Supervisor:
         finally:
             theirs.close()
         self._process = process
+        if self._stopping.is_set() or self.is_held:  # since the start began: whoever said so saw no process to end
+            _signal(process, signal.SIGKILL)
         pipe: WorkerPipe = await LocalPipe.over(ours, local_pb2.FromWorker)
         why = ""
         try:

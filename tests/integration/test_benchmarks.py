@@ -113,6 +113,12 @@ def test_scale_measures_plans_beats_and_entries(tmp_path: Path) -> None:
     assert row["beat_us"] > 0
 
 
+def test_suspicion_judges_days_of_beats(tmp_path: Path) -> None:
+    (row,) = run_short("suspicion", tmp_path)["rounds"]
+    assert row["node_days"] == 0.04
+    assert row["detected_p50_s"] > 0
+
+
 def test_discovery_measures_every_phase(tmp_path: Path) -> None:
     (row,) = run_short("discovery", tmp_path)["rounds"]
     assert row["get_after_kill_ok"] > 0

@@ -56,7 +56,7 @@ def why(home: Path) -> dict[str, str]:
     return line
 
 
-def ended(command: Command, *, within_s: float = 90.0) -> None:
+def ended(command: Command, *, within_s: float = 30.0) -> None:
     """Ctrl-C ends it in order."""
     command.interrupt()
     assert command.end(within_s) == 0, command.text

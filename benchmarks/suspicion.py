@@ -1,0 +1,56 @@
+"""How often a living PNode is taken for gone over home links on a bad day, and how soon a dead one is: `simulation.liveness` in virtual time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import Final
+
+from benchmarks.result import Options, Result, Row, Target, largest, median_of, rounded
+from dcnr import limits
+from simulation.liveness import Tally, tally
+
+NODES: Final = 25
+DAYS: Final = 1.0
+LIMIT_PER_NODE_DAY: Final = 1.0
+LIMIT_S: Final = 7.0
+
+
+def run(options: Options) -> Result:
+    """A round is a history of its own seed."""
+    nodes, days = (2, 0.02) if options.quick else (NODES, DAYS)
+    result = Result(
+        "suspicion", "Living machines taken for gone over home links", {
+            "nodes": nodes, "days": days, "rounds": options.rounds, "heartbeat_s": limits.HEARTBEAT_S, "silent_beats": limits.SILENT_BEATS,
+        },
+    )  # fmt: skip
+    asked = [(seed, nodes, days) for seed in range(options.rounds)]
+    with multiprocessing.get_context("spawn").Pool(min(options.rounds, os.cpu_count() or 1)) as pool:
+        result.rounds = pool.map(_row, asked)
+    conclude(result)
+    return result
+
+
+def conclude(result: Result) -> None:
+    """Medians and targets from the rounds alone."""
+    rows = result.rounds
+    node_days = sum(row["node_days"] for row in rows)
+    result.medians = {
+        name: rounded(median_of(rows, name), 4) for name in ("false_suspect", "false_offline", "detected_p50_s", "detected_max_s")
+    }
+    result.medians["node_days_in_all"] = rounded(node_days, 2)
+    result.targets = [
+        Target("living machines taken for gone", sum(row["false_offline"] for row in rows) / node_days, LIMIT_PER_NODE_DAY, "per node and day", at_least=False),
+        Target("silent machine known to be gone, slowest", largest(row["detected_max_s"] for row in rows), LIMIT_S, "s", at_least=False),
+    ]  # fmt: skip
+    result.notes = ["Virtual time: the figures are those of the seeds, whatever the machine does meanwhile."]
+
+
+def _row(asked: tuple[int, int, float]) -> Row:
+    seed, nodes, days = asked
+    found: Tally = tally(seed, num_nodes=nodes, days=days)
+    detected = sorted(found.detected_s)
+    return {
+        "round": seed, "node_days": round(found.node_days, 4), "false_suspect": found.num_false_suspect, "false_offline": found.num_false_offline,
+        "detected_p50_s": round(detected[len(detected) // 2], 3), "detected_max_s": round(detected[-1], 3),
+    }  # fmt: skip

@@ -1,0 +1,71 @@
+"""Goal: whoever stops or holds a supervisor is rid of its worker, also of one that is just being started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from dcnr.v1 import local_pb2
+from pnode.supervisor import Supervisor, Worker, WorkerOptions
+
+SILENT = ("-c", "import time; time.sleep(600)")
+
+
+async def _nothing(*_: object) -> None:
+    return
+
+
+def supervisor(tmp_path: Path, on_down: Callable[[str], Awaitable[None]] = _nothing) -> Supervisor:
+    options = WorkerOptions("127.0.0.1", 0, 1, "cpu", tmp_path / "worker.log", os.environ, SILENT)
+
+    async def up(worker: Worker) -> None:
+        raise AssertionError("it never says hello")
+
+    async def message(worker: Worker, what: local_pb2.FromWorker) -> None:
+        raise AssertionError("it never says anything")
+
+    return Supervisor(options, next_incarnation=lambda: 1, on_up=up, on_message=message, on_down=on_down)
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_stop_in_the_middle_of_a_start_ends_it(tmp_path: Path, turns: int) -> None:
+    """Goal: however far the start of the process has come when it is stopped, `run` returns."""
+
+    async def scenario() -> None:
+        subject = supervisor(tmp_path)
+        running = asyncio.create_task(subject.run())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await subject.stop(within_s=0.2)
+        async with asyncio.timeout(20):
+            await running
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_pause_in_the_middle_of_a_start_ends_it(tmp_path: Path, turns: int) -> None:
+    """Goal: a worker that was being started when the owner said pause does not live on beside the pause."""
+
+    async def scenario() -> None:
+        down = asyncio.Event()
+
+        async def ended(reason: str) -> None:
+            down.set()
+
+        subject = supervisor(tmp_path, ended)
+        running = asyncio.create_task(subject.run())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await subject.hold(within_s=0.2)
+        async with asyncio.timeout(20):
+            if turns:  # before its first turn it starts nothing
+                await down.wait()
+            await subject.stop(within_s=0.2)
+            await running
+
+    asyncio.run(scenario())
