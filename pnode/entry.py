@@ -50,6 +50,8 @@ async def run_pnode(
             environment=environment, bootstrap=bootstrap, owner=owner, on_ready=on_ready, settings_shown=settings_shown, worker=worker,
         )  # fmt: skip
         _on_signal(lambda: daemon.request_stop(hand_over=True), daemon.hang_up)
+        if stopped.is_set():  # in the turn in which the network was found
+            return 0
         await daemon.run()
     finally:
         home.close()
