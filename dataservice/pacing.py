@@ -25,11 +25,18 @@ class Pace:
         self._bytes_s, self._monotonic = mbit * BYTES_PER_MBIT, monotonic
         self._lock = threading.Lock()
         self._free_at = float("-inf")
+        self.num_bytes = 0
+        """Noted so far."""
 
     @classmethod
     def unlimited(cls) -> Pace:
         """One that never asks to wait."""
         return cls(0.0, lambda: 0.0)
+
+    @property
+    def limit_bytes_s(self) -> float:
+        """The rate; 0: no limit."""
+        return self._bytes_s
 
     @property
     def block_bytes(self) -> int:
@@ -44,9 +51,10 @@ class Pace:
 
     def wait_s(self, num_bytes: int) -> float:
         """Notes so many bytes and says how long to wait before going on."""
-        if not self._bytes_s:
-            return 0.0
         with self._lock:
+            self.num_bytes += num_bytes
+            if not self._bytes_s:
+                return 0.0
             now = self._monotonic()
             self._free_at = max(self._free_at, now - BURST_S) + num_bytes / self._bytes_s
             return max(0.0, self._free_at - now)

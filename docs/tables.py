@@ -27,6 +27,7 @@ from dcnr import errors, limits, settings
 from dcnr.cli import dcnr as dcnr_command
 from dcnr.cli import orchestrator as orchestrator_command
 from dcnr.cli import pnode as pnode_command
+from dcnr.cli import schemas
 from dcnr.cli.homes import PREFIXES
 from gateway.app import description
 from gateway.errors import CODES
@@ -35,6 +36,7 @@ from vnode.registry import default_registry
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 OPENAPI: Final = ROOT / "gateway" / "openapi.json"
+SCHEMAS: Final = ROOT / "docs" / "schemas"
 PACKAGES: Final = ("dcnr", "trust", "membership", "dataservice", "vnode", "pnode", "orchestrator", "gateway")
 APPS: Final = {"dcnr": dcnr_command.app, "orchestrator": orchestrator_command.app, "pnode": pnode_command.app}
 EXITS: Final = {
@@ -217,6 +219,12 @@ def openapi() -> str:
     return json.dumps(description(), indent=1, ensure_ascii=False) + "\n"
 
 
+def made_files() -> dict[Path, str]:
+    """Files that are made as a whole: the description of the REST routes, the schema of each JSON output."""
+    found = {SCHEMAS / schemas.file_of(name): json.dumps(schemas.schema_of(name), indent=1) + "\n" for name in schemas.SCHEMAS}
+    return {OPENAPI: openapi(), **found}
+
+
 # ---- settings, limits, commands, components --------------------------------------------------------------------------------------
 
 
@@ -286,6 +294,9 @@ def cli(app: str) -> str:
         rows = [_parameter_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
         if rows:
             parts.append(table(("parameter", "default", "meaning"), rows))
+        if name in schemas.SCHEMAS:
+            each = "Each line of its JSON" if name in schemas.LINES else "Its JSON"
+            parts.append(f"{each}: [{schemas.file_of(name)}](../schemas/{schemas.file_of(name)})")
     return "\n\n".join(parts)
 
 
@@ -340,13 +351,13 @@ TABLES: Final[Mapping[str, Callable[[str], str]]] = {
 
 def main(arguments: Sequence[str]) -> int:
     """Rewrites the tables, or with ``--check`` only names the documents that would change."""
-    stale = [path for path in documents() if rewritten(path.read_text()) != path.read_text()]
-    if OPENAPI.read_text() != openapi():
-        stale.append(OPENAPI)
+    wanted = made_files() | {path: rewritten(path.read_text()) for path in documents()}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")
         if "--check" not in arguments:
-            path.write_text(openapi() if path == OPENAPI else rewritten(path.read_text()))
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(wanted[path])
     return int(bool(stale) and "--check" in arguments)
 
 

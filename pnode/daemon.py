@@ -185,8 +185,10 @@ class Daemon:
         self._orchestrators = Orchestrators(self._dialer, self._known_orchestrators)
         bulk = Dialer(self._key, self._policy.network_id, clock=self._clock, rng=random_bytes, own_connections=True)
         self._bulk = Orchestrators(bulk, self._known_orchestrators)
-        up, down = (Pace(mbit, self._clock.monotonic) for mbit in (settings.limits.upload_mbit, settings.limits.download_mbit))
-        self._objects = ObjectClient(self._bulk, self._rule, up=up, down=down)
+        self._up, self._down = (
+            Pace(mbit, self._clock.monotonic) for mbit in (settings.limits.upload_mbit, settings.limits.download_mbit)
+        )
+        self._objects = ObjectClient(self._bulk, self._rule, up=self._up, down=self._down)
         self._cache = ObjectCache(self._objects, home.cache, max(1, self._allowed.disk_bytes // 2))
         self._shelf = Shelf(home.snapshots)
         self._budget = Budget(self._allowed)
@@ -253,7 +255,7 @@ class Daemon:
         self._telling = Telling(
             self._key.node_id, self._policy, self._machine, self._clock, self._now, self._known_orchestrators, self._membership,
             self._budget, self._duties, self._neighbours,
-            self._streams, self._uploads, self._pausing, self.journal, self._seats,
+            self._streams, self._uploads, self._pausing, self.journal, self._seats, self._up, self._down,
         )  # fmt: skip
         self._hearing = Hearing(
             self._now, self._duties, self._neighbours, self._uploads, self._shards, self._audits, self._seats, self.journal, self._drained,

@@ -54,7 +54,8 @@ class Hearing:
     def _reported(self, report: local_pb2.WorkerReport) -> None:
         before = self._news_of(self.now.worker.replicas.values())
         self.now.worker.replicas = {item.replica: item for item in report.replicas}
-        self.now.worker.rss_bytes = int(report.rss_bytes)
+        self.now.worker.rss_bytes, self.now.worker.cpu_s = int(report.rss_bytes), report.cpu_s
+        self.now.worker.num_questions = int(report.num_questions)
         self.neighbours.reached({item.pnode_id for item in report.evidence})
         for item in report.replicas:
             self.duties.worker_reported(item)

@@ -71,6 +71,8 @@ class InferDesk:
         self._peers: dict[InferStream, Peer] = {}
         self._asked: dict[tuple[InferStream, bytes], _Asked] = {}
         self._group: asyncio.TaskGroup | None = None
+        self.num_computed = 0
+        """Questions of which a part was computed here."""
 
     def allow(self, orchestrators: Sequence[str]) -> None:
         """Who may ask from now on."""
@@ -205,6 +207,7 @@ class InferDesk:
             reads = place.asking.reads
             inputs = [_brought(tensors, name) for name in reads.names[hop.vnode]]
             computed = await place.compute(inputs, Wish(hop.answers, hop.draft, hop.last))
+            self.num_computed += not number
             timings.append(
                 vnode_pb2.InferTiming(
                     vnode=hop.vnode,

@@ -52,6 +52,8 @@ class WorkerFacts:
     device_name: str = ""
     reason: str = "the worker has not started yet"
     rss_bytes: int = 0
+    cpu_s: float = 0.0
+    num_questions: int = 0
     replicas: dict[str, orchestrator_pb2.ReplicaReport] = field(default_factory=dict)
 
     @property

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 
+from dataservice.pacing import Pace
 from dcnr.client import Known
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
@@ -57,6 +59,8 @@ class Telling:
     pausing: Pausing
     journal: Journal
     seats: SeatDuties
+    up: Pace
+    down: Pace
 
     def hello(self) -> orchestrator_pb2.Hello:
         """The first message of a control stream."""
@@ -130,4 +134,7 @@ class Telling:
             epoch=term.epoch if term else 0, holder=term.holder if term else "", control_address=now.control_address,
             dht_address=self.membership.dht_address, incarnation=worker.incarnation, locality=self.policy.document.locality,
             pid=os.getpid(), worker_pid=worker.pid, dht_lookups=self.membership.dht_lookups, events=self.journal.since(0, 64), seats=self.seats.reports(),
+            cpu_s=time.process_time() + worker.cpu_s, uploaded_bytes=self.up.num_bytes, downloaded_bytes=self.down.num_bytes,
+            upload_limit_bytes_s=self.up.limit_bytes_s, download_limit_bytes_s=self.down.limit_bytes_s, num_questions=worker.num_questions,
+            num_batches={item.assignment.replica: item.num_batches for item in self.duties.hosted if item.num_batches},
         )  # fmt: skip

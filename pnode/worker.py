@@ -287,7 +287,7 @@ class Worker:
         ]
         return local_pb2.WorkerReport(
             replicas=self._crew.reports(), evidence=evidence[:MAX_EVIDENCE], rss_bytes=psutil.Process().memory_info().rss,
-            seats=self._seats.reports(),
+            seats=self._seats.reports(), cpu_s=time.process_time(), num_questions=self._desk.num_computed,
         )  # fmt: skip
 
     def _snapshot(self, ready: local_pb2.SnapshotReady) -> None:

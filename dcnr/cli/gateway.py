@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dcnr.cli import output
+from dcnr.cli.completion import among
 from dcnr.cli.homes import HomeOption, JsonOption, home_of, settings_of
 from dcnr.cli.session import BootstrapOption, NetworkIdOption, NetworkOption, Session
 from dcnr.settings import ClientSettings
@@ -72,7 +73,7 @@ def start(
 @keys.command()
 def add(
     name: Annotated[str, typer.Argument(help="Whose it is, for people.")],
-    scope: Annotated[str, typer.Option(help="client, admin or node-owner.")] = "client",
+    scope: Annotated[str, typer.Option(help="client, admin or node-owner.", autocompletion=among("client", "admin", "node-owner"))] = "client",
     days: Annotated[float, typer.Option(min=0.0, max=36_500.0, help="For how long; 0: until it is revoked.")] = 365.0,
     signed: Annotated[bool, typer.Option("--signed", help="Refuse its requests unless each bears a signature.")] = False,
     home: HomeOption = None, as_json: JsonOption = False,

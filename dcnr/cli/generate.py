@@ -9,6 +9,7 @@ import typer
 
 from dcnr.cli import output
 from dcnr.cli.homes import HomeOption, JsonOption
+from dcnr.cli.infer import WeightsOption
 from dcnr.cli.session import BootstrapOption, NetworkIdOption, NetworkOption, Session
 from dcnr.errors import InvalidInput
 
@@ -30,7 +31,7 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Only the likeliest that hold this probability.")] = 1.0,
     seed: Annotated[int | None, typer.Option(min=0, help="The same seed and version write the same text.", show_default=False)] = None,
     stop: Annotated[list[str] | None, typer.Option(help="The text ends before it. May be repeated.")] = None,
-    weights: Annotated[str, typer.Option(help="served: the newest released version; live: as they train now; named: --manifest.")] = "served",
+    weights: WeightsOption = "served",
     manifest: Annotated[str, typer.Option(help="Digest of the version for --weights named.")] = "",
     exit_: Annotated[str, typer.Option("--exit", help="VNode whose exit writes; default: the deepest.")] = "",
     full_depth: Annotated[bool, typer.Option("--full-depth", help="Rather no text than one of a shallower exit.")] = False,

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
+from dcnr.cli.completion import among
 from dcnr.cli.output import emit
-from dcnr.settings import ClientSettings, Loaded, OrchestratorSettings, PNodeSettings, load_settings, render_settings
+from dcnr.settings import LOG_LEVELS, ClientSettings, Loaded, OrchestratorSettings, PNodeSettings, load_settings, render_settings
 
 T = TypeVar("T")
 
@@ -22,6 +23,9 @@ PREFIXES: Final[Mapping[type[Any], tuple[str, str]]] = {
 """Prefix in the environment and name of the default directory, by kind of settings."""
 
 HomeOption = Annotated[Path | None, typer.Option("--home", help="Home directory.", show_default=False)]
+LogLevelOption = Annotated[
+    str | None, typer.Option(help="debug, info, warning or error.", show_default=False, autocompletion=among(*LOG_LEVELS))
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Only JSON on standard output.")]
 
 

@@ -10,6 +10,7 @@ import typer
 
 from dcnr import limits
 from dcnr.cli import output
+from dcnr.cli.completion import among
 from dcnr.cli.homes import HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, NetworkIdOption, NetworkOption, Session
 from dcnr.errors import InvalidInput
@@ -24,6 +25,13 @@ LOOK_S: Final = 0.5
 WAITED_FOR: Final = frozenset(("no_server", "busy"))
 MAX_SHOWN: Final = 16
 FIRST_VALUES: Final = 6
+WeightsOption = Annotated[
+    str,
+    typer.Option(
+        help="served: the newest released version; live: as they train now; named: --manifest.",
+        autocompletion=among("served", "live", "named"),
+    ),
+]
 
 
 def add(app: typer.Typer) -> None:
@@ -34,7 +42,7 @@ def add(app: typer.Typer) -> None:
 def infer(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     source: Annotated[str, typer.Option("--input", help="Array with the batch dimension first, as .npy; -: standard input.")],
-    weights: Annotated[str, typer.Option(help="served: the newest released version; live: as they train now; named: --manifest.")] = "served",
+    weights: WeightsOption = "served",
     manifest: Annotated[str, typer.Option(help="Digest of the version for --weights named.")] = "",
     exit_: Annotated[str, typer.Option("--exit", help="VNode whose readout is wanted; default: the deepest.")] = "",
     full_depth: Annotated[bool, typer.Option("--full-depth", help="Rather no answer than one of a shallower exit.")] = False,

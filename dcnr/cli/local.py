@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from dcnr.cli import output
+from dcnr.cli.completion import among
 from dcnr.cli.homes import JsonOption
 from dcnr.errors import NotRunning, Refused, TimedOut, Unavailable
 
@@ -34,7 +35,7 @@ def add_demo(parent: typer.Typer) -> None:
 
 
 def _demo(
-    model: Annotated[str, typer.Option(help="mnist or text.")] = "mnist",
+    model: Annotated[str, typer.Option(help="mnist or text.", autocompletion=among("mnist", "text"))] = "mnist",
     directory: Annotated[Path | None, typer.Option(help="Where everything lies; default: .demo here.", show_default=False)] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the network running afterwards, until Ctrl-C.")] = False,
     kills: Annotated[bool, typer.Option("--kills/--no-kills", help="Kill machines on the way.")] = True,

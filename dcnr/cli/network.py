@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dcnr.cli import output
+from dcnr.cli.completion import among
 from dcnr.cli.homes import HomeOption, JsonOption, home_of
 from dcnr.cli.session import KEY_FILE, NETWORK_FILE, BootstrapOption, NetworkIdOption, NetworkOption, Session
 from dcnr.errors import InvalidInput, Refused
@@ -29,7 +30,9 @@ def create(
         str, typer.Option(help="Store as volunteers reach it, http(s)://HOST:PORT; empty: bytes go through orchestrators.")
     ] = "",
     bucket: Annotated[str, typer.Option(help="Bucket in the store.")] = "dcnr",
-    locality: Annotated[str, typer.Option(help="spread, or single-host (demo and tests).")] = "spread",
+    locality: Annotated[
+        str, typer.Option(help="spread, or single-host (demo and tests).", autocompletion=among("spread", "single-host"))
+    ] = "spread",
     bootstrap: Annotated[list[str] | None, typer.Option(help="First nodes to ask, ID@HOST:PORT. May be repeated.")] = None,
     maintainers: Annotated[int, typer.Option(min=1, max=32, help="Number of maintainer keys to make.")] = 1,
     threshold: Annotated[int, typer.Option(min=1, max=32, help="Signatures needed.")] = 1,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from dcnr.cli import errors, output
-from dcnr.cli.homes import HomeOption, JsonOption, VersionOption, home_of, settings_of, show_settings
+from dcnr.cli.homes import HomeOption, JsonOption, LogLevelOption, VersionOption, home_of, settings_of, show_settings
 from dcnr.crashpoints import reached
 from dcnr.errors import NotRunning, Refused, TimedOut, Unavailable
 from dcnr.settings import OrchestratorSettings
@@ -76,7 +76,7 @@ def start(
     gateway: Annotated[
         str | None, typer.Option(help="Serve REST at this HOST:PORT too, say 127.0.0.1:7780.", show_default=False)
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default=False)] = None,
+    log_level: LogLevelOption = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log lines as JSON.", show_default=False)] = None,
     home: HomeOption = None,
     until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", help="End when standard input closes.")] = False,

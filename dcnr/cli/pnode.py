@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dcnr.cli import errors, output
-from dcnr.cli.homes import HomeOption, JsonOption, VersionOption, home_of, settings_of, show_settings
+from dcnr.cli import errors, output, top
+from dcnr.cli.completion import among
+from dcnr.cli.homes import HomeOption, JsonOption, LogLevelOption, VersionOption, home_of, settings_of, show_settings
 from dcnr.errors import InvalidInput, NotRunning, Unavailable
 from dcnr.settings import PNodeSettings, setting_rows
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from pnode.daemon import Daemon
 
 _START = "pnode start --bootstrap HOST:PORT"
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(help="auto, cpu, cuda or mps.", show_default=False, autocompletion=among("auto", "cpu", "cuda", "mps")),
+]
 
 app = typer.Typer(
     help="Lend this machine to a network that trains a model owned by its community.\n\nStart with: pnode start --bootstrap HOST:PORT",
@@ -24,6 +29,7 @@ app = typer.Typer(
 )  # fmt: skip
 config = typer.Typer(help="Settings and where they come from.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config, name="config")
+top.add(app)
 
 
 @app.callback()
@@ -42,7 +48,7 @@ def start(
     ] = None,
     disk_mb: Annotated[int | None, typer.Option(help="Disk to lend in MiB.", show_default=False)] = None,
     cpu_percent: Annotated[float | None, typer.Option(help="Share of those cores' time, in percent.", show_default=False)] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", show_default=False)] = None,
+    device: DeviceOption = None,
     control_port: Annotated[int | None, typer.Option(help="TCP port of the daemon; 0: a free one.", show_default=False)] = None,
     data_port: Annotated[int | None, typer.Option(help="TCP port of the worker; 0: a free one.", show_default=False)] = None,
     dht_port: Annotated[int | None, typer.Option(help="UDP port of the directory; 0: a free one.", show_default=False)] = None,
@@ -50,7 +56,7 @@ def start(
     advertise_host: Annotated[str | None, typer.Option(help="Address that others are told.", show_default=False)] = None,
     checkpoint_s: Annotated[float | None, typer.Option(help="Longest time between checkpoints.", show_default=False)] = None,
     owner: Annotated[Path | None, typer.Option(help="Whose machine this is: a file from pnode own.", show_default=False)] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default=False)] = None,
+    log_level: LogLevelOption = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log lines as JSON.", show_default=False)] = None,
     home: HomeOption = None,
     until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", help="End when standard input closes.")] = False,

@@ -1,10 +1,11 @@
-"""Messages of the contract as plain values for JSON: numbers stay numbers, enums become words, intervals pairs, bytes hexadecimal.
+"""Messages of the contract as plain values for JSON: numbers stay numbers (what is none is None), enums become words, intervals pairs, bytes hexadecimal.
 
-The schema of every ``--json`` output is the message of that name in ``proto/dcnr/v1`` with these rules; every field is present.
+Every field is present. The schemas in ``docs/schemas`` say so of each message.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from google.protobuf.message import Message
@@ -26,6 +27,11 @@ def word(enum: Any, number: int) -> str:
     return _word(descriptor, value.name) if value is not None else str(number)
 
 
+def words_of(descriptor: Any) -> list[str]:
+    """All words that `word` gives for known values of that enum."""
+    return [_word(descriptor, value.name) for value in descriptor.values]
+
+
 def _field(message: Message, field: Any) -> Any:
     value = getattr(message, field.name)
     if field.is_repeated:
@@ -45,6 +51,8 @@ def _value(field: Any, value: Any) -> Any:
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
         return _word(field.enum_type, known.name) if known is not None else str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value.hex() if isinstance(value, bytes) else value
 
 

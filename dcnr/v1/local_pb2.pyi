@@ -939,8 +939,14 @@ class WorkerReport(_message.Message):
     EVIDENCE_FIELD_NUMBER: _builtins.int
     RSS_BYTES_FIELD_NUMBER: _builtins.int
     SEATS_FIELD_NUMBER: _builtins.int
+    CPU_S_FIELD_NUMBER: _builtins.int
+    NUM_QUESTIONS_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
     """of the process"""
+    cpu_s: _builtins.float
+    """processor time of the process"""
+    num_questions: _builtins.int
+    """of which it computed a part"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[_orchestrator_pb2.ReplicaReport]:
         """all hosted"""
@@ -960,10 +966,12 @@ class WorkerReport(_message.Message):
         evidence: _abc.Iterable[_orchestrator_pb2.LinkEvidence] | None = ...,
         rss_bytes: _builtins.int = ...,
         seats: _abc.Iterable[_orchestrator_pb2.SeatReport] | None = ...,
+        cpu_s: _builtins.float = ...,
+        num_questions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "replicas", b"replicas", "rss_bytes", b"rss_bytes", "seats", b"seats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "evidence", b"evidence", "num_questions", b"num_questions", "replicas", b"replicas", "rss_bytes", b"rss_bytes", "seats", b"seats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1089,6 +1097,26 @@ class StatusResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class NumBatchesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODE_ID_FIELD_NUMBER: _builtins.int
     NETWORK_ID_FIELD_NUMBER: _builtins.int
     NETWORK_NAME_FIELD_NUMBER: _builtins.int
@@ -1115,6 +1143,13 @@ class StatusResponse(_message.Message):
     DHT_LOOKUPS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     SEATS_FIELD_NUMBER: _builtins.int
+    CPU_S_FIELD_NUMBER: _builtins.int
+    UPLOADED_BYTES_FIELD_NUMBER: _builtins.int
+    DOWNLOADED_BYTES_FIELD_NUMBER: _builtins.int
+    UPLOAD_LIMIT_BYTES_S_FIELD_NUMBER: _builtins.int
+    DOWNLOAD_LIMIT_BYTES_S_FIELD_NUMBER: _builtins.int
+    NUM_QUESTIONS_FIELD_NUMBER: _builtins.int
+    NUM_BATCHES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """own id"""
     network_id: _builtins.str
@@ -1157,6 +1192,18 @@ class StatusResponse(_message.Message):
     """0 when none"""
     dht_lookups: _builtins.int
     """since start"""
+    cpu_s: _builtins.float
+    """processor time that daemon and worker have used; less than before where a worker began anew"""
+    uploaded_bytes: _builtins.int
+    """into the store, since start"""
+    downloaded_bytes: _builtins.int
+    """out of the store, since start"""
+    upload_limit_bytes_s: _builtins.float
+    """of the owner; 0: none"""
+    download_limit_bytes_s: _builtins.float
+    """likewise"""
+    num_questions: _builtins.int
+    """of which the worker computed a part, since it began"""
     @_builtins.property
     def orchestrators(self) -> _containers.RepeatedCompositeFieldContainer[Global___Contact]:
         """listed ones"""
@@ -1176,6 +1223,10 @@ class StatusResponse(_message.Message):
     @_builtins.property
     def seats(self) -> _containers.RepeatedCompositeFieldContainer[_orchestrator_pb2.SeatReport]:
         """states that it serves, or should"""
+
+    @_builtins.property
+    def num_batches(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by replica: batches of its job, as far as they are known"""
 
     def __init__(
         self,
@@ -1206,10 +1257,17 @@ class StatusResponse(_message.Message):
         dht_lookups: _builtins.int = ...,
         events: _abc.Iterable[_common_pb2.Event] | None = ...,
         seats: _abc.Iterable[_orchestrator_pb2.SeatReport] | None = ...,
+        cpu_s: _builtins.float = ...,
+        uploaded_bytes: _builtins.int = ...,
+        downloaded_bytes: _builtins.int = ...,
+        upload_limit_bytes_s: _builtins.float = ...,
+        download_limit_bytes_s: _builtins.float = ...,
+        num_questions: _builtins.int = ...,
+        num_batches: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "control_address", b"control_address", "dht_address", b"dht_address", "dht_lookups", b"dht_lookups", "disk_bytes", b"disk_bytes", "epoch", b"epoch", "events", b"events", "holder", b"holder", "incarnation", b"incarnation", "locality", b"locality", "memory_bytes", b"memory_bytes", "network_id", b"network_id", "network_name", b"network_name", "next_action", b"next_action", "node_id", b"node_id", "num_known", b"num_known", "orchestrators", b"orchestrators", "pid", b"pid", "reachable", b"reachable", "reason", b"reason", "replicas", b"replicas", "seats", b"seats", "software", b"software", "state", b"state", "uptime_s", b"uptime_s", "worker_pid", b"worker_pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "control_address", b"control_address", "cpu_s", b"cpu_s", "dht_address", b"dht_address", "dht_lookups", b"dht_lookups", "disk_bytes", b"disk_bytes", "download_limit_bytes_s", b"download_limit_bytes_s", "downloaded_bytes", b"downloaded_bytes", "epoch", b"epoch", "events", b"events", "holder", b"holder", "incarnation", b"incarnation", "locality", b"locality", "memory_bytes", b"memory_bytes", "network_id", b"network_id", "network_name", b"network_name", "next_action", b"next_action", "node_id", b"node_id", "num_batches", b"num_batches", "num_known", b"num_known", "num_questions", b"num_questions", "orchestrators", b"orchestrators", "pid", b"pid", "reachable", b"reachable", "reason", b"reason", "replicas", b"replicas", "seats", b"seats", "software", b"software", "state", b"state", "upload_limit_bytes_s", b"upload_limit_bytes_s", "uploaded_bytes", b"uploaded_bytes", "uptime_s", b"uptime_s", "worker_pid", b"worker_pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -897,6 +897,7 @@ class ForwardRequest(_message.Message):
     REDUNDANCY_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """empty: the only one"""
     weights: Global___Weights.ValueType
@@ -915,6 +916,8 @@ class ForwardRequest(_message.Message):
     """one sequence of tokens: the first stage extends it by so many first; at most 16"""
     last: _builtins.int
     """of a readout of sequences: only so many last places; 0: all"""
+    traceparent: _builtins.str
+    """W3C trace context of the caller, version 00; empty: none"""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedTensor]:
         """one per source; the name may be empty where there is only one"""
@@ -932,10 +935,11 @@ class ForwardRequest(_message.Message):
         redundancy: _builtins.int = ...,
         draft: _builtins.int = ...,
         last: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "draft", b"draft", "exit", b"exit", "full_depth", b"full_depth", "inputs", b"inputs", "last", b"last", "manifest_digest", b"manifest_digest", "model", b"model", "redundancy", b"redundancy", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "draft", b"draft", "exit", b"exit", "full_depth", b"full_depth", "inputs", b"inputs", "last", b"last", "manifest_digest", b"manifest_digest", "model", b"model", "redundancy", b"redundancy", "traceparent", b"traceparent", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1080,6 +1084,7 @@ class GenerateRequest(_message.Message):
     FULL_DEPTH_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     PLAIN_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """empty: the only one"""
     prompt: _builtins.bytes
@@ -1104,6 +1109,8 @@ class GenerateRequest(_message.Message):
     """for the whole text; at most 600; 0 means 120"""
     plain: _builtins.bool
     """no drafts: one token per pass; the same text, slower"""
+    traceparent: _builtins.str
+    """W3C trace context of the caller, version 00; empty: none"""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """at most 4 of at most 64 bytes: the text ends before the first of them"""
@@ -1124,10 +1131,11 @@ class GenerateRequest(_message.Message):
         full_depth: _builtins.bool = ...,
         deadline_s: _builtins.float = ...,
         plain: _builtins.bool = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "deadline_s", b"deadline_s", "exit", b"exit", "full_depth", b"full_depth", "manifest_digest", b"manifest_digest", "max_tokens", b"max_tokens", "model", b"model", "plain", b"plain", "prompt", b"prompt", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_p", b"top_p", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "deadline_s", b"deadline_s", "exit", b"exit", "full_depth", b"full_depth", "manifest_digest", b"manifest_digest", "max_tokens", b"max_tokens", "model", b"model", "plain", b"plain", "prompt", b"prompt", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_p", b"top_p", "traceparent", b"traceparent", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015

@@ -219,6 +219,7 @@ class InferRequest(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     """16 random bytes, chosen by who asks first"""
     network_id: _builtins.str
@@ -233,6 +234,8 @@ class InferRequest(_message.Message):
     """16 bytes: named states keep keys and values of the one sequence that is asked under it; empty: they keep nothing"""
     offset: _builtins.int
     """places of the sequence before the tensors brought, kept under that session; 0 begins it. What was kept behind is forgotten"""
+    traceparent: _builtins.str
+    """W3C trace context of who asks, version 00; empty: none; passed on, and never trusted"""
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferHop]:
         """in topological order, the receiver first; at most 256"""
@@ -258,10 +261,11 @@ class InferRequest(_message.Message):
         timings: _abc.Iterable[Global___InferTiming] | None = ...,
         session: _builtins.bytes = ...,
         offset: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "deadline_s", b"deadline_s", "hops", b"hops", "id", b"id", "model", b"model", "network_id", b"network_id", "offset", b"offset", "session", b"session", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "deadline_s", b"deadline_s", "hops", b"hops", "id", b"id", "model", b"model", "network_id", b"network_id", "offset", b"offset", "session", b"session", "tensors", b"tensors", "timings", b"timings", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from schemas_rig import check_output
 from trouble_rig import until
 
 import dcnr.sdk
@@ -80,6 +85,8 @@ class Shell:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             ended = errors.exit_code(APPS[name], name, [*arguments, *more])
         assert ended == code, f"{line}: {ended}\n{out.getvalue()}\n{err.getvalue()}\n{self.network.trouble()}"
+        if ended == 0:
+            check_output(" ".join([line, *more]), out.getvalue())
         return out.getvalue()
 
 
@@ -164,8 +171,49 @@ def test_daemons_tell_about_themselves(shell: Shell) -> None:
     assert told["locality"] == "single_host"
     assert "single host" in shell.run("pnode status", "--home", str(lent.home))
     assert json.loads(shell.run("pnode why --json", "--home", str(lent.home)))["lines"]
+    looks = [
+        json.loads(line) for line in shell.run("pnode top --json --count 3 --interval 0.2", "--home", str(lent.home)).splitlines()
+    ]
+    assert [look["node_id"] for look in looks] == [lent.node_id] * 3
+    assert looks[0]["cpu"]["limit_cores"] > 0
+    assert looks[0]["download"]["bytes_per_s"] > 0, "it has fetched shards"
+    assert looks[0]["attached"]
+    [line] = shell.run("pnode top --count 1", "--home", str(lent.home)).splitlines()
+    assert "attached 1/1" in line
     told = json.loads(shell.run("orchestrator status --json", "--home", str(deciding.home)))
     assert (told["node_id"], told["store_ok"]) == (deciding.node_id, True)
+
+
+def test_top_fills_a_terminal_and_gives_it_back(shell: Shell) -> None:
+    """Goal: in a terminal it is one screen that is drawn anew, without colours where none are wanted, and what was there before comes back."""
+    ours, theirs = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "dcnr.cli.pnode",
+        "top",
+        "--count",
+        "2",
+        "--interval",
+        "0.2",
+        "--home",
+        str(shell.network.pnodes[0].home),
+    ]
+    environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "160", "LINES": "50"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        drawn = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while part := os.read(ours, 65536):
+                drawn += part
+        assert process.wait(timeout=60) == 0, drawn
+    os.close(ours)
+    text = drawn.decode()
+    assert "\x1b[?1049h" in text
+    assert "\x1b[?1049l" in text
+    assert text.count("questions  ") == 2
+    assert shell.network.pnodes[0].node_id[:8] in text
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", text)
 
 
 def test_refusals_have_their_codes(shell: Shell, data: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from schemas_rig import check_output
 
 from dcnr.cli import dcnr as program
 from dcnr.cli import errors
@@ -29,7 +30,10 @@ def command(*arguments: str, code: int = 0) -> Any:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         assert errors.exit_code(program.app, "dcnr", [*arguments, *(["--json"] if code == 0 else [])]) == code
-    return json.loads(out.getvalue()) if code == 0 else None
+    if code:
+        return None
+    check_output(" ".join(["dcnr", *arguments, "--json"]), out.getvalue())
+    return json.loads(out.getvalue())
 
 
 @pytest.fixture(scope="module")

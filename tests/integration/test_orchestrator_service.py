@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import urllib3
 from orchestrator_parts import BATCHES, MODELS_WAIT_S, Worker, small_graph, stage
+from schemas_rig import check_output
 from service_rig import CLOCK, PNode, dial, network_over, serving
 
 from dataservice.s3 import S3Store, StoreAddress
@@ -151,6 +152,7 @@ async def typed(*arguments: str) -> str:
     with contextlib.redirect_stdout(out):
         ended = await asyncio.to_thread(errors.exit_code, maintainer_command.app, "dcnr", list(arguments))
     assert ended == 0, out.getvalue()
+    check_output(" ".join(["dcnr", *arguments]), out.getvalue())
     return out.getvalue()
 
 

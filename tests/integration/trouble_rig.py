@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from schemas_rig import check_output
 
 from dcnr.cli import errors, pnode
 from dcnr.testing import clean_environment
@@ -169,6 +170,7 @@ def asked(*arguments: str) -> str:
     with contextlib.redirect_stdout(out):
         ended = errors.exit_code(pnode.app, "pnode", list(arguments))
     assert ended == 0, f"{arguments}: {ended}\n{out.getvalue()}"
+    check_output(" ".join(["pnode", *arguments]), out.getvalue())
     return out.getvalue()
 
 

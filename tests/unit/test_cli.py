@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from schemas_rig import check_output
 
 from dcnr import __version__
 from dcnr.cli import dcnr, errors, foreground, orchestrator, output, pnode
@@ -30,8 +33,15 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(line: str, *more: str) -> int:
+    """Its exit code. What it prints is printed, and where that is JSON it fits its schema."""
     name, *arguments = line.split()
-    return errors.exit_code(APPS[name], name, [*arguments, *more])
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = errors.exit_code(APPS[name], name, [*arguments, *more])
+    sys.stdout.write(out.getvalue())
+    if code == 0:
+        check_output(" ".join([line, *more]), out.getvalue())
+    return code
 
 
 def failing(error: Exception) -> typer.Typer:

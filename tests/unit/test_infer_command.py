@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from schemas_rig import check_value
 from typer.testing import CliRunner
 
 from dcnr.cli import infer
@@ -77,6 +78,7 @@ def test_json_has_every_value_and_a_degraded_answer_says_so(monkeypatch: pytest.
     degraded = answer(exit="wide", degraded=True, degraded_reason="nobody serves deep now")
     shown = call(monkeypatch, Client(degraded), "toy", "--input", "-", "--json", data=npy(np.ones((2, 4), np.float32)))
     found = json.loads(shown.stdout)
+    check_value("dcnr infer", found)
     np.testing.assert_allclose(found["output"], degraded.output)
     assert (found["exit"], found["degraded"], found["stages"][0]["step"]) == ("wide", True, 7)
     text = call(monkeypatch, Client(degraded), "toy", "--input", "-", data=npy(np.ones((2, 4), np.float32)))
