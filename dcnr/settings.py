@@ -357,6 +357,9 @@ class OrchestratorSettings:
     store_port: int = _port(7790, "TCP port of the embedded store")
     store_public_url: str = setting("", "address of the store as volunteers reach it; empty: bytes are proxied")
     trusted: str = setting("", "path of a list of PNodes that this orchestrator checks less")
+    gateways: tuple[str, ...] = setting(
+        (), "ids of gateways that limit their callers themselves (dcnr gateway id): their questions are not counted as a stranger's"
+    )
     verifier: bool = setting(False, "check claimed training here too, in a process of its own, where no independent PNode can")
     log_level: str = _log_level()
     log_json: bool = setting(False, "log lines as JSON")

@@ -58,14 +58,18 @@ def caller_of(policy: NetworkPolicy, node_id: str, pnode_id: str | None, known: 
 
 
 class AskLimits:
-    """How often questions may be asked: who is known here as often as there is room, strangers at a rate per subnet, since keys cost nothing."""
+    """How often questions may be asked: who is known here as often as there is room, strangers at a rate per subnet, since keys cost nothing.
 
-    def __init__(self) -> None:
+    ``gateways``: their ids, of those that limit whom they ask for.
+    """
+
+    def __init__(self, gateways: Collection[str] = ()) -> None:
+        self._gateways = frozenset(gateways)
         self._strangers = TokenBuckets(STRANGERS_ASK)
 
     def check(self, caller: Caller, subnet: str, now: float) -> None:
         """Raises Unavailable (``rate_limited``) with the time to wait."""
-        if caller.is_member:
+        if caller.is_member or caller.node_id in self._gateways:
             return
         wait_s = self._strangers.wait_s(subnet, now)
         if wait_s:

@@ -73,7 +73,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def __init__(self, models: Models, attach: AttachService, directory: Directory, asking: Asking) -> None:
         self._models, self._attach, self._directory, self._asking = models, attach, directory, asking
         self._writing = Generating(asking, models.shared.clock, models.shared.random_bytes)
-        self._ask_limits = AskLimits()
+        self._ask_limits = AskLimits(models.shared.gateways)
         self._shared = models.shared
         self._previews = asyncio.Semaphore(PREVIEW_AT_ONCE)
 

@@ -72,6 +72,8 @@ class Shared:
     plan_policy: PlanPolicy = field(default_factory=PlanPolicy)
     trusted: OwnList = field(default_factory=OwnList)
     """PNodes that the operator's own file trusts."""
+    gateways: frozenset[str] = frozenset()
+    """Gateways that this orchestrator's operator knows to limit their callers."""
     draw_secret: Secret | None = None
     """What this orchestrator draws audits with; needed where they are in force."""
     random_bytes: RandomBytes = secrets.token_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -130,10 +130,12 @@ async def run_orchestrator(
     store_file: Path | None = None,
     verifier: Verifier | None = None,
     books: Books | None = None,
+    gateways: Collection[str] = (),
     on_ready: Callable[[str, int], None] = lambda host, port: None,
 ) -> None:
     """Runs until ``stop`` is set. ``store_file``: credentials of an external store (0600). ``verifier``: ended with this.
-    ``books``: what is told of usage and asked for quotes; without one the history.
+    ``books``: what is told of usage and asked for quotes; without one the history. ``gateways``: ids of gateways that may ask as often as there is
+    room, besides those of the settings.
 
     Raises Refused for a store without preconditions, InvalidInput for a bad list of trusted PNodes.
     """
@@ -148,7 +150,7 @@ async def run_orchestrator(
                 key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted,
                 plan_policy=_plan_policy(policy), draw_secret=load_or_create_secret(home / DRAW_FILE, random_bytes),
                 own_eyes=OwnEyes(store, policy.network_id, home / "audits", verifier), random_bytes=random_bytes,
-                books=books,
+                books=books, gateways=frozenset((*settings.gateways, *gateways)),
             )  # fmt: skip
             await _serve(settings, home, shared, store, proxy_uploads, rng, random_bytes, stop, on_ready)
         finally:

@@ -70,6 +70,19 @@ def start(
     foreground.run(serve())
 
 
+@app.command("id")
+def show_id(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Id of the gateway that runs on this home: orchestrators whose setting ``gateways`` has it do not count its questions as a stranger's.
+
+    Example: dcnr gateway id
+    """
+    from dcnr.cli.gateway_serving import KEY_FILE
+    from trust.identity import NodeKey
+
+    node_id = NodeKey.load_or_create(home_of(ClientSettings, home) / KEY_FILE).node_id
+    output.emit({"node_id": node_id}, lambda: node_id, as_json=as_json)
+
+
 @keys.command()
 def add(
     name: Annotated[str, typer.Argument(help="Whose it is, for people.")],

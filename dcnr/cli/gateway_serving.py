@@ -26,6 +26,11 @@ KEY_FILE: Final = "gateway.pem"
 """The gateway's own key: it may do what any stranger with a session may, no more."""
 
 
+def gateways_of(settings: GatewaySettings, home: Path) -> tuple[NodeId, ...]:
+    """The id of the gateway that `beside` serves, if it does."""
+    return (NodeKey.load_or_create(home / KEY_FILE).node_id,) if settings.listen else ()
+
+
 @contextlib.asynccontextmanager
 async def beside(
     settings: GatewaySettings, home: Path, policy: NetworkPolicy, clock: Clock

@@ -151,7 +151,7 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
     import secrets
     import signal
 
-    from dcnr.cli.gateway_serving import beside
+    from dcnr.cli.gateway_serving import beside, gateways_of
     from dcnr.system import SystemClock
     from orchestrator.service import run_orchestrator
     from trust.identity import NodeKey
@@ -185,6 +185,7 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
             await run_orchestrator(
                 settings, home, key=key, policy=policy, clock=clock, rng=random.Random(secrets.randbits(64)), random_bytes=secrets.token_bytes,
                 stop=stop, store_file=Path(settings.store_file) if settings.store_file else None, on_ready=ready,
+                gateways=gateways_of(settings.gateway, home),
                 verifier=_verifier(home, key, policy.network_id, clock) if settings.verifier else None,
             )  # fmt: skip
     finally:

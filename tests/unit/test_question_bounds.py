@@ -99,6 +99,9 @@ def test_strangers_of_one_subnet_share_a_rate_and_members_have_none() -> None:
     assert caught.value.code == "rate_limited"
     assert caught.value.retry_after_s > 0
     limits.check(stranger, "elsewhere", 0.0)
+    known = AskLimits(["s"])
+    for _ in range(2 * int(STRANGERS_ASK.burst)):
+        known.check(stranger, "net", 0.0)
     limits.check(Caller("m", maintainer=True, orchestrator=False, pnode=False), "net", 0.0)
 
 
