@@ -51,6 +51,7 @@ class ForwardIn(BaseModel):
     full_depth: bool = False
     deadline_s: float = Field(DEFAULT_DEADLINE_S, gt=0, le=MAX_DEADLINE_S)
     redundancy: int = Field(1, ge=0, le=16)
+    exact: bool = False
 
 
 def routes(context: Context) -> APIRouter:
@@ -70,7 +71,7 @@ def request_of(body: ForwardIn) -> orchestrator_pb2.ForwardRequest:
     return orchestrator_pb2.ForwardRequest(
         model=body.model, inputs=[_tensor(item) for item in body.inputs], weights=orchestrator_pb2.Weights.Value(body.weights),
         manifest_digest=body.manifest_digest, exit=body.exit, full_depth=body.full_depth, deadline_s=body.deadline_s,
-        redundancy=body.redundancy,
+        redundancy=body.redundancy, exact=body.exact,
     )  # fmt: skip
 
 

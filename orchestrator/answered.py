@@ -7,12 +7,16 @@ from typing import Final
 
 import numpy as np
 
+from dcnr.tensor import Array
 from dcnr.v1 import orchestrator_pb2
 from orchestrator.routing import Way
 from orchestrator.trying import Answer, bounded_s
+from vnode.checks.tolerances import table
 
-TOLERANCE: Final = 1e-3
-"""Relative difference of two answers, in the largest value: float32 on unlike machines stays far below."""
+LOSSY: Final = {"raw": 0.0, "fp16": 3.5e-4, "bf16": 2.8e-3, "int8": 1e-2}
+"""Rms distance of two roundings of Gaussian values by a codec, relative to their rms, if nothing were known of one from the other."""
+FLOOR: Final = 0.1
+"""Readouts of a smaller rms are compared as if they were as large, as `vnode.checks.residuals` does with outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +29,25 @@ class Answered:
     """Tried for it."""
 
 
-def alike(one: Answered, other: Answered) -> bool:
-    """Whether two answers to one question are the same within `TOLERANCE` of their largest value."""
+def tolerance(num_stages: int, codec: str) -> float:
+    """How far honest answers of so many stages may lie apart: of each stage what the committed table allows an output at most, and what its codec rounds."""
+    allowed = max(row["by_part"]["output"] for row in table()["rows"].values() if "output" in row["by_part"])
+    return num_stages * (float(allowed) + LOSSY[codec])
+
+
+def alike(one: Answered, other: Answered, codec: str) -> bool:
+    """Whether two answers to one question are the same: no sample's rms distance is over the `tolerance` of their rms."""
     left, right = one.answer.output, other.answer.output
     if one.way.exit != other.way.exit or left.shape != right.shape or left.dtype != right.dtype:
         return False
-    wide, far = left.astype(np.float64), right.astype(np.float64)
-    largest = max(float(np.abs(wide).max(initial=0.0)), float(np.abs(far).max(initial=0.0)))
-    return float(np.abs(wide - far).max(initial=0.0)) <= TOLERANCE * largest
+    wide, far = (output.astype(np.float64).reshape(len(output), -1) for output in (left, right))
+    scale = max(_rms(wide), _rms(far), FLOOR)
+    most = tolerance(len(one.way.hops), codec) * scale
+    return all(_rms(sample) <= most for sample in wide - far)
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
 
 
 def response(model: str, exit_: str, found: Answered, *, num_agreeing: int, total_s: float) -> orchestrator_pb2.ForwardResponse:

@@ -195,7 +195,7 @@ class Asking:
                 ) from error  # fmt: skip
             avoid = _apart(avoid, found[-1], self._shared)
         self.figures.num_compared += 1
-        if any(not alike(found[0], other) for other in found[1:]):
+        if any(not alike(found[0], other, question.codec) for other in found[1:]):
             self._differ(runtime, found)
             raise Unavailable(
                 "independent ways gave different answers", code="answers_differ", retry_after_s=5.0,
@@ -230,7 +230,7 @@ class Asking:
         except (DcnrError, TimeoutError):
             return  # nobody else is there to compare with
         self.figures.num_compared += 1
-        if not alike(found, other):
+        if not alike(found, other, question.codec):
             self._differ(runtime, [found, other])
 
     def _differ(self, runtime: ModelRuntime, found: list[Answered]) -> None:

@@ -93,6 +93,7 @@ class _Writer:
         request = self._request
         question = orchestrator_pb2.ForwardRequest(
             model=request.model, weights=request.weights, manifest_digest=request.manifest_digest, exit=request.exit, full_depth=request.full_depth,
+            exact=True,  # a text may not depend on how its passes are cut
         )  # fmt: skip
         if self._version:
             question.weights, question.manifest_digest = orchestrator_pb2.WEIGHTS_NAMED, self._version

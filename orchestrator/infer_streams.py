@@ -141,11 +141,16 @@ class InferStreams:
                         del self._streams[worker_id]
                         await stream.close()
 
+    def open_one(self, worker: VerifiedDelegation) -> InferStream | None:
+        """The stream to that worker, if it is open already."""
+        found = self._streams.get(worker.worker_id)
+        return found if found is not None and not found.ended else None
+
     async def opened(self, worker: VerifiedDelegation) -> InferStream:
         """The stream to that worker. Raises Unavailable (``unreachable``, ``too_many_streams``), Refused, RemoteFault."""
         async with self._opening.setdefault(worker.worker_id, asyncio.Lock()):
-            found = self._streams.get(worker.worker_id)
-            if found is not None and not found.ended:
+            found = self.open_one(worker)
+            if found is not None:
                 return found
             if self._group is None or len(self._streams) >= MAX_STREAMS:
                 raise Unavailable("too many workers are asked at once", code="too_many_streams")

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from dcnr import limits
-from dcnr.codecs import NUMPY_DTYPES
+from dcnr.codecs import CODECS, NUMPY_DTYPES
 from dcnr.errors import DcnrError, InvalidInput
 from dcnr.specs import TensorSpec
 from dcnr.stages import INPUT, Stage
@@ -23,6 +23,8 @@ MAX_INPUT_BYTES: Final = 4 * limits.MIB
 DEFAULT_DEADLINE_S: Final = 30.0
 MAX_DEADLINE_S: Final = 120.0
 MAX_REDUNDANCY: Final = 4
+RAW: Final = "raw"
+"""Outputs as they are: the network answers as one process would."""
 NUM_TOKENS: Final = 256
 """Texts are bytes."""
 
@@ -42,6 +44,8 @@ class Question:
     """Tokens by which the first stage extends the one sequence that is asked."""
     last: int = 0
     """Of the readout of sequences: so many last places; 0: all."""
+    codec: str = RAW
+    """In which outputs go from hop to hop."""
 
 
 def deadline_of(request: orchestrator_pb2.ForwardRequest) -> float:
@@ -81,7 +85,17 @@ def question_of(request: orchestrator_pb2.ForwardRequest, job: JobFacts) -> Ques
         _check_draft(request, inputs, sources)
     return Question(
         inputs, sizes.pop(), exit_, request.full_depth, deadline_of(request), max(1, int(request.redundancy)), int(request.draft), int(request.last),
+        codec_of(request, job),
     )  # fmt: skip
+
+
+def codec_of(request: orchestrator_pb2.ForwardRequest, job: JobFacts) -> str:
+    """In which outputs go from hop to hop: the lossy one that the model's edges declare, since its stages have learned from such inputs, else as they are.
+
+    ``auto`` declares none: which edges of the job were slow is not known any more.
+    """
+    declared = str(job.graph.train.codec)
+    return RAW if request.exact or declared not in CODECS else declared
 
 
 def context_of(job: JobFacts) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from dcnr.errors import DcnrError, Unavailable
+from dcnr.groups import apart, first_cause
 from dcnr.tensor import Array, EncodedTensor, TensorAssembler, TensorHeader, chunks
 from dcnr.v1 import vnode_pb2
 from orchestrator.infer_streams import InferStream, InferStreams
@@ -16,8 +17,6 @@ from orchestrator.questions import MAX_INPUT_BYTES, Question
 from orchestrator.routing import Way
 from trust.delegation import VerifiedDelegation
 
-CODEC: Final = "raw"
-"""Outputs travel as they are: the network answers as one process would."""
 MAX_HOPS: Final = 256
 MAX_COMPUTE_S: Final = 3600.0
 
@@ -65,8 +64,7 @@ class Try:
         """The answer. ``workers``: by PNode of the way. Raises WayFailed, Unavailable where no stream can be had."""
         opened: dict[str, InferStream] = {}
         try:
-            for pnode_id in dict.fromkeys(hop.pnode_id for hop in self.way.hops):
-                opened[pnode_id] = await self._open(streams, workers[pnode_id])
+            await self._open(streams, workers, opened)
             first = opened[self.way.hops[0].pnode_id]
             sending = asyncio.create_task(first.send(self._messages(network_id, model, caller, deadline_s)))
             try:
@@ -82,15 +80,36 @@ class Try:
             for stream in opened.values():
                 stream.forget(self._id, now)
 
-    async def _open(self, streams: InferStreams, worker: VerifiedDelegation) -> InferStream:
+    async def _open(self, streams: InferStreams, workers: Mapping[str, VerifiedDelegation], opened: dict[str, InferStream]) -> None:
+        """Listens to all workers of the way; those that are not open yet are dialled side by side."""
+        missing = []
+        for pnode_id in dict.fromkeys(hop.pnode_id for hop in self.way.hops):
+            stream = streams.open_one(workers[pnode_id])
+            if stream is None:
+                missing.append(pnode_id)
+            else:
+                stream.listen(self._id, self)
+                opened[pnode_id] = stream
+        if missing:
+            await apart(self._dial(streams, [workers[pnode_id] for pnode_id in missing], opened))
+
+    async def _dial(self, streams: InferStreams, workers: Sequence[VerifiedDelegation], opened: dict[str, InferStream]) -> None:
+        async def one(worker: VerifiedDelegation) -> None:
+            try:
+                stream = await streams.opened(worker)
+                stream.listen(self._id, self)
+            except DcnrError as error:
+                if error.code == "too_many_streams":
+                    raise
+                raise WayFailed(error.message, code="unreachable", pnode_id=worker.pnode_id, is_gone=True) from error
+            opened[worker.pnode_id] = stream
+
         try:
-            stream = await streams.opened(worker)
-            stream.listen(self._id, self)
-        except DcnrError as error:
-            if error.code == "too_many_streams":
-                raise
-            raise WayFailed(error.message, code="unreachable", pnode_id=worker.pnode_id, is_gone=True) from error
-        return stream
+            async with asyncio.TaskGroup() as group:
+                for worker in workers:
+                    group.create_task(one(worker))
+        except BaseExceptionGroup as failed:
+            raise first_cause(failed) from None
 
     def _messages(self, network_id: str, model: str, caller: str, deadline_s: float) -> list[vnode_pb2.InferMessage]:
         hops = self.way.hops
@@ -100,7 +119,7 @@ class Try:
             id=self._id, network_id=network_id, model=model, caller=caller, deadline_s=deadline_s,
             hops=[
                 vnode_pb2.InferHop(
-                    vnode=hop.vnode, replica=hop.replica, state_digest=hop.state_digest, delegation=hop.delegation, codec=CODEC,
+                    vnode=hop.vnode, replica=hop.replica, state_digest=hop.state_digest, delegation=hop.delegation, codec=self._question.codec,
                     answers=hop is hops[-1], draft=0 if number else self._question.draft, last=self._question.last if hop is hops[-1] else 0,
                 )
                 for number, hop in enumerate(hops)

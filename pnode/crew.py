@@ -24,7 +24,7 @@ from pnode.host import ReplicaHost
 from pnode.hosted import codec_in_force
 from pnode.hosting import Prepared
 from pnode.hub import LinkHub
-from pnode.infer_places import LivePlace
+from pnode.infer_live import LivePlace
 from pnode.inputs import Inputs
 from pnode.making import Making
 from pnode.merge_calls import MergeCalls

@@ -23,7 +23,7 @@ from pnode.infer_streams import InferStream, Words
 from pnode.infer_ways import Route, Ways
 from pnode.infer_words import Arriving, Made, Travelling, check_request, failure_message, tensor_message
 from pnode.links import CallStream, Told
-from trust.delegation import VerifiedDelegation, open_delegation
+from trust.delegation import OpenedDelegations, VerifiedDelegation
 from trust.session import Peer
 
 MAX_STREAMS: Final = 128
@@ -67,6 +67,7 @@ class InferDesk:
 
     def __init__(self, here: Here, *, clock: Clock, executor: Executor, find: Find, ways: Ways, told: Told) -> None:
         self._here, self._clock, self._executor, self._find, self._ways, self._told = here, clock, executor, find, ways, told
+        self._delegations = OpenedDelegations(here.network_id, clock)
         self._callers: frozenset[str] = frozenset()
         self._peers: dict[InferStream, Peer] = {}
         self._asked: dict[tuple[InferStream, bytes], _Asked] = {}
@@ -228,7 +229,7 @@ class InferDesk:
     def _worker_of(self, asked: _Asked, hop: vnode_pb2.InferHop) -> VerifiedDelegation:
         asked.vnode, asked.pnode_id = hop.vnode, ""
         try:
-            worker = open_delegation(hop.delegation, network_id=self._here.network_id, now_wall=self._clock.wall())
+            worker = self._delegations.open(hop.delegation)
         except DcnrError as error:
             raise Unavailable(f"its delegation does not hold: {error.message}", code="successor_unreachable") from error
         asked.pnode_id = worker.pnode_id

@@ -1,4 +1,4 @@
-"""Where a hop of a question is computed in this worker: by a training replica between two of its steps, or by a seat."""
+"""What a hop of a question computes, whoever does: a training replica (`pnode.infer_live`) or a seat (`pnode.seats`)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ import numpy as np
 
 from dcnr.errors import NotFound, RemoteFault
 from dcnr.ports import Clock
-from pnode.host import ReplicaHost
-from pnode.hosting import Prepared
 from pnode.infer_reads import Asking
 from pnode.infer_words import Travelling
 from pnode.outbox import as_array
-from pnode.pace import Pace
 from vnode.compute import Compute
 from vnode.vocabulary import Mode
 
 NUM_TOKENS: Final = 256
 """Sequences that are drafted are bytes."""
-AT_ONCE: Final = 4
-"""Questions that have a turn at a replica: each waits for one training step at most, and a training step for at most so many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +32,8 @@ class Computed:
     seconds: float
     drafted: bytes = b""
     """Tokens by which the question was extended first."""
+    num_together: int = 1
+    """Questions that this call computed, it included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +43,11 @@ class Wish:
     answers: bool = False
     draft: int = 0
     last: int = 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it cannot be computed together with another question."""
+        return self.draft > 0
 
 
 class Place(Protocol):
@@ -69,7 +71,7 @@ def infer(compute: Compute, inputs: Sequence[Travelling], step: int, clock: Cloc
     if drafted:
         values = [_extended(values[0], drafted)]
     output = compute.forward(0, values, Mode.INFER).output
-    readout = _last(compute.readout(output), wish.last) if wish.answers else None
+    readout = last_places(compute.readout(output), wish.last) if wish.answers else None
     return Computed(output, readout, step, began_s, clock.monotonic() - began_s, drafted)
 
 
@@ -85,7 +87,7 @@ def _drafted(compute: Compute, values: Sequence[Any], count: int) -> bytes:
     drafted = b""
     for _ in range(count):
         output = compute.forward(0, [_extended(values[0], drafted)], Mode.INFER).output
-        token = int(as_array(_last(compute.readout(output), 1)).argmax())
+        token = int(as_array(last_places(compute.readout(output), 1)).argmax())
         if token >= NUM_TOKENS:
             break
         drafted += bytes([token])
@@ -96,7 +98,7 @@ def _extended(sequence: Any, drafted: bytes) -> Any:
     return np.concatenate([as_array(sequence), np.frombuffer(drafted, np.uint8)[None]], axis=1)
 
 
-def _last(readout: Any, count: int) -> Any:
+def last_places(readout: Any, count: int) -> Any:
     """The readout of so many last places of each sequence; 0: all."""
     if not count:
         return readout
@@ -118,26 +120,6 @@ async def unless_gone(work: Callable[[], Any]) -> Any:
         if task is None or task.cancelling():
             raise
         raise _gone() from None  # not we were cancelled: the thread's queue was
-
-
-class LivePlace:
-    """A training replica: questions are computed on its own thread, between its steps, `AT_ONCE` of them in turn with a step at most."""
-
-    def __init__(self, prepared: Prepared, host: ReplicaHost, pace: Pace, clock: Clock) -> None:
-        self.asking = Asking(prepared.stage.id, prepared.reads, prepared.batch_size)
-        self.model = host.model
-        self._compute, self._host, self._pace, self._clock = prepared.compute, host, pace, clock
-        self._turn, self._never = asyncio.Semaphore(AT_ONCE), asyncio.Event()
-
-    async def compute(self, inputs: Sequence[Travelling], wish: Wish) -> Computed:
-        """See `Place`."""
-        async with self._turn:
-            await self._pace.rest(self._never)
-            step = self._host.num_learned
-            work = lambda: infer(self._compute, inputs, step, self._clock, wish)  # noqa: E731
-            computed: Computed
-            computed, _ = await unless_gone(lambda: self._host.on_thread(work))
-            return computed
 
 
 def _gone() -> NotFound:

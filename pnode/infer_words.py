@@ -30,6 +30,11 @@ class Travelling(Protocol):
         """Whose output it is."""
         ...
 
+    @property
+    def layout(self) -> tuple[str, tuple[int, ...]]:
+        """Its dtype and shape, as they are before encoding."""
+        ...
+
     def values(self) -> Any:
         """For the compute port. Raises RemoteFault (``not_finite``), Corrupt."""
         ...
@@ -50,6 +55,11 @@ class Arrived:
 
     name: str
     assembler: TensorAssembler
+
+    @property
+    def layout(self) -> tuple[str, tuple[int, ...]]:
+        """As announced."""
+        return self.assembler.header.dtype, self.assembler.header.shape
 
     def values(self) -> Any:
         """The decoded array, every value finite."""
@@ -72,6 +82,11 @@ class Made:
     name: str
     tensor: Any
     codec: str = "raw"
+
+    @property
+    def layout(self) -> tuple[str, tuple[int, ...]]:
+        """As computed."""
+        return str(self.tensor.dtype).removeprefix("torch."), tuple(self.tensor.shape)
 
     def values(self) -> Any:
         """As it is."""

@@ -17,8 +17,9 @@ from dcnr.graph import graph_from_bytes, stages_of_graph
 from dcnr.ports import Clock
 from dcnr.specs import Registry
 from dcnr.v1 import local_pb2, orchestrator_pb2
-from pnode.infer_places import Computed, Wish, infer, unless_gone
+from pnode.infer_places import Computed, Wish, unless_gone
 from pnode.infer_reads import Asking, Reads
+from pnode.infer_together import Together
 from pnode.infer_words import Travelling
 from pnode.pace import Pace
 from pnode.seating import LOADING, Key
@@ -31,7 +32,7 @@ WEIGHT: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    compute: TorchCompute
+    together: Together
     asking: Asking
     step: int
 
@@ -70,23 +71,26 @@ class Seat:
     async def compute(self, inputs: Sequence[Travelling], wish: Wish) -> Computed:
         """See `infer_places.Place`."""
         loaded = self._whole()
+        one = loaded.together.enter(inputs, wish)
         self._queued += 1
         try:
             await self._pace.rest(self._never)
-            begun = self._pace.begin()
-            try:
-                computed: Computed = await unless_gone(
-                    lambda: asyncio.get_running_loop().run_in_executor(
-                        self._thread, lambda: infer(loaded.compute, inputs, loaded.step, self._clock, wish)
-                    )
-                )
-            finally:
-                self._pace.end(begun)
+            if one.found is None:
+                await self._turn(lambda: loaded.together.work(one, loaded.step))
         finally:
             self._queued -= 1
+            loaded.together.leave(one)
+        computed = one.result()
         self._num_answered += 1
-        self._compute_s += max(WEIGHT, 1 / self._num_answered) * (computed.seconds - self._compute_s)
+        self._compute_s += max(WEIGHT, 1 / self._num_answered) * (computed.seconds / computed.num_together - self._compute_s)
         return computed
+
+    async def _turn(self, work: Callable[[], None]) -> None:
+        begun = self._pace.begin()
+        try:
+            await unless_gone(lambda: asyncio.get_running_loop().run_in_executor(self._thread, work))
+        finally:
+            self._pace.end(begun)
 
     def report(self) -> orchestrator_pb2.SeatReport:
         """As it is now."""
@@ -161,4 +165,5 @@ class Seats:
         info = compute.serve(Path(order.state_path))
         if info.model != order.model:
             raise Corrupt(f"the state belongs to {info.model}", code="bad_state_model")
-        return _Loaded(compute, Asking(stage.id, Reads.of(stages), int(graph.train.batch_size)), len(info.lineage))
+        most = int(graph.train.batch_size)
+        return _Loaded(Together(compute, most, self._clock), Asking(stage.id, Reads.of(stages), most), len(info.lineage))

@@ -48,6 +48,7 @@ def infer(
     full_depth: Annotated[bool, typer.Option("--full-depth", help="Rather no answer than one of a shallower exit.")] = False,
     deadline_s: Annotated[float, typer.Option(min=MIN_DEADLINE_S, max=120, help="Seconds to wait.")] = 30.0,
     redundancy: Annotated[int, typer.Option(min=1, max=4, help="Independent ways that have to agree.")] = 1,
+    exact: Annotated[bool, typer.Option("--exact", help="No lossy codec between stages, whatever the model's edges declare.")] = False,
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -58,7 +59,7 @@ def infer(
     from dcnr.sdk.asking import Ask
 
     array = _read(source)
-    asked = Ask(model, weights, manifest, exit_, full_depth, deadline_s, redundancy)
+    asked = Ask(model, weights, manifest, exit_, full_depth, deadline_s, redundancy, exact)
 
     async def work(client: AsyncClient) -> Answer:
         return await _patient(client, array, asked)

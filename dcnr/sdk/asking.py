@@ -38,6 +38,8 @@ class Ask:
     deadline_s: float = 30.0
     redundancy: int = 1
     """Independent ways that have to agree."""
+    exact: bool = False
+    """Outputs go from hop to hop as they are, whatever codec the model's edges declare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def request_of(inputs: Inputs, asked: Ask) -> orchestrator_pb2.ForwardRequest:
     return orchestrator_pb2.ForwardRequest(
         model=asked.model, inputs=[_tensor(name, value) for name, value in named.items()], weights=WEIGHTS[asked.weights],
         manifest_digest=asked.manifest, exit=asked.exit, full_depth=asked.full_depth, deadline_s=asked.deadline_s,
-        redundancy=asked.redundancy,
+        redundancy=asked.redundancy, exact=asked.exact,
     )  # fmt: skip
 
 

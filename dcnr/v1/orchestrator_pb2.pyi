@@ -898,6 +898,7 @@ class ForwardRequest(_message.Message):
     DRAFT_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """empty: the only one"""
     weights: Global___Weights.ValueType
@@ -918,6 +919,8 @@ class ForwardRequest(_message.Message):
     """of a readout of sequences: only so many last places; 0: all"""
     traceparent: _builtins.str
     """W3C trace context of the caller, version 00; empty: none"""
+    exact: _builtins.bool
+    """outputs go from hop to hop as they are, whatever codec the model's edges declare"""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedTensor]:
         """one per source; the name may be empty where there is only one"""
@@ -936,10 +939,11 @@ class ForwardRequest(_message.Message):
         draft: _builtins.int = ...,
         last: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        exact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "draft", b"draft", "exit", b"exit", "full_depth", b"full_depth", "inputs", b"inputs", "last", b"last", "manifest_digest", b"manifest_digest", "model", b"model", "redundancy", b"redundancy", "traceparent", b"traceparent", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "draft", b"draft", "exact", b"exact", "exit", b"exit", "full_depth", b"full_depth", "inputs", b"inputs", "last", b"last", "manifest_digest", b"manifest_digest", "model", b"model", "redundancy", b"redundancy", "traceparent", b"traceparent", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

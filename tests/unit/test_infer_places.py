@@ -15,7 +15,8 @@ import pytest
 
 from dcnr.errors import NotFound
 from dcnr.system import SystemClock
-from pnode.infer_places import AT_ONCE, LivePlace, Wish
+from pnode.infer_live import AT_ONCE, LivePlace
+from pnode.infer_places import Wish
 from pnode.infer_reads import Reads
 from pnode.infer_words import Made
 from pnode.pace import Pace

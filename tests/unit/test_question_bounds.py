@@ -42,6 +42,23 @@ def test_a_question_reaches_every_source_with_its_bytes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("declared", "exact", "codec"),
+    [
+        ("int8", False, "int8"),
+        ("bf16", False, "bf16"),
+        ("int8", True, "raw"),
+        ("auto", False, "raw"),
+        ("raw", False, "raw"),
+        ("", False, "raw"),
+    ],
+)
+def test_outputs_go_in_the_codec_that_the_graph_declares(declared: str, exact: bool, codec: str) -> None:
+    job = facts()
+    job.graph.train.codec = declared
+    assert question_of(request_of(samples(), Ask("toy", exact=exact)), job).codec == codec
+
+
+@pytest.mark.parametrize(
     ("inputs", "asked", "code"),
     [
         (samples().astype(np.int64), Ask(), "bad_dtype"),

@@ -1,0 +1,126 @@
+"""Questions that wait at one place are computed together, by one call of its VNode, as far as they fit each other; nobody waits for company.
+
+A call has no more samples than a batch of the graph, which there is memory for. A question that cannot be computed fails alone: whatever goes wrong with
+several is tried again with each of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcnr.errors import InvariantBroken
+from dcnr.ports import Clock
+from pnode.infer_places import Computed, Wish, infer, last_places
+from pnode.infer_words import Travelling
+from pnode.outbox import as_array
+from vnode.compute import Compute
+from vnode.vocabulary import Mode
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One question at one place. ``found``: what became of it."""
+
+    inputs: Sequence[Travelling]
+    wish: Wish
+    found: Computed | Exception | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Of each of its tensors."""
+        return self.inputs[0].layout[1][0]
+
+    def result(self) -> Computed:
+        """What was computed. Raises what went wrong."""
+        if isinstance(self.found, Exception):
+            raise self.found
+        if self.found is None:
+            raise InvariantBroken("a question had its turn and was not computed", code="not_computed")
+        return self.found
+
+    def fits(self, other: Waiting) -> bool:
+        """Whether one call may compute both."""
+        if self.wish.is_alone or other.wish.is_alone or self.wish.answers != other.wish.answers:
+            return False
+        return self._is_even and other._is_even and _kinds(self) == _kinds(other)
+
+    @property
+    def _is_even(self) -> bool:
+        """Whether its tensors have as many samples each: else it would push those behind it out of their rows."""
+        return all(tensor.layout[1][:1] == (self.num_samples,) for tensor in self.inputs)
+
+
+class Together:
+    """The questions that wait at one place. `enter` and `leave` belong to the event loop, `work` to the thread of ``compute``."""
+
+    def __init__(self, compute: Compute, most_samples: int, clock: Clock) -> None:
+        self._compute, self._most, self._clock = compute, most_samples, clock
+        self._lock = threading.Lock()
+        self._waiting: dict[Waiting, None] = {}
+
+    def enter(self, inputs: Sequence[Travelling], wish: Wish) -> Waiting:
+        """A question waits; whoever works next may take it along."""
+        one = Waiting(inputs, wish)
+        with self._lock:
+            self._waiting[one] = None
+        return one
+
+    def leave(self, one: Waiting) -> None:
+        """Nobody waits for it any more."""
+        with self._lock:
+            self._waiting.pop(one, None)
+
+    def work(self, one: Waiting, step: int) -> None:
+        """Computes ``one`` and those that fit it, unless it was taken along before; blocks. What goes wrong is found in each."""
+        group = self._taken(one)
+        if len(group) > 1:
+            group = self._by_one_call(group, step)
+        for left in group:
+            try:
+                left.found = infer(self._compute, left.inputs, step, self._clock, left.wish)
+            except Exception as error:  # noqa: BLE001  raised where the question is waited for
+                left.found = error
+
+    def _taken(self, one: Waiting) -> list[Waiting]:
+        """``one`` and the oldest of those that fit it, as many as a call may have; none where it has left or was taken."""
+        with self._lock:
+            if one not in self._waiting:
+                return []
+            group, room = [one], self._most - one.num_samples
+            for other in self._waiting:
+                if other is not one and other.num_samples <= room and other.fits(one):
+                    group.append(other)
+                    room -= other.num_samples
+            for taken in group:
+                del self._waiting[taken]
+        return group
+
+    def _by_one_call(self, group: Sequence[Waiting], step: int) -> list[Waiting]:
+        """Those that have to be computed alone after all: all of them, where the call fails."""
+        began_s = self._clock.monotonic()
+        try:
+            brought = [[as_array(tensor.values()) for tensor in one.inputs] for one in group]
+            output = self._compute.forward(0, [np.concatenate(parts) for parts in zip(*brought, strict=True)], Mode.INFER).output
+            readout = self._compute.readout(output) if group[0].wish.answers else None
+            if len(output) != sum(one.num_samples for one in group):
+                return list(group)
+            seconds = self._clock.monotonic() - began_s
+            end, found = 0, []
+            for one in group:
+                begin, end = end, end + one.num_samples
+                said = None if readout is None else last_places(readout[begin:end], one.wish.last)
+                found.append(Computed(output[begin:end], said, step, began_s, seconds, num_together=len(group)))
+        except Exception:  # noqa: BLE001  which of them is to blame shows alone
+            return list(group)
+        for one, computed in zip(group, found, strict=True):
+            one.found = computed
+        return []
+
+
+def _kinds(one: Waiting) -> list[tuple[str, tuple[int, ...]]]:
+    """Of each of its tensors the dtype, and the shape of a sample."""
+    return [(dtype, shape[1:]) for dtype, shape in (tensor.layout for tensor in one.inputs)]
