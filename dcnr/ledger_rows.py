@@ -1,4 +1,4 @@
-"""What ``dcnr ledger scores`` and ``export`` say, as plain values: the chain's accounts beside an orchestrator's history (docs/reference/ledger.md).
+"""What ``dcnr ledger scores``, ``usage`` and ``export`` say, as plain values: the chain's accounts beside an orchestrator's history (docs/reference/ledger.md).
 
 Two sources that must not be mixed: the chain of manifests can be checked by everybody and says what was true; a history is one orchestrator's own view of
 who was in time.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from dcnr.ledger_check import Account, JobLedger, entries_of
 from dcnr.sdk.plain import plain
 from dcnr.v1 import identity_pb2, ledger_pb2
 
+SUMMED: Final = ("vnode_batches", "num_answers", "num_samples", "vnode_samples")
 Usage = tuple[ledger_pb2.UsageStatement, identity_pb2.Envelope]
 
 
@@ -36,6 +37,18 @@ def export_rows(
         for said, signed in usage
     ]
     return rows
+
+
+def usage_rows(usage: Sequence[Usage]) -> list[dict[str, Any]]:
+    """One row per kind, client and for whom it asked, in order of first use: the sums over its statements."""
+    rows: dict[tuple[int, tuple[str, ...], str], dict[str, Any]] = {}
+    for said, _ in usage:
+        begins = {"kind": plain(said)["kind"], "users": list(said.users), "on_behalf": said.on_behalf, **dict.fromkeys(SUMMED, 0)}
+        row = rows.setdefault((said.kind, tuple(said.users), said.on_behalf), {**begins, "statements": 0})
+        row["statements"] += 1
+        for name in SUMMED:
+            row[name] += getattr(said, name)
+    return list(rows.values())
 
 
 def _score_row(one: Account, history: ledger_pb2.PNodeScore | None) -> dict[str, Any]:

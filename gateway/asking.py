@@ -8,7 +8,7 @@ import math
 from typing import Annotated, Any, Final
 
 import numpy as np
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from dcnr import limits
@@ -59,8 +59,10 @@ def routes(context: Context) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/forward", summary="Ask the model", responses=JSON(message("ForwardResponse")))
-    async def forward(body: ForwardIn) -> Response:
-        found = await context.views.forward(request_of(body))
+    async def forward(body: ForwardIn, request: Request) -> Response:
+        asked = request_of(body)
+        asked.on_behalf = request.state.key_id
+        found = await context.views.forward(asked)
         return answer(answer_of(found, with_values=any(item.values is not None for item in body.inputs)))
 
     return router

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from dcnr import limits
@@ -158,14 +158,14 @@ def routes(context: Context) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions", summary="Continue a text", responses=_STREAMED)
-    async def complete(body: CompletionIn) -> Response:
+    async def complete(body: CompletionIn, request: Request) -> Response:
         prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
-        return await _written(context, COMPLETION, body, prompt, body.max_tokens)
+        return await _written(context, COMPLETION, body, _asked(request, body, prompt, body.max_tokens))
 
     @router.post("/v1/chat/completions", summary="Answer a chat", responses=_STREAMED)
-    async def chat(body: ChatIn) -> Response:
+    async def chat(body: ChatIn, request: Request) -> Response:
         wanted = body.max_completion_tokens or body.max_tokens or DEFAULT_TOKENS
-        return await _written(context, CHAT, body, chat_text(body.messages), wanted)
+        return await _written(context, CHAT, body, _asked(request, body, chat_text(body.messages), wanted))
 
     @router.get("/v1/models", summary="The models of this network", responses=JSON(_ANY))
     async def models() -> Response:
@@ -199,8 +199,14 @@ def request_of(body: WritingIn, prompt: str, max_tokens: int) -> orchestrator_pb
     )  # fmt: skip
 
 
-async def _written(context: Context, form: _Form, body: WritingIn, prompt: str, max_tokens: int) -> Response:
-    request = request_of(body, prompt, max_tokens)
+def _asked(request: Request, body: WritingIn, prompt: str, max_tokens: int) -> orchestrator_pb2.GenerateRequest:
+    """The wish in the name of the caller's key."""
+    asked = request_of(body, prompt, max_tokens)
+    asked.on_behalf = request.state.key_id
+    return asked
+
+
+async def _written(context: Context, form: _Form, body: WritingIn, request: orchestrator_pb2.GenerateRequest) -> Response:
     parts = _parts(context, request)
     head = {"id": f"{form.prefix}-{secrets.token_hex(12)}", "created": int(context.clock.wall())}
     if body.stream:

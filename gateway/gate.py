@@ -26,6 +26,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+KEY_ID: Final = "key_id"
+"""Where routes find the id of the caller's key, in the state of the request; empty: none."""
 MAX_BODY_BYTES: Final = limits.MAX_MESSAGE_BYTES
 MAX_HEADERS: Final = 64
 MAX_HEADER_BYTES: Final = 16 * limits.KIB
@@ -71,6 +73,7 @@ class Gate:
                 answer.add(admitted.headers)
                 body = await _body(scope, receive)
                 self._access.check_signature(asked, admitted, body)
+                scope["state"] = {**scope.get("state", {}), KEY_ID: admitted.key.id if admitted.key is not None else ""}
                 async with asyncio.timeout(None if streams else REQUEST_TIMEOUT_S):
                     await self._app(scope, _replayed(body, receive), answer.send)
             except RestError as error:

@@ -138,11 +138,15 @@ class History:
         self._enqueue((_USAGE, (model, kind, subject, statement)))
         self._num_results += 1
 
-    async def usage(self, model: str, after: int, limit: int) -> list[tuple[int, bytes]]:
-        """Statements of a model (empty: of all) with a higher number, oldest first."""
+    async def usage(self, model: str, after: int, limit: int, reader: tuple[str, str] = ("", "")) -> list[tuple[int, bytes]]:
+        """Statements of a model (empty: of all) with a higher number, oldest first. ``reader``: only those of that kind, or whose subject begins so."""
         await self.flush()
-        query = "SELECT number, statement FROM usage WHERE number > ? AND (? = '' OR model = ?) ORDER BY number LIMIT ?"
-        return await self._select(query, (after, model, model, limit))
+        query = "SELECT number, statement FROM usage WHERE number > ? AND (? = '' OR model = ?)"
+        kind, subject = reader
+        if kind or subject:
+            query += " AND (kind = ? OR substr(subject, 1, length(?)) = ?)"
+        values = (after, model, model, *((kind, subject, subject) if kind or subject else ()), limit)
+        return await self._select(f"{query} ORDER BY number LIMIT ?", values)
 
     async def used_subjects(self, kind: str) -> set[tuple[str, str]]:
         """(model, subject) of everything of that kind that is recorded."""
@@ -296,8 +300,10 @@ class History:
             raise
 
     def _prune_results(self, database: sqlite3.Connection) -> None:
-        """Of each PNode the newest stay, and of all of them together no more than there is room for; likewise of placements and statements."""
-        database.execute(f"DELETE FROM usage WHERE number <= (SELECT MAX(number) FROM usage) - {MAX_RESULT_ROWS}")
+        """Of each PNode the newest stay, and of all of them together no more than there is room for; likewise of placements, and of statements of each kind:
+        many questions push out no job."""
+        ages = "SELECT number, ROW_NUMBER() OVER (PARTITION BY kind ORDER BY number DESC) AS age FROM usage"
+        database.execute(f"DELETE FROM usage WHERE number IN (SELECT number FROM ({ages}) WHERE age > {MAX_RESULT_ROWS})")
         database.execute(f"DELETE FROM placements WHERE number <= (SELECT MAX(number) FROM placements) - {MAX_RESULT_ROWS}")
         kept = f"SELECT number FROM ({_NEWEST}) WHERE age <= {MAX_PER_NODE} ORDER BY number DESC LIMIT {MAX_RESULT_ROWS}"
         database.execute(f"DELETE FROM results WHERE number NOT IN ({kept})")

@@ -9,7 +9,11 @@ from typing import Any, Final
 from dcnr.errors import InvalidInput
 from dcnr.graph import graph_digest, graph_from_bytes, stages_of_graph
 from dcnr.ids import check_name, check_node_id
+from dcnr.rpc.guard import peer_of
 from dcnr.v1 import identity_pb2, ledger_pb2, ledger_pb2_grpc
+from orchestrator.access import Caller, caller_of
+from orchestrator.questions import MAX_REDUNDANCY
+from orchestrator.routing import Table
 from orchestrator.runtime import Shared
 from orchestrator.track import NodeScore, Percentiles, Work
 from orchestrator.usage import QUOTE_LIFETIME_MS, Asked, Books, answered
@@ -45,10 +49,12 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return ledger_pb2.ListScoresResponse(reporter=self._shared.key.node_id, scores=scores[:MAX_SCORES], expected=expected)
 
     async def ListUsage(self, request: ledger_pb2.ListUsageRequest, context: Any) -> ledger_pb2.ListUsageResponse:
-        """Statements, oldest first."""
-        del context
+        """Statements, oldest first: of questions every client sees its own, maintainers and orchestrators all."""
+        caller = self._caller(context)
+        sees_all = caller.maintainer or caller.orchestrator
+        reader = ("", "") if sees_all else (ledger_pb2.UsageKind.Name(ledger_pb2.USAGE_KIND_JOB), caller.node_id)
         model = check_name(request.model) if request.model else ""
-        rows = await self._shared.history.usage(model, int(request.after), min(request.limit or MAX_USAGE, MAX_USAGE))
+        rows = await self._shared.history.usage(model, int(request.after), min(request.limit or MAX_USAGE, MAX_USAGE), reader)
         return ledger_pb2.ListUsageResponse(
             entries=[
                 ledger_pb2.UsageEntry(number=number, statement=identity_pb2.Envelope.FromString(data)) for number, data in rows
@@ -58,20 +64,32 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def QuoteCost(self, request: ledger_pb2.QuoteCostRequest, context: Any) -> ledger_pb2.QuoteCostResponse:
         """What the books would charge, signed. Raises InvalidInput."""
         del context
-        shared = self._shared
-        if not 0 < request.num_batches < 1 << 48:
-            raise InvalidInput("a job has at least one batch", code="bad_request")
+        shared, for_questions = self._shared, request.kind == ledger_pb2.USAGE_KIND_QUESTIONS
+        if not 0 < (request.num_samples if for_questions else request.num_batches) < 1 << 48:
+            raise InvalidInput("a job has at least one batch, a question at least one sample", code="bad_request")
+        if request.redundancy > MAX_REDUNDANCY:
+            raise InvalidInput(f"at most {MAX_REDUNDANCY} ways are compared", code="bad_redundancy")
         async with self._quotes:
             graph = graph_from_bytes(request.graph)
             stages = await asyncio.to_thread(stages_of_graph, graph, shared.registry)
-        asked = Asked(graph.name, int(request.num_batches), len(stages))
+        if for_questions:
+            num_vnodes = len(Table("", tuple(stages), {}).requires(request.exit or stages[-1].id))
+            asked = Asked(graph.name, 0, num_vnodes, int(request.num_samples) * max(1, int(request.redundancy)))
+        else:
+            asked = Asked(graph.name, int(request.num_batches), len(stages))
+        cost = await answered(self._books.quote_cost(asked))
         now = int(shared.clock.wall() * 1000)
         quote = ledger_pb2.CostQuote(
             network_id=shared.policy.network_id, model=asked.model, graph_digest=graph_digest(graph), num_batches=asked.num_batches,
-            num_vnodes=asked.num_vnodes, vnode_batches=await answered(self._books.quote_cost(asked)), orchestrator=shared.key.node_id,
-            issued_unix_ms=now, expires_unix_ms=now + QUOTE_LIFETIME_MS,
+            num_vnodes=asked.num_vnodes, vnode_batches=0 if for_questions else cost, orchestrator=shared.key.node_id,
+            issued_unix_ms=now, expires_unix_ms=now + QUOTE_LIFETIME_MS, kind=request.kind, num_samples=asked.num_samples,
+            vnode_samples=cost if for_questions else 0,
         )  # fmt: skip
         return ledger_pb2.QuoteCostResponse(quote=seal(identity_pb2.DOMAIN_QUOTE, quote, shared.key))
+
+    def _caller(self, context: Any) -> Caller:
+        peer, shared = peer_of(context), self._shared
+        return caller_of(shared.policy, peer.node_id, peer.pnode_id, lambda node_id: node_id in shared.inventory.nodes())
 
 
 def score_message(one: NodeScore) -> ledger_pb2.PNodeScore:

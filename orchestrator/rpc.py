@@ -25,6 +25,7 @@ from orchestrator.explain import explain_model, explain_node
 from orchestrator.generating import Generating
 from orchestrator.jobs import state_of
 from orchestrator.jobview import job_view, node_views
+from orchestrator.metering import Metering, check_on_behalf
 from orchestrator.offers import PlanRequest
 from orchestrator.planner import make_plan, seconds_per_batch
 from orchestrator.runtime import ModelRuntime, Shared
@@ -70,8 +71,8 @@ class Models(Protocol):
 class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """See the module."""
 
-    def __init__(self, models: Models, attach: AttachService, directory: Directory, asking: Asking) -> None:
-        self._models, self._attach, self._directory, self._asking = models, attach, directory, asking
+    def __init__(self, models: Models, attach: AttachService, directory: Directory, asking: Asking, metering: Metering) -> None:
+        self._models, self._attach, self._directory, self._asking, self._metering = models, attach, directory, asking, metering
         self._writing = Generating(asking, models.shared.clock, models.shared.random_bytes)
         self._ask_limits = AskLimits(models.shared.gateways)
         self._shared = models.shared
@@ -244,15 +245,18 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def Forward(self, request: orchestrator_pb2.ForwardRequest, context: Any) -> orchestrator_pb2.ForwardResponse:
         """The model's answer, from here or, where too few PNodes are attached here, from the head's holder."""
         caller = self._admitted(context)
-        places = MAX_IN_FLIGHT if caller.is_member else STRANGERS_AT_ONCE
-        return await self._asking.forward(self._only(request.model), request, may_pass_on=not caller.orchestrator, places=places)
+        places, on_behalf = MAX_IN_FLIGHT if caller.is_member else STRANGERS_AT_ONCE, check_on_behalf(request.on_behalf)
+        answer = await self._asking.forward(self._only(request.model), request, may_pass_on=not caller.orchestrator, places=places)
+        self._metering.answered(caller, on_behalf, answer)
+        return answer
 
     async def Generate(
         self, request: orchestrator_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[orchestrator_pb2.GenerateResponse]:
         """Text, part by part."""
-        self._admitted(context)
+        caller, on_behalf = self._admitted(context), check_on_behalf(request.on_behalf)
         async for part in self._writing.generate(self._only(request.model), request):
+            self._metering.wrote(caller, on_behalf, part)
             yield part
 
     def _admitted(self, context: Any) -> Caller:

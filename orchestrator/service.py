@@ -41,6 +41,7 @@ from orchestrator.infer_streams import InferStreams
 from orchestrator.inventory import Inventory
 from orchestrator.keeping import Keeper
 from orchestrator.ledger_rpc import LedgerServicer
+from orchestrator.metering import Metering
 from orchestrator.offers import PlanPolicy
 from orchestrator.own_eyes import OwnEyes
 from orchestrator.rpc import OrchestratorServicer
@@ -207,15 +208,22 @@ async def _serve(
         books = shared.books or HistoryBooks(shared.history, shared.policy.network_id)
         keeper = Keeper(shared, models.runtimes, books)
         await keeper.begin()
-        asking = _asking(shared, membership, dialer, rng)
-        services = OrchestratorServicer(models, attach, membership, asking)
+        asking, metering = _asking(shared, membership, dialer, rng), Metering(shared, books)
+        services = OrchestratorServicer(models, attach, membership, asking, metering)
         _register(server, services, data, LedgerServicer(shared, books, keeper.passes), membership)
         port = await server.start(settings.listen_host, settings.control_port)
         host = settings.advertise_host or ("127.0.0.1" if settings.listen_host in ("0.0.0.0", "::", "") else settings.listen_host)
         membership.subscribe(lambda event: _gossiped(shared, event))
         membership.update_self(software=SOFTWARE)
         await membership.start(join_address(host, port), settings.listen_host, settings.dht_port)
-        works = (models.discover(), _judge(shared, attach, membership), shared.history.run(), keeper.run(), asking.run())
+        works = (
+            models.discover(),
+            _judge(shared, attach, membership),
+            shared.history.run(),
+            keeper.run(),
+            asking.run(),
+            metering.run(),
+        )
         tasks = [group.create_task(work) for work in works]
         shared.history.say("orchestrator_started", shared.key.node_id, f"it listens on {join_address(host, port)}")
         on_ready(host, port)
@@ -224,6 +232,7 @@ async def _serve(
         await membership.stop()
         await server.stop(STOP_GRACE_S)
         await asking.close()
+        await metering.tell()
         for task in tasks:
             task.cancel()
 

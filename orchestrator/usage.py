@@ -1,7 +1,8 @@
 """Who used what, and what it would cost: the port behind which an accounting system may stand, and the one that is there, which writes into the history.
 
-The unit is a batch of one VNode that was cleared (durable, where audits are not in force). No money: a community that wants to settle accounts gives its own
-`Books`. It gets statements as they were signed, over the envelope's bytes, and has to believe nobody about them. They are of jobs; questions are not charged.
+The unit of a job is a batch of one VNode that was cleared (durable, where audits are not in force), that of questions a sample computed by one VNode. No
+money: a community that wants to settle accounts gives its own `Books`. It gets statements as they were signed, over the envelope's bytes, and has to believe
+nobody about them.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ ANSWER_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A job that somebody thinks of submitting."""
+    """A job that somebody thinks of submitting: so many batches; or questions: so many samples, each counted as often as ways have to agree."""
 
     model: str
     num_batches: int
     num_vnodes: int
-    """With weights."""
+    """With weights; of questions those that lead to the exit."""
+    num_samples: int = 0
 
 
 class Books(Protocol):
@@ -42,7 +44,7 @@ class Books(Protocol):
         """A signed `UsageStatement`. It may come again: the same kind, model and subject are the same usage. Raises DcnrError to have it repeated."""
 
     async def quote_cost(self, asked: Asked) -> int:
-        """Batches of VNodes that a job would be charged."""
+        """Batches of VNodes that a job, or samples of VNodes that questions, would be charged."""
 
 
 async def answered(question: Awaitable[T]) -> T:
@@ -61,15 +63,16 @@ class HistoryBooks:
         self._history, self._network_id = history, network_id
 
     async def record_usage(self, statement: identity_pb2.Envelope) -> None:
-        """Kept with the history, and lost with it; of jobs that the head still names it is made again. Raises Corrupt for one that does not hold."""
+        """Kept with the history, and lost with it; of jobs that the head still names it is made again, of questions never. Raises Corrupt for one that does not
+        hold."""
         said = open_usage(statement, self._network_id)
         self._history.used(
             said.model, ledger_pb2.UsageKind.Name(said.kind), said.subject, statement.SerializeToString(deterministic=True)
         )
 
     async def quote_cost(self, asked: Asked) -> int:
-        """Each VNode with weights learns each batch once."""
-        return asked.num_batches * asked.num_vnodes
+        """Each VNode with weights learns each batch once, or computes each sample."""
+        return (asked.num_batches + asked.num_samples) * asked.num_vnodes
 
 
 def job_usage(

@@ -79,6 +79,48 @@ def scores(
 
 
 @app.command()
+def usage(
+    model: ModelArgument, home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None,
+    network_id: NetworkIdOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Who used what, as one orchestrator's history has it, signed: jobs, and answered questions by client and by for whom it asked.
+
+    Of questions everybody sees its own, and a maintainer's key all; gateways say which of their keys asked.
+    """
+    from dcnr.ledger_rows import usage_rows
+
+    async def work(client: AsyncClient) -> list[Usage]:
+        return await client.usage(model)
+
+    rows = usage_rows(Session(home, network, bootstrap, network_id).run(work))
+    header = ("what", "who", "on behalf of", "batches of VNodes", "answers", "samples", "samples of VNodes")
+    names = ("on_behalf", "vnode_batches", "num_answers", "num_samples", "vnode_samples")
+    table = [(row["kind"], " ".join(map(output.short, row["users"])) or "others", *(row[name] for name in names)) for row in rows]
+    output.emit(rows, lambda: output.table(header, table), as_json=as_json)
+
+
+@app.command()
+def quote(
+    model: ModelArgument,
+    samples: Annotated[int, typer.Option(min=1, help="In all questions together; a text has one per token at most.")] = 1,
+    exit_: Annotated[str, typer.Option("--exit", help="VNode whose readout is wanted; default: the deepest.")] = "",
+    redundancy: Annotated[int, typer.Option(min=1, max=4, help="Independent ways that have to agree.")] = 1,
+    home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """What questions would cost, as an orchestrator signs it; no money. What a job would cost: dcnr model plan."""
+    from dcnr.sdk.plain import plain
+    from dcnr.sdk.quoting import quote_questions
+
+    async def work(client: AsyncClient) -> ledger_pb2.CostQuote:
+        return await quote_questions(client, model, samples, exit_=exit_, redundancy=redundancy)
+
+    found = Session(home, network, bootstrap, network_id).run(work)
+    told = f"cost: at most {found.vnode_samples} samples of VNodes, {found.num_samples} samples through {found.num_vnodes} VNodes each; no money"
+    output.emit(plain(found), lambda: told, as_json=as_json)
+
+
+@app.command()
 def export(
     model: ModelArgument, manifest: ManifestOption = "", home: HomeOption = None, network: NetworkOption = None,
     bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,

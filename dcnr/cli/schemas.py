@@ -179,6 +179,10 @@ _SCORE: Final = holds(
     pnode=TEXT, cleared=WHOLE, waiting=WHOLE, taken_back=WHOLE, passed=WHOLE, failed=WHOLE, passes=NUMBER, credibility=NUMBER,
     score=or_null(WHOLE), history=or_null(message(ledger_pb2.PNodeScore)),
 )  # fmt: skip
+_USED: Final = holds(
+    kind=TEXT, users=items(TEXT), on_behalf=TEXT, vnode_batches=WHOLE, num_answers=WHOLE, num_samples=WHOLE, vnode_samples=WHOLE,
+    statements=WHOLE,
+)  # fmt: skip
 _RECORD: Final = one_of(
     holds(record=constant("interval")),
     extended(ledger_pb2.PNodeScore, record=constant("score"), reporter=TEXT),
@@ -236,6 +240,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "dcnr job explain": items(message(orchestrator_pb2.Explanation)),
     "dcnr ledger verify": one_of(_VERIFIED, {"type": "array", "maxItems": 0, "description": "no audits were in force"}),
     "dcnr ledger scores": items(_SCORE),
+    "dcnr ledger usage": items(_USED),
+    "dcnr ledger quote": message(ledger_pb2.CostQuote),
     "dcnr ledger export": _RECORD,
     "dcnr gateway key add": holds(id=TEXT, name=TEXT, scope=TEXT, key=TEXT),
     "dcnr gateway key list": items(_KEY),

@@ -133,7 +133,7 @@ class AsyncClient:
         return cast(ledger_pb2.ListScoresResponse, answer)
 
     async def usage(self, model: str = "") -> list[tuple[ledger_pb2.UsageStatement, identity_pb2.Envelope]]:
-        """Statements of who used what in one orchestrator's history, oldest first, each with its signature verified. Raises Corrupt, Unavailable."""
+        """Who used what by one orchestrator's history, oldest first, signatures verified; of questions one's own. Raises Corrupt, Unavailable."""
         found: list[tuple[ledger_pb2.UsageStatement, identity_pb2.Envelope]] = []
         after = 0
         while len(found) < MAX_STATEMENTS:

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from dcnr.v1 import identity_pb2 as dcnr_dot_v1_dot_identity__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64\x63nr/v1/ledger.proto\x12\x07\x64\x63nr.v1\x1a\x16\x64\x63nr/v1/identity.proto\".\n\x05Times\x12\x0b\n\x03p50\x18\x01 \x01(\x01\x12\x0b\n\x03p95\x18\x02 \x01(\x01\x12\x0b\n\x03num\x18\x03 \x01(\x04\"\xcc\x01\n\nWorkRecord\x12\x11\n\tcomponent\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x65vice_class\x18\x02 \x01(\t\x12\x13\n\x0bnum_results\x18\x03 \x01(\x04\x12\x13\n\x0bnum_on_time\x18\x04 \x01(\x04\x12&\n\x0eprovisioning_s\x18\x05 \x01(\x0b\x32\x0e.dcnr.v1.Times\x12\x1e\n\x06step_s\x18\x06 \x01(\x0b\x32\x0e.dcnr.v1.Times\x12#\n\x0bs_per_gflop\x18\x07 \x01(\x0b\x32\x0e.dcnr.v1.Times\"\xb5\x01\n\nPNodeScore\x12\x10\n\x08pnode_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\r\x12\x13\n\x0b\x63redibility\x18\x03 \x01(\x01\x12\x13\n\x0breliability\x18\x04 \x01(\x01\x12\x0e\n\x06passes\x18\x05 \x01(\x01\x12\x13\n\x0bnum_results\x18\x06 \x01(\x04\x12\x13\n\x0bnum_on_time\x18\x07 \x01(\x04\x12\"\n\x05works\x18\x08 \x03(\x0b\x32\x13.dcnr.v1.WorkRecord\"\x84\x01\n\x0c\x45xpectedWork\x12\x11\n\tcomponent\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x65vice_class\x18\x02 \x01(\t\x12#\n\x0bs_per_gflop\x18\x03 \x01(\x0b\x32\x0e.dcnr.v1.Times\x12&\n\x0eprovisioning_s\x18\x04 \x01(\x0b\x32\x0e.dcnr.v1.Times\"%\n\x11ListScoresRequest\x12\x10\n\x08pnode_id\x18\x01 \x01(\t\"t\n\x12ListScoresResponse\x12\x10\n\x08reporter\x18\x01 \x01(\t\x12#\n\x06scores\x18\x02 \x03(\x0b\x32\x13.dcnr.v1.PNodeScore\x12\'\n\x08\x65xpected\x18\x03 \x03(\x0b\x32\x15.dcnr.v1.ExpectedWork\",\n\nVNodeUsage\x12\r\n\x05vnode\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\x04\"\x9a\x02\n\x0eUsageStatement\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12 \n\x04kind\x18\x03 \x01(\x0e\x32\x12.dcnr.v1.UsageKind\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12\r\n\x05users\x18\x05 \x03(\t\x12\x14\n\x0corchestrator\x18\x06 \x01(\t\x12\x15\n\rvnode_batches\x18\x07 \x01(\x04\x12#\n\x06vnodes\x18\x08 \x03(\x0b\x32\x13.dcnr.v1.VNodeUsage\x12\x17\n\x0fmanifest_digest\x18\t \x01(\t\x12\x0f\n\x07outcome\x18\n \x01(\t\x12\x0f\n\x07\x63leared\x18\x0b \x01(\x08\x12\x16\n\x0eissued_unix_ms\x18\x0c \x01(\x03\"?\n\x10ListUsageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\r\"B\n\nUsageEntry\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12$\n\tstatement\x18\x02 \x01(\x0b\x32\x11.dcnr.v1.Envelope\"9\n\x11ListUsageResponse\x12$\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x13.dcnr.v1.UsageEntry\"6\n\x10QuoteCostRequest\x12\r\n\x05graph\x18\x01 \x01(\x0c\x12\x13\n\x0bnum_batches\x18\x02 \x01(\x04\"\xcb\x01\n\tCostQuote\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0cgraph_digest\x18\x03 \x01(\t\x12\x13\n\x0bnum_batches\x18\x04 \x01(\x04\x12\x12\n\nnum_vnodes\x18\x05 \x01(\x04\x12\x15\n\rvnode_batches\x18\x06 \x01(\x04\x12\x14\n\x0corchestrator\x18\x07 \x01(\t\x12\x16\n\x0eissued_unix_ms\x18\x08 \x01(\x03\x12\x17\n\x0f\x65xpires_unix_ms\x18\t \x01(\x03\"5\n\x11QuoteCostResponse\x12 \n\x05quote\x18\x01 \x01(\x0b\x32\x11.dcnr.v1.Envelope*;\n\tUsageKind\x12\x1a\n\x16USAGE_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eUSAGE_KIND_JOB\x10\x01\x32\xde\x01\n\rLedgerService\x12\x45\n\nListScores\x12\x1a.dcnr.v1.ListScoresRequest\x1a\x1b.dcnr.v1.ListScoresResponse\x12\x42\n\tListUsage\x12\x19.dcnr.v1.ListUsageRequest\x1a\x1a.dcnr.v1.ListUsageResponse\x12\x42\n\tQuoteCost\x12\x19.dcnr.v1.QuoteCostRequest\x1a\x1a.dcnr.v1.QuoteCostResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64\x63nr/v1/ledger.proto\x12\x07\x64\x63nr.v1\x1a\x16\x64\x63nr/v1/identity.proto\".\n\x05Times\x12\x0b\n\x03p50\x18\x01 \x01(\x01\x12\x0b\n\x03p95\x18\x02 \x01(\x01\x12\x0b\n\x03num\x18\x03 \x01(\x04\"\xcc\x01\n\nWorkRecord\x12\x11\n\tcomponent\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x65vice_class\x18\x02 \x01(\t\x12\x13\n\x0bnum_results\x18\x03 \x01(\x04\x12\x13\n\x0bnum_on_time\x18\x04 \x01(\x04\x12&\n\x0eprovisioning_s\x18\x05 \x01(\x0b\x32\x0e.dcnr.v1.Times\x12\x1e\n\x06step_s\x18\x06 \x01(\x0b\x32\x0e.dcnr.v1.Times\x12#\n\x0bs_per_gflop\x18\x07 \x01(\x0b\x32\x0e.dcnr.v1.Times\"\xb5\x01\n\nPNodeScore\x12\x10\n\x08pnode_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\r\x12\x13\n\x0b\x63redibility\x18\x03 \x01(\x01\x12\x13\n\x0breliability\x18\x04 \x01(\x01\x12\x0e\n\x06passes\x18\x05 \x01(\x01\x12\x13\n\x0bnum_results\x18\x06 \x01(\x04\x12\x13\n\x0bnum_on_time\x18\x07 \x01(\x04\x12\"\n\x05works\x18\x08 \x03(\x0b\x32\x13.dcnr.v1.WorkRecord\"\x84\x01\n\x0c\x45xpectedWork\x12\x11\n\tcomponent\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x65vice_class\x18\x02 \x01(\t\x12#\n\x0bs_per_gflop\x18\x03 \x01(\x0b\x32\x0e.dcnr.v1.Times\x12&\n\x0eprovisioning_s\x18\x04 \x01(\x0b\x32\x0e.dcnr.v1.Times\"%\n\x11ListScoresRequest\x12\x10\n\x08pnode_id\x18\x01 \x01(\t\"t\n\x12ListScoresResponse\x12\x10\n\x08reporter\x18\x01 \x01(\t\x12#\n\x06scores\x18\x02 \x03(\x0b\x32\x13.dcnr.v1.PNodeScore\x12\'\n\x08\x65xpected\x18\x03 \x03(\x0b\x32\x15.dcnr.v1.ExpectedWork\",\n\nVNodeUsage\x12\r\n\x05vnode\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\x04\"\x85\x03\n\x0eUsageStatement\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12 \n\x04kind\x18\x03 \x01(\x0e\x32\x12.dcnr.v1.UsageKind\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12\r\n\x05users\x18\x05 \x03(\t\x12\x14\n\x0corchestrator\x18\x06 \x01(\t\x12\x15\n\rvnode_batches\x18\x07 \x01(\x04\x12#\n\x06vnodes\x18\x08 \x03(\x0b\x32\x13.dcnr.v1.VNodeUsage\x12\x17\n\x0fmanifest_digest\x18\t \x01(\t\x12\x0f\n\x07outcome\x18\n \x01(\t\x12\x0f\n\x07\x63leared\x18\x0b \x01(\x08\x12\x16\n\x0eissued_unix_ms\x18\x0c \x01(\x03\x12\x11\n\ton_behalf\x18\r \x01(\t\x12\x13\n\x0bnum_answers\x18\x0e \x01(\x04\x12\x13\n\x0bnum_samples\x18\x0f \x01(\x04\x12\x15\n\rvnode_samples\x18\x10 \x01(\x04\x12\x15\n\rsince_unix_ms\x18\x11 \x01(\x03\"?\n\x10ListUsageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\r\"B\n\nUsageEntry\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12$\n\tstatement\x18\x02 \x01(\x0b\x32\x11.dcnr.v1.Envelope\"9\n\x11ListUsageResponse\x12$\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x13.dcnr.v1.UsageEntry\"\x8f\x01\n\x10QuoteCostRequest\x12\r\n\x05graph\x18\x01 \x01(\x0c\x12\x13\n\x0bnum_batches\x18\x02 \x01(\x04\x12 \n\x04kind\x18\x03 \x01(\x0e\x32\x12.dcnr.v1.UsageKind\x12\x13\n\x0bnum_samples\x18\x04 \x01(\x04\x12\x0c\n\x04\x65xit\x18\x05 \x01(\t\x12\x12\n\nredundancy\x18\x06 \x01(\r\"\x99\x02\n\tCostQuote\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0cgraph_digest\x18\x03 \x01(\t\x12\x13\n\x0bnum_batches\x18\x04 \x01(\x04\x12\x12\n\nnum_vnodes\x18\x05 \x01(\x04\x12\x15\n\rvnode_batches\x18\x06 \x01(\x04\x12\x14\n\x0corchestrator\x18\x07 \x01(\t\x12\x16\n\x0eissued_unix_ms\x18\x08 \x01(\x03\x12\x17\n\x0f\x65xpires_unix_ms\x18\t \x01(\x03\x12 \n\x04kind\x18\n \x01(\x0e\x32\x12.dcnr.v1.UsageKind\x12\x13\n\x0bnum_samples\x18\x0b \x01(\x04\x12\x15\n\rvnode_samples\x18\x0c \x01(\x04\"5\n\x11QuoteCostResponse\x12 \n\x05quote\x18\x01 \x01(\x0b\x32\x11.dcnr.v1.Envelope*U\n\tUsageKind\x12\x1a\n\x16USAGE_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eUSAGE_KIND_JOB\x10\x01\x12\x18\n\x14USAGE_KIND_QUESTIONS\x10\x02\x32\xde\x01\n\rLedgerService\x12\x45\n\nListScores\x12\x1a.dcnr.v1.ListScoresRequest\x1a\x1b.dcnr.v1.ListScoresResponse\x12\x42\n\tListUsage\x12\x19.dcnr.v1.ListUsageRequest\x1a\x1a.dcnr.v1.ListUsageResponse\x12\x42\n\tQuoteCost\x12\x19.dcnr.v1.QuoteCostRequest\x1a\x1a.dcnr.v1.QuoteCostResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dcnr.v1.ledger_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_USAGEKIND']._serialized_start=1628
-  _globals['_USAGEKIND']._serialized_end=1687
+  _globals['_USAGEKIND']._serialized_start=1903
+  _globals['_USAGEKIND']._serialized_end=1988
   _globals['_TIMES']._serialized_start=57
   _globals['_TIMES']._serialized_end=103
   _globals['_WORKRECORD']._serialized_start=106
@@ -49,19 +49,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VNODEUSAGE']._serialized_start=788
   _globals['_VNODEUSAGE']._serialized_end=832
   _globals['_USAGESTATEMENT']._serialized_start=835
-  _globals['_USAGESTATEMENT']._serialized_end=1117
-  _globals['_LISTUSAGEREQUEST']._serialized_start=1119
-  _globals['_LISTUSAGEREQUEST']._serialized_end=1182
-  _globals['_USAGEENTRY']._serialized_start=1184
-  _globals['_USAGEENTRY']._serialized_end=1250
-  _globals['_LISTUSAGERESPONSE']._serialized_start=1252
-  _globals['_LISTUSAGERESPONSE']._serialized_end=1309
-  _globals['_QUOTECOSTREQUEST']._serialized_start=1311
-  _globals['_QUOTECOSTREQUEST']._serialized_end=1365
-  _globals['_COSTQUOTE']._serialized_start=1368
-  _globals['_COSTQUOTE']._serialized_end=1571
-  _globals['_QUOTECOSTRESPONSE']._serialized_start=1573
-  _globals['_QUOTECOSTRESPONSE']._serialized_end=1626
-  _globals['_LEDGERSERVICE']._serialized_start=1690
-  _globals['_LEDGERSERVICE']._serialized_end=1912
+  _globals['_USAGESTATEMENT']._serialized_end=1224
+  _globals['_LISTUSAGEREQUEST']._serialized_start=1226
+  _globals['_LISTUSAGEREQUEST']._serialized_end=1289
+  _globals['_USAGEENTRY']._serialized_start=1291
+  _globals['_USAGEENTRY']._serialized_end=1357
+  _globals['_LISTUSAGERESPONSE']._serialized_start=1359
+  _globals['_LISTUSAGERESPONSE']._serialized_end=1416
+  _globals['_QUOTECOSTREQUEST']._serialized_start=1419
+  _globals['_QUOTECOSTREQUEST']._serialized_end=1562
+  _globals['_COSTQUOTE']._serialized_start=1565
+  _globals['_COSTQUOTE']._serialized_end=1846
+  _globals['_QUOTECOSTRESPONSE']._serialized_start=1848
+  _globals['_QUOTECOSTRESPONSE']._serialized_end=1901
+  _globals['_LEDGERSERVICE']._serialized_start=1991
+  _globals['_LEDGERSERVICE']._serialized_end=2213
 # @@protoc_insertion_point(module_scope)

@@ -30,6 +30,8 @@ class _UsageKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UsageKind.V
     """refused"""
     USAGE_KIND_JOB: _UsageKind.ValueType  # 1
     """a job that has ended"""
+    USAGE_KIND_QUESTIONS: _UsageKind.ValueType  # 2
+    """what one client was answered in a while"""
 
 class UsageKind(_UsageKind, metaclass=_UsageKindEnumTypeWrapper):
     """What was used."""
@@ -38,6 +40,8 @@ USAGE_KIND_UNSPECIFIED: UsageKind.ValueType  # 0
 """refused"""
 USAGE_KIND_JOB: UsageKind.ValueType  # 1
 """a job that has ended"""
+USAGE_KIND_QUESTIONS: UsageKind.ValueType  # 2
+"""what one client was answered in a while"""
 Global___UsageKind: _TypeAlias = UsageKind  # noqa: Y015
 
 @_typing.final
@@ -297,7 +301,8 @@ Global___VNodeUsage: _TypeAlias = VNodeUsage  # noqa: Y015
 @_typing.final
 class UsageStatement(_message.Message):
     """Who used what (domain USAGE, signed by the orchestrator that says so). Of a job it follows from its request, its outcome and its last manifest
-    alone: whoever takes account of several orchestrators' words takes each subject once.
+    alone: whoever takes account of several orchestrators' words takes each subject once. Questions are counted by the orchestrator that gave the answer to the
+    client, at most a minute's together, and nobody can make them again.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -314,6 +319,11 @@ class UsageStatement(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
     ISSUED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    ON_BEHALF_FIELD_NUMBER: _builtins.int
+    NUM_ANSWERS_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    VNODE_SAMPLES_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -321,11 +331,11 @@ class UsageStatement(_message.Message):
     kind: Global___UsageKind.ValueType
     """of what"""
     subject: _builtins.str
-    """the job's id"""
+    """the job's id; of questions a name that no other statement has"""
     orchestrator: _builtins.str
     """who says so; must belong to the signing key"""
     vnode_batches: _builtins.int
-    """the sum over VNodes: the unit of cost"""
+    """of a job, the sum over VNodes: its unit of cost"""
     manifest_digest: _builtins.str
     """by which it can be checked; empty where the job has none"""
     outcome: _builtins.str
@@ -334,9 +344,19 @@ class UsageStatement(_message.Message):
     """whether audits were in force: every batch was cleared"""
     issued_unix_ms: _builtins.int
     """when it was said"""
+    on_behalf: _builtins.str
+    """of questions: for whom the client says that it asks, as a gateway says its keys; its word alone"""
+    num_answers: _builtins.int
+    """of questions: answered ones; a text counts each of its passes"""
+    num_samples: _builtins.int
+    """in them"""
+    vnode_samples: _builtins.int
+    """of questions, samples times VNodes that computed them, over all ways that had to agree: their unit of cost"""
+    since_unix_ms: _builtins.int
+    """of questions: the first was answered no earlier; the last no later than it was said"""
     @_builtins.property
     def users(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """ids of the keys that signed the request, sorted"""
+        """ids of the keys that signed the request, sorted; of questions the client's; none: clients beyond the bound, together"""
 
     @_builtins.property
     def vnodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___VNodeUsage]:
@@ -357,10 +377,15 @@ class UsageStatement(_message.Message):
         outcome: _builtins.str = ...,
         cleared: _builtins.bool = ...,
         issued_unix_ms: _builtins.int = ...,
+        on_behalf: _builtins.str = ...,
+        num_answers: _builtins.int = ...,
+        num_samples: _builtins.int = ...,
+        vnode_samples: _builtins.int = ...,
+        since_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "issued_unix_ms", b"issued_unix_ms", "kind", b"kind", "manifest_digest", b"manifest_digest", "model", b"model", "network_id", b"network_id", "orchestrator", b"orchestrator", "outcome", b"outcome", "subject", b"subject", "users", b"users", "vnode_batches", b"vnode_batches", "vnodes", b"vnodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "issued_unix_ms", b"issued_unix_ms", "kind", b"kind", "manifest_digest", b"manifest_digest", "model", b"model", "network_id", b"network_id", "num_answers", b"num_answers", "num_samples", b"num_samples", "on_behalf", b"on_behalf", "orchestrator", b"orchestrator", "outcome", b"outcome", "since_unix_ms", b"since_unix_ms", "subject", b"subject", "users", b"users", "vnode_batches", b"vnode_batches", "vnode_samples", b"vnode_samples", "vnodes", b"vnodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -450,25 +475,41 @@ Global___ListUsageResponse: _TypeAlias = ListUsageResponse  # noqa: Y015
 
 @_typing.final
 class QuoteCostRequest(_message.Message):
-    """Asks what a job would cost."""
+    """Asks what a job, or questions, would cost."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GRAPH_FIELD_NUMBER: _builtins.int
     NUM_BATCHES_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    EXIT_FIELD_NUMBER: _builtins.int
+    REDUNDANCY_FIELD_NUMBER: _builtins.int
     graph: _builtins.bytes
     """serialised ModelGraph"""
     num_batches: _builtins.int
-    """N"""
+    """of a job: N"""
+    kind: Global___UsageKind.ValueType
+    """unspecified: a job"""
+    num_samples: _builtins.int
+    """of questions: in all of them; a text has one per token at most"""
+    exit: _builtins.str
+    """of questions: VNode whose readout is wanted; empty: the deepest"""
+    redundancy: _builtins.int
+    """of questions: ways that have to agree; 0 and 1: one"""
     def __init__(
         self,
         *,
         graph: _builtins.bytes = ...,
         num_batches: _builtins.int = ...,
+        kind: Global___UsageKind.ValueType = ...,
+        num_samples: _builtins.int = ...,
+        exit: _builtins.str = ...,
+        redundancy: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "num_batches", b"num_batches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "graph", b"graph", "kind", b"kind", "num_batches", b"num_batches", "num_samples", b"num_samples", "redundancy", b"redundancy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -476,7 +517,7 @@ Global___QuoteCostRequest: _TypeAlias = QuoteCostRequest  # noqa: Y015
 
 @_typing.final
 class CostQuote(_message.Message):
-    """What a job would cost (domain QUOTE, signed by the orchestrator). No money: batches of VNodes that have to be cleared."""
+    """What a job or questions would cost (domain QUOTE, signed by the orchestrator). No money: batches or samples of VNodes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -489,6 +530,9 @@ class CostQuote(_message.Message):
     ORCHESTRATOR_FIELD_NUMBER: _builtins.int
     ISSUED_UNIX_MS_FIELD_NUMBER: _builtins.int
     EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    VNODE_SAMPLES_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -496,17 +540,23 @@ class CostQuote(_message.Message):
     graph_digest: _builtins.str
     """of the serialised graph"""
     num_batches: _builtins.int
-    """N"""
+    """N; 0 for questions"""
     num_vnodes: _builtins.int
-    """with weights: each learns every batch once"""
+    """with weights: each learns every batch once, or computes every sample"""
     vnode_batches: _builtins.int
-    """the cost: N times that"""
+    """the cost of a job: N times that"""
     orchestrator: _builtins.str
     """who says so; must belong to the signing key"""
     issued_unix_ms: _builtins.int
     """when"""
     expires_unix_ms: _builtins.int
     """then ask again"""
+    kind: Global___UsageKind.ValueType
+    """of what; unspecified: a job"""
+    num_samples: _builtins.int
+    """of questions"""
+    vnode_samples: _builtins.int
+    """the cost of questions at the exit that is asked for: at most; a shallower answer costs less"""
     def __init__(
         self,
         *,
@@ -519,10 +569,13 @@ class CostQuote(_message.Message):
         orchestrator: _builtins.str = ...,
         issued_unix_ms: _builtins.int = ...,
         expires_unix_ms: _builtins.int = ...,
+        kind: Global___UsageKind.ValueType = ...,
+        num_samples: _builtins.int = ...,
+        vnode_samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_unix_ms", b"expires_unix_ms", "graph_digest", b"graph_digest", "issued_unix_ms", b"issued_unix_ms", "model", b"model", "network_id", b"network_id", "num_batches", b"num_batches", "num_vnodes", b"num_vnodes", "orchestrator", b"orchestrator", "vnode_batches", b"vnode_batches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_unix_ms", b"expires_unix_ms", "graph_digest", b"graph_digest", "issued_unix_ms", b"issued_unix_ms", "kind", b"kind", "model", b"model", "network_id", b"network_id", "num_batches", b"num_batches", "num_samples", b"num_samples", "num_vnodes", b"num_vnodes", "orchestrator", b"orchestrator", "vnode_batches", b"vnode_batches", "vnode_samples", b"vnode_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -71,7 +71,7 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def QuoteCost(self, request, context):
-        """What a job would cost, before it is submitted.
+        """What a job, or a question, would cost before it is submitted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

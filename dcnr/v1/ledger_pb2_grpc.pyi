@@ -38,7 +38,7 @@ class LedgerServiceStub:
     ListUsage: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListUsageRequest, _ledger_pb2.ListUsageResponse]
     """Signed statements of who used what."""
     QuoteCost: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.QuoteCostRequest, _ledger_pb2.QuoteCostResponse]
-    """What a job would cost, before it is submitted."""
+    """What a job, or a question, would cost before it is submitted."""
 
 @_typing.type_check_only
 class LedgerServiceAsyncStub(LedgerServiceStub):
@@ -50,7 +50,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     ListUsage: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListUsageRequest, _ledger_pb2.ListUsageResponse]  # type: ignore[assignment]
     """Signed statements of who used what."""
     QuoteCost: _aio.UnaryUnaryMultiCallable[_ledger_pb2.QuoteCostRequest, _ledger_pb2.QuoteCostResponse]  # type: ignore[assignment]
-    """What a job would cost, before it is submitted."""
+    """What a job, or a question, would cost before it is submitted."""
 
 class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     """What an orchestrator's own history says: served by every orchestrator, and each says something else."""
@@ -77,6 +77,6 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.QuoteCostRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.QuoteCostResponse, _abc.Awaitable[_ledger_pb2.QuoteCostResponse]]:
-        """What a job would cost, before it is submitted."""
+        """What a job, or a question, would cost before it is submitted."""
 
 def add_LedgerServiceServicer_to_server(servicer: LedgerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+import signal
+import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,11 @@ from dcnr.sdk.client import connect_async
 from dcnr.settings import GatewaySettings
 from dcnr.system import SystemClock
 from dcnr.testing import LocalPNode
+from dcnr.v1 import identity_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from gateway.keys import FILE, KeyFile
 from gateway.server import address_of, bound, serve_gateway
+from trust.usage import open_usage
 from vnode.registry import default_registry
 from vnode.torch_compute import TorchCompute
 from vnode.vocabulary import Mode
@@ -49,6 +54,23 @@ def test_a_network_answers_while_it_learns_after_it_and_through_a_kill(tmp_path:
             np.testing.assert_allclose(answer_from(rig, process.node_id, asked), late.output, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(answer_over_rest(rig, asked), late.output, rtol=1e-5, atol=1e-5)
         through_a_kill(rig, client, asked, late)
+        check_accounts(rig)
+
+
+def check_accounts(rig: Rig) -> None:
+    """An orchestrator that is told to end writes down whom it answered since the last minute."""
+    last = rig.network.orchestrators[-1]
+    last.send(signal.SIGTERM)
+    rig.until(lambda: not last.alive, "the orchestrator has ended", WITHIN_S)
+    with contextlib.closing(sqlite3.connect(last.home / "history.db")) as database:
+        rows = database.execute("SELECT statement FROM usage WHERE kind = 'USAGE_KIND_QUESTIONS'").fetchall()
+    policy = rig.network.policy
+    assert policy is not None
+    said = [open_usage(identity_pb2.Envelope.FromString(data), policy.network_id) for (data,) in rows]
+    own = [one for one in said if list(one.users) == [rig.key.node_id]]
+    assert sum(one.num_answers for one in own) >= 1, "the maintainer's own question"
+    assert all(one.num_samples == BATCH * one.num_answers <= one.vnode_samples <= one.num_samples * len(rig.vnodes) for one in own)
+    assert all(one.orchestrator == last.node_id for one in said)
 
 
 def until_answered(rig: Rig, client: dcnr.sdk.Client, asked: Any, good: Any) -> Answer:

@@ -103,9 +103,12 @@ async def rig() -> AsyncIterator[Rig]:
     data = DataServicer(shared, models.runtimes, presigner=None, proxy_uploads=True, known=lambda node: True)
     directory: Any = None
     asking: Any = None
+    metering: Any = None
     server = RpcServer(key, policy.network_id, clock=CLOCK, rng=secrets.token_bytes)
     server.add(
-        lambda target: add_OrchestratorServiceServicer_to_server(OrchestratorServicer(models, attach, directory, asking), target)
+        lambda target: add_OrchestratorServiceServicer_to_server(
+            OrchestratorServicer(models, attach, directory, asking, metering), target
+        )
     )
     server.add(lambda target: add_DataServiceServicer_to_server(data, target))
     found.address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"

@@ -12,6 +12,7 @@ from runtime_rig import CLOCK, JOB, MAINTAINER, MODEL, Orchestrator, World, unti
 from dcnr.errors import Corrupt, InvalidInput, Unavailable
 from dcnr.graph import graph_digest, graph_to_bytes
 from dcnr.v1 import identity_pb2, ledger_pb2, model_pb2
+from orchestrator.access import Caller
 from orchestrator.history import History
 from orchestrator.keeping import Keeper
 from orchestrator.ledger_rpc import LedgerServicer
@@ -32,6 +33,7 @@ class Desk:
         self.books = books or HistoryBooks(self.history, self.shared.policy.network_id)
         self.keeper = Keeper(self.shared, {MODEL: self.runtime}, self.books)
         self.service = LedgerServicer(self.shared, self.books, self.keeper.passes)
+        self.service._caller = lambda context: Caller("c" * 40, maintainer=True, orchestrator=False, pnode=False)  # type: ignore[method-assign]
 
     async def open(self) -> asyncio.Task[None]:
         await self.history.open()
@@ -184,6 +186,21 @@ def test_a_quote_is_signed_and_counts_each_batch_once_per_vnode_with_weights(tmp
             quote = open_quote(answer.quote, made.policy.network_id)
             assert (quote.vnode_batches, quote.num_vnodes, quote.graph_digest) == (200, 2, graph_digest(graph))
             assert quote.expires_unix_ms > quote.issued_unix_ms
+            assert quote.vnode_samples == 0
+            questions = ledger_pb2.QuoteCostRequest(
+                graph=graph_to_bytes(graph), kind=ledger_pb2.USAGE_KIND_QUESTIONS, num_samples=7, redundancy=3
+            )
+            deep = open_quote((await desk.service.QuoteCost(questions, None)).quote, made.policy.network_id)
+            assert (deep.vnode_samples, deep.num_samples, deep.num_vnodes, deep.vnode_batches) == (7 * 3 * 2, 7 * 3, 2, 0)
+            questions.exit = VNODES[0]
+            shallow = open_quote((await desk.service.QuoteCost(questions, None)).quote, made.policy.network_id)
+            assert (shallow.vnode_samples, shallow.num_vnodes) == (7 * 3, 1)
+            for field, value in (("exit", "nowhere"), ("redundancy", 100), ("num_samples", 0)):
+                wrong = ledger_pb2.QuoteCostRequest()
+                wrong.CopyFrom(questions)
+                setattr(wrong, field, value)
+                with pytest.raises(InvalidInput):
+                    await desk.service.QuoteCost(wrong, None)
             with pytest.raises(InvalidInput):
                 await desk.service.QuoteCost(ledger_pb2.QuoteCostRequest(graph=graph_to_bytes(graph)), None)
 

@@ -34,9 +34,11 @@ class Near:
 
     def __init__(self, here: Town) -> None:
         self._here, self._generating = here, Generating(here.asking, CLOCK, secrets.token_bytes)
+        self.key_id = ""
 
     async def stream(self, stub: Any, method: str, request: Any, *, timeout_s: float) -> AsyncIterator[Any]:
         assert method == "Generate"
+        assert request.on_behalf == self.key_id, "the network is told which key asks"
         async for part in self._generating.generate(self._here.runtime, request):
             yield part
 
@@ -49,10 +51,11 @@ class Near:
 async def gateway(here: Town, home: Path) -> AsyncIterator[tuple[str, str]]:
     """Its URL and a key."""
     home.mkdir()
-    _, key = KeyFile(home / FILE).add(
+    made, key = KeyFile(home / FILE).add(
         "test", "client", expires=CLOCK.wall() + 3600, signed=False, now_wall=CLOCK.wall(), rng=secrets.token_bytes
     )
     listening, near = bound("127.0.0.1:0"), Near(here)
+    near.key_id = made.id
     orchestrators: Any = near
     running = asyncio.create_task(
         serve_gateway(GatewaySettings(), listening, orchestrators, policy=here.shared.policy, clock=CLOCK, home=home)

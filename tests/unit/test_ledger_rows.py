@@ -11,7 +11,7 @@ import pytest
 
 from dcnr.cli import ledger as command
 from dcnr.ledger_check import Account
-from dcnr.ledger_rows import export_rows, score_rows
+from dcnr.ledger_rows import export_rows, score_rows, usage_rows
 from dcnr.v1 import identity_pb2, ledger_pb2
 from orchestrator.ledger_rpc import score_message
 from orchestrator.results import Kind, Result
@@ -79,6 +79,25 @@ def test_an_exported_statement_carries_its_signature() -> None:
     assert (usage["kind"], usage["vnode_batches"]) == ("job", 24)
     envelope = identity_pb2.Envelope.FromString(base64.b64decode(usage["envelope"]))
     assert open_usage(envelope, "n") == said
+
+
+def test_usage_is_summed_up_by_kind_client_and_for_whom_it_asked() -> None:
+    kinds = (ledger_pb2.USAGE_KIND_JOB, ledger_pb2.USAGE_KIND_QUESTIONS)
+    said = [
+        ledger_pb2.UsageStatement(kind=kinds[0], users=[NODE], vnode_batches=24),
+        *(
+            ledger_pb2.UsageStatement(
+                kind=kinds[1], users=[OTHER], on_behalf=name, num_answers=1, num_samples=number, vnode_samples=3 * number
+            )
+            for name, number in (("key-1", 2), ("key-2", 5), ("key-1", 4))
+        ),
+    ]
+    rows = usage_rows([(one, identity_pb2.Envelope()) for one in said])
+    assert all(set(row) <= documented(SCHEMA) for row in rows)
+    assert [(row["kind"], row["users"], row["on_behalf"], row["statements"]) for row in rows] == [
+        ("job", [NODE], "", 1), ("questions", [OTHER], "key-1", 2), ("questions", [OTHER], "key-2", 1)
+    ]  # fmt: skip
+    assert (rows[0]["vnode_batches"], rows[1]["num_samples"], rows[1]["vnode_samples"], rows[1]["num_answers"]) == (24, 6, 18, 2)
 
 
 @pytest.mark.parametrize("message", [ledger_pb2.PNodeScore, ledger_pb2.WorkRecord, ledger_pb2.UsageStatement, ledger_pb2.CostQuote])
