@@ -15,6 +15,7 @@ from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.ledger_check import JobLedger, read_ledgers
+from dcnr.planned import PlannedMerges, newest_plan
 from dcnr.stored import Read, StoredDocuments
 from dcnr.v1 import data_pb2, model_pb2
 from trust.commits import Place
@@ -77,7 +78,7 @@ async def audit_ledger(client: AsyncClient, model: str, *, manifest: str = "") -
         await client.objects.read_file(ref, path, max_bytes=max_bytes)
 
     digest, _ = await client.manifest(model, manifest)
-    return await LedgerReader(read, client.policy, model, client.scratch).run(digest)
+    return await LedgerReader(read, client.policy, model, client.scratch).run(digest, await newest_plan(client, model))
 
 
 class LedgerReader:
@@ -87,8 +88,11 @@ class LedgerReader:
         self._read, self._policy, self._model, self._directory = read, policy, model, directory
         self._documents = StoredDocuments(read, policy, model, directory)
 
-    async def run(self, newest: str) -> LedgerAudit:
-        """Raises NotFound (``no_ledger``) where no audits are in force, and Unavailable; what does not hold is in the result."""
+    async def run(self, newest: str, newest_plan: str) -> LedgerAudit:
+        """``newest``, ``newest_plan``: digests of a manifest and of the model's newest plan. What does not hold is in the result.
+
+        Raises NotFound (``no_ledger``) where no audits are in force, and Unavailable.
+        """
         last = await self._documents.manifest(newest)
         request = await self._documents.request(last.job_id)
         ledgers = await read_ledgers(newest, self._documents.manifest)
@@ -101,7 +105,7 @@ class LedgerReader:
         try:
             self._chains(audit, request)
             self._heads(audit, last)
-            await self._receipts(audit)
+            await self._receipts(audit, newest_plan)
             await self._evidence(audit)
             await self._states(audit, last)
         except (Corrupt, InvalidInput, NotFound, Refused) as error:
@@ -127,8 +131,9 @@ class LedgerReader:
             if entry.cleared.digest and entry.cleared.digest not in cleared:
                 raise Corrupt(f"{entry.vnode}: {entry.cleared.digest[:12]} is called cleared and is not", code="bad_ledger")
 
-    async def _receipts(self, audit: LedgerAudit) -> None:
-        """Every interval that counts has a statement of its own replica, about just those batches."""
+    async def _receipts(self, audit: LedgerAudit, newest_plan: str) -> None:
+        """Every interval that counts has a statement of its own replica, about just those batches, and its merges are those that plans had."""
+        planned = PlannedMerges(self._documents, newest_plan, Place(self._policy.network_id, self._model, audit.ledger.job_id, ""))
         ledger, deltas, missing = audit.ledger.chronicle.ledger, set[str](), list[Interval]()
         counting = {name for line in ledger.lines.values() for one in line for name in one.intervals}
         for one in sorted(ledger.intervals.values(), key=lambda one: one.number):
@@ -137,6 +142,7 @@ class LedgerReader:
             except NotFound:
                 missing.append(one)
                 continue
+            await planned.check(commit)
             deltas.update(digest_of_envelope(merged.delta) for merged in commit.merges)
             _check_receipt(one, commit, pnode_id)
             audit.num_receipts += 1

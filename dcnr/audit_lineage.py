@@ -1,9 +1,9 @@
 """An independent check of what a trained model learned from: every batch exactly once, by signed statements back to what the maintainers signed.
 
 Shares no code with the orchestrator's decisions. For each VNode of a manifest it reads the stored state with the safetensors library, walks the commits by
-their parents, and holds five things against each other: the lineage in the state file, the lineage in the manifest, the batches that the commits and the
-deltas in them name in order, checkpoint 0 in the manifest that the signed request names, and who is credited in the manifests in between. Every signature
-(worker keys, their delegations, maintainers) is verified on the way.
+their parents, and holds six things against each other: the lineage in the state file, the lineage in the manifest, the batches that the commits and the
+deltas in them name in order, checkpoint 0 in the manifest that the signed request names, who is credited in the manifests in between, and who was to
+contribute by the plans of the job. Every signature (worker keys, their delegations, maintainers) is verified on the way.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dcnr import limits
 from dcnr.errors import Corrupt
 from dcnr.ids import digest_of
+from dcnr.planned import PlannedMerges, newest_plan
 from dcnr.stored import Read, StoredDocuments
 from dcnr.v1 import data_pb2, model_pb2
 from trust.commits import Place, open_delta
@@ -72,7 +73,7 @@ async def audit_lineage(client: AsyncClient, model: str, *, manifest: str = "") 
         await client.objects.read_file(ref, path, max_bytes=max_bytes)
 
     digest, _ = await client.manifest(model, manifest)
-    return await LineageAudit(read, client.policy, model, client.scratch).run(digest)
+    return await LineageAudit(read, client.policy, model, client.scratch).run(digest, await newest_plan(client, model))
 
 
 class LineageAudit:
@@ -82,8 +83,10 @@ class LineageAudit:
         self._read, self._policy, self._model, self._directory = read, policy, model, directory
         self._documents = StoredDocuments(read, policy, model, directory)
 
-    async def run(self, manifest_digest: str) -> list[VNodeLineage]:
-        """One result per VNode of the manifest. Raises Corrupt for what is not signed as it must be or does not have its digest."""
+    async def run(self, manifest_digest: str, plan_digest: str) -> list[VNodeLineage]:
+        """One result per VNode of the manifest. ``plan_digest``: of the newest plan. Raises Corrupt for what is not signed as it must be, does not have its
+        digest, or tells of a merge that no plan had.
+        """
         manifest = await self._documents.manifest(manifest_digest)
         request = await self._documents.request(manifest.job_id)
         if manifest.graph_digest != request.graph_digest:
@@ -95,6 +98,7 @@ class LineageAudit:
                 "the manifest does not have the VNodes of the manifest that the request names", code="incomplete_manifest"
             )
         credited = await self._credited(manifest, request)
+        self._planned = PlannedMerges(self._documents, plan_digest, Place(self._policy.network_id, self._model, request.job_id, ""))
         return [await self._vnode(entry, request, first[entry.vnode], credited) for entry in manifest.entries]
 
     async def _vnode(
@@ -150,6 +154,7 @@ class LineageAudit:
                 parent = commit.parent_digest
                 if pnode_id != checkpoint.pnode_id or commit.replica != checkpoint.replica:
                     raise Corrupt(f"{checkpoint.vnode}: the manifest credits another PNode than the commit", code="wrong_signer")
+            await self._planned.check(commit)
             newest_first.append(self._learned(commit, pnode_id, request))
             state, commit_digest, count = commit.parent_digest, commit.parent_commit, count + 1
             if count > MAX_COMMITS:

@@ -1,4 +1,4 @@
-"""A model's signed documents as they lie in the store, each read by its digest and verified: manifests, job requests, commits, fault records."""
+"""A model's signed documents as they lie in the store, each read by its digest and verified: manifests, plans, job requests, commits, fault records."""
 
 from __future__ import annotations
 
@@ -32,6 +32,20 @@ class StoredDocuments:
         if digest_of_envelope(envelope) != digest:
             raise Corrupt(f"manifest {digest[:12]} does not have its digest", code="wrong_digest")
         return self._policy.open_manifest(envelope, self._model)
+
+    async def plan(self, digest: str) -> model_pb2.Plan:
+        """By the digest of its envelope, signed by a listed orchestrator."""
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_PLAN, model=self._model, digest=digest)
+        envelope = parse_envelope(await self.data(ref, limits.MAX_PLAN_BYTES), limits.MAX_PLAN_BYTES)
+        if digest_of_envelope(envelope) != digest:
+            raise Corrupt(f"plan {digest[:12]} does not have its digest", code="wrong_digest")
+        payload, signer = open_single(envelope, identity_pb2.DOMAIN_PLAN, max_bytes=limits.MAX_PLAN_BYTES)
+        plan = parse(model_pb2.Plan, payload, limits.MAX_PLAN_BYTES)
+        if (plan.network_id, plan.model, plan.holder) != (self._policy.network_id, self._model, signer.node_id):
+            raise Corrupt(f"plan {digest[:12]} is of another network, model or holder", code="wrong_network")
+        if not self._policy.is_orchestrator(signer.node_id):
+            raise Corrupt(f"plan {digest[:12]} is signed by a node that is no orchestrator of this network", code="wrong_signer")
+        return plan
 
     async def request(self, job_id: str) -> model_pb2.JobRequest:
         """The signed request of a job."""

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from dataservice import keys
 from dataservice.manifest_form import Contribution
+from dcnr import limits
 from dcnr.errors import Corrupt, NotFound, Refused, Unavailable
 from dcnr.ids import digest_of, number_of
 from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock, ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.ancestry import Ancestry, contributions_of, intervals_of
+from orchestrator.documents import get_exact, open_plan
 from orchestrator.jobs import intervals
+from orchestrator.learners import Learners, Merge
 from orchestrator.states import StateCheck
 from orchestrator.view import JobFacts, ModelView
-from trust.commits import MAX_COMMIT_BYTES, Place, VerifiedCommit, follows, open_commit
+from trust.commits import MAX_COMMIT_BYTES, Place, VerifiedCommit, follows, open_commit, open_delta
 from trust.envelope import digest_of_envelope, parse_envelope
 from trust.network import NetworkPolicy
 
@@ -51,6 +55,7 @@ class CheckpointJudge:
         self._store, self._policy, self._clock, self._states = store, policy, clock, StateCheck(store)
         self._known: OrderedDict[tuple[str, str, str], Ancestry] = OrderedDict()
         self._looked_at: OrderedDict[str, str] = OrderedDict()
+        self._learners = Learners("")
 
     async def judge(self, view: ModelView, checkpoint: model_pb2.Checkpoint, envelope: identity_pb2.Envelope) -> Judged:
         """Raises Refused, Corrupt (both: never) or Unavailable."""
@@ -120,13 +125,33 @@ class CheckpointJudge:
             digest = current.commit.parent_commit
             current = await self._parent(place, current.commit)
         chain.reverse()
-        if view.chain is None:
-            return known.after(one for _, found in chain for one in contributions_of(found, place))
-        known = known.after(intervals_of(chain, place))
+        audited = view.chain is not None
+        added = intervals_of(chain, place) if audited else (one for _, found in chain for one in contributions_of(found, place))
+        known = known.after(added)
+        await self._check_merges(view, place, [found for _, found in chain])
         for one in known.contributions:
-            if is_fenced(view, one.vnode, one.replica):
+            if audited and is_fenced(view, one.vnode, one.replica):
                 raise Refused(f"{one.replica} may hold what was taken back: nothing that it learned counts", code=FENCED)
         return known
+
+    async def _check_merges(self, view: ModelView, place: Place, chain: list[VerifiedCommit]) -> None:
+        if view.plan is None:
+            return
+        merges: list[Merge] = []
+        for found in chain:
+            for merged in found.commit.merges:
+                delta = open_delta(merged.delta, place)
+                merges.append(Merge(found.commit.replica, delta.replica, delta.delegation.pnode_id, int(merged.replicas)))
+        if self._learners.job_id != place.job_id:
+            self._learners = Learners(place.job_id)
+        await self._learners.check(merges, view.plan, view.head.plan_digest, partial(self._plan, place.model))
+
+    async def _plan(self, model: str, digest: str) -> model_pb2.Plan:
+        try:
+            data = await get_exact(self._store, keys.plan(model, digest), digest, max_bytes=limits.MAX_PLAN_BYTES)
+        except NotFound as error:
+            raise Refused("a plan of the job is not in the store", code="unplanned_merge") from error
+        return open_plan(data, self._policy, model)
 
     async def _parent(self, place: Place, commit: model_pb2.Commit) -> VerifiedCommit:
         key = keys.commit(place.model, place.vnode, commit.parent_commit)

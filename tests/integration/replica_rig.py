@@ -19,10 +19,13 @@ from dcnr.intervals import IntervalSet
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from orchestrator.checkpoints import CheckpointJudge, Judged
+from orchestrator.documents import sealed
 from orchestrator.view import JobFacts, ModelView
 from trust.envelope import digest_of_envelope
+from trust.identity import NodeKey
 from vnode.registry import default_registry
 
+HOLDER = NodeKey.generate()
 PRIMARY, CONTRIBUTOR, STANDBY = model_pb2.ROLE_PRIMARY, model_pb2.ROLE_CONTRIBUTOR, model_pb2.ROLE_STANDBY
 
 
@@ -62,6 +65,8 @@ class Plan:
     seats: list[Seat]
     number: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
+    told: list[model_pb2.Plan] = field(default_factory=list)
+    """What an orchestrator would have named, oldest first."""
 
     def of(self, vnode: str) -> list[Seat]:
         return [seat for seat in self.seats if seat.vnode == vnode]
@@ -69,6 +74,13 @@ class Plan:
     async def tell(self) -> None:
         """The newest plan to every worker; what runs already goes on with it."""
         self.number += 1
+        assignments = [
+            model_pb2.Assignment(
+                replica=seat.replica, vnode=seat.vnode, pnode_id=seat.end.pnode_id, role=seat.role, weight=seat.weight
+            )
+            for seat in self.seats
+        ]
+        self.told.append(model_pb2.Plan(job_id=JOB, assignments=assignments))
         for seat in self.seats:
             await seat.end.pipe.send(local_pb2.ToWorker(host=self.order(seat)))
         for seat in self.seats:
@@ -134,23 +146,24 @@ class Store:
     def _put_commit(self, vnode: str, commit: identity_pb2.Envelope) -> None:
         self._put(keys.commit(MODEL, vnode, digest_of_envelope(commit)), commit.SerializeToString(deterministic=True))
 
-    async def judge(self, ready: local_pb2.SnapshotReady) -> dict[str, IntervalSet]:
-        """By replica, what it learned of the checkpoint. Raises what the judge raises."""
+    def name(self, plans: Sequence[model_pb2.Plan]) -> tuple[model_pb2.Plan, str]:
+        """They are in the store, one after the other; the last one with its digest."""
+        digest = ""
+        for plan in plans:
+            plan.network_id, plan.model, plan.holder, plan.parent_digest = NETWORK_ID, MODEL, HOLDER.node_id, digest
+            made = sealed(identity_pb2.DOMAIN_PLAN, plan, HOLDER)
+            digest = made.digest
+            self._put(keys.plan(MODEL, made.digest), made.data)
+        return plans[-1], digest
+
+    async def judge(self, ready: local_pb2.SnapshotReady, plans: Sequence[model_pb2.Plan]) -> dict[str, IntervalSet]:
+        """By replica, what it learned of the checkpoint, under those plans. Raises what the judge raises."""
         checkpoint, job = ready.checkpoint, self._job
         request = model_pb2.JobRequest(job_id=JOB, graph_digest=graph_digest(job.graph), num_batches=job.num_batches)
         facts = JobFacts(request, "", job.graph, b"", stages_of_graph(job.graph, default_registry()), ())
-        assignment = model_pb2.Assignment(
-            replica=checkpoint.replica, vnode=checkpoint.vnode, pnode_id=checkpoint.pnode_id, role=PRIMARY
-        )
-        view = ModelView(
-            MODEL,
-            model_pb2.Head(),
-            b"",
-            plan=model_pb2.Plan(assignments=[assignment]),
-            manifest=self._manifest,
-            job=facts,
-            beginning=self._manifest,
-        )
-        policy: Any = SimpleNamespace(network_id=NETWORK_ID)
+        plan, digest = self.name(plans)
+        head = model_pb2.Head(plan_digest=digest)
+        view = ModelView(MODEL, head, b"", plan=plan, manifest=self._manifest, job=facts, beginning=self._manifest)
+        policy: Any = SimpleNamespace(network_id=NETWORK_ID, is_orchestrator=lambda node_id: node_id == HOLDER.node_id)
         judged: Judged = await CheckpointJudge(self._store, policy, SystemClock()).judge(view, checkpoint, ready.commit)
         return {one.replica: one.batches for one in judged.contributions}

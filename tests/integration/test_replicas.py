@@ -54,13 +54,14 @@ def whole(seat: Seat, job: Job) -> bool:
     return any(ready.replica == seat.replica and ready.checkpoint.step == job.num_batches for ready in seat.end.snapshots)
 
 
-async def judged(job: Job, seat: Seat, ends: list[DaemonEnd]) -> dict[str, IntervalSet]:
+async def judged(plan: Plan, seat: Seat, ends: list[DaemonEnd]) -> dict[str, IntervalSet]:
+    job = plan.job
     store = Store(job)
     for end in ends:
         store.bring(end.snapshots)
     last = next(ready for ready in reversed(seat.end.snapshots) if ready.replica == seat.replica)
     assert last.checkpoint.step == job.num_batches
-    return await store.judge(last)
+    return await store.judge(last, plan.told)
 
 
 def exact(shares: dict[str, IntervalSet], job: Job) -> None:
@@ -84,10 +85,10 @@ def test_a_primary_two_contributors_and_a_standby_learn_every_batch_once(tmp_pat
             plan = Plan(job, seats)
             await plan.tell()
             await until(ends, lambda: whole(seats[0], job) and whole(seats[4], job))
-            shares = await judged(job, seats[0], ends[:1])
+            shares = await judged(plan, seats[0], ends[:1])
             exact(shares, job)
             assert set(shares) == {"s1.1", "s1.2", "s1.3"}, "each of those that learn had a part in it, the standby had none"
-            assert set(await judged(job, seats[4], ends[3:])) == {"s2.1"}
+            assert set(await judged(plan, seats[4], ends[3:])) == {"s2.1"}
             await until(ends, lambda: seats[3].learned == job.num_batches)  # the standby keeps a copy
             await until(ends, lambda: all(not seat.report.unmerged.intervals for seat in seats[1:3]))
             roles = {seat.replica: seat.report.role for seat in seats}
@@ -118,7 +119,7 @@ def test_a_promoted_contributor_ends_the_work_of_a_killed_primary(tmp_path: Path
             plan.seats.remove(first)
             await plan.tell()
             await until(ends[1:], lambda: whole(second, job) and whole(behind, job))
-            shares = await judged(job, second, ends[1:])
+            shares = await judged(plan, second, ends[1:])
             exact(shares, job)
             assert set(shares) == {"s1.1", "s1.2", "s1.3"}, "what the dead one had merged counts, by its own commits"
             begun = next(ready for ready in ends[1].snapshots if ready.replica == "s1.2")
@@ -242,7 +243,7 @@ def test_forged_deltas_are_refused_with_their_code_and_change_nothing(tmp_path: 
                 )
             )
             await until(ends, lambda: whole(primary, job))
-            assert await judged(job, primary, ends[:1]) == {"s1.1": IntervalSet.span(0, job.num_batches)}
+            assert await judged(plan, primary, ends[:1]) == {"s1.1": IntervalSet.span(0, job.num_batches)}
             assert primary.report.num_merged == 0
 
     asyncio.run(scenario())

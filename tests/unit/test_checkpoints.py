@@ -20,6 +20,7 @@ from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.chain import Chain
 from orchestrator.checkpoints import CheckpointJudge
+from orchestrator.documents import sealed
 from orchestrator.jobs import intervals_message
 from orchestrator.view import JobFacts, ModelView
 from trust.delegation import make_delegation
@@ -111,14 +112,43 @@ class World:
         self.manifest = model_pb2.Manifest(entries=[model_pb2.ManifestEntry(vnode="a", working=[first], cleared=first)])
         self.beginning = model_pb2.Manifest()
         self.beginning.CopyFrom(self.manifest)
-        self.plan = model_pb2.Plan(
-            assignments=[
-                model_pb2.Assignment(replica="a.1", vnode="a", pnode_id=HELPER.node_id, role=model_pb2.ROLE_CONTRIBUTOR),
-                model_pb2.Assignment(replica="a.0", vnode="a", pnode_id=PNODE.node_id, role=model_pb2.ROLE_PRIMARY),
-            ]
-        )
+        self.plan, self.plan_digest = self.seats(), ""
         self.state, self.commit, self.steps = digest_of(self.zero), "", ""
         self.chain: Chain | None = None
+
+    def seats(
+        self,
+        helper: str = "a.1",
+        *,
+        where: NodeKey = HELPER,
+        role: model_pb2.Role.ValueType = model_pb2.ROLE_CONTRIBUTOR,
+        learns: int = 2,
+        job: str = JOB,
+    ) -> model_pb2.Plan:
+        """A plan of the VNode with that many replicas that learn."""
+        seats = [
+            model_pb2.Assignment(replica=helper, vnode="a", pnode_id=where.node_id, role=role, weight=1.0),
+            model_pb2.Assignment(replica="a.0", vnode="a", pnode_id=PNODE.node_id, role=model_pb2.ROLE_PRIMARY, weight=1.0),
+        ]
+        more = [
+            model_pb2.Assignment(
+                replica=f"a.{number}", vnode="a", pnode_id=f"{number:040x}", role=model_pb2.ROLE_CONTRIBUTOR, weight=1.0
+            )
+            for number in range(10, 8 + learns)
+        ]
+        return model_pb2.Plan(
+            network_id=POLICY.network_id, model=MODEL, holder=ORCHESTRATOR.node_id, job_id=job, assignments=[*seats, *more]
+        )
+
+    def planned(self, *plans: model_pb2.Plan) -> None:
+        """The head names the last of them, and each the one before."""
+        digest = ""
+        for plan in plans:
+            plan.parent_digest = digest
+            made = sealed(identity_pb2.DOMAIN_PLAN, plan, ORCHESTRATOR)
+            digest = made.digest
+            self.store.rewind(keys.plan(MODEL, made.digest), made.data)
+        self.plan, self.plan_digest = plans[-1], digest
 
     def audited(self) -> None:
         """Audits are in force, and the line of the VNode is what the manifest names."""
@@ -132,7 +162,7 @@ class World:
         job = JobFacts(request, "r" * 64, GRAPH, b"", stages, ())
         return ModelView(
             MODEL,
-            model_pb2.Head(),
+            model_pb2.Head(plan_digest=self.plan_digest),
             b"",
             plan=self.plan,
             manifest=self.manifest,
@@ -392,5 +422,59 @@ def test_a_state_that_is_not_there_or_has_other_bytes_is_not_named() -> None:
         assert await refused(world, (checkpoint, envelope)) == "wrong_digest"
         world.store.rewind(key, whole)
         assert await world.learned((checkpoint, envelope)) == {("a.0", PNODE.node_id): SPAN(0, 2)}
+
+    run(story)
+
+
+def test_a_merge_is_named_only_if_plans_of_the_job_had_it() -> None:
+    """Whose delta, and one part of how many."""
+
+    async def told(world: World, replicas: int) -> str:
+        world.commits([0, 1], anchor="a" * 64, merges=[model_pb2.Merged(after=1, delta=delta([6, 7]), replicas=replicas)])
+        made = world.checkpoint(SPAN(0, 3) | SPAN(6, 8), [2])
+        try:
+            await world.learned(made)
+        except DcnrError as error:
+            return error.code
+        return ""
+
+    def story(replicas: int, code: str, *plans: dict[str, Any]) -> None:
+        async def one(world: World) -> None:
+            world.planned(*(world.seats(**plan) for plan in plans))
+            assert await told(world, replicas) == code, (replicas, plans)
+
+        run(one)
+
+    aside = {"role": model_pb2.ROLE_STANDBY}
+    story(2, "", {})
+    story(0, "", {})
+    story(3, "", {"learns": 3}, {})
+    story(2, "", {}, *[{"helper": f"a.{number}"} for number in range(20, 40)])
+    story(3, "unplanned_merge", {})
+    story(2, "unplanned_merge", {"learns": 4})
+    story(2, "unplanned_merge", {"where": PNODE})
+    story(2, "unplanned_merge", aside)
+    story(2, "unplanned_merge", {"helper": "a.7"})
+    story(2, "unplanned_merge", {"job": "another"}, {"helper": "a.7"})
+    story(2, "", {}, aside)
+
+
+def test_many_plans_are_read_in_parts_and_one_that_is_lost_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.learners.MAX_READ", 4)
+
+    async def story(world: World) -> None:
+        world.planned(world.seats(), *(world.seats("a.7") for _ in range(9)))
+        world.commits([0], anchor="a" * 64, merges=[model_pb2.Merged(after=1, delta=delta([6]), replicas=2)])
+        made = world.checkpoint(SPAN(0, 2) | SPAN(6, 7), [1])
+        codes = [await refused(world, made) for _ in range(2)]
+        assert codes == ["plans_unread"] * 2
+        assert len(await world.learned(made)) == 2
+
+        newest = world.plan_digest
+        world.planned(world.plan)
+        world.plan.parent_digest = newest[::-1]
+        world.judge = CheckpointJudge(world.store, POLICY, StoppedClock())
+        world.plan.assignments[0].replica = "a.7"
+        assert await refused(world, made) == "unplanned_merge"
 
     run(story)

@@ -109,7 +109,7 @@ class World:
 
 
 def audit(world: World, directory: Path) -> LedgerAudit:
-    found = asyncio.run(LedgerReader(world.read, POLICY, MODEL, directory).run(world.newest))
+    found = asyncio.run(LedgerReader(world.read, POLICY, MODEL, directory).run(world.newest, ""))
     assert list(directory.iterdir()) == [], "temporary files are removed"
     return found
 
@@ -215,4 +215,4 @@ def test_a_store_that_does_not_answer_accuses_nobody(tmp_path: Path) -> None:
         await read(ref, path, max_bytes)
 
     with pytest.raises(Unavailable):
-        asyncio.run(LedgerReader(away, POLICY, MODEL, tmp_path).run(world.newest))
+        asyncio.run(LedgerReader(away, POLICY, MODEL, tmp_path).run(world.newest, ""))

@@ -52,6 +52,15 @@ class World:
     """A store with one trained VNode; every knob is one lie."""
 
     objects: dict[tuple[int, str, str], bytes] = field(default_factory=dict)
+    plan: str = ""
+    """Digest of the newest."""
+
+    def plans(self, *plans: model_pb2.Plan, signer: NodeKey = ORCHESTRATOR) -> None:
+        """One after the other, as their holder names them."""
+        for plan in plans:
+            plan.network_id, plan.model, plan.holder, plan.parent_digest = POLICY.network_id, MODEL, ORCHESTRATOR.node_id, self.plan
+            plan.job_id = plan.job_id or JOB
+            self.plan = self._envelope(data_pb2.OBJECT_KIND_PLAN, seal(identity_pb2.DOMAIN_PLAN, plan, signer))
 
     def put(self, kind: int, data: bytes, owner: str = "", digest: str | None = None) -> str:
         name = digest_of(data) if digest is None else digest
@@ -128,8 +137,20 @@ class World:
         return self.put(kind, envelope.SerializeToString(deterministic=True), owner, digest_of_envelope(envelope))
 
 
+def seat(
+    replica: str, pnode: NodeKey, role: model_pb2.Role.ValueType, *, weight: float = 1.0, vnode: str = "a"
+) -> model_pb2.Assignment:
+    return model_pb2.Assignment(replica=replica, vnode=vnode, pnode_id=pnode.node_id, role=role, weight=weight)
+
+
+def planned(*more: model_pb2.Assignment, job_id: str = JOB) -> model_pb2.Plan:
+    """The primary, and a contributor on another PNode."""
+    seats = [seat("a.0", PNODE, model_pb2.ROLE_PRIMARY), seat("a.1", HELPER, model_pb2.ROLE_CONTRIBUTOR), *more]
+    return model_pb2.Plan(job_id=job_id, assignments=seats)
+
+
 def audit(world: World, digest: str, directory: Path) -> VNodeLineage:
-    results = asyncio.run(LineageAudit(world.read, POLICY, MODEL, directory).run(digest))
+    results = asyncio.run(LineageAudit(world.read, POLICY, MODEL, directory).run(digest, world.plan))
     assert list(directory.iterdir()) == [], "temporary files are removed"
     assert len(results) == 1
     return results[0]
@@ -183,6 +204,8 @@ GIVEN = {("a.0", PNODE.node_id): OWN, ("a.1", HELPER.node_id): HELPED}
 
 def helped(world: World, **lies: Any) -> str:
     """The primary learned `OWN` in two commits, and took in `HELPED` by two deltas, at whose end contributors took an anchor."""
+    if not world.plan:
+        world.plans(planned())
     merges = [model_pb2.Merged(after=2, delta=delta([6, 7])), model_pb2.Merged(after=3, delta=delta([9, 8]))]
     return world.train([OWN[:3], OWN[3:]], **{"deltas": {0: merges}, "anchored": (0,), "given": GIVEN, **lies})
 
@@ -222,6 +245,56 @@ def test_deltas_that_do_not_hold_are_refused(merged: model_pb2.Merged, tmp_path:
     world = World()
     with pytest.raises((Corrupt, Refused)):
         audit(world, helped(world, deltas={0: [merged]}), tmp_path)
+
+
+STANDBY = seat("a.9", STRANGER, model_pb2.ROLE_STANDBY, weight=0.0)
+LONE = model_pb2.Plan(assignments=[seat("a.0", PNODE, model_pb2.ROLE_PRIMARY)])
+ELSEWHERE = model_pb2.Plan(
+    assignments=[seat("a.0", PNODE, model_pb2.ROLE_PRIMARY), seat("a.1", STRANGER, model_pb2.ROLE_CONTRIBUTOR)]
+)
+ASIDE = model_pb2.Plan(assignments=[seat("a.0", PNODE, model_pb2.ROLE_PRIMARY), seat("a.1", HELPER, model_pb2.ROLE_STANDBY)])
+THREE = seat("a.2", STRANGER, model_pb2.ROLE_CONTRIBUTOR)
+OTHERS = seat("b.5", STRANGER, model_pb2.ROLE_CONTRIBUTOR, vnode="b")
+
+
+@pytest.mark.parametrize(
+    ("plans", "replicas", "fits"),
+    [
+        ([planned()], 2, True),
+        ([planned()], 0, True),
+        ([planned(), LONE], 2, True),
+        ([planned(THREE), planned()], 3, True),
+        ([planned(STANDBY, OTHERS)], 2, True),
+        ([planned()], 3, False),
+        ([planned(STANDBY, OTHERS)], 3, False),
+        ([planned(THREE)], 2, False),
+        ([LONE], 0, False),
+        ([ELSEWHERE], 0, False),
+        ([ASIDE], 0, False),
+        ([planned(job_id="another")], 0, False),
+        ([planned(), planned(job_id="another"), LONE], 0, False),
+    ],
+)
+def test_a_merge_has_to_be_one_that_a_plan_of_the_job_had(
+    plans: list[model_pb2.Plan], replicas: int, fits: bool, tmp_path: Path
+) -> None:
+    world = World()
+    world.plans(*(model_pb2.Plan.FromString(plan.SerializeToString()) for plan in plans))
+    merges = [model_pb2.Merged(after=2, delta=delta(HELPED), replicas=replicas)]
+    digest = helped(world, deltas={0: merges})
+    if fits:
+        assert audit(world, digest, tmp_path).exact
+        return
+    with pytest.raises(Corrupt) as caught:
+        audit(world, digest, tmp_path)
+    assert caught.value.code == "unplanned_merge"
+
+
+def test_a_plan_that_no_orchestrator_signed_is_none(tmp_path: Path) -> None:
+    world = World()
+    world.plans(planned(), signer=STRANGER)
+    with pytest.raises(Corrupt):
+        audit(world, helped(world), tmp_path)
 
 
 def test_only_a_state_can_be_a_checkpoint(tmp_path: Path) -> None:
