@@ -192,19 +192,11 @@ async def _serve(
         models = ModelTable(shared, group)
         presigner = store if store.address.public_endpoint else None
         data = DataServicer(
-            shared,
-            models.runtimes,
-            presigner=presigner,
-            proxy_uploads=proxy_uploads,
-            known=lambda node: _known(shared, membership, node),
-        )
+            shared, models.runtimes, presigner=presigner, proxy_uploads=proxy_uploads, known=lambda node: _known(shared, membership, node),
+        )  # fmt: skip
         attach = AttachService(
-            shared,
-            models.runtimes,
-            head_url=data.head_url,
-            reach=lambda node, where: _reach(dialer, node, where),
-            probe=membership.probe,
-        )
+            shared, models.runtimes, head_url=data.head_url, reach=lambda node, where: _reach(dialer, node, where), probe=membership.probe,
+        )  # fmt: skip
         books = shared.books or HistoryBooks(shared.history, shared.policy.network_id)
         keeper = Keeper(shared, models.runtimes, books)
         await keeper.begin()
@@ -216,15 +208,8 @@ async def _serve(
         membership.subscribe(lambda event: _gossiped(shared, event))
         membership.update_self(software=SOFTWARE)
         await membership.start(join_address(host, port), settings.listen_host, settings.dht_port)
-        works = (
-            models.discover(),
-            _judge(shared, attach, membership),
-            shared.history.run(),
-            keeper.run(),
-            asking.run(),
-            metering.run(),
-        )
-        tasks = [group.create_task(work) for work in works]
+        own = (shared.history.run(), keeper.run(), asking.run(), metering.run())
+        tasks = [group.create_task(work) for work in (models.discover(), _judge(shared, attach, membership), *own)]
         shared.history.say("orchestrator_started", shared.key.node_id, f"it listens on {join_address(host, port)}")
         on_ready(host, port)
         await stop.wait()
