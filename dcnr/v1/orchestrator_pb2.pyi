@@ -899,6 +899,7 @@ class ForwardRequest(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
+    ON_BEHALF_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """empty: the only one"""
     weights: Global___Weights.ValueType
@@ -921,6 +922,8 @@ class ForwardRequest(_message.Message):
     """W3C trace context of the caller, version 00; empty: none"""
     exact: _builtins.bool
     """outputs go from hop to hop as they are, whatever codec the model's edges declare"""
+    on_behalf: _builtins.str
+    """for whom the client asks, at most 64 letters: only written into its account"""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedTensor]:
         """one per source; the name may be empty where there is only one"""
@@ -940,10 +943,11 @@ class ForwardRequest(_message.Message):
         last: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         exact: _builtins.bool = ...,
+        on_behalf: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "draft", b"draft", "exact", b"exact", "exit", b"exit", "full_depth", b"full_depth", "inputs", b"inputs", "last", b"last", "manifest_digest", b"manifest_digest", "model", b"model", "redundancy", b"redundancy", "traceparent", b"traceparent", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "draft", b"draft", "exact", b"exact", "exit", b"exit", "full_depth", b"full_depth", "inputs", b"inputs", "last", b"last", "manifest_digest", b"manifest_digest", "model", b"model", "on_behalf", b"on_behalf", "redundancy", b"redundancy", "traceparent", b"traceparent", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1089,6 +1093,7 @@ class GenerateRequest(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     PLAIN_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    ON_BEHALF_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """empty: the only one"""
     prompt: _builtins.bytes
@@ -1115,6 +1120,8 @@ class GenerateRequest(_message.Message):
     """no drafts: one token per pass; the same text, slower"""
     traceparent: _builtins.str
     """W3C trace context of the caller, version 00; empty: none"""
+    on_behalf: _builtins.str
+    """for whom the client asks, at most 64 letters: only written into its account"""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """at most 4 of at most 64 bytes: the text ends before the first of them"""
@@ -1136,10 +1143,11 @@ class GenerateRequest(_message.Message):
         deadline_s: _builtins.float = ...,
         plain: _builtins.bool = ...,
         traceparent: _builtins.str = ...,
+        on_behalf: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "deadline_s", b"deadline_s", "exit", b"exit", "full_depth", b"full_depth", "manifest_digest", b"manifest_digest", "max_tokens", b"max_tokens", "model", b"model", "plain", b"plain", "prompt", b"prompt", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_p", b"top_p", "traceparent", b"traceparent", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "deadline_s", b"deadline_s", "exit", b"exit", "full_depth", b"full_depth", "manifest_digest", b"manifest_digest", "max_tokens", b"max_tokens", "model", b"model", "on_behalf", b"on_behalf", "plain", b"plain", "prompt", b"prompt", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_p", b"top_p", "traceparent", b"traceparent", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015

@@ -58,7 +58,8 @@ class Books:
 def metering(books: Any, told: list[str] | None = None) -> Metering:
     numbers = count()
     shared: Any = SimpleNamespace(
-        key=KEY, policy=SimpleNamespace(network_id=NETWORK), gateways=frozenset(), clock=SystemClock(), random_bytes=lambda size: next(numbers).to_bytes(size, "big"),
+        key=KEY, policy=SimpleNamespace(network_id=NETWORK), gateways=frozenset(), clock=SystemClock(),
+        random_bytes=lambda size: next(numbers).to_bytes(size, "big"),
         history=SimpleNamespace(say=lambda kind, *rest, **facts: told.append(facts["code"]) if told is not None else None),
     )  # fmt: skip
     return Metering(shared, books)
