@@ -243,6 +243,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "dcnr ledger usage": items(_USED),
     "dcnr ledger quote": message(ledger_pb2.CostQuote),
     "dcnr ledger export": _RECORD,
+    "dcnr gateway id": holds(node_id=TEXT),
     "dcnr gateway key add": holds(id=TEXT, name=TEXT, scope=TEXT, key=TEXT),
     "dcnr gateway key list": items(_KEY),
     "dcnr gateway key rotate": holds(id=TEXT, key=TEXT),
