@@ -25,8 +25,9 @@ from dcnr.errors import Unavailable
 from dcnr.graph import Graph, stages_of_graph
 from dcnr.sdk.staging import Source
 from dcnr.sdk.submission import JobOptions
-from dcnr.sdk.writing import Part, Write
+from dcnr.sdk.writing import Write
 from dcnr.specs import TensorSpec
+from dcnr.texts import Part
 from dcnr.v1 import model_pb2
 from examples.text.prepare import sequences, texts
 from pnode.budget import DAEMON_BYTES

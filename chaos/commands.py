@@ -21,7 +21,7 @@ from chaos.work import Clouds
 from dcnr import crashpoints
 from dcnr.demo.run import MARK
 from dcnr.errors import DcnrError, TimedOut, Unavailable
-from dcnr.export import graph_table
+from dcnr.graph_text import graph_table
 from dcnr.ids import Digest, digest_of
 from dcnr.sdk.client import connect_async
 from dcnr.testing import clean_environment, free_ports

@@ -3,28 +3,19 @@
 Importing this package is cheap: no grpc, no torch. Public names are resolved on first use.
 """
 
+__all__ = [
+    "Answer", "Ask", "AsyncClient", "Chosen", "Client", "Draft", "Graph", "Imported", "JobOptions", "Part", "Source", "TensorSpec", "Write", "connect",
+    "connect_async", "from_torch", "read_weights",
+]  # fmt: skip
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "Answer": "dcnr.sdk",
-    "Ask": "dcnr.sdk",
-    "AsyncClient": "dcnr.sdk",
-    "Client": "dcnr.sdk",
-    "Draft": "dcnr.sdk",
-    "Graph": "dcnr.graph",
-    "JobOptions": "dcnr.sdk",
-    "Part": "dcnr.sdk",
-    "Source": "dcnr.sdk",
-    "TensorSpec": "dcnr.specs",
-    "Write": "dcnr.sdk",
-    "connect": "dcnr.sdk",
-    "connect_async": "dcnr.sdk",
-}
+_ELSEWHERE = {"Graph": "dcnr.graph", "TensorSpec": "dcnr.specs"}
+"""All others are names of `dcnr.sdk`."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PUBLIC:
+    if name not in __all__:
         raise AttributeError(f"module 'dcnr' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    return getattr(importlib.import_module(_ELSEWHERE.get(name, "dcnr.sdk")), name)

@@ -6,7 +6,7 @@ Every call of the contract is idempotent, so trying the next orchestrator after 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final
 
 import grpc
@@ -51,7 +51,13 @@ class Orchestrators:
     async def call(
         self, stub: Callable[[Any], Any], method: str, request: Any, *, timeout_s: float = limits.CALL_TIMEOUT_S, prefer: NodeId | None = None
     ) -> Any:  # fmt: skip
-        """The first answer of an orchestrator, ``prefer`` and the last good one asked first.
+        """What `answered` gives, whoever it comes from."""
+        return (await self.answered(stub, method, request, timeout_s=timeout_s, prefer=prefer))[1]
+
+    async def answered(
+        self, stub: Callable[[Any], Any], method: str, request: Any, *, timeout_s: float = limits.CALL_TIMEOUT_S, prefer: NodeId | None = None
+    ) -> tuple[NodeId, Any]:  # fmt: skip
+        """The first answer of an orchestrator with its id, ``prefer`` and the last good one asked first.
 
         Raises the typed error of whoever answered, also where all say that the store is in trouble or the model cannot answer; Unavailable with all
         reasons when nobody did.
@@ -72,30 +78,39 @@ class Orchestrators:
                     await self._drop(node_id)
                 continue
             self._last_good = node_id
-            return answer
+            return node_id, answer
         raise told or self._nobody(reasons)
 
     async def stream(
         self, stub: Callable[[Any], Any], method: str, request: Any, *, timeout_s: float, prefer: NodeId | None = None
-    ) -> AsyncIterator[Any]:
-        """Messages of a server stream of the first orchestrator that opens it; ends or raises as that one does."""
+    ) -> AsyncGenerator[Any, None]:
+        """Messages of a server stream of the first orchestrator that gives one; from then on it ends or raises as that one does.
+
+        Raises as `answered` does where nobody gives any.
+        """
         reasons: list[str] = []
+        told: Unavailable | None = None
         for node_id, addresses in self._ordered(prefer):
+            has_begun = False
             try:
                 connection = await self.connection(node_id, addresses)
                 metadata = await connection.fresh_metadata()
-                messages = getattr(stub(connection.channel), method)(request, metadata=metadata, timeout=timeout_s)
-            except Unavailable as error:
-                reasons.append(f"{node_id[:8]}: {error.message}")
-                continue
-            try:
-                async for message in messages:
-                    self._last_good = node_id
+                async for message in getattr(stub(connection.channel), method)(request, metadata=metadata, timeout=timeout_s):
+                    has_begun, self._last_good = True, node_id
                     yield message
-            except grpc.aio.AioRpcError as error:
-                raise error_from_rpc(error) from error
-            return
-        raise self._nobody(reasons)
+                return
+            except grpc.aio.AioRpcError as failed:
+                error = error_from_rpc(failed)
+                if has_begun or not isinstance(error, Unavailable) or isinstance(error, TimedOut) or error.code in FINAL:
+                    raise error from failed
+                if error.code.startswith("store_") or error.code in TOLD:
+                    told = error
+                else:
+                    await self._drop(node_id)
+            except Unavailable as failed:
+                error = failed
+            reasons.append(f"{node_id[:8]}: {error.message}")
+        raise told or self._nobody(reasons)
 
     async def close(self) -> None:
         """Closes all connections."""

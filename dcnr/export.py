@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, Refused
-from dcnr.graph import config_dict, graph_digest, stages_of_graph
+from dcnr.graph import graph_digest, stages_of_graph
+from dcnr.graph_text import graph_table, spec_table
 from dcnr.ids import Digest, digest_of
-from dcnr.specs import Registry, TensorSpec
+from dcnr.specs import Registry
 from dcnr.stages import Stage
 from dcnr.v1 import model_pb2
 
@@ -94,37 +95,6 @@ def write_export(
     return Export(directory, whole, files, parameters)
 
 
-def graph_table(graph: model_pb2.ModelGraph) -> dict[str, Any]:
-    """The graph as the tables of its TOML and JSON form; `dcnr.graph.graph_from_table` gives the same message again."""
-    train = graph.train
-    return {
-        "model": {
-            "name": graph.name, "version": int(graph.version), "num_classes": int(graph.num_classes),
-            "input": _spec(graph.input), "target": _spec(graph.target),
-        },
-        "data": {"train": graph.data.train, "validation": graph.data.validation, "test": graph.data.test},
-        "train": {
-            "passes": int(train.passes), "batch_size": int(train.batch_size), "seed": int(train.seed), "codec": train.codec,
-            "evaluate_every": int(train.evaluate_every),
-        },
-        "vnode": [_vnode_table(vnode) for vnode in graph.vnodes],
-    }  # fmt: skip
-
-
-def _vnode_table(vnode: model_pb2.VNodeSpec) -> dict[str, Any]:
-    table: dict[str, Any] = {
-        "id": vnode.id, "component": vnode.component.name, "config": config_dict(vnode.component.config), "inputs": list(vnode.inputs),
-    }  # fmt: skip
-    if vnode.objective.name:
-        table["objective"] = {"name": vnode.objective.name, "config": config_dict(vnode.objective.config)}
-    if vnode.optimizer.name:
-        table["optimizer"] = {"name": vnode.optimizer.name, **config_dict(vnode.optimizer.config)}
-    for field in ("replicas", "redundancy"):
-        if value := int(getattr(vnode, field)):
-            table[field] = value
-    return table
-
-
 def _model_table(
     graph: model_pb2.ModelGraph,
     stages: tuple[Stage, ...],
@@ -139,8 +109,8 @@ def _model_table(
         "manifest": manifest_digest,
         "graph": graph_digest(graph),
         "weights": {"file": "model.safetensors", "sha256": weights_digest},
-        "input": _spec(graph.input),
-        "target": _spec(graph.target),
+        "input": spec_table(graph.input),
+        "target": spec_table(graph.target),
         "num_classes": int(graph.num_classes),
         "vnodes": _chain(stages),
         "exits": [stage.id for stage in stages],
@@ -164,21 +134,15 @@ def _chain(stages: tuple[Stage, ...]) -> list[dict[str, Any]]:
                     operation.id,
                     {
                         "id": operation.id, "component": operation.component, "config": dict(operation.config),
-                        "inputs": list(operation.inputs), "output": _spec(operation.output),
+                        "inputs": list(operation.inputs), "output": spec_table(operation.output),
                     },
                 )  # fmt: skip
                 continue
             chain[stage.id] = {
                 "id": stage.id, "component": stage.component, "config": dict(stage.config), "inputs": list(stage.component_inputs),
-                "objective": {"name": stage.objective, "config": dict(stage.objective_config)}, "output": _spec(stage.output),
+                "objective": {"name": stage.objective, "config": dict(stage.objective_config)}, "output": spec_table(stage.output),
             }  # fmt: skip
     return list(chain.values())
-
-
-def _spec(spec: Any) -> dict[str, Any]:
-    """Of a `TensorSpec` or of the message of that name."""
-    shape = spec.shape if isinstance(spec, TensorSpec) else [int(size) for size in spec.shape]
-    return {"dtype": spec.dtype, "shape": list(shape)}
 
 
 def _json(table: Mapping[str, Any]) -> bytes:

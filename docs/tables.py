@@ -152,6 +152,14 @@ def raised_codes() -> dict[str, dict[str, list[str]]]:
     for path in modules():
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and (
+                base := next((ast.unparse(b) for b in node.bases if ast.unparse(b) in classes), "")
+            ):
+                for value in (
+                    key.value for call in ast.walk(node) if isinstance(call, ast.Call) for key in call.keywords if key.arg == "code"
+                ):
+                    if isinstance(value, ast.Constant):  # a class of its own, with its code in ``super().__init__``
+                        found[str(value.value)][base].add(name)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes:
                 given = [key.value for key in node.keywords if key.arg == "code"]
                 for value in given:

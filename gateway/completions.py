@@ -7,10 +7,9 @@ exit, passes. Tokens are bytes. A chat becomes one text, a line for each message
 from __future__ import annotations
 
 import asyncio
-import codecs
 import json
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -18,7 +17,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from dcnr import limits
-from dcnr.errors import DcnrError, InvalidInput, RemoteFault
+from dcnr.errors import DcnrError, InvalidInput
+from dcnr.texts import Part, parts_of
 from dcnr.v1 import orchestrator_pb2
 from gateway.context import Context, answer
 from gateway.errors import from_typed
@@ -104,47 +104,30 @@ class ChatIn(WritingIn):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What follows, as text. The last part has a finish reason."""
-
-    text: str
-    said: orchestrator_pb2.GenerateResponse
-
-    @property
-    def finish_reason(self) -> str:
-        """``stop`` or ``length``; empty: more follows."""
-        return self.said.finish_reason
-
-
-@dataclass(frozen=True, slots=True)
 class _Form:
     """How one of the two kinds is told."""
 
     prefix: str
     kind: str
     chunk_kind: str
-
-    def whole(self, text: str, reason: str) -> Json:
-        return (
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": reason,
-            }
-            if self.prefix == "chatcmpl"
-            else {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-        )
-
-    def piece(self, text: str, reason: str, *, first: bool) -> Json:
-        if self.prefix == "chatcmpl":
-            delta = {**({"role": "assistant"} if first else {}), "content": text}
-            return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason or None}
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason or None}
+    whole: Callable[[str], Json]
+    """The text as the form tells it at once, ..."""
+    piece: Callable[[str, bool], Json]
+    """... and a piece of it, the first or a later one."""
 
 
-COMPLETION: Final = _Form("cmpl", "text_completion", "text_completion")
-CHAT: Final = _Form("chatcmpl", "chat.completion", "chat.completion.chunk")
+def _message(text: str) -> Json:
+    return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+
+def _delta(text: str, is_first: bool) -> Json:
+    return {"delta": {**({"role": "assistant"} if is_first else {}), "content": text}}
+
+
+COMPLETION: Final = _Form(
+    "cmpl", "text_completion", "text_completion", lambda text: {"text": text}, lambda text, is_first: {"text": text}
+)
+CHAT: Final = _Form("chatcmpl", "chat.completion", "chat.completion.chunk", _message, _delta)
 _STREAMED: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "description": "The text, or server-sent events.",
@@ -160,12 +143,12 @@ def routes(context: Context) -> APIRouter:
     @router.post("/v1/completions", summary="Continue a text", responses=_STREAMED)
     async def complete(body: CompletionIn, request: Request) -> Response:
         prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
-        return await _written(context, COMPLETION, body, _asked(request, body, prompt, body.max_tokens))
+        return await written(context, COMPLETION, body, _asked(request, body, prompt, body.max_tokens))
 
     @router.post("/v1/chat/completions", summary="Answer a chat", responses=_STREAMED)
     async def chat(body: ChatIn, request: Request) -> Response:
         wanted = body.max_completion_tokens or body.max_tokens or DEFAULT_TOKENS
-        return await _written(context, CHAT, body, _asked(request, body, chat_text(body.messages), wanted))
+        return await written(context, CHAT, body, _asked(request, body, chat_text(body.messages), wanted))
 
     @router.get("/v1/models", summary="The models of this network", responses=JSON(_ANY))
     async def models() -> Response:
@@ -206,8 +189,9 @@ def _asked(request: Request, body: WritingIn, prompt: str, max_tokens: int) -> o
     return asked
 
 
-async def _written(context: Context, form: _Form, body: WritingIn, request: orchestrator_pb2.GenerateRequest) -> Response:
-    parts = _parts(context, request)
+async def written(context: Context, form: _Form, body: WritingIn, request: orchestrator_pb2.GenerateRequest) -> Response:
+    """The whole text, or its parts as they come. Raises what asking raises, and RemoteFault for a text that is never whole."""
+    parts = parts_of(context.views.generate(request))
     head = {"id": f"{form.prefix}-{secrets.token_hex(12)}", "created": int(context.clock.wall())}
     if body.stream:
         first = await anext(parts)  # what is wrong with the wish is an answer with its status, and no stream
@@ -215,22 +199,9 @@ async def _written(context: Context, form: _Form, body: WritingIn, request: orch
         return TextStream(_events(form, head, first, parts, wants_usage=wants_usage))
     found = [part async for part in parts]
     last = found[-1]
-    choice = form.whole("".join(part.text for part in found), last.finish_reason)
+    choice = _choice(form.whole("".join(part.text for part in found)), last)
     told = {**head, "object": form.kind, "model": last.said.model, "choices": [choice], "usage": _usage(last), "dcnr": _known(last)}
     return answer(told)
-
-
-async def _parts(context: Context, request: orchestrator_pb2.GenerateRequest) -> AsyncIterator[Part]:
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    num_parts = 0
-    async for said in context.views.generate(request):
-        num_parts += 1
-        yield Part(decoder.decode(said.text, final=bool(said.finish_reason)), said)
-        if said.finish_reason:
-            return
-        if num_parts >= limits.MAX_WRITTEN:
-            break
-    raise RemoteFault("the text has no end", code="text_broken")  # each part brings a token at least
 
 
 async def _events(form: _Form, head: Json, first: Part, rest: AsyncIterator[Part], *, wants_usage: bool) -> AsyncIterator[bytes]:
@@ -238,7 +209,7 @@ async def _events(form: _Form, head: Json, first: Part, rest: AsyncIterator[Part
     try:
         while True:
             told = {**head, "object": form.chunk_kind, "model": part.said.model}
-            piece = form.piece(part.text, part.finish_reason, first=is_first)
+            piece = _choice(form.piece(part.text, is_first), part)
             yield _event({**told, "choices": [piece], **({"dcnr": _known(part)} if part.finish_reason else {})})
             if part.finish_reason:
                 if wants_usage:
@@ -248,6 +219,10 @@ async def _events(form: _Form, head: Json, first: Part, rest: AsyncIterator[Part
     except DcnrError as error:
         yield _event(from_typed(error).body())
     yield END
+
+
+def _choice(content: Json, part: Part) -> Json:
+    return {"index": 0, **content, "logprobs": None, "finish_reason": part.finish_reason or None}
 
 
 def _event(content: Json) -> bytes:

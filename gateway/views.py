@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -109,7 +109,7 @@ class Views:
         answer = await self._call("Explain", request)
         return list(answer.lines)
 
-    def generate(self, request: orchestrator_pb2.GenerateRequest) -> AsyncIterator[orchestrator_pb2.GenerateResponse]:
+    def generate(self, request: orchestrator_pb2.GenerateRequest) -> AsyncGenerator[orchestrator_pb2.GenerateResponse, None]:
         """A text as it comes; its caller bounds it by the deadline in the request."""
         timeout_s = request.deadline_s + limits.CALL_TIMEOUT_S
         return self.orchestrators.stream(OrchestratorServiceStub, "Generate", request, timeout_s=timeout_s)

@@ -13,9 +13,11 @@ from dcnr.ids import check_name
 from dcnr.specs import ComponentSpec, ObjectiveSpec, Registry
 from vnode.components import (
     add,
+    average_pool,
     byte_embedding,
     concat,
     conv_block,
+    dropout,
     flatten,
     gelu,
     linear,
@@ -33,9 +35,11 @@ OBJECTIVE_GROUP = "dcnr.objectives"
 
 _COMPONENTS: tuple[ComponentSpec, ...] = (
     add.SPEC,
+    average_pool.SPEC,
     byte_embedding.SPEC,
     concat.SPEC,
     conv_block.SPEC,
+    dropout.SPEC,
     flatten.SPEC,
     gelu.SPEC,
     linear.SPEC,

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -104,12 +105,24 @@ def optimizer_of(stage: Stage, registry: Registry) -> Optimizer:
     return optimizer
 
 
-def initial_state(stage: Stage, registry: Registry, *, seed: int, model: str, graph: str, num_batches: int) -> bytes:
-    """Checkpoint 0 of one VNode, a function of (stage, seed): made once by the maintainer; PNodes only ever restore."""
+def initial_state(
+    stage: Stage,
+    registry: Registry,
+    *,
+    seed: int,
+    model: str,
+    graph: str,
+    num_batches: int,
+    given: Mapping[str, Array] | None = None,
+) -> bytes:
+    """Checkpoint 0 of one VNode, a function of (stage, seed, ``given``): made once by the maintainer; PNodes only ever restore.
+
+    ``given`` replaces what the seed gives, by the names of parameters and buffers. Raises InvalidInput (``weights_do_not_fit``).
+    """
     derived = hashlib.sha256(f"dcnr checkpoint 0\0{seed}\0{stage.id}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(derived[:8], "little") >> 1)
-        module = StageModule(stage, registry)
+        module = filled(StageModule(stage, registry), given or {})
     values: dict[str, Tensor] = {f"w/{name}": value for name, value in module.named_parameters()}
     values.update({f"b/{name}": value for name, value in module.named_buffers()})
     schema = schema_of(stage, registry)
@@ -129,6 +142,19 @@ def initial_state(stage: Stage, registry: Registry, *, seed: int, model: str, gr
         lineage=IntervalSet.empty(),
     )
     return serialise(schema, info, arrays)
+
+
+def filled(module: StageModule, given: Mapping[str, Array]) -> StageModule:
+    """``module`` with these values of parameters and buffers, by their names. Raises InvalidInput (``weights_do_not_fit``)."""
+    places = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, array in given.items():
+        place = places.get(name)
+        if place is None or tuple(array.shape) != tuple(place.shape) or array.dtype.name != str(place.dtype).removeprefix("torch."):
+            wanted = f"{place.dtype} {list(place.shape)}" if place is not None else f"one of {', '.join(places)}"
+            raise InvalidInput(f"{name} is {array.dtype} {list(array.shape)}, not {wanted}", code="weights_do_not_fit", field=name)
+        with torch.no_grad():
+            place.copy_(torch.from_numpy(np.array(array)))
+    return module
 
 
 def _slot(tensor: Tensor) -> TensorSlot:

@@ -15,7 +15,7 @@ from dcnr.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dcnr.sdk.client import AsyncClient
-    from dcnr.sdk.writing import Part
+    from dcnr.texts import Part
 
 
 def add(app: typer.Typer) -> None:

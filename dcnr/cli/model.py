@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dcnr import limits
-from dcnr.cli import output
+from dcnr.cli import import_model, output
 from dcnr.cli.homes import HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, KeyOption, NetworkIdOption, NetworkOption, Session
 from dcnr.crashpoints import reached
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from dcnr.sdk.client import AsyncClient
     from dcnr.sdk.signing import Draft
     from dcnr.sdk.submission import JobOptions
+    from dcnr.sdk.weights import FirstWeights
     from dcnr.stages import Stage
     from dcnr.v1 import ledger_pb2, model_pb2, orchestrator_pb2
     from trust.identity import NodeKey
     from vnode.reference import Exit
 
 app = typer.Typer(help="Models as graphs: check, plan, submit, export.", no_args_is_help=True, rich_markup_mode=None)
+
+import_model.add(app)
 
 GraphArgument = Annotated[Path, typer.Argument(help="The graph, model.toml or model.json.")]
 
@@ -93,6 +96,7 @@ def submit(
     lead_batches: Annotated[int, typer.Option(min=1, help="How far sources may be ahead.")] = limits.LEAD_BATCHES,
     settling_deadline_s: Annotated[float, typer.Option(min=1, help="Then the job ends as expired.")] = limits.SETTLING_DEADLINE_S,
     from_manifest: Annotated[str, typer.Option(help="Go on from this completed manifest; empty: from checkpoint 0.")] = "",
+    weights: Annotated[Path | None, typer.Option(help="Safetensors with first weights, as dcnr model import writes them.", show_default=False)] = None,
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -104,6 +108,7 @@ def submit(
 
     from dcnr.sdk.plain import plain
     from dcnr.sdk.submission import JobOptions
+    from dcnr.sdk.weights import read_weights
 
     if (graph is None) == (draft is None):
         raise InvalidInput("give either a graph or --draft", code="bad_arguments")
@@ -119,12 +124,13 @@ def submit(
             idempotency_key=idempotency_key or secrets.token_hex(8), unit_batches=unit_batches, lead_batches=lead_batches,
             settling_deadline_s=settling_deadline_s, checkpoint_s=checkpoint_s, checkpoint_steps=checkpoint_steps, from_manifest=from_manifest,
         )  # fmt: skip
+        first = read_weights(weights) if weights is not None else None
         if save_draft is not None:
-            _write_draft(save_draft, session.run(lambda client: _prepared(client, message, keys, options)))
+            _write_draft(save_draft, session.run(lambda client: _prepared(client, message, keys, options, first)))
             data = {"draft": str(save_draft)}
             output.emit(data, lambda: f"draft written to {save_draft}; next: dcnr model sign {save_draft}", as_json=as_json)
             return
-        answer = session.run(lambda client: client.submit(message, keys, options, progress=output.Steps()))
+        answer = session.run(lambda client: client.submit(message, keys, options, weights=first, progress=output.Steps()))
     known = " (it was there before)" if answer.existed else ""
     output.emit(
         plain(answer), lambda: f"job {answer.job_id} accepted{known}\nnext: dcnr job watch {answer.job_id}", as_json=as_json
@@ -207,9 +213,11 @@ def evaluate(
     )
 
 
-async def _prepared(client: AsyncClient, graph: model_pb2.ModelGraph, keys: list[NodeKey], options: JobOptions) -> Draft:
+async def _prepared(
+    client: AsyncClient, graph: model_pb2.ModelGraph, keys: list[NodeKey], options: JobOptions, weights: FirstWeights | None
+) -> Draft:
     """The uploaded job with these maintainers' signatures on what is due."""
-    return (await client.prepare(graph, options, progress=output.Steps())).sign(client.policy, *keys)
+    return (await client.prepare(graph, options, weights=weights, progress=output.Steps())).sign(client.policy, *keys)
 
 
 def _graph(path: Path) -> tuple[model_pb2.ModelGraph, tuple[Stage, ...]]:

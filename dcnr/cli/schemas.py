@@ -227,6 +227,10 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     ),
     "dcnr data list": items(message(data_pb2.DatasetInfo)),
     "dcnr model validate": holds(model=TEXT, graph_digest=TEXT, num_parameters=WHOLE, stages=items(_STAGE)),
+    "dcnr model import": holds(
+        model=TEXT, graph=TEXT, weights=TEXT, answer=TEXT, difference=NUMBER, notes=items(TEXT),
+        vnodes=items(holds(vnode=TEXT, component=TEXT, operations=items(TEXT))),
+    ),
     "dcnr model plan": extended(orchestrator_pb2.PreviewPlanResponse, quote=message(ledger_pb2.CostQuote)),
     "dcnr model submit": one_of(holds(draft=TEXT), message(orchestrator_pb2.SubmitJobResponse)),
     "dcnr model sign": holds(draft=TEXT, job_id=TEXT, model=TEXT, missing=WHOLE, on=TEXT),

@@ -11,22 +11,32 @@ if TYPE_CHECKING:
     from dcnr.sdk.signing import Draft
     from dcnr.sdk.staging import Source
     from dcnr.sdk.submission import JobOptions
-    from dcnr.sdk.writing import Part, Write
+    from dcnr.sdk.weights import read_weights
+    from dcnr.sdk.writing import Write
+    from dcnr.texts import Part
+    from vnode.importing.model import Chosen, Imported, from_torch
 
-__all__ = ["Answer", "Ask", "AsyncClient", "Client", "Draft", "JobOptions", "Part", "Source", "Write", "connect", "connect_async"]
+__all__ = [
+    "Answer", "Ask", "AsyncClient", "Chosen", "Client", "Draft", "Imported", "JobOptions", "Part", "Source", "Write", "connect", "connect_async",
+    "from_torch", "read_weights",
+]  # fmt: skip
 
 _HOMES = {
     "Answer": "dcnr.sdk.asking",
     "Ask": "dcnr.sdk.asking",
     "AsyncClient": "dcnr.sdk.client",
+    "Chosen": "vnode.importing.model",
     "Client": "dcnr.sdk.blocking",
     "Draft": "dcnr.sdk.signing",
+    "Imported": "vnode.importing.model",
     "JobOptions": "dcnr.sdk.submission",
-    "Part": "dcnr.sdk.writing",
+    "Part": "dcnr.texts",
     "Source": "dcnr.sdk.staging",
     "Write": "dcnr.sdk.writing",
     "connect": "dcnr.sdk.blocking",
     "connect_async": "dcnr.sdk.client",
+    "from_torch": "vnode.importing.model",
+    "read_weights": "dcnr.sdk.weights",
 }
 
 

@@ -17,7 +17,9 @@ from dcnr.sdk.client import AsyncClient, connect_async, no_progress
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source
 from dcnr.sdk.submission import JobOptions, Progress
-from dcnr.sdk.writing import Part, Write
+from dcnr.sdk.weights import FirstWeights
+from dcnr.sdk.writing import Write
+from dcnr.texts import Part
 from dcnr.v1 import data_pb2, model_pb2, orchestrator_pb2
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
@@ -149,15 +151,23 @@ class Client:
         """Why."""
         return self._loop.run(self._client.explain(request))
 
-    def prepare(self, graph: model_pb2.ModelGraph, options: JobOptions, *, progress: Progress = no_progress) -> Draft:
+    def prepare(
+        self,
+        graph: model_pb2.ModelGraph,
+        options: JobOptions,
+        *,
+        weights: FirstWeights | None = None,
+        progress: Progress = no_progress,
+    ) -> Draft:
         """The job to be signed."""
-        return self._loop.run(self._client.prepare(graph, options, progress=progress))
+        return self._loop.run(self._client.prepare(graph, options, weights=weights, progress=progress))
 
     def submit(
-        self, graph: model_pb2.ModelGraph, keys: Sequence[NodeKey], options: JobOptions, *, progress: Progress = no_progress
-    ) -> orchestrator_pb2.SubmitJobResponse:
+        self, graph: model_pb2.ModelGraph, keys: Sequence[NodeKey], options: JobOptions, *, weights: FirstWeights | None = None,
+        progress: Progress = no_progress,
+    ) -> orchestrator_pb2.SubmitJobResponse:  # fmt: skip
         """Prepares, signs and submits."""
-        return self._loop.run(self._client.submit(graph, keys, options, progress=progress))
+        return self._loop.run(self._client.submit(graph, keys, options, weights=weights, progress=progress))
 
     def submit_draft(self, draft: Draft) -> orchestrator_pb2.SubmitJobResponse:
         """Submits a draft that has its signatures."""

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, cast
@@ -31,9 +32,12 @@ from dcnr.sdk.contact import Contact, find
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source, stage_source
 from dcnr.sdk.submission import JobOptions, Planned, Progress
-from dcnr.sdk.writing import Part, Parts, Write
+from dcnr.sdk.usage import Usage, read_usage
+from dcnr.sdk.weights import FirstWeights
+from dcnr.sdk.writing import Write
 from dcnr.specs import Registry
 from dcnr.system import SystemClock
+from dcnr.texts import Part, parts_of
 from dcnr.v1 import data_pb2, identity_pb2, ledger_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 from dcnr.v1.ledger_pb2_grpc import LedgerServiceStub
@@ -42,7 +46,7 @@ from trust.envelope import parse_envelope, seal
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 from trust.network_file import load_policy
-from trust.usage import open_quote, open_usage
+from trust.usage import open_quote
 from vnode.registry import default_registry
 
 if TYPE_CHECKING:
@@ -51,8 +55,6 @@ if TYPE_CHECKING:
 WATCH_TIMEOUT_S: Final = 3600.0
 """One stream of views; it is opened again until the job ends."""
 RECONNECT_S: Final = 1.0
-MAX_STATEMENTS: Final = 100_000
-"""Of usage, that one call reads."""
 ENDED: Final = frozenset(
     {model_pb2.JOB_STATE_COMPLETED, model_pb2.JOB_STATE_FAILED, model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_EXPIRED}
 )
@@ -132,18 +134,9 @@ class AsyncClient:
         answer = await self.orchestrators.call(LedgerServiceStub, "ListScores", ledger_pb2.ListScoresRequest(pnode_id=pnode_id))
         return cast(ledger_pb2.ListScoresResponse, answer)
 
-    async def usage(self, model: str = "") -> list[tuple[ledger_pb2.UsageStatement, identity_pb2.Envelope]]:
+    async def usage(self, model: str = "") -> list[Usage]:
         """Who used what by one orchestrator's history, oldest first, signatures verified; of questions one's own. Raises Corrupt, Unavailable."""
-        found: list[tuple[ledger_pb2.UsageStatement, identity_pb2.Envelope]] = []
-        after = 0
-        while len(found) < MAX_STATEMENTS:
-            request = ledger_pb2.ListUsageRequest(model=model, after=after)
-            page = (await self.orchestrators.call(LedgerServiceStub, "ListUsage", request)).entries
-            if not page or page[-1].number <= after:
-                break
-            after = page[-1].number
-            found += [(open_usage(entry.statement, self.policy.network_id), entry.statement) for entry in page]
-        return found
+        return await read_usage(self.orchestrators, self.policy.network_id, model)
 
     async def quote(self, graph: model_pb2.ModelGraph, num_batches: int = 0) -> ledger_pb2.CostQuote:
         """What training that graph would cost, as an orchestrator signs it; 0 batches: as many as its data give. Raises InvalidInput, Corrupt."""
@@ -223,29 +216,43 @@ class AsyncClient:
     async def generate(self, prompt: str | bytes, wanted: Write | None = None) -> AsyncIterator[Part]:
         """What the model writes after the prompt, as it comes.
 
-        Raises InvalidInput (``not_text``, ``bad_generation``), and what `forward` raises; an orchestrator that dies in the middle ends the text with
-        Unavailable.
+        Raises InvalidInput (``not_text``, ``bad_generation``), RemoteFault (``text_broken``), and what `forward` raises; an orchestrator that dies in the
+        middle ends the text with Unavailable.
         """
         request = writing.request_of(prompt, wanted or Write())
-        parts = Parts()
         timeout_s = request.deadline_s + limits.CALL_TIMEOUT_S
-        async for said in self.orchestrators.stream(OrchestratorServiceStub, "Generate", request, timeout_s=timeout_s):
-            yield parts.part_of(said)
+        answers = self.orchestrators.stream(OrchestratorServiceStub, "Generate", request, timeout_s=timeout_s)
+        async with aclosing(parts_of(answers)) as parts:
+            async for part in parts:
+                yield part
 
     # -- asking for work -------------------------------------------------------------------------------------------------------
 
-    async def prepare(self, graph: model_pb2.ModelGraph, options: JobOptions, *, progress: Progress = no_progress) -> Draft:
-        """Checks everything, uploads graph and checkpoint 0, and returns the job to be signed by `Draft.sign`."""
+    async def prepare(
+        self,
+        graph: model_pb2.ModelGraph,
+        options: JobOptions,
+        *,
+        weights: FirstWeights | None = None,
+        progress: Progress = no_progress,
+    ) -> Draft:
+        """Checks everything, uploads graph and checkpoint 0, and returns the job to be signed by `Draft.sign`.
+
+        ``weights``, by VNode and parameter, replace what the seed gives in checkpoint 0.
+        """
         plan = await self._planned(graph)
         seconds = 0.0 if options.unit_batches else (await self._preview(graph, plan.num_batches)).seconds_per_batch
         request = submission.request_of(
             graph, plan, options, network_id=self.policy.network_id, seconds_per_batch=seconds, now_wall=self._clock.wall()
         )
-        return await submission.prepare(graph, plan, request, self.registry, self.objects, scratch=self.scratch, progress=progress)
+        return await submission.prepare(
+            graph, plan, request, self.registry, self.objects, scratch=self.scratch, progress=progress, weights=weights
+        )
 
     async def submit(
-        self, graph: model_pb2.ModelGraph, keys: Sequence[NodeKey], options: JobOptions, *, progress: Progress = no_progress
-    ) -> orchestrator_pb2.SubmitJobResponse:
+        self, graph: model_pb2.ModelGraph, keys: Sequence[NodeKey], options: JobOptions, *, weights: FirstWeights | None = None,
+        progress: Progress = no_progress,
+    ) -> orchestrator_pb2.SubmitJobResponse:  # fmt: skip
         """Prepares, signs with ``keys`` (k of n maintainers) and submits; a job that exists under the same idempotency key is answered as it is.
 
         Raises Refused (``too_few_signatures``, ``not_a_maintainer``), InvalidInput (``idempotency_key_taken``).
@@ -253,7 +260,7 @@ class AsyncClient:
         known = await self._existing(graph, options)
         if known is not None:
             return known
-        draft = (await self.prepare(graph, options, progress=progress)).sign(self.policy, *keys)
+        draft = (await self.prepare(graph, options, weights=weights, progress=progress)).sign(self.policy, *keys)
         return await self.submit_draft(draft)
 
     async def submit_draft(self, draft: Draft) -> orchestrator_pb2.SubmitJobResponse:

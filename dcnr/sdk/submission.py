@@ -18,6 +18,7 @@ from dcnr.errors import InvalidInput, NotFound
 from dcnr.graph import dataset_refs, graph_digest, graph_to_bytes, num_batches, stages_of_graph
 from dcnr.ids import Digest, check_digest, digest_of, job_id_of
 from dcnr.sdk.signing import Draft
+from dcnr.sdk.weights import Array, FirstWeights
 from dcnr.specs import Registry
 from dcnr.stages import Stage
 from dcnr.v1 import data_pb2, model_pb2
@@ -109,9 +110,16 @@ def request_of(
 
 async def prepare(
     graph: model_pb2.ModelGraph, plan: Planned, request: model_pb2.JobRequest, registry: Registry, objects: ObjectClient,
-    *, scratch: Path, progress: Progress,
+    *, scratch: Path, progress: Progress, weights: FirstWeights | None = None,
 ) -> Draft:  # fmt: skip
-    """Uploads the graph and, unless the job goes on from a manifest, checkpoint 0 of every VNode; the draft to be signed."""
+    """Uploads the graph and, unless the job goes on from a manifest, checkpoint 0 of every VNode; the draft to be signed.
+
+    ``weights`` replace what the seed gives. Raises InvalidInput (``weights_do_not_fit``).
+    """
+    unknown = sorted(set(weights or {}) - {stage.id for stage in plan.stages})
+    if unknown or (weights and request.initial_manifest_digest):
+        why = f"no VNode with weights is named {unknown[0]!r}" if unknown else "a job that goes on from a manifest has its weights"
+        raise InvalidInput(why, code="weights_do_not_fit")
     data = graph_to_bytes(graph)
     await objects.write_bytes(
         data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_GRAPH, digest=request.graph_digest), data, directory=scratch
@@ -122,7 +130,7 @@ async def prepare(
     checkpoints: list[model_pb2.Checkpoint] = []
     for index, stage in enumerate(plan.stages):
         progress("checkpoint 0", index, len(plan.stages))
-        checkpoints.append(await _checkpoint_0(stage, graph, plan, registry, objects, scratch))
+        checkpoints.append(await _checkpoint_0(stage, graph, plan, registry, objects, scratch, (weights or {}).get(stage.id, {})))
     progress("checkpoint 0", len(plan.stages), len(plan.stages))
     entries = [
         model_pb2.ManifestEntry(vnode=checkpoint.vnode, working=[checkpoint], cleared=checkpoint)
@@ -135,12 +143,13 @@ async def prepare(
 
 
 async def _checkpoint_0(
-    stage: Stage, graph: model_pb2.ModelGraph, plan: Planned, registry: Registry, objects: ObjectClient, scratch: Path
-) -> model_pb2.Checkpoint:
+    stage: Stage, graph: model_pb2.ModelGraph, plan: Planned, registry: Registry, objects: ObjectClient, scratch: Path,
+    given: Mapping[str, Array],
+) -> model_pb2.Checkpoint:  # fmt: skip
     """Makes, stores and forgets the first state of one VNode."""
     path = scratch / f"{stage.id}.safetensors"
     try:
-        size_bytes, digest = await asyncio.to_thread(_write_state, path, stage, graph, plan.num_batches, registry)
+        size_bytes, digest = await asyncio.to_thread(_write_state, path, stage, graph, plan.num_batches, registry, given)
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=graph.name, owner=stage.id, digest=digest)
         await objects.write_file(ref, path, size_bytes=size_bytes, sha256=digest)
         reached("checkpoint0.stored")
@@ -149,11 +158,13 @@ async def _checkpoint_0(
     return model_pb2.Checkpoint(vnode=stage.id, digest=digest, size_bytes=size_bytes)
 
 
-def _write_state(path: Path, stage: Stage, graph: model_pb2.ModelGraph, batches: int, registry: Registry) -> tuple[int, Digest]:
+def _write_state(
+    path: Path, stage: Stage, graph: model_pb2.ModelGraph, batches: int, registry: Registry, given: Mapping[str, Array]
+) -> tuple[int, Digest]:
     from vnode.torch_stage import initial_state  # torch: only here, only while checkpoint 0 is made
 
     data = initial_state(
-        stage, registry, seed=int(graph.train.seed), model=graph.name, graph=graph_digest(graph), num_batches=batches
+        stage, registry, seed=int(graph.train.seed), model=graph.name, graph=graph_digest(graph), num_batches=batches, given=given
     )
     path.write_bytes(data)
     reached("checkpoint0.made")

@@ -1,8 +1,7 @@
-"""Texts that the model writes, part by part as they come."""
+"""What is wanted of a text that the model writes."""
 
 from __future__ import annotations
 
-import codecs
 from dataclasses import dataclass
 
 from dcnr.errors import InvalidInput
@@ -33,28 +32,6 @@ class Write:
     """For the whole text."""
     plain: bool = False
     """Without drafts: one token per pass; the same text, slower."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What follows. The last part has a finish reason."""
-
-    text: str
-    finish_reason: str
-    """``stop`` or ``length``; empty: more follows."""
-    said: orchestrator_pb2.GenerateResponse
-    """All that the network says of it: version, exit, stages, passes, drafts."""
-
-
-class Parts:
-    """Turns answers into parts; a character whose bytes come in two parts is in the second one."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def part_of(self, said: orchestrator_pb2.GenerateResponse) -> Part:
-        """The part; bytes that are no text become U+FFFD."""
-        return Part(self._decoder.decode(said.text, final=bool(said.finish_reason)), said.finish_reason, said)
 
 
 def request_of(prompt: str | bytes, wanted: Write) -> orchestrator_pb2.GenerateRequest:

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+import dcnr
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -185,6 +187,8 @@ def resolves(dotted: str) -> bool:
     if dotted in ("dcnr.components", "dcnr.objectives"):  # groups of entry points
         return True
     parts = dotted.split(".")
+    if parts[0] == "dcnr" and parts[1] in dcnr.__all__ and len(parts) == 2:
+        return True
     if parts[:2] == ["dcnr", "v1"] and len(parts) > 2:
         return any(re.search(rf"^(message|enum|service) {parts[2]} ", text, re.MULTILINE) for text in tables.proto_texts().values())
     for length in range(len(parts), 0, -1):

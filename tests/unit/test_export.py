@@ -15,8 +15,9 @@ import torch
 from safetensors.numpy import load_file
 
 from dcnr.errors import Corrupt
-from dcnr.export import FILES, Export, graph_table, weights_of_state, write_export
+from dcnr.export import FILES, Export, weights_of_state, write_export
 from dcnr.graph import graph_digest, graph_from_json, graph_from_toml, graph_to_bytes, stages_of_graph
+from dcnr.graph_text import graph_table, graph_to_toml
 from dcnr.ids import digest_of
 from dcnr.stages import INPUT, Stage
 from dcnr.v1 import common_pb2, model_pb2
@@ -178,6 +179,8 @@ def test_states_that_the_manifest_does_not_name_are_refused() -> None:
 
 
 @pytest.mark.parametrize("folder", ["mnist", "text"])
-def test_the_graph_survives_as_json(folder: str) -> None:
+def test_the_graph_survives_as_json_and_as_toml(folder: str) -> None:
     graph = graph_of(folder)
+    graph.train.merge_every, graph.vnodes[0].replicas, graph.vnodes[1].redundancy = 7, 0, 1
     assert graph_to_bytes(graph_from_json(json.dumps(graph_table(graph)))) == graph_to_bytes(graph)
+    assert graph_to_bytes(graph_from_toml(graph_to_toml(graph, remarks=("two\nlines",)))) == graph_to_bytes(graph)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from stages_rig import FORK, LINE
 
 from dcnr.client import Orchestrators
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, TimedOut, Unavailable
+from dcnr.ids import NodeId
 from dcnr.sdk.asking import Ask, answer_of, request_of
 from dcnr.stages import Stage
 from dcnr.v1 import model_pb2, orchestrator_pb2
@@ -160,3 +162,68 @@ def test_what_orchestrators_say_of_the_model_is_heard(errors: list[DcnrError], c
         assert len(called) == num_calls
 
     asyncio.run(scenario())
+
+
+class Calls:
+    """Two orchestrators, each of which answers a stream with these: messages, or the error in which it ends."""
+
+    def __init__(self, *answers: list[Any]) -> None:
+        self.answers, self.called = list(answers), list[str]()
+        self.closed = list[str]()
+
+    async def connect(self, node: str, _addresses: Any) -> Any:
+        return Called(self, node)
+
+
+class Called:
+    """A connection that counts as its own stub."""
+
+    closed = False
+
+    def __init__(self, calls: Calls, node: str) -> None:
+        self.calls, self.node, self.channel = calls, node, self
+
+    async def fresh_metadata(self) -> Any:
+        return ()
+
+    async def close(self) -> None:
+        self.calls.closed.append(self.node[:1])
+
+    async def watch(self, _request: Any, **_: Any) -> Any:
+        self.calls.called.append(self.node[:1])
+        for item in self.calls.answers[int(self.node[:1])]:
+            if isinstance(item, grpc.StatusCode):
+                raise grpc.aio.AioRpcError(item, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")
+            yield item
+
+
+@pytest.mark.parametrize(
+    ("first", "heard", "called"),
+    [
+        (["a", "b"], ["a", "b"], ["0"]),
+        ([grpc.StatusCode.UNAVAILABLE], ["c"], ["0", "1"]),
+        (["a", grpc.StatusCode.UNAVAILABLE], ["a", Unavailable], ["0"]),
+        ([grpc.StatusCode.INVALID_ARGUMENT], [InvalidInput], ["0"]),
+        ([grpc.StatusCode.DEADLINE_EXCEEDED], [TimedOut], ["0"]),
+    ],
+)
+def test_a_stream_that_an_orchestrator_never_begins_is_asked_of_the_next(
+    first: list[Any], heard: list[Any], called: list[str]
+) -> None:
+    """What has begun is not begun again: a text would be told twice."""
+    calls: Any = Calls(first, ["c"])
+    found: list[Any] = []
+
+    async def scenario() -> None:
+        orchestrators = Orchestrators(calls, lambda: [(NodeId(str(number) * 40), ()) for number in range(2)])
+        try:
+            async for message in orchestrators.stream(lambda channel: channel, "watch", None, timeout_s=1.0):
+                found.append(message)
+        except DcnrError as error:
+            found.append(type(error))
+        await orchestrators.close()
+
+    asyncio.run(scenario())
+    assert found == heard
+    assert calls.called == called
+    assert calls.closed == called, "a connection that broke is not used again, and all are closed in the end"
