@@ -22,7 +22,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from dcnr.v1 import common_pb2, membership_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1 import common_pb2, local_pb2, membership_pb2, model_pb2, orchestrator_pb2
+from gateway.errors import RestError
 from gateway.pages import mount_dashboard
 from gateway.shapes import shown
 
@@ -69,6 +70,7 @@ class Network:
         self.hole = hole
         self.state = model_pb2.JOB_STATE_RUNNING if job else model_pb2.JOB_STATE_COMPLETED
         self.learned = 1720
+        self.is_paused = False
         self._news = threading.Condition()
         for number, (kind, reason, facts) in enumerate(HISTORY):
             self._add(kind, node_id(number % max(1, num_pnodes)), reason, facts, age_s=60.0 * (len(HISTORY) - number))
@@ -106,6 +108,7 @@ class Network:
             node_id=node_id(number), kind=membership_pb2.NODE_KIND_PNODE, state=state, reason=REASONS.get(state, ""), capability=lent,
             replicas=[f"{VNODES[number]}-r{number}"] if number < len(VNODES) else [], last_seen_s=0.3 + number % 5, incarnation=1 + number % 3,
             address=f"127.0.0.1:{20_000 + number}", attached=number % 3 != 2, software="0.1.0", free_memory_bytes=int(memory * (0.2 + number % 5 / 7)),
+            round_trip_s=0.004 * (1 + number % 30) if number % 3 != 2 else 0.0, answers=number % 4 == 0,
             passes=float(number % 40), owner=node_id(5000 + number // 3) if number % 2 else "",
         )  # fmt: skip
 
@@ -114,6 +117,24 @@ class Network:
             node_id=node_id(10_000 + number), kind=membership_pb2.NODE_KIND_ORCHESTRATOR, state=orchestrator_pb2.NODE_STATE_ACTIVE,
             reason="known by gossip", last_seen_s=1.0, incarnation=1, address=f"127.0.0.1:{7700 + 10 * number}", software="0.1.0", holder=number == 0,
         )  # fmt: skip
+
+    def machine(self) -> dict[str, Any]:
+        """As `gateway.here` has the reader's own machine."""
+        status = local_pb2.StatusResponse(
+            node_id=node_id(0), network_name="garden", software="0.1.0", uptime_s=7300, state="paused" if self.is_paused else "working",
+            reason="paused by its owner" if self.is_paused else "trains 2 VNodes", next_action="`pnode resume`" if self.is_paused else "",
+            reachable="direct", capability=self._pnode(0).capability, memory_bytes=300 << 20, disk_bytes=2 << 30,
+        )  # fmt: skip
+        status.orchestrators.add(
+            node_id=node_id(10_000), attached=True, since_s=7290, state=orchestrator_pb2.NODE_STATE_ACTIVE, round_trip_s=0.012
+        )
+        status.replicas.add(
+            replica="conv1-r0", vnode="conv1", state=orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, num_learned=1720, rate=18.0
+        )
+        status.seats.add(model="digits", vnode="conv1", state_digest="ab" * 32, ready=True, num_answered=4)
+        status.events.extend(self.events[:3])
+        line = local_pb2.WhyLine(code=status.state, reason=status.reason, change=status.next_action)
+        return {"status": shown(status), "why": [shown(line)]}
 
     # ---- answers -----------------------------------------------------------------------------------------------------------------
 
@@ -214,6 +235,7 @@ class Network:
             row.report.CopyFrom(report)
 
 
+TOKEN: Final = "a-token-of-this-run"
 HISTORY: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("node_attached", "its control stream is open", {"address": "127.0.0.1:20000"}),
     ("job_accepted", "signed by 1 of 1 maintainers", {"model": "digits"}),
@@ -299,6 +321,8 @@ class Gateway:
                     "/v1/model",
                     lambda request: {"head": {"epoch": 4}, "graph": shown(network.graph()), "manifest_digest": "ef" * 32},
                 ),
+                Route("/v1/here", self._here),
+                Route("/v1/here/{what}", self._here, methods=["GET", "POST"]),
                 route("/v1/model/placement", lambda request: {"plan_digest": "01" * 32, "plan": shown(network.plan())}),
             ]
         )
@@ -317,6 +341,19 @@ class Gateway:
             subject=found.node_id, verdict="seen", reason=found.reason or "its beats come in time", inputs={"beats": "12"}
         )
         return {"node": shown(found), "explanations": [shown(line)]}
+
+    async def _here(self, request: Request) -> Response:
+        """The reader's own machine, for who has `TOKEN`. What it is asked to do is in ``asked``."""
+        what = request.path_params.get("what", "")
+        if request.headers.get("x-dcnr-local-token") != TOKEN:
+            error = RestError("UNAUTHORIZED_KEY", "this needs the local token", remedy="pnode dashboard")
+            return JSONResponse(error.body(), error.status)
+        if request.method == "POST":
+            self.asked.append(f"{what} {(await request.body()).decode()}")
+            self.network.is_paused = what == "pause"
+        setting = {"key": "limits.memory_mb", "value": "512", "origin": "flag --memory-mb"}
+        told = {"": self.network.machine(), "settings": {"settings": [setting]}, "log": {"lines": ["worker: <b>ready</b>"]}}
+        return JSONResponse(told.get(what, {"within_s": 5.0}))
 
     async def _stream(self, request: Request) -> Response:
         server, network = self._server, self.network

@@ -23,8 +23,10 @@ MAX_SIGNATURES: Final = 100_000
 MAX_QUERY_FIELDS: Final = 32
 LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 KEY_NAMES: Final = frozenset({"key", "api_key", "api-key", "apikey", "access_token", "token", "authorization", "secret", "bearer"})
-OPEN, READ, CLIENT, ADMIN = "open", "read", "client", "admin"
-MAY: Final = {"client": (OPEN, READ, CLIENT), "admin": (OPEN, READ, CLIENT, ADMIN), "node-owner": (OPEN, READ)}
+OPEN, READ, CLIENT, OWNER, ADMIN = "open", "read", "client", "owner", "admin"
+MAY: Final = {"client": (OPEN, READ, CLIENT), "admin": (OPEN, READ, CLIENT, OWNER, ADMIN), "node-owner": (OPEN, READ, OWNER)}
+HERE: Final = "/v1/here"
+"""The machine of whoever began the gateway: its token is asked for by the routes themselves (`gateway.here`)."""
 _SIGNATURE: Final = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
 
 
@@ -50,9 +52,15 @@ class Admitted:
 
 
 def needed(method: str, path: str) -> str:
-    """What a request needs: nothing, the right to read, a client's key or an admin's."""
+    """What a request needs: nothing, the right to read, a client's key, an owner's or an admin's."""
     if path.startswith("/v1/admin/"):
         return ADMIN
+    if path.startswith("/v1/owner/"):
+        return OWNER
+    if path.startswith("/v1/results/"):
+        return CLIENT
+    if path == HERE or path.startswith(f"{HERE}/"):
+        return OPEN
     if not path.startswith("/v1/") and path != "/metrics":
         return OPEN
     return READ if method in ("GET", "HEAD", "OPTIONS") else CLIENT

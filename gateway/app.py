@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from dcnr import __version__
 from dcnr.errors import DcnrError
-from gateway import asking, completions, health, jobs, reading, watching, witnesses
+from gateway import admin, asking, completions, health, here, jobs, owning, reading, watching, witnesses
 from gateway.access import Access
 from gateway.context import Context, answer
 from gateway.errors import RestError, from_typed
@@ -35,6 +35,9 @@ def create_routes(context: Context) -> FastAPI:
     app.include_router(watching.routes(context))
     app.include_router(witnesses.routes(context))
     app.include_router(completions.routes(context))
+    app.include_router(owning.routes(context))
+    app.include_router(admin.routes(context))
+    app.include_router(here.routes(context))
     mount_dashboard(app)
     app.add_exception_handler(DcnrError, _typed)
     app.add_exception_handler(RestError, _rest)
@@ -51,7 +54,7 @@ def create_app(context: Context, access: Access) -> Gate:
 
 def openapi(app: FastAPI) -> Json:
     """The description of the routes, as it is checked in."""
-    return described(app, __version__, *reading.SHOWN_MESSAGES, *jobs.SHOWN_MESSAGES, *asking.SHOWN_MESSAGES)
+    return described(app, __version__, *reading.SHOWN_MESSAGES, *jobs.SHOWN_MESSAGES, *asking.SHOWN_MESSAGES, *here.SHOWN_MESSAGES)
 
 
 def description() -> Json:
@@ -61,7 +64,7 @@ def description() -> Json:
 
 def _nobody() -> Context:
     """Stands where the network would be: a description asks it nothing."""
-    return Context(*(cast(Any, SimpleNamespace()) for _ in range(4)))
+    return Context(*(cast(Any, SimpleNamespace()) for _ in range(6)))
 
 
 async def _typed(request: Request, error: Any) -> Response:

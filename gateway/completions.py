@@ -20,6 +20,7 @@ from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput
 from dcnr.texts import Part, parts_of
 from dcnr.v1 import orchestrator_pb2
+from gateway import bodies
 from gateway.context import Context, answer
 from gateway.errors import from_typed
 from gateway.schema import JSON
@@ -138,7 +139,7 @@ _STREAMED: Final[dict[int | str, dict[str, Any]]] = {
 
 def routes(context: Context) -> APIRouter:
     """The routes over one network."""
-    router = APIRouter()
+    router = bodies.router()
 
     @router.post("/v1/completions", summary="Continue a text", responses=_STREAMED)
     async def complete(body: CompletionIn, request: Request) -> Response:
@@ -185,7 +186,7 @@ def request_of(body: WritingIn, prompt: str, max_tokens: int) -> orchestrator_pb
 def _asked(request: Request, body: WritingIn, prompt: str, max_tokens: int) -> orchestrator_pb2.GenerateRequest:
     """The wish in the name of the caller's key."""
     asked = request_of(body, prompt, max_tokens)
-    asked.on_behalf = request.state.key_id
+    asked.on_behalf = request.state.key.id
     return asked
 
 

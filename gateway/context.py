@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import Response
 
 from dcnr.ports import Clock
 from gateway.feeds import Feeds
+from gateway.keys import KeyRing
 from gateway.metrics import Metrics
+from gateway.results import Results
 from gateway.views import Views
+
+if TYPE_CHECKING:
+    from gateway.here import Here
 
 KEPT_TIMES: Final = 1024
 
@@ -25,11 +30,15 @@ class Context:
     clock: Clock
     metrics: Metrics
     feeds: Feeds
+    ring: KeyRing
+    results: Results
+    here: Here | None = None
+    """The machine whose owner began this gateway for themselves."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
     """How long the newest requests took."""
 
 
 def answer(content: Any, status: int = 200) -> Response:
-    """``content`` as JSON."""
-    data = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    """``content`` as JSON; what is no character in a text of it becomes a question mark."""
+    data = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
     return Response(data, status, media_type="application/json")

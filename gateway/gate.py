@@ -1,7 +1,8 @@
 """Every request passes here first: bounds before anything is parsed, then who asks, then how often; and every answer leaves in one form.
 
 Refused without a look at the rest: long URLs, many headers, another machine's name in Host, keys in the URL, large, slow or compressed bodies. The body is
-read whole, within its bound and time, before a route sees it. Streams of events are let through as they are.
+read whole, within its bound and time, before a route sees it. Streams of events are let through as they are. Work for a client that goes away ends, and a
+client that does not read its answer is cut off.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-KEY_ID: Final = "key_id"
-"""Where routes find the id of the caller's key, in the state of the request; empty: none."""
+KEY: Final = "key"
+"""Where routes find the caller's key, in the state of the request; None: none was shown."""
 MAX_BODY_BYTES: Final = limits.MAX_MESSAGE_BYTES
 MAX_HEADERS: Final = 64
 MAX_HEADER_BYTES: Final = 16 * limits.KIB
@@ -35,7 +36,12 @@ MAX_URL_BYTES: Final = 4096
 BODY_TIMEOUT_S: Final = 20.0
 REQUEST_TIMEOUT_S: Final = 140.0
 """More than a question may take. From the last byte of the request to the last byte of the answer; streams of events, and texts, have limits of their own."""
+STALLED_S: Final = 10.0
+"""A client that takes no piece of its answer for so long is cut off."""
+PIECE_BYTES: Final = limits.MIB // 4
 STREAMS: Final = ("/events", "/completions")
+GONE: Final = 499
+"""Noted as the status where the client went before its answer."""
 SECURITY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -51,6 +57,10 @@ DEFAULT_HEADERS: Final = (
 _log = structlog.get_logger("gateway")
 
 
+class _Gone(Exception):
+    """The client went before its answer."""
+
+
 class Gate:
     """The outermost ASGI application."""
 
@@ -62,7 +72,8 @@ class Gate:
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send)
             return
-        answer = _Answer(send, secrets.token_hex(8))
+        state = scope.setdefault("state", {})
+        answer = _Answer(send, secrets.token_hex(8), state.get("abort", _nothing))
         began = self._clock.monotonic()
         streams = scope["path"].endswith(STREAMS)
         admitted: Admitted | None = None
@@ -73,12 +84,15 @@ class Gate:
                 answer.add(admitted.headers)
                 body = await _body(scope, receive)
                 self._access.check_signature(asked, admitted, body)
-                scope["state"] = {**scope.get("state", {}), KEY_ID: admitted.key.id if admitted.key is not None else ""}
+                state[KEY] = admitted.key
                 async with asyncio.timeout(None if streams else REQUEST_TIMEOUT_S):
-                    await self._app(scope, _replayed(body, receive), answer.send)
+                    work = self._app(scope, _replayed(body, receive), answer.send)
+                    await (_while_there(work, receive, answer) if asked.method == "POST" else work)
             except RestError as error:
                 answer.add(error.headers)
                 await answer.refuse(error)
+            except _Gone:
+                answer.status = answer.status or GONE
             except TimeoutError:
                 await answer.refuse(RestError("TIMED_OUT", f"no answer within {REQUEST_TIMEOUT_S:g} s"))
             except Exception as error:  # noqa: BLE001  the edge: whatever it is, the caller gets one form and nothing of our insides
@@ -118,8 +132,9 @@ async def deny(send: Send, error: RestError) -> None:
 class _Answer:
     """The way out: adds what every answer has, and turns errors into answers as long as none has begun."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send, self.request_id, self.status = send, request_id, 0
+    def __init__(self, send: Send, request_id: str, abort: Callable[[], None]) -> None:
+        self._send, self.request_id, self.status, self._abort = send, request_id, 0, abort
+        self.is_whole = False
         self._headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
 
     def add(self, headers: dict[str, str]) -> None:
@@ -132,11 +147,19 @@ class _Answer:
             names = {key.lower() for key, _ in own}
             own += [item for item in DEFAULT_HEADERS if item[0] not in names]
             message = {**message, "headers": [*own, *SECURITY_HEADERS, *self._headers]}
-        await self._send(message)
+            await self._send(message)
+            return
+        body, follows = message.get("body", b""), message.get("more_body", False)
+        for first in range(0, max(1, len(body)), PIECE_BYTES):
+            more = follows or first + PIECE_BYTES < len(body)
+            async with asyncio.timeout(STALLED_S):
+                await self._send({**message, "body": body[first : first + PIECE_BYTES], "more_body": more})
+        self.is_whole = not follows
 
     async def refuse(self, error: RestError) -> None:
         if self.status:
-            return  # half an answer is out: the connection ends short, which the client notices
+            self._abort()  # half an answer is out: the connection ends short, which the client notices, whether it reads or not
+            return
         data = json.dumps(error.body(), ensure_ascii=False).encode("utf-8", "replace")
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
         await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
@@ -195,6 +218,29 @@ def _check_media(headers: dict[bytes, bytes]) -> None:
 
 def _too_large() -> RestError:
     return RestError("BODY_TOO_LARGE", f"a body has at most {MAX_BODY_BYTES} bytes", headers={"Connection": "close"})
+
+
+async def _while_there(work: Awaitable[None], receive: Receive, answer: _Answer) -> None:
+    """Ends the work when the client goes before it has its answer: nobody would read what comes of it. Raises _Gone, and what the work raises."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() and not answer.is_whole:
+            raise _Gone
+        await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _nothing() -> None:
+    """Ends no connection: there is none."""
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

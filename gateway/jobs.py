@@ -15,6 +15,7 @@ from dcnr import limits
 from dcnr.errors import Corrupt, InvalidInput
 from dcnr.ids import job_id_of
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
+from gateway import bodies
 from gateway.context import Context, answer
 from gateway.errors import RestError
 from gateway.reading import JobId
@@ -77,7 +78,7 @@ IdempotencyKey = Annotated[
 
 def routes(context: Context) -> APIRouter:
     """The routes over one network."""
-    router, views = APIRouter(), context.views
+    router, views = bodies.router(), context.views
 
     @router.post("/v1/jobs", summary="Submit a signed job", status_code=201, responses=SUBMITTED)
     async def submit(body: SignedIn, idempotency_key: IdempotencyKey = "") -> Response:

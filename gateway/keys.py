@@ -23,6 +23,7 @@ import structlog
 from blake3 import blake3
 
 from dcnr.errors import InvalidInput, NotFound, Unavailable
+from dcnr.ids import check_node_id
 from dcnr.ports import Clock
 
 FILE: Final = "gateway.db"
@@ -36,12 +37,15 @@ SHOWN: Final = re.compile(r"dcnr_[0-9a-f]{8}_[A-Za-z0-9_-]{43}")
 PREFIX: Final = re.compile(r"dcnr_[0-9a-f]{8}_")
 _SALT_BYTES: Final = 32
 _BUSY_S: Final = 5.0
+_COLUMNS: Final = "id, name, scope, salt, hash, created, expires, revoked, signed, owner"
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, name TEXT NOT NULL, scope TEXT NOT NULL, salt BLOB NOT NULL, hash BLOB NOT NULL,
-  created REAL NOT NULL, expires REAL NOT NULL, revoked REAL NOT NULL, signed INTEGER NOT NULL);
+  created REAL NOT NULL, expires REAL NOT NULL, revoked REAL NOT NULL, signed INTEGER NOT NULL, owner TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS uses (number INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, key TEXT NOT NULL, method TEXT NOT NULL,
   route TEXT NOT NULL, status INTEGER NOT NULL, subnet TEXT NOT NULL);
 """
+_OWNER_ADDED: Final = "ALTER TABLE keys ADD COLUMN owner TEXT NOT NULL DEFAULT ''"
+"""For a file of a gateway that knew no owners."""
 RandomBytes = Callable[[int], bytes]
 _log = structlog.get_logger("gateway")
 
@@ -60,6 +64,8 @@ class Key:
     revoked: float
     signed: bool
     """Whether each of its requests has to bear a signature."""
+    owner: str = ""
+    """Of scope node-owner: id of the key with which the owner says whose machines they are."""
 
     def holds(self, now_wall: float) -> bool:
         """Whether it is in force."""
@@ -84,21 +90,27 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def add(self, name: str, scope: str, *, expires: float, signed: bool, now_wall: float, rng: RandomBytes) -> tuple[Key, str]:
+    def add(
+        self, name: str, scope: str, *, expires: float, signed: bool, now_wall: float, rng: RandomBytes, owner: str = ""
+    ) -> tuple[Key, str]:  # fmt: skip
         """A new key and its text, which is not kept. Raises InvalidInput."""
         if scope not in SCOPES:
             raise InvalidInput(f"{scope!r} is no scope", code="bad_scope", remedy=f"one of {', '.join(SCOPES)}")
         if not name or len(name) > MAX_NAME or not name.isprintable():
             raise InvalidInput(f"a name has 1 to {MAX_NAME} printable characters", code="bad_name")
+        if owner and scope != "node-owner":
+            raise InvalidInput("only a key of scope node-owner has an owner", code="bad_scope")
+        if owner:
+            check_node_id(owner)
         key_id = rng(4).hex()
         text, salt = _text(key_id, rng), rng(_SALT_BYTES)
-        key = Key(key_id, name, scope, salt, hash_of(text, salt), now_wall, expires, 0.0, signed)
+        key = Key(key_id, name, scope, salt, hash_of(text, salt), now_wall, expires, 0.0, signed, owner)
         with self._open() as database:
             if database.execute("SELECT count(*) FROM keys").fetchone()[0] >= MAX_KEYS:
                 raise InvalidInput(f"{MAX_KEYS} keys are kept already", code="too_many_keys")
             database.execute(
-                "INSERT INTO keys VALUES (?,?,?,?,?,?,?,?,?)",
-                (key.id, name, scope, salt, key.hash, key.created, key.expires, key.revoked, int(signed)),
+                f"INSERT INTO keys ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)",
+                (key.id, name, scope, salt, key.hash, key.created, key.expires, key.revoked, int(signed), owner),
             )
         return key, text
 
@@ -120,8 +132,8 @@ class KeyFile:
     def keys(self) -> dict[str, Key]:
         """All keys by id, oldest first."""
         with self._open() as database:
-            rows = database.execute("SELECT * FROM keys ORDER BY created, id").fetchall()
-        return {row[0]: Key(*(*row[:8], bool(row[8]))) for row in rows}
+            rows = database.execute(f"SELECT {_COLUMNS} FROM keys ORDER BY created, id").fetchall()
+        return {row[0]: Key(*(*row[:8], bool(row[8]), row[9])) for row in rows}
 
     def note(self, uses: list[Use]) -> None:
         """Appends to the log; the oldest rows go when there are too many."""
@@ -132,11 +144,12 @@ class KeyFile:
             )
             database.execute("DELETE FROM uses WHERE number <= (SELECT max(number) FROM uses) - ?", (MAX_USE_ROWS,))
 
-    def uses(self, limit: int) -> list[Use]:
-        """The newest uses, newest first."""
+    def uses(self, limit: int, key_id: str = "") -> list[Use]:
+        """The newest uses, newest first: of that key, or of all."""
         with self._open() as database:
             rows = database.execute(
-                "SELECT time, key, method, route, status, subnet FROM uses ORDER BY number DESC LIMIT ?", (limit,)
+                "SELECT time, key, method, route, status, subnet FROM uses WHERE ? IN ('', key) ORDER BY number DESC LIMIT ?",
+                (key_id, limit),
             ).fetchall()
         return [Use(*row) for row in rows]
 
@@ -149,6 +162,8 @@ class KeyFile:
             try:
                 database.execute("PRAGMA journal_mode=WAL")
                 database.executescript(_SCHEMA)
+                if "owner" not in (row[1] for row in database.execute("PRAGMA table_info(keys)")):
+                    database.execute(_OWNER_ADDED)
                 with database:
                     yield database
             finally:
@@ -178,6 +193,10 @@ class KeyRing:
     def note(self, use: Use) -> None:
         """Queues one use; where the disk takes nothing for long, the oldest are lost."""
         self._uses.append(use)
+
+    async def reload(self) -> None:
+        """What is in the file is in force at once. Raises Unavailable."""
+        self._keys = await asyncio.to_thread(self.file.keys)
 
     async def turn(self) -> None:
         """Reads the keys, writes the uses. A disk that fails costs the log and news of keys, and is told once."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import secrets
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,10 +26,12 @@ from gateway.context import Context
 from gateway.errors import RestError
 from gateway.feeds import Feeds
 from gateway.gate import MAX_HEADER_BYTES
+from gateway.here import Here
 from gateway.keys import FILE, KeyFile, KeyRing
 from gateway.metrics import Metrics
+from gateway.results import Results
 from gateway.views import Views
-from trust.addresses import join_address, split_address
+from trust.addresses import join_address, split_address, subnet_of
 from trust.network import NetworkPolicy
 
 DEFAULT_LISTEN: Final = "127.0.0.1:7780"
@@ -36,6 +39,8 @@ BACKLOG: Final = 1024
 MAX_WORD_BYTES: Final = 1024
 """Of a message on a WebSocket: clients have nothing to say on one."""
 MAX_CONNECTIONS: Final = 4096
+MAX_SUBNET_CONNECTIONS: Final = 1024
+"""Of one subnet; this machine itself, where proxies are, has all of them."""
 SILENT_S: Final = 15
 """A connection on which no whole request has come is closed."""
 STOP_GRACE_S: Final = 3
@@ -69,9 +74,12 @@ def address_of(listening: socket.socket) -> str:
 
 async def serve_gateway(
     settings: GatewaySettings, listening: socket.socket, orchestrators: Orchestrators, *, policy: NetworkPolicy, clock: Clock, home: Path,
-    on_ready: Callable[[str], None] = lambda address: None,
+    on_ready: Callable[[str], None] = lambda address: None, here: Here | None = None,
 ) -> None:  # fmt: skip
-    """Serves on ``listening`` until cancelled. ``home`` holds the keys and the log of their use. Raises Unavailable where that file cannot be used."""
+    """Serves on ``listening`` until cancelled. ``home`` holds the keys and the log of their use; ``here``: the machine of whoever serves for themselves.
+
+    Raises Unavailable where the file of keys cannot be used.
+    """
     ring = KeyRing(KeyFile(home / FILE), clock)
     await asyncio.to_thread(ring.file.keys)
     await ring.turn()
@@ -79,7 +87,8 @@ async def serve_gateway(
     loopback = ipaddress.ip_address(host.partition("%")[0]).is_loopback
     metrics = Metrics()
     feeds = Feeds(clock, settings.max_watchers, metrics.watchers)
-    context = Context(Views(orchestrators, policy, clock), clock, metrics, feeds)
+    results = Results(clock, secrets.token_bytes)
+    context = Context(Views(orchestrators, policy, clock), clock, metrics, feeds, ring, results, here)
     server = _Server(_config(create_app(context, Access(settings, ring, clock, loopback=loopback))))
     async with asyncio.TaskGroup() as group:
         beside = [group.create_task(ring.run()), group.create_task(feeds.run())]
@@ -120,7 +129,8 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         self.app_state = {**self.app_state, "abort": transport.abort}
         self._silence = self.loop.call_later(SILENT_S, self._close_silent)
-        if len(self.connections) > MAX_CONNECTIONS:
+        self.subnet = subnet_of(self.client[0]) if self.client else ""
+        if len(self.connections) > MAX_CONNECTIONS or self._crowded():
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -148,6 +158,20 @@ class _Protocol(H11Protocol):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
+    def _crowded(self) -> bool:
+        if (
+            len(self.connections) <= MAX_SUBNET_CONNECTIONS
+            or self.client is None
+            or ipaddress.ip_address(self.client[0]).is_loopback
+        ):
+            return False
+        mine = [one for one in self.connections if getattr(one, "subnet", None) == self.subnet]
+        return len(mine) > MAX_SUBNET_CONNECTIONS
+
     def _close_silent(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+        if self.cycle is not None and not self.cycle.response_complete:
+            return
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # closing would wait until the client has read what it does not read
+        else:
             self.transport.close()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
 from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
 from orchestrator.jobs import JobRecord, state_of
 from orchestrator.offers import PLACEABLE
 from orchestrator.runtime import ModelRuntime, Shared
 from trust.records import VerifiedAdvert
+
+MAX_ROUND_TRIP_S: Final = 60.0
 
 
 def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orchestrator_pb2.JobView:
@@ -79,6 +82,8 @@ def node_views(
             owner=record.owner,
             evidence=record.judgement.evidence,
             passes=shared.standings.of(record.node_id, now_s).passes.seen(now_s),
+            round_trip_s=_said_s(record.beat.round_trip_s) if record.streams else 0.0,
+            answers=record.answers,
         )
         for record in shared.inventory.nodes().values()
     ]
@@ -97,6 +102,11 @@ def node_views(
             )
         )
     return sorted(rows, key=lambda row: row.node_id)
+
+
+def _said_s(seconds: float) -> float:
+    """A time as a PNode states it: 0 where it can be none."""
+    return seconds if 0.0 < seconds < MAX_ROUND_TRIP_S else 0.0
 
 
 def _outcome(head: model_pb2.Head | None, record: JobRecord | None) -> model_pb2.Outcome | None:

@@ -37,6 +37,8 @@ MAX_WORDS = 16
 """Answers that wait for a stream; the oldest give way, and whoever asked asks again."""
 TRYING_S = 10.0
 """An orchestrator that has not welcomed us for so long no longer takes the place of another one."""
+SMOOTHING = 0.25
+"""Of the newest round trip in the moving average."""
 _log = structlog.get_logger("pnode")
 
 
@@ -51,6 +53,8 @@ class _Stream:
     stale: bool = False
     seen_as: orchestrator_pb2.BeatAck = field(default_factory=orchestrator_pb2.BeatAck)
     """The newest answer to a beat: how that orchestrator sees this PNode."""
+    round_trip_s: float = 0.0
+    """From a beat to its answer; 0: not known yet."""
     words: deque[orchestrator_pb2.PNodeMessage] = field(default_factory=lambda: deque(maxlen=MAX_WORDS))
 
 
@@ -119,6 +123,7 @@ class ControlStreams:
             local_pb2.Contact(
                 node_id=node_id, address=stream.address, attached=stream.attached, since_s=now - stream.since_s, reason=stream.reason,
                 state=stream.seen_as.state, state_reason=stream.seen_as.reason, evidence=stream.seen_as.evidence,
+                round_trip_s=stream.round_trip_s,
             )
             for node_id, stream in sorted(self._streams.items())
         ]  # fmt: skip
@@ -176,7 +181,7 @@ class ControlStreams:
         call = stub.Attach(metadata=await connection.fresh_metadata())
         stream.address, stream.stale = connection.address, False
         interval_s = limits.HEARTBEAT_S
-        sequence = 0
+        sequence, beat_at = 0, 0.0
         await asyncio.wait_for(call.write(orchestrator_pb2.PNodeMessage(hello=self._hello())), limits.CALL_TIMEOUT_S)
         reading = asyncio.create_task(_read(call))
         try:
@@ -191,6 +196,7 @@ class ControlStreams:
                     stream.nudge.clear()
                     sequence += 1
                     message = orchestrator_pb2.PNodeMessage(beat=self._beat(sequence))
+                    message.beat.round_trip_s, beat_at = stream.round_trip_s, self._clock.monotonic()
                     await asyncio.wait_for(call.write(message), limits.CALL_TIMEOUT_S)
                     while stream.words:
                         await asyncio.wait_for(call.write(stream.words.popleft()), limits.CALL_TIMEOUT_S)
@@ -213,6 +219,8 @@ class ControlStreams:
                         interval_s = _bounded(answer.welcome.beat_interval_s)
                     case "beat_ack":
                         interval_s, stream.seen_as = _bounded(answer.beat_ack.beat_interval_s), answer.beat_ack
+                        if answer.beat_ack.sequence == sequence:
+                            stream.round_trip_s = _averaged(stream.round_trip_s, heard - beat_at)
                         continue
                 try:
                     self._inbox.put_nowait((node_id, answer))
@@ -226,6 +234,10 @@ class ControlStreams:
 async def _read(call: Any) -> orchestrator_pb2.OrchestratorMessage | None:
     answer = await call.read()
     return answer if isinstance(answer, orchestrator_pb2.OrchestratorMessage) else None  # else the end of the stream
+
+
+def _averaged(known_s: float, newest_s: float) -> float:
+    return known_s + SMOOTHING * (newest_s - known_s) if known_s else newest_s
 
 
 def _bounded(interval_s: float) -> float:

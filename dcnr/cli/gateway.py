@@ -89,6 +89,9 @@ def add(
     scope: Annotated[str, typer.Option(help="client, admin or node-owner.", autocompletion=among("client", "admin", "node-owner"))] = "client",
     days: Annotated[float, typer.Option(min=0.0, max=36_500.0, help="For how long; 0: until it is revoked.")] = 365.0,
     signed: Annotated[bool, typer.Option("--signed", help="Refuse its requests unless each bears a signature.")] = False,
+    owner: Annotated[
+        str, typer.Option(help="For node-owner: id of the owner, as pnode own says it.", show_default=False)
+    ] = "",
     home: HomeOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Make a key. It is shown once; only a salted hash is kept.
@@ -99,8 +102,8 @@ def add(
 
     now = _now()
     key, text = _file(home).add(
-        name, scope, expires=now + days * DAY_S if days else 0.0, signed=signed, now_wall=now, rng=secrets.token_bytes
-    )
+        name, scope, expires=now + days * DAY_S if days else 0.0, signed=signed, now_wall=now, rng=secrets.token_bytes, owner=owner
+    )  # fmt: skip
     output.emit({"id": key.id, "name": name, "scope": scope, "key": text}, lambda: text, as_json=as_json)
 
 
@@ -110,7 +113,7 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
     now, rows = _now(), list(_file(home).keys().values())
     data = [
         {
-            "id": key.id, "name": key.name, "scope": key.scope, "signed": key.signed, "created": key.created, "expires": key.expires,
+            "id": key.id, "name": key.name, "scope": key.scope, "owner": key.owner, "signed": key.signed, "created": key.created, "expires": key.expires,
             "revoked": key.revoked, "in_force": key.holds(now),
         }
         for key in rows

@@ -19,7 +19,7 @@ POLL_S: Final = 0.1
 
 def ask(home: Path, method: str, request: Any, *, start: str) -> Any:
     """The daemon's answer to one call of LocalService. ``start``: the command that would start it, without ``--home``."""
-    return asyncio.run(_ask(home, method, request, start))
+    return asyncio.run(asked(home, method, request, start))
 
 
 def status_of_home(home: Path) -> local_pb2.StatusResponse:
@@ -35,7 +35,8 @@ def wait_gone(home: Path, within_s: float) -> None:
     asyncio.run(_wait_gone(home, within_s))
 
 
-async def _ask(home: Path, method: str, request: Any, start: str) -> Any:
+async def asked(home: Path, method: str, request: Any, start: str) -> Any:
+    """As `ask`, in a running loop."""
     socket = home / SOCKET
     if not socket.exists():
         raise _not_running(home, start)

@@ -215,6 +215,40 @@ def own(
     output.emit({"owner": owner.node_id, "statement": str(path)}, lambda: f"owner {owner.node_id}, said in {path}", as_json=as_json)
 
 
+@app.command()
+def dashboard(
+    listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT on this machine; port 0: a free one. Default: 127.0.0.1:7785.", show_default=False)
+    ] = None,
+    home: HomeOption = None,
+    until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", help="End when standard input closes.")] = False,
+) -> None:
+    """Serve the dashboard to you alone, with a page for this machine: pause, finish, limits, history, logs. Until Ctrl-C.
+
+    The address that is printed holds the token of this run: whoever has it has this machine's PNode in hand.
+
+    Example: pnode dashboard
+    """
+    import asyncio
+    import signal
+
+    from dcnr.cli import foreground
+    from dcnr.cli.own_dashboard import DEFAULT_LISTEN, serve
+
+    directory = home_of(PNodeSettings, home)
+    foreground.start_logging(level="warning", as_json=False)
+    if until_stdin_closes:
+        foreground.end_with_stdin()
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await serve(directory, listen or DEFAULT_LISTEN, on_ready=lambda address: output.say(f"your machine: {address}"), stop=stop)
+
+    foreground.run(run())
+
+
 @config.command("show")
 def config_show(
     home: HomeOption = None,

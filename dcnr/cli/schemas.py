@@ -197,6 +197,7 @@ _KEY: Final = holds(
     id=TEXT,
     name=TEXT,
     scope=TEXT,
+    owner=TEXT,
     signed=FLAG,
     created=NUMBER,
     expires=NUMBER,

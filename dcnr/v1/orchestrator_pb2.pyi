@@ -405,6 +405,7 @@ class Beat(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     ADVERT_FIELD_NUMBER: _builtins.int
     SEATS_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_S_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """grows on this stream"""
     desired_sequence: _builtins.int
@@ -421,6 +422,8 @@ class Beat(_message.Message):
     """why it is not"""
     incarnation: _builtins.int
     """of the worker"""
+    round_trip_s: _builtins.float
+    """from a beat on this stream to its answer, moving average, seconds; 0: not known yet"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaReport]:
         """all hosted"""
@@ -462,10 +465,11 @@ class Beat(_message.Message):
         events: _abc.Iterable[_common_pb2.Event] | None = ...,
         advert: _identity_pb2.Envelope | None = ...,
         seats: _abc.Iterable[Global___SeatReport] | None = ...,
+        round_trip_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "capability", b"capability"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "capability", b"capability", "desired_sequence", b"desired_sequence", "draining", b"draining", "events", b"events", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "incarnation", b"incarnation", "plan_digest", b"plan_digest", "replicas", b"replicas", "seats", b"seats", "sequence", b"sequence", "worker_alive", b"worker_alive", "worker_reason", b"worker_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "capability", b"capability", "desired_sequence", b"desired_sequence", "draining", b"draining", "events", b"events", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "incarnation", b"incarnation", "plan_digest", b"plan_digest", "replicas", b"replicas", "round_trip_s", b"round_trip_s", "seats", b"seats", "sequence", b"sequence", "worker_alive", b"worker_alive", "worker_reason", b"worker_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1763,6 +1767,8 @@ class NodeView(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     EVIDENCE_FIELD_NUMBER: _builtins.int
     PASSES_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_S_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """which"""
     kind: _membership_pb2.NodeKind.ValueType
@@ -1791,6 +1797,10 @@ class NodeView(_message.Message):
     """digest of the fault record behind a quarantine; empty without one"""
     passes: _builtins.float
     """audits passed, as far as they still count"""
+    round_trip_s: _builtins.float
+    """PNodes that are attached here: as they measured it, seconds; 0: not known"""
+    answers: _builtins.bool
+    """PNodes: this orchestrator reached it at its own address"""
     @_builtins.property
     def capability(self) -> _membership_pb2.Capability:
         """lent"""
@@ -1818,10 +1828,12 @@ class NodeView(_message.Message):
         owner: _builtins.str = ...,
         evidence: _builtins.str = ...,
         passes: _builtins.float = ...,
+        round_trip_s: _builtins.float = ...,
+        answers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "capability", b"capability", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "holder", b"holder", "incarnation", b"incarnation", "kind", b"kind", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "owner", b"owner", "passes", b"passes", "reason", b"reason", "replicas", b"replicas", "software", b"software", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answers", b"answers", "attached", b"attached", "capability", b"capability", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "holder", b"holder", "incarnation", b"incarnation", "kind", b"kind", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "owner", b"owner", "passes", b"passes", "reason", b"reason", "replicas", b"replicas", "round_trip_s", b"round_trip_s", "software", b"software", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ import { Contributions } from "./panels/contributions.js";
 import { Events } from "./panels/events.js";
 import { HelpWanted } from "./panels/help.js";
 import { Learning } from "./panels/learning.js";
+import { Here } from "./panels/here.js";
 import { Gateways } from "./panels/gateways.js";
 import { Nodes } from "./panels/nodes.js";
 import { NodePage } from "./panels/node.js";
@@ -17,6 +18,7 @@ import { Overview } from "./panels/overview.js";
 const PAGES = [
   ["", "Overview", Overview], ["nodes", "Nodes", Nodes], ["learning", "Learning", Learning], ["events", "Events", Events],
   ["help", "Help wanted", HelpWanted], ["contributions", "Contributions", Contributions], ["gateways", "Gateways", Gateways],
+  ["here", "This machine", Here],
 ];
 
 const store = createStore(localStorage);
@@ -36,7 +38,7 @@ function App() {
       <nav aria-label="Panels">${PAGES.map(([name, label]) => html`<a key=${name} href=${`#/${name}`} aria-current=${name === page ? "page" : null}>${label}</a>`)}</nav>
       <${Link} known=${known} now=${now} />
     </header>
-    <main id="main" tabindex="-1">${argument && page === "nodes" ? html`<${NodePage} key=${argument} known=${known} now=${now} store=${store} id=${argument} />` : html`<${Panel} known=${known} now=${now} store=${store} />`}</main>
+    <main id="main" tabindex="-1">${argument && page === "nodes" ? html`<${NodePage} key=${argument} known=${known} now=${now} store=${store} id=${argument} />` : html`<${Panel} known=${known} now=${now} store=${store} argument=${argument} />`}</main>
     <footer>Everything here comes from this gateway. States are said in words and shapes; times are your clock's.</footer>`;
 }
 

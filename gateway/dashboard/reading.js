@@ -139,3 +139,9 @@ export function witnessesOf(witnesses) {
   }
   return { answering: witnesses.filter((one) => one.answers).length, asked: witnesses.length, views: [...said.values()] };
 }
+
+/** How a machine is reached: at its own address, or only over the stream that it opened itself; "" where this orchestrator does not know. */
+export function wayTo(node) {
+  if (node.answers) return "direct";
+  return node.attached && isPNode(node) ? "outbound only" : "";
+}

@@ -39,6 +39,12 @@ export function percent(share) {
   return share == null || !Number.isFinite(share) ? "—" : `${(100 * share).toFixed(1)} %`;
 }
 
+/** 12 ms of seconds; "—" where nothing is known. */
+export function delay(seconds) {
+  if (!(seconds > 0)) return "—";
+  return seconds < 1 ? `${figure(Math.max(1, Math.round(1000 * seconds)))} ms` : `${figure(seconds)} s`;
+}
+
 /** Ids are 40 characters; ten tell machines apart. */
 export function short(id) {
   return (id || "").slice(0, 10) || "—";

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
-from benchmarks.dashboard_rig import FLAGS, Gateway, Network, chromium, node_id
+from benchmarks.dashboard_rig import FLAGS, TOKEN, Gateway, Network, chromium, node_id
 
 HERE = Path(__file__).parent
-ROUTES = ("", "nodes", "learning", "events", "help", "contributions", "gateways", f"nodes/{node_id(1)}")
+ROUTES = ("", "nodes", "learning", "events", "help", "contributions", "gateways", "here", f"nodes/{node_id(1)}")
 LIMIT_MS = 30_000
 """Of every wait: a slow machine takes its time."""
 
@@ -182,6 +182,47 @@ def test_a_thousand_machines(browser: Browser) -> None:
     gateway.close()
 
 
+def test_the_own_machine_obeys_whoever_has_the_token(browser: Browser, own_gateway: Gateway) -> None:
+    """The token leaves the address at once and survives a reload; without it the page says how to get one; ending takes two steps."""
+    stranger = opened(browser, own_gateway, route="here")
+    seen(stranger.page, "this needs the local token")
+    assert stranger.page.get_by_role("button", name="Pause").count() == 0
+    stranger.page.context.close()
+    sight = opened(browser, own_gateway, route=f"here/{TOKEN}")
+    page = sight.page
+    seen(page, "trains 2 VNodes")
+    assert TOKEN not in page.url
+    page.reload()
+    seen(page, "1,720 batches learned")
+    for text in (
+        "round trip 12 ms",
+        "memory mb",
+        "flag --memory-mb",
+        "worker: <b>ready</b>",
+        "its control stream is open",
+        "answers, 4 questions so far",
+    ):
+        seen(page, text)
+    page.get_by_label("Pause").first.select_option("7200")
+    page.get_by_role("button", name="Pause", exact=True).click()
+    seen(page, "paused by its owner")
+    page.get_by_role("button", name="Resume").click()
+    seen(page, "trains 2 VNodes")
+    page.get_by_role("button", name="Finish").click()
+    assert not any(one.startswith("finish") for one in own_gateway.asked)
+    page.get_by_role("button", name="No, go on").click()
+    page.get_by_role("button", name="Finish").click()
+    page.get_by_role("button", name="Yes, hand over and stop").click()
+    seen(page, "It hands over and ends, in at most 5 s.")
+    done = [one for one in own_gateway.asked if one.startswith(("pause", "resume", "finish"))]
+    assert done == ['pause {"for_s":7200}', "resume {}", 'finish {"hand_over":true}']
+    own_gateway.stop()
+    seen(page, re.compile("What is below is .* old"))
+    expect(page.get_by_role("button", name="Pause", exact=True)).to_be_disabled(timeout=LIMIT_MS)
+    assert sight.elsewhere == []
+    page.context.close()
+
+
 def test_the_keyboard_reaches_everything(browser: Browser, gateway: Gateway) -> None:
     page = opened(browser, gateway).page
     expect(page.locator(".strip button")).to_have_count(5, timeout=LIMIT_MS)
@@ -213,12 +254,15 @@ def test_everyone_can_use_every_panel(browser: Browser, gateway: Gateway, width:
     expect(page.locator(".strip button")).to_have_count(5, timeout=LIMIT_MS)
     # as the browser's own word, not as a script of the page: the policy stays in force for the page
     page.evaluate((HERE / "vendor" / "axe.min.js").read_text())
+    page.evaluate("token => sessionStorage.setItem('dcnr.here.1', token)", TOKEN)
     wrong: dict[str, Any] = {}
     for route in ROUTES:
         page.evaluate("route => { location.hash = `#/${route}` }", route)
         expect(page.locator("h1").first).to_be_visible(timeout=LIMIT_MS)
         if route == "learning":
             expect(page.locator(".chart canvas").first).to_be_visible(timeout=LIMIT_MS)
+        if route == "here":
+            seen(page, "trains 2 VNodes")
         found = page.evaluate("async () => (await axe.run()).violations.map(({ id, nodes }) => `${id}: ${nodes[0].html}`)")
         wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
         if found or wide:

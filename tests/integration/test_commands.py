@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from schemas_rig import check_output
@@ -242,6 +243,59 @@ def test_the_owner_is_obeyed(shell: Shell) -> None:
     assert "paused: paused by its owner until 20" in shell.run("pnode why", *home)
     assert json.loads(shell.run("pnode resume --json", *home)) == {"paused": False}
     assert json.loads(shell.run("pnode status --json", *home))["state"] != "paused"
+
+
+def test_the_owner_has_a_page_of_their_own(shell: Shell) -> None:
+    """Goal: `pnode dashboard` shows the network and this machine, obeys whoever has its token and nobody else, and ends with its standard input."""
+    home = shell.network.pnodes[0].home
+    line = [
+        sys.executable,
+        "-m",
+        "dcnr.cli.pnode",
+        "dashboard",
+        "--home",
+        str(home),
+        "--listen",
+        "127.0.0.1:0",
+        "--until-stdin-closes",
+    ]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"(http://127\.0\.0\.1:\d+)/#/here/(\S+)", process.stdout.readline())
+        assert found is not None
+        with httpx.Client(base_url=found[1], timeout=30.0, headers={"X-DCNR-Local-Token": found[2]}) as client:
+            told = client.get("/v1/here").json()
+            assert told["status"]["node_id"] == shell.network.pnodes[0].node_id
+            assert told["why"]
+            assert {"key": "limits.memory_mb", "value": "512", "origin": "flag --memory-mb"} in client.get(
+                "/v1/here/settings"
+            ).json()["settings"]
+            assert isinstance(client.get("/v1/here/log").json()["lines"], list)
+            assert client.post("/v1/here/pause", json={"for_s": 60}).json()["within_s"] > 0
+            assert client.get("/v1/here").json()["status"]["state"] == "paused"
+            for wrong in ({"for_s": -1}, {"for_s": "soon"}, {"more": 1}, []):
+                assert client.post("/v1/here/pause", json=wrong).status_code == 400
+            for token in ("", "x", found[2][:-1], "\xe9"):
+                for method, path in (("GET", ""), ("GET", "/log"), ("POST", "/resume"), ("POST", "/finish")):
+                    answer = client.request(
+                        method, f"/v1/here{path}", headers={"X-DCNR-Local-Token": token.encode("latin-1")}, json={}
+                    )  # type: ignore[arg-type]
+                    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "UNAUTHORIZED_KEY")
+            assert client.post("/v1/here/resume", headers={"Host": "evil.example"}).status_code == 421
+            assert client.get("/v1/here").json()["status"]["state"] == "paused", "nobody else was obeyed"
+            assert client.post("/v1/here/resume").json() == {"paused": False}
+            assert "This machine" in client.get("/dashboard/main.js").text
+            until(lambda: client.get("/readyz").status_code == 200, say=shell.network.trouble)
+            until(lambda: measured(client, told["status"]["node_id"]), say=shell.network.trouble)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+def measured(client: httpx.Client, node_id: str) -> bool:
+    """Whether the network's page knows how far that machine is."""
+    [node] = [one for one in client.get("/v1/nodes").json()["nodes"] if one["node_id"] == node_id]
+    return bool(0 < node["round_trip_s"] < 60 and node["answers"])
 
 
 def test_a_machine_that_starts_again_says_whose_it_is(shell: Shell, tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from gateway_rig import Town, in_base64, town
 from service_rig import CLOCK
 
 from dcnr.settings import GatewaySettings
+from dcnr.v1 import orchestrator_pb2
 from gateway.access import SIGNATURE_WINDOW_S, signature_of
 from gateway.keys import FILE, KeyFile
+from gateway.views import Views
 
 FREE = GatewaySettings(public_requests_per_s=1e5, requests_per_s=1e5)
 
@@ -71,6 +73,91 @@ def test_scopes(here: Town) -> None:
             assert client.get("/v1/admin/none").status_code == administers, scope
     with here.client() as client:
         assert code_of(client.get("/v1/admin/none")) == (401, "UNAUTHORIZED_KEY")
+
+
+def test_an_admin_makes_changes_and_watches_keys(here: Town) -> None:
+    """What is changed is in force at once; each use is in the log; a key of scope admin is neither made nor changed from afar."""
+    admin = here.key("admin")
+    with here.client(admin) as client:
+        made = client.post("/v1/admin/keys", json={"name": "alice", "days": 1})
+        assert (made.status_code, set(made.json())) == (201, {"id", "key"})
+        key_id, text = made.json()["id"], made.json()["key"]
+        assert asks(here, text) == 200
+        [row] = [row for row in client.get("/v1/admin/keys").json()["keys"] if row["id"] == key_id]
+        assert (row["name"], row["scope"], row["in_force"], row["owner"]) == ("alice", "client", True, "")
+        assert not {"salt", "hash", "key"} & set(row)
+        turned = client.post(f"/v1/admin/keys/{key_id}/rotate").json()["key"]
+        assert (asks(here, text), asks(here, turned)) == (401, 200)
+        assert client.post(f"/v1/admin/keys/{key_id}/revoke").json() == {"id": key_id, "revoked": True}
+        assert asks(here, turned) == 401
+        assert code_of(client.post(f"/v1/admin/keys/{key_id}/revoke")) == (404, "NOT_FOUND"), "it is revoked already"
+        assert code_of(client.post("/v1/admin/keys/00000000/rotate")) == (404, "NOT_FOUND")
+        for change in ("rotate", "revoke"):
+            assert code_of(client.post(f"/v1/admin/keys/{admin[5:13]}/{change}")) == (403, "REFUSED")
+        for wrong in (
+            {"name": "eve", "scope": "admin"},
+            {"name": ""},
+            {"name": "a\nb"},
+            {"name": "x", "owner": "0" * 40},
+            {"name": "x", "days": -1},
+        ):
+            assert code_of(client.post("/v1/admin/keys", json=wrong)) == (400, "INVALID_PAYLOAD"), wrong
+
+        def used() -> list[tuple[str, str, int]]:
+            uses = client.get("/v1/admin/uses", params={"key_id": key_id}).json()["uses"]
+            assert all(use["key"] == key_id for use in uses)
+            return [(use["method"], use["route"], use["status"]) for use in uses]
+
+        here.until(lambda: len(used()) == 2, "its two uses are written")
+        assert used() == [("GET", "/v1/stats", 200)] * 2
+        here.until(lambda: "/v1/admin/keys/{key_id}/revoke" in client.get("/v1/admin/uses").text, "and those of the admin")
+        assert client.get("/v1/admin/quarantine").json() == {"nodes": [], "num_nodes": 0}
+
+
+def asks(here: Town, key: str) -> int:
+    with here.client(key) as client:
+        return client.get("/v1/stats").status_code
+
+
+def test_an_owner_sees_the_own_machines_and_nobody_elses(here: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = "ab" * 20, "cd" * 20
+    file = KeyFile(here.home / FILE)
+    _, key = file.add("o", "node-owner", expires=0.0, signed=False, now_wall=CLOCK.wall(), rng=secrets.token_bytes, owner=mine)
+    here.until(lambda: asks(here, key) == 200, "the key is known")
+    found = Views.nodes
+
+    async def owned(views: Views) -> list[orchestrator_pb2.NodeView]:
+        nodes = []
+        for number, node in enumerate(await found(views)):
+            nodes.append(orchestrator_pb2.NodeView.FromString(node.SerializeToString()))
+            nodes[-1].owner = (mine, theirs, "")[number % 3]
+        return nodes
+
+    monkeypatch.setattr(Views, "nodes", owned)
+    with here.client(key) as client:
+        told = client.get("/v1/owner/nodes").json()
+        assert (told["owner"], told["num_nodes"], told["next_cursor"]) == (mine, 1, "")
+        assert [row["node"]["owner"] for row in told["nodes"]] == [mine]
+        assert told["nodes"][0]["account"] is None, "there is no ledger yet"
+        assert code_of(client.get("/v1/owner/nodes", params={"owner": theirs})) == (403, "REFUSED")
+    with here.client(here.key("admin")) as client:
+        assert [row["node"]["owner"] for row in client.get("/v1/owner/nodes", params={"owner": theirs}).json()["nodes"]] == [theirs]
+        assert code_of(client.get("/v1/owner/nodes")) == (400, "INVALID_PAYLOAD")
+    with here.client(here.key("node-owner")) as client:
+        assert code_of(client.get("/v1/owner/nodes")) == (403, "REFUSED"), "a key that names no owner"
+    with here.client(here.key()) as client:
+        assert code_of(client.get("/v1/owner/nodes")) == (403, "SCOPE_MISSING")
+    with here.client() as client:
+        assert code_of(client.get("/v1/owner/nodes")) == (401, "UNAUTHORIZED_KEY")
+
+
+def test_a_file_of_keys_from_before_owners_is_read(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / FILE)
+    key, _ = file.add("a", "client", expires=0.0, signed=False, now_wall=1.0, rng=secrets.token_bytes)
+    with sqlite3.connect(tmp_path / FILE) as database:
+        database.execute("ALTER TABLE keys DROP COLUMN owner")
+    database.close()
+    assert file.keys() == {key.id: key}
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
 import http.client
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,10 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 
 from dcnr.settings import GatewaySettings
+from dcnr.v1 import orchestrator_pb2
 from gateway.errors import CODES
 from gateway.gate import MAX_BODY_BYTES, MAX_HEADERS, MAX_URL_BYTES
+from gateway.views import Views
 
 FREE = GatewaySettings(public_requests_per_s=1e5, requests_per_s=1e5)
 EXAMPLES = 6
@@ -167,6 +172,141 @@ def test_every_answer_has_the_headers_that_keep_browsers_careful(here: Town) -> 
             assert "server" not in answer.headers
 
 
+SURROGATE = chr(92) + "ud800"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["[" * 200_000, '{"a":' * 100_000, "NaN", '{"inputs": [{"values": [NaN]}]}', '{"inputs": [{"values": [Infinity]}]}', "1" * 10_000,
+     '{"inputs": [{"values": [1]}], "inputs": [{"values": [1]}]}', f'{{"{SURROGATE}": 1}}', f'{{"inputs": [{{"values": [1], "vnode": "{SURROGATE}"}}]}}',
+     f'{{"inputs": [{{"values": [1]}}], "exit": "{SURROGATE}"}}', f'{{"inputs": [{{"values": ["{SURROGATE}"]}}]}}', '{"inputs": [{"values": [1e999]}]}',
+     '{"inputs": [{"values": [1]}], "deadline_s": 1e999}', '{"inputs": [{"values": [1]}], "deadline_s": -0.0}', '{"inputs": [{"data": "", "shape": [-1]}]}',
+     '{"inputs": [{"values": [' + "9" * 400 + "]}]}", '{"inputs": [{"values": [1]}], "redundancy": 1e300}',
+     '{"inputs": {"0": 1}}', '"', "\x00", "\ufeff{}", "null"],
+    ids=lambda body: repr(body[-40:]),
+)  # fmt: skip
+def test_no_text_in_a_body_is_a_fault_of_ours(here: Town, body: str) -> None:
+    with here.client(here.town_key, headers={"Content-Type": "application/json"}) as client:
+        for path in ("/v1/forward", "/v1/jobs", "/v1/completions", "/v1/chat/completions"):
+            assert code_of(client.post(path, content=body.encode())) == (400, "INVALID_PAYLOAD"), path
+        assert client.get("/healthz").status_code == 200
+
+
+def test_numbers_of_any_size_in_a_wish_for_a_text(here: Town) -> None:
+    with here.client(here.town_key) as client:
+        for name, value in (
+            ("max_tokens", 10**30), ("max_tokens", -1), ("max_tokens", 1.5), ("seed", 2**64), ("seed", -1), ("temperature", 1e308),
+            ("top_p", -1e-300), ("n", 10_000),
+            ("prompt", ["a"] * 10_000), ("prompt", "x" * (1 << 17)), ("prompt", ""), ("stop", ["a"] * 99),
+            ("stop", ""), ("deadline_s", 1e9), ("stream", "maybe"),
+        ):  # fmt: skip
+            answer = client.post("/v1/completions", json={"prompt": "a", name: value})
+            assert code_of(answer) == (400, "INVALID_PAYLOAD"), (name, answer.text)
+        body = f'{{"prompt": "{SURROGATE}", "stream": true}}'
+        assert code_of(client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})) == (
+            400,
+            "INVALID_PAYLOAD",
+        )
+        assert client.post("/v1/completions", json={"prompt": "\x00", "stream": True}).status_code == 404, "nothing is trained yet"
+
+
+@pytest.mark.parametrize(
+    "path", ["/dashboard/../keys.py", "/dashboard/%2e%2e/keys.py", "/dashboard/..%2fkeys.py", "/dashboard//etc/passwd", "/dashboard/%00",
+             "/dashboard/main.js%00.css",
+             "/dashboard/panels/../../keys.py", "/dashboard/..%5ckeys.py", "//etc/passwd", "/dashboard/vendor/", "/../../etc/passwd", "/%2e%2e/etc/passwd"]
+)  # fmt: skip
+def test_no_path_leads_out_of_the_dashboard(here: Town, path: str) -> None:
+    status, body = raw(here, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    assert (status, body["error"]["code"]) in ((404, "NOT_FOUND"), (400, "INVALID_PAYLOAD"))
+
+
+def large(num_bytes: int) -> orchestrator_pb2.ForwardResponse:
+    answered = orchestrator_pb2.ForwardResponse(model="toy", exit="top")
+    answered.output.dtype, answered.output.data = "uint8", bytes(num_bytes)
+    answered.output.shape.append(num_bytes)
+    return answered
+
+
+def test_large_answers_are_fetched_by_who_asked_and_nobody_waits_for_who_does_not_read(
+    here: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forward(views: Views, request: orchestrator_pb2.ForwardRequest) -> orchestrator_pb2.ForwardResponse:
+        return large(7 << 20 if request.exit else 1 << 20)
+
+    monkeypatch.setattr(Views, "forward", forward)
+    question = {"inputs": [{"values": [1]}]}
+    with here.client(here.town_key) as client:
+        told = client.post("/v1/forward", json=question).json()
+        assert ("output_ref" in told, len(told["output"]["values"])) == (False, 1 << 20)
+        told = client.post("/v1/forward", json={**question, "exit": "top"}).json()
+        assert (told["output"]["data"], told["output"]["shape"], "values" in told["output"]) == ("", [7 << 20], False)
+        reference = told["output_ref"]
+        answer = client.get(reference["href"])
+        assert (answer.headers["content-type"], answer.content) == ("application/octet-stream", bytes(7 << 20))
+        assert hashlib.sha256(answer.content).hexdigest() == reference["sha256"]
+        assert code_of(client.get("/v1/results/" + "0" * 32)) == (404, "NOT_FOUND")
+        assert code_of(client.get("/v1/results/x")) == (400, "INVALID_PAYLOAD")
+    with here.client(here.key()) as client:
+        assert code_of(client.get(reference["href"])) == (404, "NOT_FOUND"), "made for another key"
+    with here.client() as client:
+        assert code_of(client.get(reference["href"])) == (401, "UNAUTHORIZED_KEY")
+    monkeypatch.setattr("gateway.gate.STALLED_S", 0.3)
+    head = f"GET {reference['href']} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {here.town_key}\r\n\r\n"
+    with slow_reader(here) as connection:
+        connection.sendall(head.encode())
+        here.until(lambda: in_flight(here) == 1, "it is cut off")
+        with contextlib.suppress(ConnectionResetError):
+            assert len(rest_of(connection)) < 7 << 20
+
+
+@contextlib.contextmanager
+def slow_reader(here: Town) -> Iterator[socket.socket]:
+    """A connection that takes a few kilobytes by itself, and no more until it is read."""
+    host, _, port = here.url.removeprefix("http://").rpartition(":")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(30)
+        connection.connect((host, int(port)))
+        yield connection
+
+
+def in_flight(here: Town) -> float:
+    """Requests that are open, with the one that asks."""
+    with here.client() as client:
+        [line] = [line for line in client.get("/metrics").text.splitlines() if line.startswith("dcnr_gateway_in_flight ")]
+    return float(line.split()[1])
+
+
+@pytest.mark.parametrize("path", ["/v1/forward", "/v1/completions"])
+def test_work_for_a_client_that_goes_away_ends(here: Town, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def endless() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def forward(views: Views, request: Any) -> None:
+        await endless()
+
+    async def generate(views: Views, request: Any) -> Any:
+        await endless()
+        yield
+
+    monkeypatch.setattr(Views, "forward", forward)
+    monkeypatch.setattr(Views, "generate", generate)
+    body = json.dumps({"inputs": [{"values": [1]}]} if path == "/v1/forward" else {"prompt": "a"})
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {here.town_key}\r\nContent-Type: application/json\r\n"
+    with slow_reader(here) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        assert begun.wait(30)
+        assert not ended.is_set()
+    assert ended.wait(30)
+    here.until(lambda: in_flight(here) == 1, "nothing is open any more")
+
+
 class Log:
     """Keeps what is logged as an error."""
 
@@ -209,6 +349,7 @@ def test_without_an_orchestrator_the_gateway_says_so(here: Town, tmp_path: Path)
 
 def test_what_a_fuzzer_finds(here: Town) -> None:
     """Every route with made-up requests of the described form and of others: what comes back is described, and never a fault of ours."""
+    admin = here.key("admin")
     schema = schemathesis.openapi.from_url(f"{here.url}/openapi.json")
     tried = 0
     for found in schema.get_all_operations():
@@ -226,7 +367,7 @@ def test_what_a_fuzzer_finds(here: Town) -> None:
         )
         @hypothesis.given(case=operation.as_strategy())
         def attack(case: Any) -> None:
-            answer = case.call(headers={"Authorization": f"Bearer {here.town_key}"})
+            answer = case.call(headers={"Authorization": f"Bearer {admin}"})
             case.validate_response(answer, checks=CHECKS)
 
         attack()

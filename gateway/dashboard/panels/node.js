@@ -2,8 +2,8 @@
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { getJson } from "../feed.js";
-import { learnedBy } from "../reading.js";
-import { bytes, figure, percent, shapeOf, short, span } from "../words.js";
+import { learnedBy, wayTo } from "../reading.js";
+import { bytes, delay, figure, percent, shapeOf, short, span } from "../words.js";
 import { useLedger } from "./contributions.js";
 import { EventList } from "./events.js";
 
@@ -23,7 +23,8 @@ export function NodePage({ known, now, store, id }) {
       ${row("State", html`<span class=${`state ${shapeOf(node.state).tone}`}><span aria-hidden="true">${shapeOf(node.state).shape}</span> ${node.state}</span>: ${node.reason || shapeOf(node.state).means}`)}
       ${row("Last seen", `${span(node.last_seen_s + age)} ago, ${node.attached ? "attached to this orchestrator" : "heard of from others"}`)}
       ${row("Version", `${node.software || "unknown"}, start ${node.incarnation}`)}
-      ${row("Address", node.address || "none told")}
+      ${row("Address", `${node.address || "none told"}${wayTo(node) ? `, ${wayTo(node)}` : ""}`)}
+      ${row("Round trip", `${delay(node.round_trip_s)}${node.round_trip_s > 0 ? ", as it measures to this orchestrator" : ""}`)}
       ${lent ? row("Lends", `${figure(lent.cores)} cores of ${lent.device_name || lent.device || "a device"} (${[lent.architecture, lent.system].filter(Boolean).join(", ") || "not said"}), ${bytes(lent.memory_bytes)} memory of which ${bytes(node.free_memory_bytes)} free, ${bytes(lent.disk_bytes)} disk, ${figure(lent.gflops)} GFLOP/s, ${figure(lent.uplink_mbit)} Mbit/s up, ${figure(lent.downlink_mbit)} down${lent.accepts_work ? "" : "; takes no new work now"}`) : ""}
       ${row("Owner", node.owner ? html`<code>${short(node.owner)}</code>` : "not said")}
       ${row("Audits passed", `${figure(node.passes || 0)}, as far as they still count`)}

@@ -1,7 +1,8 @@
 // All machines in a table: sorted, filtered, and only the rows in sight are drawn, so that thousands scroll smoothly.
 
 import { Component, html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
-import { bytes, figure, NODE_STATES, shapeOf, short, span } from "../words.js";
+import { wayTo } from "../reading.js";
+import { bytes, delay, figure, NODE_STATES, shapeOf, short, span } from "../words.js";
 
 const ROW_PX = 40;
 const MARGIN_ROWS = 8;
@@ -17,7 +18,8 @@ const COLUMNS = [
   { name: "device", heading: "Device", rank: "wide", value: (node) => -(node.capability?.gflops || 0), cell: (node) => node.kind === "orchestrator" ? "orchestrator" : node.capability ? `${node.capability.device} ${figure(node.capability.cores)} cores, ${figure(node.capability.gflops)} GFLOP/s` : "—" },
   { name: "passes", heading: "Audits", rank: "wide", value: (node) => -(node.passes || 0), cell: (node) => figure(node.passes || 0) },
   { name: "version", heading: "Version", rank: "wide", value: (node) => node.software || "", cell: (node) => node.software || "—" },
-  { name: "reach", heading: "Heard", rank: "wide", value: (node) => (node.attached ? 0 : 1), cell: (node) => (node.attached ? "directly" : "by others") },
+  { name: "reach", heading: "Reached", rank: "wide", value: (node) => wayTo(node) || "~", cell: (node) => wayTo(node) || (node.attached ? "—" : "by others") },
+  { name: "trip", heading: "Round trip", rank: "wide", value: (node) => node.round_trip_s || Infinity, cell: (node) => delay(node.round_trip_s) },
   { name: "seen", heading: "Last seen", value: (node) => node.last_seen_s ?? Infinity, cell: (node, age) => span((node.last_seen_s || 0) + age) },
 ];
 for (const column of COLUMNS) column.classes = `${column.name} ${column.rank || ""}`.trim();

@@ -1,0 +1,137 @@
+// The reader's own machine, where its owner opened this page with `pnode dashboard`: how it is and why, pause, resume, finish, limits, history, log.
+//
+// The local token comes in the address (behind #, so no server and no log sees it), leaves it at once, and stays in this tab.
+
+import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { parsed } from "../reading.js";
+import { bytes, delay, figure, plural, short, span } from "../words.js";
+import { EventList } from "./events.js";
+
+const KEPT = "dcnr.here.1";
+const ANSWER_MS = 8000;
+const ASK_MS = 2000;
+const SLOW_PARTS_EVERY = 5;
+const PAUSES = [["", "until I resume it"], ["1800", "for half an hour"], ["7200", "for two hours"], ["28800", "for eight hours"], ["86400", "for a day"]];
+
+/** Takes the token out of an address like `#/here/TOKEN`. */
+function takeToken(token) {
+  sessionStorage.setItem(KEPT, token);
+  history.replaceState(null, "", "#/here");
+  dispatchEvent(new HashChangeEvent("hashchange"));
+}
+
+/** One answer of the machine. Throws with its words and what to do. */
+async function ask(path, body) {
+  const post = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
+  const headers = { accept: "application/json", "content-type": "application/json", "x-dcnr-local-token": sessionStorage.getItem(KEPT) || "" };
+  const response = await fetch(path, { ...post, headers, signal: AbortSignal.timeout(ANSWER_MS) });
+  if (response.ok) return parsed(await response.text());
+  const { error } = await response.json().catch(() => ({}));
+  throw Object.assign(new Error(error?.message || `it answered ${response.status}`), { remedy: error?.details?.remedy, status: response.status });
+}
+
+export function Here({ now, argument }) {
+  const [known, setKnown] = useState({ machine: null, settings: [], lines: [], at: 0, trouble: null });
+  const again = useRef(null);
+  useEffect(() => {
+    if (argument) takeToken(argument);
+  }, [argument]);
+  useEffect(() => {
+    let timer = 0;
+    let round = 0;
+    let isGone = false;
+    const look = async () => {
+      clearTimeout(timer);
+      try {
+        const machine = await ask("v1/here");
+        const slow = round % SLOW_PARTS_EVERY ? {} : { settings: (await ask("v1/here/settings").catch(() => ({ settings: [] }))).settings, lines: (await ask("v1/here/log")).lines };
+        round += 1;
+        if (!isGone) setKnown((before) => ({ ...before, machine, ...slow, at: Date.now(), trouble: null }));
+      } catch (trouble) {
+        round = 0;
+        if (!isGone) setKnown((before) => ({ ...before, trouble }));
+      }
+      if (!isGone) timer = setTimeout(look, ASK_MS);
+    };
+    again.current = look;
+    look();
+    return () => {
+      isGone = true;
+      clearTimeout(timer);
+    };
+  }, []);
+  const { machine, trouble } = known;
+  return html`<section aria-labelledby="here">
+    <h1 id="here">This machine</h1>
+    ${trouble ? html`<${Trouble} trouble=${trouble} age=${known.at ? (now - known.at) / 1000 : null} />` : ""}
+    ${machine ? html`<${Machine} known=${known} now=${now} again=${() => again.current()} isStale=${Boolean(trouble)} />` : trouble ? "" : html`<p>Asked …</p>`}
+  </section>`;
+}
+
+function Trouble({ trouble, age }) {
+  return html`<div class="headline warn"><p role="status"><span aria-hidden="true">▲</span> Not told: ${trouble.message}.${trouble.remedy ? html` <code>${trouble.remedy}</code>` : ""}${age == null ? "" : ` What is below is ${span(age)} old.`}</p>
+    ${trouble.status === 404 || trouble.status === 401 ? html`<p>On your own machine, <code>pnode dashboard</code> opens this page with the PNode that runs there.</p>` : ""}</div>`;
+}
+
+function Machine({ known, now, again, isStale }) {
+  const { status, why } = known.machine;
+  const row = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
+  return html`
+    <p><strong>${status.state}</strong>: ${status.reason}${status.next_action ? html` — next: <code>${status.next_action}</code>` : ""}</p>
+    <${Controls} isPaused=${why.some((line) => line.code === "paused")} again=${again} isStale=${isStale} />
+    <dl class="facts">
+      ${row("Machine", html`<code>${status.node_id}</code>`)}
+      ${row("Version", `${status.software}, up for ${span(status.uptime_s)}`)}
+      ${row("Reachable", `${status.reachable || "unknown"}, as seen from outside`)}
+      ${row("Lends", status.capability ? `${figure(status.capability.cores)} cores, ${bytes(status.capability.memory_bytes)} memory, ${bytes(status.capability.disk_bytes)} disk${status.capability.accepts_work ? "" : "; takes no new work now"}` : "—")}
+      ${row("Uses", `${bytes(status.memory_bytes)} memory, ${bytes(status.disk_bytes)} disk`)}
+      ${row("Orchestrators", html`<ul>${status.orchestrators.map((one) => html`<li key=${one.node_id}>${short(one.node_id)}: ${one.attached ? `attached for ${span(one.since_s)}, round trip ${delay(one.round_trip_s)}, sees it as ${one.state || "nothing yet"}` : one.reason || "not attached"}</li>`)}</ul>`)}
+    </dl>
+    <h2>Why</h2>
+    <ul>${why.map((line) => html`<li key=${line.code + line.reason}><b>${line.code.replaceAll("_", " ")}</b>: ${line.reason}${line.change ? html` <small>${line.change}</small>` : ""}</li>`)}</ul>
+    <h2>Works on</h2>
+    ${status.replicas.length + status.seats.length ? html`<ul>
+      ${status.replicas.map((one) => html`<li key=${one.replica}><b>${one.replica}</b>: ${one.state}, ${plural(one.num_learned, "batch", "batches")} learned, ${figure(one.rate)} per second${one.reason ? ` (${one.reason})` : ""}</li>`)}
+      ${status.seats.map((one) => html`<li key=${one.model + one.vnode + one.state_digest}><b>${one.vnode}</b> of ${one.model}: ${one.ready ? `answers, ${plural(one.num_answered, "question")} so far` : one.reason || "waits"}</li>`)}
+    </ul>` : html`<p>Nothing at the moment.</p>`}
+    <h2>Limits</h2>
+    <${Limits} settings=${known.settings} />
+    <h2>What happened here</h2>
+    <${EventList} events=${[...status.events].reverse()} now=${now} />
+    <h2>Log of the worker</h2>
+    ${known.lines.length ? html`<pre class="log" tabindex="0" role="region" aria-label="Log of the worker; scrolls">${known.lines.join("\n")}</pre>` : html`<p>It has said nothing.</p>`}`;
+}
+
+function Controls({ isPaused, again, isStale }) {
+  const [length, setLength] = useState("");
+  const [isSure, setSure] = useState(false);
+  const [told, tell] = useState("");
+  const act = async (path, body, words) => {
+    tell("Asked …");
+    setSure(false);
+    try {
+      const { within_s: within } = await ask(path, body);
+      tell(within ? `${words}, in at most ${span(within)}.` : `${words}.`);
+    } catch (error) {
+      tell(`Not done: ${error.message}.${error.remedy ? ` ${error.remedy}` : ""}`);
+    }
+    again();
+  };
+  return html`<div class="filters" role="group" aria-label="What it shall do">
+      <label>Pause <select value=${length} onChange=${(event) => setLength(event.target.value)}>${PAUSES.map(([seconds, words]) => html`<option key=${seconds} value=${seconds}>${words}</option>`)}</select></label>
+      <button type="button" disabled=${isStale} onClick=${() => act("v1/here/pause", { for_s: Number(length) }, "It pauses")}>Pause</button>
+      <button type="button" disabled=${isStale || !isPaused} onClick=${() => act("v1/here/resume", {}, "It takes work again")}>Resume</button>
+      ${isSure
+        ? html`<button type="button" class="grave" onClick=${() => act("v1/here/finish", { hand_over: true }, "It hands over and ends")}>Yes, hand over and stop</button> <button type="button" onClick=${() => setSure(false)}>No, go on</button>`
+        : html`<button type="button" disabled=${isStale} onClick=${() => setSure(true)}>Finish …</button>`}
+    </div>
+    <p class="told" role="status">${told}</p>`;
+}
+
+function Limits({ settings }) {
+  const rows = settings.filter((one) => one.key.startsWith("limits."));
+  if (!rows.length) return html`<p>Not told yet.</p>`;
+  return html`<div class="scroll"><table><thead><tr><th scope="col">Limit</th><th scope="col">Value</th><th scope="col">From</th></tr></thead>
+    <tbody>${rows.map((one) => html`<tr key=${one.key}><td>${one.key.slice("limits.".length).replaceAll("_", " ")}</td><td><code>${one.value}</code></td><td>${one.origin}</td></tr>`)}</tbody></table></div>
+    <p><small>They are in force on this machine whatever anybody asks. Another start takes others: <code>pnode start --help</code>, or <code>[limits]</code> in config.toml.</small></p>`;
+}
