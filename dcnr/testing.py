@@ -26,6 +26,7 @@ from dcnr.v1 import identity_pb2
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy, create_document, verify_chain
 from trust.network_file import save_policy
+from trust.standing import ORDINARY, Terms
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 25.0
@@ -102,14 +103,15 @@ class LocalNetwork:
         name: str = "local", say: Callable[[str], None] = lambda text: None, environment: Mapping[str, str] | None = None,
         orchestrator_flags: Sequence[str] = (), host: str = "127.0.0.1", additions: Mapping[str, Mapping[str, str]] | None = None,
         orchestrator_module: str = ORCHESTRATOR, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
-        audits: str = "none", trusted: Sequence[str] = (),
+        audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
     ) -> None:  # fmt: skip
         """``host``: the address of this machine on which orchestrators and store are reached; ``additions``: by name of a process, what its
-        environment has besides; ``audits``: none or drawn; ``trusted``: names of PNodes that the network document trusts.
+        environment has besides; ``audits``: none or drawn; ``trusted``: names of PNodes that the network document trusts; ``terms``:
+        what it has a fault cost.
         """
         self.directory = directory.resolve()
         self.name, self._say, self._audits = name, say, audits
-        self._trusted = tuple(trusted)
+        self._trusted, self._terms = tuple(trusted), terms
         self._num_orchestrators, self._pnode_specs = num_orchestrators, tuple(pnodes)
         self._orchestrator_flags, self.host, self._way_to_store = tuple(orchestrator_flags), host, way_to_store
         self._environment = clean_environment(os.environ if environment is None else environment)
@@ -227,6 +229,7 @@ class LocalNetwork:
         envelope = create_document(
             maintainer, name=self.name, now_wall=SystemClock().wall(), orchestrator_ids=ids, locality=identity_pb2.LOCALITY_SINGLE_HOST,
             store_address=address, store_scheme=scheme, store_bucket=store.bucket, audits=self._audits, trusted=trusted,
+            terms=self._terms,
         )  # fmt: skip
         self.policy = verify_chain([envelope])
         save_policy(self.network_file, self.policy)

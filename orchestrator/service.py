@@ -46,6 +46,7 @@ from orchestrator.offers import PlanPolicy
 from orchestrator.own_eyes import OwnEyes
 from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import ModelRuntime, Shared
+from orchestrator.standings import Standings
 from orchestrator.usage import Books, HistoryBooks
 from orchestrator.view import ViewLoader
 from trust.addresses import join_address
@@ -151,7 +152,7 @@ async def run_orchestrator(
                 key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted,
                 plan_policy=_plan_policy(policy), draw_secret=load_or_create_secret(home / DRAW_FILE, random_bytes),
                 own_eyes=OwnEyes(store, policy.network_id, home / "audits", verifier), random_bytes=random_bytes,
-                books=books, gateways=frozenset((*settings.gateways, *gateways)),
+                books=books, gateways=frozenset((*settings.gateways, *gateways)), standings=Standings(policy.terms),
             )  # fmt: skip
             await _serve(settings, home, shared, store, proxy_uploads, rng, random_bytes, stop, on_ready)
         finally:

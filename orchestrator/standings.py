@@ -16,6 +16,7 @@ from orchestrator.silence import Judgement
 from trust.folding import Chronicle, Told, standings_of
 from trust.ledger import Ledger, Verdict
 from trust.standing import (
+    ORDINARY,
     Doubted,
     Equivocated,
     Event,
@@ -24,6 +25,7 @@ from trust.standing import (
     ShadowPassed,
     Standing,
     State,
+    Terms,
     Waited,
     after,
     begun,
@@ -45,7 +47,8 @@ STATES: Final[Mapping[State, orchestrator_pb2.NodeState.ValueType]] = {
 class Standings:
     """Pure, but for what it remembers. Times are seconds of network time."""
 
-    def __init__(self) -> None:
+    def __init__(self, terms: Terms = ORDINARY) -> None:
+        self._terms = terms
         self._told: dict[str, tuple[Told, ...]] = {}
         self._doubts: dict[str, tuple[Doubt, ...]] = {}
         self._own: dict[str, list[Event]] = {}
@@ -125,7 +128,7 @@ class Standings:
     def of(self, pnode_id: str, now_s: float) -> Standing:
         """Where a PNode stands now; one that no chain names has just begun."""
         found = self._folded.get(pnode_id)
-        return after(found, Waited(now_s)) if found is not None else begun(now_s)
+        return after(found, Waited(now_s)) if found is not None else begun(now_s, self._terms)
 
     def known(self) -> frozenset[str]:
         """PNodes about which anything is known."""
@@ -146,10 +149,10 @@ class Standings:
             own += [Doubted(one.at_s, one.interval, one.auditor) for one in doubts]
             told = tuple(self._by_node.get(pnode_id, ()))
             if told:
-                self._folded |= standings_of(Chronicle(Ledger({}, {}), told), self._verified, {pnode_id: own})
+                self._folded |= standings_of(Chronicle(Ledger({}, {}), told), self._verified, {pnode_id: own}, self._terms)
             elif own:
                 own.sort(key=lambda event: event.at_s)
-                self._folded[pnode_id] = folded(begun(own[0].at_s), own)
+                self._folded[pnode_id] = folded(begun(own[0].at_s, self._terms), own)
             else:
                 self._folded.pop(pnode_id, None)
 

@@ -18,7 +18,7 @@ from dcnr.ids import check_digest, check_node_id
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2
 from trust.ledger import Interval, Ledger, Named, Verdict
-from trust.standing import Event, Faulted, Passed, Standing, Unverified, begun, folded
+from trust.standing import ORDINARY, Event, Faulted, Passed, Standing, Terms, Unverified, begun, folded
 
 AUDITS_DRAWN: Final = "drawn"
 """What ``Manifest.audits`` says where audits are in force."""
@@ -109,7 +109,10 @@ def chronicle_of(manifests: Sequence[model_pb2.Manifest], stored: Collection[str
 
 
 def standings_of(
-    chronicle: Chronicle, verified: Collection[str], own: Mapping[str, Sequence[Event]] = MappingProxyType({})
+    chronicle: Chronicle,
+    verified: Collection[str],
+    own: Mapping[str, Sequence[Event]] = MappingProxyType({}),
+    terms: Terms = ORDINARY,
 ) -> dict[str, Standing]:
     """By PNode: its standing as the chain gives it. ``verified``: evidence that this process has verified itself; without it a fault moves nothing.
 
@@ -123,7 +126,7 @@ def standings_of(
         if event is not None:
             events.setdefault(one.pnode_id, []).append(event)
     return {
-        pnode_id: folded(begun(first_s[pnode_id]), sorted(events.get(pnode_id, ()), key=lambda event: event.at_s))
+        pnode_id: folded(begun(first_s[pnode_id], terms), sorted(events.get(pnode_id, ()), key=lambda event: event.at_s))
         for pnode_id in sorted(first_s)
     }
 

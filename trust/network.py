@@ -18,6 +18,7 @@ from dcnr.v1 import common_pb2, identity_pb2, model_pb2
 from trust.addresses import split_address
 from trust.envelope import Signer, open_envelope, parse, seal
 from trust.identity import NodeKey, check_public_key
+from trust.standing import FIRST_QUARANTINE_S, LONGEST_QUARANTINE_S, ORDINARY, SHADOW_UNITS, Terms
 
 MAX_DOCUMENT_BYTES: Final = 256 * 1024
 MAX_HISTORY: Final = 17
@@ -28,6 +29,7 @@ TRUSTED_S: Final = 365 * 86400.0
 """How long a PNode is trusted where nothing else is said."""
 MAX_TRUSTED_PNODES: Final = 1024
 AUDITS: Final = ("none", "drawn")
+MAX_REHAB_UNITS: Final = 1000
 PROTOCOL_MIN: Final = 1
 PROTOCOL_MAX: Final = 1
 
@@ -59,6 +61,12 @@ class NetworkPolicy:
     def audits_drawn(self) -> bool:
         """Whether claimed training is checked: replicas log their steps and keep evidence, and the holder draws intervals."""
         return self.document.audits == "drawn"
+
+    @property
+    def terms(self) -> Terms:
+        """What a fault costs here."""
+        document = self.document
+        return Terms(document.first_quarantine_s or FIRST_QUARANTINE_S, document.rehab_units or SHADOW_UNITS)
 
     def is_orchestrator(self, node_id: str) -> bool:
         """Whether PNodes obey that node."""
@@ -145,6 +153,7 @@ def create_document(
     trusted: Iterable[str] = (),
     trusted_s: float = TRUSTED_S,
     max_vnode_state_bytes: int = 0,
+    terms: Terms = ORDINARY,
 ) -> identity_pb2.Envelope:
     """Version 1 of a network's document, signed by ``keys``, which become its maintainers. Raises InvalidInput.
 
@@ -168,6 +177,8 @@ def create_document(
         audits=audits,
         trusted_pnodes=[identity_pb2.TrustedPNode(node_id=node_id, expires_unix_ms=until_unix_ms) for node_id in trusted],
         max_vnode_state_bytes=max_vnode_state_bytes,
+        first_quarantine_s=terms.first_quarantine_s,
+        rehab_units=terms.shadow_units,
         created_unix_ms=int(now_wall * 1000),
         expires_unix_ms=int((now_wall + lifetime_s) * 1000) if lifetime_s else 0,
     )
@@ -258,6 +269,10 @@ def _check_content(document: identity_pb2.NetworkDocument) -> None:
         raise Corrupt("the document names no range of protocol versions", code="bad_document")
     if document.store_scheme not in ("", "http", "https") or not 0 <= document.audit_floor <= 1:
         raise Corrupt("the store's scheme or the audit floor is out of range", code="bad_document")
+    if not 0 <= document.first_quarantine_s <= LONGEST_QUARANTINE_S or document.rehab_units > MAX_REHAB_UNITS:
+        raise Corrupt(
+            f"a first quarantine lasts at most seven days, and rehab has at most {MAX_REHAB_UNITS} units", code="bad_document"
+        )
     if document.audits not in ("", *AUDITS):
         raise Corrupt(f"audits are {' or '.join(AUDITS)}", code="bad_document")
     try:

@@ -22,10 +22,11 @@ PASSES_HALF_LIFE_S: Final = 30.0 * DAY_S
 ACTIVE_PASSES: Final = 10.0
 """With fewer passed audits that still count a PNode is in probation."""
 FIRST_QUARANTINE_S: Final = 900.0
+"""Where the network document says nothing else."""
 QUARANTINE_GROWTH: Final = 4.0
 LONGEST_QUARANTINE_S: Final = 7.0 * DAY_S
 SHADOW_UNITS: Final = 20
-"""Units done for nothing in rehab, all of them right."""
+"""Units done for nothing in rehab, all of them right, where the network document says nothing else."""
 UNVERIFIED_PART: Final = 0.5
 """Of its passes a PNode keeps so much when one of its intervals cannot be verified."""
 REAUDITORS: Final = 2
@@ -131,12 +132,29 @@ Event = Passed | Unverified | Doubted | Assured | Faulted | Equivocated | Shadow
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """What a fault costs in a network: seconds of the first quarantine, and units in rehab."""
+
+    first_quarantine_s: float = FIRST_QUARANTINE_S
+    shadow_units: int = SHADOW_UNITS
+
+    def quarantine_s(self, number: int) -> float:
+        """How long the ``number``-th quarantine lasts: four times as long each time, at most seven days."""
+        growth: float = QUARANTINE_GROWTH ** min(max(0, number - 1), 16)
+        return min(LONGEST_QUARANTINE_S, self.first_quarantine_s * growth)
+
+
+ORDINARY: Final = Terms()
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """See the module. `begun` makes a new one, `after` the next."""
 
     state: State
     since_s: float
     reason: str
+    terms: Terms = ORDINARY
     passes: Faded = field(default_factory=lambda: Faded(PASSES_HALF_LIFE_S))
     clean_from_s: float = float("-inf")
     """Start of the last quarantine: what was committed before it neither counts for the PNode nor against it any more."""
@@ -162,16 +180,16 @@ class Standing:
             and (self.state is not State.QUARANTINED or 0.0 < self.until_s - self.clean_from_s <= LONGEST_QUARANTINE_S + 1.0)
             and (self.state not in (State.QUARANTINED, State.BANNED) or bool(self.evidence))
             and (self.state in WORKING or self.passes.amount == 0.0)
-            and 0 <= self.num_shadows < SHADOW_UNITS
+            and 0 <= self.num_shadows < self.terms.shadow_units
             and len(self.doubts) <= MAX_DOUBTS
         )
         if not fits:
             raise InvariantBroken(f"a standing that contradicts itself: {self!r:.300}", code="bad_standing")
 
 
-def begun(now_s: float) -> Standing:
+def begun(now_s: float, terms: Terms = ORDINARY) -> Standing:
     """Of a PNode about which nothing is known."""
-    return Standing(State.PROBATION, now_s, "nothing is known of it yet")
+    return Standing(State.PROBATION, now_s, "nothing is known of it yet", terms)
 
 
 def folded(first: Standing, events: Iterable[Event]) -> Standing:
@@ -179,12 +197,6 @@ def folded(first: Standing, events: Iterable[Event]) -> Standing:
     for event in events:
         first = after(first, event)
     return first
-
-
-def quarantine_s(number: int) -> float:
-    """How long the ``number``-th quarantine lasts: 15 minutes, then four times as long each time, at most seven days."""
-    growth: float = QUARANTINE_GROWTH ** min(max(0, number - 1), 16)
-    return min(LONGEST_QUARANTINE_S, FIRST_QUARANTINE_S * growth)
 
 
 def after(before: Standing, event: Event) -> Standing:
@@ -208,7 +220,7 @@ def after(before: Standing, event: Event) -> Standing:
             return standing if committed_s < standing.clean_from_s else _quarantined(standing, now_s, evidence, reason)
         case Equivocated(evidence=evidence):
             return Standing(
-                State.BANNED, now_s, "it signed two statements about one step",
+                State.BANNED, now_s, "it signed two statements about one step", standing.terms,
                 clean_from_s=now_s, num_quarantines=standing.num_quarantines, evidence=evidence,
             )  # fmt: skip
         case ShadowPassed():
@@ -224,7 +236,7 @@ def after(before: Standing, event: Event) -> Standing:
 def _waited(standing: Standing, now_s: float) -> Standing:
     """What time alone changes: a quarantine ends, a record fades."""
     if standing.state is State.QUARANTINED and now_s >= standing.until_s:
-        told = f"{SHADOW_UNITS} units for nothing, then probation"
+        told = f"{standing.terms.shadow_units} units for nothing, then probation"
         return replace(standing, state=State.REHAB, since_s=standing.until_s, reason=told, num_shadows=0)
     return _by_record(standing, now_s)
 
@@ -277,15 +289,15 @@ def _assured(standing: Standing, now_s: float, interval: str, auditor: str) -> S
 def _quarantined(standing: Standing, now_s: float, evidence: str, reason: str) -> Standing:
     number = standing.num_quarantines + 1
     return Standing(
-        State.QUARANTINED, now_s, reason, clean_from_s=now_s, until_s=now_s + quarantine_s(number), num_quarantines=number, evidence=evidence,
+        State.QUARANTINED, now_s, reason, standing.terms, clean_from_s=now_s, until_s=now_s + standing.terms.quarantine_s(number),
+        num_quarantines=number, evidence=evidence,
     )  # fmt: skip
 
 
 def _shadow_passed(standing: Standing, now_s: float) -> Standing:
     if standing.state is not State.REHAB:
         return standing
-    if standing.num_shadows + 1 < SHADOW_UNITS:
+    num_units = standing.terms.shadow_units
+    if standing.num_shadows + 1 < num_units:
         return replace(standing, num_shadows=standing.num_shadows + 1)
-    return replace(
-        standing, state=State.PROBATION, since_s=now_s, reason=f"{SHADOW_UNITS} units in rehab were right", num_shadows=0
-    )
+    return replace(standing, state=State.PROBATION, since_s=now_s, reason=f"{num_units} units in rehab were right", num_shadows=0)

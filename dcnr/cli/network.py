@@ -15,6 +15,7 @@ from dcnr.errors import InvalidInput, Refused
 from dcnr.settings import ClientSettings
 
 if TYPE_CHECKING:
+    from dcnr.v1 import identity_pb2
     from trust.network import NetworkPolicy
 
 app = typer.Typer(help="The network's constitution: keys, orchestrators, store.", no_args_is_help=True, rich_markup_mode=None)
@@ -43,6 +44,10 @@ def create(
     trusted_days: Annotated[float, typer.Option(min=0.0, max=3650.0, help="For how long it is trusted.")] = 365.0,
     max_vnode_mb: Annotated[int, typer.Option(min=0, help="Largest state of a VNode, MB; 0: 4 GiB.")] = 0,
     audit_floor: Annotated[float, typer.Option(min=0.0, max=1.0, help="Lowest audit probability.")] = 0.05,
+    quarantine_s: Annotated[
+        float, typer.Option(min=0.001, max=604800.0, help="Seconds after a first fault; then four times as long.")
+    ] = 900.0,
+    rehab_units: Annotated[int, typer.Option(min=1, max=1000, help="Units for nothing before probation.")] = 20,
     out: Annotated[
         Path | None, typer.Option(help="Directory for keys and document; default: the home directory.", show_default=False)
     ] = None,
@@ -54,31 +59,28 @@ def create(
     Example: dcnr network create --name garden --orchestrator "$(orchestrator key)@203.0.113.7:7700" --store https://203.0.113.7:7790
     """
     from dcnr.system import SystemClock
-    from dcnr.v1 import identity_pb2
     from trust.identity import NodeKey
     from trust.network import create_document, verify_chain
     from trust.network_file import save_policy
+    from trust.standing import Terms
 
     directory = (out or home_of(ClientSettings, home)).expanduser().absolute()
     document = directory / NETWORK_FILE
     if document.exists():
         raise Refused(f"there is a network at {document} already", code="network_exists", remedy="choose another --out")
-    localities = {"spread": identity_pb2.LOCALITY_SPREAD, "single-host": identity_pb2.LOCALITY_SINGLE_HOST}
-    if locality not in localities:
-        raise InvalidInput(f"locality {locality!r} is neither spread nor single-host", code="bad_locality")
     scheme, address = _store(store)
     paths = [directory / (KEY_FILE if number == 0 else f"key-{number + 1}.pem") for number in range(maintainers)]
     keys = [NodeKey.load_or_create(path) for path in paths]
     envelope = create_document(
         *keys, name=name, now_wall=SystemClock().wall(), orchestrator_ids=[entry.partition("@")[0] for entry in orchestrator],
-        threshold=threshold, locality=localities[locality], store_address=address, store_bucket=bucket, store_scheme=scheme,
+        threshold=threshold, locality=_locality(locality), store_address=address, store_bucket=bucket, store_scheme=scheme,
         bootstrap=[*(entry for entry in orchestrator if "@" in entry), *(bootstrap or ())], audit_floor=audit_floor, audits=audits,
         trusted=trusted or (), trusted_s=trusted_days * 86400.0, max_vnode_state_bytes=max_vnode_mb * 1_000_000,
+        terms=Terms(quarantine_s, rehab_units),
     )  # fmt: skip
     policy = verify_chain([envelope])
     save_policy(document, policy)
     data = {"network_id": policy.network_id, "network_file": str(document), "keys": [str(path) for path in paths]}
-
     output.emit(data, lambda: _made(policy, document, paths), as_json=as_json)
 
 
@@ -117,6 +119,15 @@ def _store(text: str) -> tuple[str, str]:
     return scheme or "https", address.rstrip("/")
 
 
+def _locality(text: str) -> identity_pb2.Locality.ValueType:
+    from dcnr.v1 import identity_pb2
+
+    localities = {"spread": identity_pb2.LOCALITY_SPREAD, "single-host": identity_pb2.LOCALITY_SINGLE_HOST}
+    if text not in localities:
+        raise InvalidInput(f"locality {text!r} is neither spread nor single-host", code="bad_locality")
+    return localities[text]
+
+
 def _data(policy: NetworkPolicy) -> dict[str, Any]:
     from dcnr.ids import node_id_of
     from dcnr.sdk.plain import plain
@@ -138,6 +149,7 @@ def _text(policy: NetworkPolicy) -> str:
         if data["store_address"]
         else "store          through orchestrators",
         f"audits         drawn, at least {data['audit_floor']:g}" if policy.audits_drawn else "audits         none",
+        f"a first fault  {policy.terms.first_quarantine_s:g} s of quarantine, then {policy.terms.shadow_units} units for nothing",
     ]
     lines += [f"orchestrator   {node_id}" for node_id in data["orchestrator_ids"]]
     lines += [f"trusted        {item.node_id} until {_day(item.expires_unix_ms)}" for item in policy.document.trusted_pnodes]

@@ -499,6 +499,8 @@ class NetworkDocument(_message.Message):
     NETWORK_ID_FIELD_NUMBER: _builtins.int
     STORE_SCHEME_FIELD_NUMBER: _builtins.int
     AUDITS_FIELD_NUMBER: _builtins.int
+    FIRST_QUARANTINE_S_FIELD_NUMBER: _builtins.int
+    REHAB_UNITS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """only grows"""
     name: _builtins.str
@@ -525,6 +527,10 @@ class NetworkDocument(_message.Message):
     """http or https; empty means https"""
     audits: _builtins.str
     """none or drawn; empty means none"""
+    first_quarantine_s: _builtins.float
+    """after a first fault; each further one four times as long, up to seven days; 0 means 900"""
+    rehab_units: _builtins.int
+    """done for nothing before probation, at most 1000; 0 means 20"""
     @_builtins.property
     def maintainer_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """SubjectPublicKeyInfo, DER; n of them, at most 32"""
@@ -581,10 +587,12 @@ class NetworkDocument(_message.Message):
         network_id: _builtins.str = ...,
         store_scheme: _builtins.str = ...,
         audits: _builtins.str = ...,
+        first_quarantine_s: _builtins.float = ...,
+        rehab_units: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_floor", b"audit_floor", "audits", b"audits", "bootstrap", b"bootstrap", "codecs", b"codecs", "components", b"components", "created_unix_ms", b"created_unix_ms", "data_hosts", b"data_hosts", "expires_unix_ms", b"expires_unix_ms", "locality", b"locality", "maintainer_keys", b"maintainer_keys", "max_vnode_state_bytes", b"max_vnode_state_bytes", "name", b"name", "network_id", b"network_id", "orchestrator_ids", b"orchestrator_ids", "protocol", b"protocol", "store_address", b"store_address", "store_bucket", b"store_bucket", "store_scheme", b"store_scheme", "threshold", b"threshold", "trusted_pnodes", b"trusted_pnodes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_floor", b"audit_floor", "audits", b"audits", "bootstrap", b"bootstrap", "codecs", b"codecs", "components", b"components", "created_unix_ms", b"created_unix_ms", "data_hosts", b"data_hosts", "expires_unix_ms", b"expires_unix_ms", "first_quarantine_s", b"first_quarantine_s", "locality", b"locality", "maintainer_keys", b"maintainer_keys", "max_vnode_state_bytes", b"max_vnode_state_bytes", "name", b"name", "network_id", b"network_id", "orchestrator_ids", b"orchestrator_ids", "protocol", b"protocol", "rehab_units", b"rehab_units", "store_address", b"store_address", "store_bucket", b"store_bucket", "store_scheme", b"store_scheme", "threshold", b"threshold", "trusted_pnodes", b"trusted_pnodes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

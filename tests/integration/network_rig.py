@@ -25,6 +25,7 @@ from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from trust.identity import NodeKey
 from trust.records import open_location
+from trust.standing import ORDINARY, Terms
 
 MODEL = "dots"
 SAMPLES = 320
@@ -218,7 +219,7 @@ class Rig:
 def running_network(
     pnodes: Sequence[LocalPNode], *, num_orchestrators: int, width: int = 32, vnodes: Sequence[str] = ("a", "b", "c"),
     batch_size: int = BATCH_SIZE, samples: int = SAMPLES, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
-    audits: str = "none", trusted: Sequence[str] = (),
+    audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
 ) -> Iterator[Rig]:  # fmt: skip
     """Store, orchestrators and PNodes, all attached, with the data set staged."""
     with tempfile.TemporaryDirectory(prefix="dcnr-", ignore_cleanup_errors=True) as directory:
@@ -226,7 +227,13 @@ def running_network(
         np.savez(data, **dots(width, samples))  # type: ignore[arg-type]  # numpy's stub wants no arrays by keyword
         where = Path(directory) / "n"
         with LocalNetwork(
-            where, num_orchestrators=num_orchestrators, pnodes=pnodes, way_to_store=way_to_store, audits=audits, trusted=trusted
+            where,
+            num_orchestrators=num_orchestrators,
+            pnodes=pnodes,
+            way_to_store=way_to_store,
+            audits=audits,
+            trusted=trusted,
+            terms=terms,
         ) as network:
             rig = Rig(network, data, width=width, vnodes=vnodes, batch_size=batch_size)
             rig.until(lambda: _all_attached(rig), "all PNodes are attached with a worker", 180.0, pause_s=CALL_PAUSE_S)

@@ -9,6 +9,7 @@ from dcnr.v1 import identity_pb2, model_pb2
 from trust.envelope import merge_signatures, seal
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy, create_document, draft_successor, sign_document, verify_chain
+from trust.standing import ORDINARY, Terms
 
 NOW = 1_700_000_000.0
 ALICE, BOB, CAROL, MALLORY, ORCHESTRATOR = (NodeKey.generate() for _ in range(5))
@@ -175,3 +176,15 @@ def test_no_other_word_about_audits_is_signed_or_believed() -> None:
     document.audits = "often"
     with pytest.raises(Corrupt):
         verify_chain([seal(identity_pb2.DOMAIN_NETWORK_DOCUMENT, document, ALICE)])
+
+
+def test_what_a_fault_costs_is_signed() -> None:
+    def made(terms: Terms) -> Terms:
+        document = create_document(ALICE, name="demo", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id], terms=terms)
+        return verify_chain([document]).terms
+
+    assert made(Terms(5.0, 3)) == Terms(5.0, 3)
+    assert made(Terms(0.0, 0)) == made(ORDINARY) == Terms(900.0, 20), "nothing said"
+    for wrong in (Terms(7 * 86400.0 + 1), Terms(-1.0), Terms(5.0, 1001), Terms(float("nan"))):
+        with pytest.raises(InvalidInput):
+            made(wrong)

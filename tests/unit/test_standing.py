@@ -15,6 +15,7 @@ from trust.standing import (
     ACTIVE_PASSES,
     LONGEST_QUARANTINE_S,
     MAX_DOUBTS,
+    ORDINARY,
     SHADOW_UNITS,
     Assured,
     Doubted,
@@ -26,12 +27,12 @@ from trust.standing import (
     ShadowPassed,
     Standing,
     State,
+    Terms,
     Unverified,
     Waited,
     after,
     begun,
     folded,
-    quarantine_s,
 )
 
 T = 1_000_000.0
@@ -112,8 +113,22 @@ def test_a_fault_ends_the_record_at_once() -> None:
 
 
 def test_quarantines_grow_fourfold_to_a_week() -> None:
-    assert [quarantine_s(number) for number in (1, 2, 3, 4, 5)] == [900, 3600, 14_400, 57_600, 230_400]
-    assert quarantine_s(6) == quarantine_s(10**9) == LONGEST_QUARANTINE_S == 7 * 86_400
+    assert [ORDINARY.quarantine_s(number) for number in (1, 2, 3, 4, 5)] == [900, 3600, 14_400, 57_600, 230_400]
+    assert ORDINARY.quarantine_s(6) == ORDINARY.quarantine_s(10**9) == LONGEST_QUARANTINE_S == 7 * 86_400
+
+
+def test_a_network_may_set_other_terms_and_they_hold_for_ever() -> None:
+    terms = Terms(first_quarantine_s=5.0, shadow_units=3)
+    standing = folded(begun(T, terms), [fault(T)])
+    assert standing.until_s == T + 5
+    standing = folded(standing, [ShadowPassed(T + 5)] * 2)
+    assert (standing.state, standing.num_shadows) == (State.REHAB, 2)
+    standing = folded(standing, [ShadowPassed(T + 6)])
+    assert standing.state is State.PROBATION
+    standing.check()
+    again = after(standing, fault(T + 10))
+    assert (again.until_s, again.terms) == (T + 10 + 20, terms)
+    assert after(again, Equivocated(T + 11, "e" * 64)).terms == terms
 
 
 def test_the_way_back_leads_over_rehab_to_probation() -> None:
