@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from dcnr.cli.output import duration, short, table
 from dcnr.sdk.plain import word
+from dcnr.sdk.progress import batches_of
 from dcnr.sdk.siblings import learned, merging, siblings, standing
 from dcnr.v1 import common_pb2, model_pb2, orchestrator_pb2
 
@@ -114,7 +115,7 @@ class _LiveView(_Silent):
         from rich.text import Text
 
         job = message.job
-        done, total = progress_of(job)
+        done, total = batches_of(job)
         parts: list[Any] = [Text(headline(job), style="bold"), ProgressBar(total=max(total, 1), completed=done, width=60)]
         parts += [Text(f"\n{vnodes_table(job)}"), Text(f"\n{nodes_table(message)}")]
         if self._events:
@@ -137,7 +138,7 @@ def headline(job: orchestrator_pb2.JobView) -> str:
 
 def _progress(job: orchestrator_pb2.JobView) -> str:
     """How far it is; of a job that the plan no longer covers, its size alone."""
-    done, total = progress_of(job)
+    done, total = batches_of(job)
     if not total:
         return ""
     return f"{done}/{total} batches learned by all" if job.vnodes else f"{total} batches"
@@ -201,12 +202,6 @@ def ending(job: orchestrator_pb2.JobView) -> str:
     if outcome.manifest_digest:
         lines += [f"manifest {outcome.manifest_digest}", f"next: dcnr model export {job.model} --out {job.model}"]
     return "\n".join(lines)
-
-
-def progress_of(job: orchestrator_pb2.JobView) -> tuple[int, int]:
-    """(batches that every VNode has learned, N): the slowest VNode counts."""
-    learned = [int(item.report.num_learned) for item in job.vnodes]
-    return (min(learned) if learned else 0), int(job.num_batches)
 
 
 def exits_of(job: orchestrator_pb2.JobView) -> list[tuple[str, str]]:

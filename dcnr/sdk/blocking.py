@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,10 +13,11 @@ from dataservice.dataset_manifest import DatasetManifest
 from dcnr.export import Export
 from dcnr.ids import Digest
 from dcnr.sdk.asking import Answer, Ask, Inputs
-from dcnr.sdk.client import AsyncClient, connect_async, no_progress
+from dcnr.sdk.client import AsyncClient, connect_async
+from dcnr.sdk.progress import Shown
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source
-from dcnr.sdk.submission import JobOptions, Progress
+from dcnr.sdk.submission import JobOptions
 from dcnr.sdk.weights import FirstWeights
 from dcnr.sdk.writing import Write
 from dcnr.texts import Part
@@ -105,7 +106,7 @@ class Client:
         """Staged data sets."""
         return self._loop.run(self._client.list_datasets(name))
 
-    def stage(self, source: Source, *, progress: Progress = no_progress) -> DatasetManifest:
+    def stage(self, source: Source, *, progress: Shown = False) -> DatasetManifest:
         """Uploads a data set."""
         return self._loop.run(self._client.stage(source, progress=progress))
 
@@ -121,31 +122,36 @@ class Client:
         """Where a job stands."""
         return self._loop.run(self._client.job(job_id, model))
 
-    def watch(self, job_id: str, *, model: str = "", interval_s: float = 1.0) -> Iterator[orchestrator_pb2.WatchJobResponse]:
+    def watch(
+        self, job_id: str, *, model: str = "", interval_s: float = 1.0, progress: Shown = False
+    ) -> Iterator[orchestrator_pb2.WatchJobResponse]:
         """Views of a job until it has ended."""
-        return self._each(self._client.watch(job_id, model=model, interval_s=interval_s))
+        return self._each(self._client.watch(job_id, model=model, interval_s=interval_s, progress=progress))
 
-    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        async def step() -> T:
+            return await anext(items)
+
         try:
             while True:
                 try:
-                    yield self._loop.run(anext(items))  # type: ignore[arg-type]  # an async generator's step is a coroutine
+                    yield self._loop.run(step())
                 except StopAsyncIteration:
                     return
         finally:
-            self._loop.run(items.aclose())  # type: ignore[attr-defined]
+            self._loop.run(items.aclose())
 
-    def wait(self, job_id: str, *, model: str = "") -> orchestrator_pb2.JobView:
+    def wait(self, job_id: str, *, model: str = "", progress: Shown = False) -> orchestrator_pb2.JobView:
         """The job once it has ended."""
-        return self._loop.run(self._client.wait(job_id, model=model))
+        return self._loop.run(self._client.wait(job_id, model=model, progress=progress))
 
     def forward(self, inputs: Inputs, asked: Ask | None = None) -> Answer:
         """The model's answer to arrays with the batch dimension first."""
         return self._loop.run(self._client.forward(inputs, asked))
 
-    def generate(self, prompt: str | bytes, wanted: Write | None = None) -> Iterator[Part]:
+    def generate(self, prompt: str | bytes, wanted: Write | None = None, *, progress: Shown = False) -> Iterator[Part]:
         """What the model writes after the prompt, as it comes."""
-        return self._each(self._client.generate(prompt, wanted))
+        return self._each(self._client.generate(prompt, wanted, progress=progress))
 
     def explain(self, request: orchestrator_pb2.ExplainRequest) -> list[orchestrator_pb2.Explanation]:
         """Why."""
@@ -157,14 +163,14 @@ class Client:
         options: JobOptions,
         *,
         weights: FirstWeights | None = None,
-        progress: Progress = no_progress,
+        progress: Shown = False,
     ) -> Draft:
         """The job to be signed."""
         return self._loop.run(self._client.prepare(graph, options, weights=weights, progress=progress))
 
     def submit(
         self, graph: model_pb2.ModelGraph, keys: Sequence[NodeKey], options: JobOptions, *, weights: FirstWeights | None = None,
-        progress: Progress = no_progress,
+        progress: Shown = False,
     ) -> orchestrator_pb2.SubmitJobResponse:  # fmt: skip
         """Prepares, signs and submits."""
         return self._loop.run(self._client.submit(graph, keys, options, weights=weights, progress=progress))
@@ -183,12 +189,12 @@ class Client:
         """A verified manifest."""
         return self._loop.run(self._client.manifest(model, digest))
 
-    def export(self, model: str, directory: Path, *, manifest: str = "", progress: Progress = no_progress) -> tuple[Digest, Export]:
+    def export(self, model: str, directory: Path, *, manifest: str = "", progress: Shown = False) -> tuple[Digest, Export]:
         """Writes the model as files."""
         return self._loop.run(self._client.export(model, directory, manifest=manifest, progress=progress))
 
     def evaluate(
-        self, model: str, *, use: str = "test", manifest: str = "", progress: Progress = no_progress
+        self, model: str, *, use: str = "test", manifest: str = "", progress: Shown = False
     ) -> tuple[Digest, tuple[Exit, ...]]:
         """Every exit over a split, computed on this machine."""
         return self._loop.run(self._client.evaluate(model, use=use, manifest=manifest, progress=progress))

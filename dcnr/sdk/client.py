@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 from dataservice.addresses import AddressRule
 from dataservice.dataset_manifest import MAX_MANIFEST_BYTES, DatasetManifest, parse_manifest
@@ -29,10 +29,12 @@ from dcnr.rpc.dialer import Dialer
 from dcnr.sdk import submission, writing
 from dcnr.sdk.asking import Answer, Ask, Inputs, answer_of, request_of
 from dcnr.sdk.contact import Contact, find
+from dcnr.sdk.progress import Shown, batches_of, shown
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source, stage_source
-from dcnr.sdk.submission import JobOptions, Planned, Progress
+from dcnr.sdk.submission import JobOptions, Planned
 from dcnr.sdk.usage import Usage, read_usage
+from dcnr.sdk.watching import ENDED, views_of
 from dcnr.sdk.weights import FirstWeights
 from dcnr.sdk.writing import Write
 from dcnr.specs import Registry
@@ -51,17 +53,6 @@ from vnode.registry import default_registry
 
 if TYPE_CHECKING:
     from vnode.reference import Exit
-
-WATCH_TIMEOUT_S: Final = 3600.0
-"""One stream of views; it is opened again until the job ends."""
-RECONNECT_S: Final = 1.0
-ENDED: Final = frozenset(
-    {model_pb2.JOB_STATE_COMPLETED, model_pb2.JOB_STATE_FAILED, model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_EXPIRED}
-)
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """Tells nobody."""
 
 
 async def connect_async(
@@ -163,33 +154,21 @@ class AsyncClient:
         return cast(orchestrator_pb2.JobView, answer.job)
 
     async def watch(
-        self, job_id: str, *, model: str = "", interval_s: float = 1.0
-    ) -> AsyncIterator[orchestrator_pb2.WatchJobResponse]:
-        """Views of a job with the events in between, until it has ended; goes on at another orchestrator when one is lost.
-
-        Event numbers belong to the orchestrator that keeps them, so after a change of orchestrator some events may come twice.
-        """
-        last: tuple[str, int] = ("", 0)
-        while True:
-            request = orchestrator_pb2.WatchJobRequest(model=model, job_id=job_id, interval_s=interval_s, after_event=last[1])
-            try:
-                stream = self.orchestrators.stream(OrchestratorServiceStub, "WatchJob", request, timeout_s=WATCH_TIMEOUT_S)
-                async for view in stream:
-                    reporter = view.job.reporter
-                    newest = max((int(event.sequence) for event in view.events), default=0)
-                    last = (reporter, max(newest, last[1] if reporter == last[0] else 0))
+        self, job_id: str, *, model: str = "", interval_s: float = 1.0, progress: Shown = False
+    ) -> AsyncGenerator[orchestrator_pb2.WatchJobResponse, None]:
+        """Views of a job with the events in between, until it has ended; goes on at another orchestrator when one is lost (`views_of`)."""
+        with shown(progress) as tell:
+            async with aclosing(views_of(self.orchestrators, job_id, model=model, interval_s=interval_s)) as views:
+                async for view in views:
+                    tell("batches", *batches_of(view.job))
                     yield view
-                    if view.job.state in ENDED:
-                        return
-            except Unavailable:
-                last = ("", 0)
-            await asyncio.sleep(RECONNECT_S)
 
-    async def wait(self, job_id: str, *, model: str = "") -> orchestrator_pb2.JobView:
+    async def wait(self, job_id: str, *, model: str = "", progress: Shown = False) -> orchestrator_pb2.JobView:
         """The job once it has ended."""
-        async for view in self.watch(job_id, model=model):
-            if view.job.state in ENDED:
-                return view.job
+        async with aclosing(self.watch(job_id, model=model, progress=progress)) as views:
+            async for view in views:
+                if view.job.state in ENDED:
+                    return view.job
         raise Unavailable("the stream of views ended early", code="no_view")
 
     async def explain(self, request: orchestrator_pb2.ExplainRequest) -> list[orchestrator_pb2.Explanation]:
@@ -213,7 +192,9 @@ class AsyncClient:
         )
         return answer_of(answer)
 
-    async def generate(self, prompt: str | bytes, wanted: Write | None = None) -> AsyncIterator[Part]:
+    async def generate(
+        self, prompt: str | bytes, wanted: Write | None = None, *, progress: Shown = False
+    ) -> AsyncGenerator[Part, None]:
         """What the model writes after the prompt, as it comes.
 
         Raises InvalidInput (``not_text``, ``bad_generation``), RemoteFault (``text_broken``), and what `forward` raises; an orchestrator that dies in the
@@ -222,9 +203,11 @@ class AsyncClient:
         request = writing.request_of(prompt, wanted or Write())
         timeout_s = request.deadline_s + limits.CALL_TIMEOUT_S
         answers = self.orchestrators.stream(OrchestratorServiceStub, "Generate", request, timeout_s=timeout_s)
-        async with aclosing(parts_of(answers)) as parts:
-            async for part in parts:
-                yield part
+        with shown(progress) as tell:
+            async with aclosing(parts_of(answers)) as parts:
+                async for part in parts:
+                    tell("tokens", part.said.num_tokens, part.said.num_tokens if part.finish_reason else request.max_tokens)
+                    yield part
 
     # -- asking for work -------------------------------------------------------------------------------------------------------
 
@@ -234,7 +217,7 @@ class AsyncClient:
         options: JobOptions,
         *,
         weights: FirstWeights | None = None,
-        progress: Progress = no_progress,
+        progress: Shown = False,
     ) -> Draft:
         """Checks everything, uploads graph and checkpoint 0, and returns the job to be signed by `Draft.sign`.
 
@@ -245,13 +228,14 @@ class AsyncClient:
         request = submission.request_of(
             graph, plan, options, network_id=self.policy.network_id, seconds_per_batch=seconds, now_wall=self._clock.wall()
         )
-        return await submission.prepare(
-            graph, plan, request, self.registry, self.objects, scratch=self.scratch, progress=progress, weights=weights
-        )
+        with shown(progress) as tell:
+            return await submission.prepare(
+                graph, plan, request, self.registry, self.objects, scratch=self.scratch, progress=tell, weights=weights
+            )
 
     async def submit(
         self, graph: model_pb2.ModelGraph, keys: Sequence[NodeKey], options: JobOptions, *, weights: FirstWeights | None = None,
-        progress: Progress = no_progress,
+        progress: Shown = False,
     ) -> orchestrator_pb2.SubmitJobResponse:  # fmt: skip
         """Prepares, signs with ``keys`` (k of n maintainers) and submits; a job that exists under the same idempotency key is answered as it is.
 
@@ -319,9 +303,7 @@ class AsyncClient:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=model, owner=checkpoint.vnode, digest=checkpoint.digest)
         return await self.objects.read_bytes(ref, max_bytes=limits.MAX_OBJECT_BYTES, directory=self.scratch)
 
-    async def export(
-        self, model: str, directory: Path, *, manifest: str = "", progress: Progress = no_progress
-    ) -> tuple[Digest, Export]:
+    async def export(self, model: str, directory: Path, *, manifest: str = "", progress: Shown = False) -> tuple[Digest, Export]:
         """Writes the released weights of a manifest (the newest if not named) as files; the manifest's digest and what was written."""
         digest, content = await self.manifest(model, manifest)
         graph = await self.graph(content.graph_digest)
@@ -330,11 +312,12 @@ class AsyncClient:
         if {stage.id for stage in stages} != set(checkpoints):
             raise Corrupt("the manifest does not name every VNode with weights", code="incomplete_manifest")
         weights = {}
-        for index, stage in enumerate(stages):
-            progress("states", index, len(stages))
-            data = await self.state(model, checkpoints[stage.id])
-            weights[stage.id] = await asyncio.to_thread(weights_of_state, data, stage, self.registry, checkpoints[stage.id])
-        progress("states", len(stages), len(stages))
+        with shown(progress) as tell:
+            tell("states", 0, len(stages))
+            for number, stage in enumerate(stages, 1):
+                data = await self.state(model, checkpoints[stage.id])
+                weights[stage.id] = await asyncio.to_thread(weights_of_state, data, stage, self.registry, checkpoints[stage.id])
+                tell("states", number, len(stages))
         return digest, await asyncio.to_thread(write_export, directory, graph, self.registry, weights, manifest_digest=digest)
 
     async def dataset(self, name: str) -> DatasetManifest:
@@ -345,12 +328,13 @@ class AsyncClient:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_DATASET_MANIFEST, owner=name, digest=found.digest)
         return parse_manifest(await self.objects.read_bytes(ref, max_bytes=MAX_MANIFEST_BYTES, directory=self.scratch))
 
-    async def stage(self, source: Source, *, progress: Progress = no_progress) -> DatasetManifest:
+    async def stage(self, source: Source, *, progress: Shown = False) -> DatasetManifest:
         """Uploads a data set; the same source gives the same objects, so doing it twice is harmless."""
-        return await stage_source(source, self.objects, self._rule, scratch=self.scratch, progress=progress)
+        with shown(progress) as tell:
+            return await stage_source(source, self.objects, self._rule, scratch=self.scratch, progress=tell)
 
     async def evaluate(
-        self, model: str, *, use: str = "test", manifest: str = "", progress: Progress = no_progress
+        self, model: str, *, use: str = "test", manifest: str = "", progress: Shown = False
     ) -> tuple[Digest, tuple[Exit, ...]]:
         """Every exit of the released weights over the split named for ``use``, computed on this machine; the manifest's digest and the results."""
         from dcnr.sdk.evaluation import evaluate  # torch
@@ -361,9 +345,10 @@ class AsyncClient:
         stages = stages_of_graph(graph, self.registry)
         states = [await self.state(model, checkpoints[stage.id]) for stage in stages]
         dataset = await self.dataset(dataset_refs(graph)[use].name)
-        exits = await evaluate(
-            graph, self.registry, states, dataset, self.objects, use=use, scratch=self.scratch, progress=progress
-        )
+        with shown(progress) as tell:
+            exits = await evaluate(
+                graph, self.registry, states, dataset, self.objects, use=use, scratch=self.scratch, progress=tell
+            )
         return digest, exits
 
     # -- inside ----------------------------------------------------------------------------------------------------------------

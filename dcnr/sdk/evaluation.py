@@ -16,7 +16,7 @@ from dataservice.objects import ObjectClient
 from dcnr import limits
 from dcnr.graph import dataset_refs, stages_of_graph
 from dcnr.ids import Digest
-from dcnr.sdk.submission import Progress
+from dcnr.sdk.progress import Progress
 from dcnr.specs import Registry
 from dcnr.v1 import data_pb2, model_pb2
 from vnode.reference import Exit, LocalReference

@@ -22,7 +22,7 @@ from dataservice.objects import ObjectClient
 from dataservice.staging import Array, Description
 from dcnr.errors import InvalidInput
 from dcnr.ids import Digest, check_digest, check_name
-from dcnr.sdk.submission import Progress
+from dcnr.sdk.progress import Progress
 from dcnr.v1 import data_pb2
 
 _SUFFIXES: Final = {"x": "input", "y": "target", "input": "input", "target": "target"}

@@ -6,7 +6,7 @@ Checkpoint 0 is a function of (stage, seed); it is made on the maintainer's mach
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from dcnr.crashpoints import reached
 from dcnr.errors import InvalidInput, NotFound
 from dcnr.graph import dataset_refs, graph_digest, graph_to_bytes, num_batches, stages_of_graph
 from dcnr.ids import Digest, check_digest, digest_of, job_id_of
+from dcnr.sdk.progress import Progress
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.weights import Array, FirstWeights
 from dcnr.specs import Registry
@@ -26,9 +27,6 @@ from dcnr.v1 import data_pb2, model_pb2
 UNIT_S: Final = 5.0
 """A unit is about this much work of the slowest stage."""
 MAX_UNIT_BATCHES: Final = 256
-
-Progress = Callable[[str, int, int], None]
-"""(what is done, how many of it are done, of how many)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from dcnr.cli.watching import ending, event_line, headline, nodes_table, progress_of, vnodes_table
+from dcnr.cli.watching import ending, event_line, headline, nodes_table, vnodes_table
 from dcnr.errors import InvalidInput
 from dcnr.sdk.contact import Entry, parse_entry
 from dcnr.sdk.plain import plain, word
+from dcnr.sdk.progress import batches_of
 from dcnr.v1 import common_pb2, identity_pb2, model_pb2, orchestrator_pb2
 
 
@@ -60,7 +61,7 @@ def test_words(enum: object, number: int, wanted: str) -> None:
 
 def test_a_running_job_on_screen() -> None:
     job = view()
-    assert progress_of(job) == (80, 200), "the slowest VNode counts"
+    assert batches_of(job) == (80, 200), "the slowest VNode counts"
     line = headline(job)
     for part in ("tiny running", "80/200", "epoch 3 of dddddddd", "ETA 1 min 1 s", "b 90.00 % (loss 0.200)"):
         assert part in line
