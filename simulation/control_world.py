@@ -15,6 +15,7 @@ from unittest import mock
 
 from dataservice import keys
 from dcnr.errors import DcnrError, InvariantBroken, Unavailable
+from dcnr.groups import first_cause
 from dcnr.ids import NodeId, digest_of
 from dcnr.v1 import model_pb2
 from orchestrator.documents import open_head, put_once
@@ -130,10 +131,8 @@ class ControlWorld:
 
     def failed(self, error: BaseException) -> None:
         """A task died of an exception: the run ends with it."""
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
         if self.error is None:
-            self.error = error
+            self.error = first_cause(error) if isinstance(error, BaseExceptionGroup) else error
 
     def fail(self, checker: str, message: str) -> None:
         """Raises Violation with everything needed to see it again."""

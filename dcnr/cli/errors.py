@@ -64,11 +64,11 @@ def show(error: DcnrError) -> None:
 
 def _only_typed(group: ExceptionGroup[Exception]) -> DcnrError:
     """The first typed error of a task group in which nothing else failed. Re-raises groups that hold a bug."""
+    from dcnr.groups import first_cause  # asyncio, which short commands do without
+
     typed, rest = group.split(DcnrError)
     if rest is not None or typed is None:
         raise group
-    found: BaseException = typed
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
+    found = first_cause(typed)
     assert isinstance(found, DcnrError)
     return found

@@ -16,13 +16,11 @@ from dcnr.cli.session import BootstrapOption, NetworkIdOption, NetworkOption, Se
 from dcnr.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from dcnr.sdk.asking import Answer, Ask
+    from dcnr.sdk.asking import Answer
     from dcnr.sdk.client import AsyncClient
 
 MAX_FILE_BYTES: Final = 16 * limits.MIB
 MIN_DEADLINE_S: Final = 0.1
-LOOK_S: Final = 0.5
-WAITED_FOR: Final = frozenset(("no_server", "busy"))
 MAX_SHOWN: Final = 16
 FIRST_VALUES: Final = 6
 WeightsOption = Annotated[
@@ -59,32 +57,13 @@ def infer(
     from dcnr.sdk.asking import Ask
 
     array = _read(source)
-    asked = Ask(model, weights, manifest, exit_, full_depth, deadline_s, redundancy, exact)
+    asked = Ask(model, weights, manifest, exit_, full_depth, deadline_s, redundancy, exact, patient=True)
 
     async def work(client: AsyncClient) -> Answer:
-        return await _patient(client, array, asked)
+        return await client.forward(array, asked)
 
     answer = Session(home, network, bootstrap, network_id).run(work)
     output.emit(_data(answer), lambda: _text(answer), as_json=as_json)
-
-
-async def _patient(client: AsyncClient, array: Any, asked: Ask) -> Answer:
-    """The answer; seats that are still being loaded are waited for, within the deadline."""
-    import asyncio
-    from dataclasses import replace
-
-    from dcnr.errors import Unavailable
-
-    loop = asyncio.get_running_loop()
-    until = loop.time() + asked.deadline_s
-    while True:
-        left_s = max(MIN_DEADLINE_S, until - loop.time())
-        try:
-            return await client.forward(array, replace(asked, deadline_s=left_s))
-        except Unavailable as error:
-            if error.code not in WAITED_FOR or loop.time() + LOOK_S >= until:
-                raise
-        await asyncio.sleep(LOOK_S)
 
 
 def _read(source: str) -> Any:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dcnr.codecs import NUMPY_DTYPES
-from dcnr.errors import Corrupt, InvalidInput
+from dcnr.errors import Corrupt, InvalidInput, Unavailable
 from dcnr.v1 import orchestrator_pb2
 
 Inputs = ArrayLike | Mapping[str, ArrayLike]
@@ -19,6 +20,10 @@ Inputs = ArrayLike | Mapping[str, ArrayLike]
 WEIGHTS: Final = {
     "served": orchestrator_pb2.WEIGHTS_SERVED, "live": orchestrator_pb2.WEIGHTS_LIVE, "named": orchestrator_pb2.WEIGHTS_NAMED,
 }  # fmt: skip
+MIN_DEADLINE_S: Final = 0.1
+LOOK_S: Final = 0.5
+"""Between two questions of somebody patient."""
+WAITED_FOR: Final = frozenset(("no_server", "busy"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,8 @@ class Ask:
     """Independent ways that have to agree."""
     exact: bool = False
     """Outputs go from hop to hop as they are, whatever codec the model's edges declare."""
+    patient: bool = False
+    """Where nobody serves yet, or all are busy, it is asked again until the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,19 @@ class Answer:
     total_s: float
     num_ways: int
     num_agreeing: int
+
+
+async def patiently(ask: Callable[[Ask], Awaitable[Answer]], asked: Ask) -> Answer:
+    """What ``ask`` gives in the end: seats that are still being loaded are waited for, within the deadline of ``asked``. Raises what it raises."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + asked.deadline_s
+    while True:
+        try:
+            return await ask(replace(asked, deadline_s=max(MIN_DEADLINE_S, until - loop.time())))
+        except Unavailable as error:
+            if not asked.patient or error.code not in WAITED_FOR or loop.time() + LOOK_S >= until:
+                raise
+        await asyncio.sleep(LOOK_S)
 
 
 def request_of(inputs: Inputs, asked: Ask) -> orchestrator_pb2.ForwardRequest:

@@ -27,7 +27,7 @@ from dcnr.graph import dataset_refs, graph_digest, graph_from_bytes, graph_to_by
 from dcnr.ids import Digest, check_digest, job_id_of
 from dcnr.rpc.dialer import Dialer
 from dcnr.sdk import submission, writing
-from dcnr.sdk.asking import Answer, Ask, Inputs, answer_of, request_of
+from dcnr.sdk.asking import Answer, Ask, Inputs, answer_of, patiently, request_of
 from dcnr.sdk.contact import Contact, find
 from dcnr.sdk.progress import Shown, batches_of, shown
 from dcnr.sdk.signing import Draft
@@ -186,11 +186,12 @@ class AsyncClient:
         Raises InvalidInput (``bad_shape``, ``bad_dtype``, ``no_such_exit``, ...), NotFound (``no_such_model``, ``not_trained``), Unavailable (``no_server``,
         ``depth_unavailable``, ``busy``, ``answers_differ``, ...), TimedOut (``deadline_exceeded``).
         """
-        request = request_of(inputs, asked or Ask())
-        answer = await self.orchestrators.call(
-            OrchestratorServiceStub, "Forward", request, timeout_s=request.deadline_s + limits.CALL_TIMEOUT_S
-        )
-        return answer_of(answer)
+
+        async def ask(one: Ask) -> Answer:
+            request, timeout_s = request_of(inputs, one), one.deadline_s + limits.CALL_TIMEOUT_S
+            return answer_of(await self.orchestrators.call(OrchestratorServiceStub, "Forward", request, timeout_s=timeout_s))
+
+        return await patiently(ask, asked or Ask())
 
     async def generate(
         self, prompt: str | bytes, wanted: Write | None = None, *, progress: Shown = False

@@ -12,11 +12,11 @@ import pytest
 from schemas_rig import check_value
 from typer.testing import CliRunner
 
-from dcnr.cli import infer
 from dcnr.cli.dcnr import app
 from dcnr.cli.session import Session
 from dcnr.errors import InvalidInput, Unavailable
-from dcnr.sdk.asking import Answer, Ask
+from dcnr.sdk import asking
+from dcnr.sdk.asking import Answer, Ask, patiently
 from dcnr.v1 import orchestrator_pb2
 
 
@@ -37,18 +37,21 @@ class Client:
         self.outcomes, self.asked = list(outcomes), []  # type: ignore[var-annotated]
 
     async def forward(self, array: Any, asked: Ask) -> Answer:
-        self.asked.append((array, asked))
-        found = self.outcomes.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        result: Answer = found
-        return result
+        async def ask(one: Ask) -> Answer:
+            self.asked.append((array, one))
+            found = self.outcomes.pop(0)
+            if isinstance(found, Exception):
+                raise found
+            result: Answer = found
+            return result
+
+        return await patiently(ask, asked)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, client: Client, *arguments: str, data: bytes = b"") -> Any:
     import asyncio
 
-    monkeypatch.setattr(infer, "LOOK_S", 0.01)
+    monkeypatch.setattr(asking, "LOOK_S", 0.01)
     monkeypatch.setattr(Session, "run", lambda _, work: asyncio.run(work(client)))
     return CliRunner().invoke(app, ["infer", *arguments], input=data, catch_exceptions=True)
 
@@ -92,3 +95,15 @@ def test_what_is_no_array_and_what_nobody_waits_for_is_an_error(monkeypatch: pyt
     refused = Unavailable("", code="depth_unavailable")
     shown = call(monkeypatch, Client(refused), "toy", "--input", "-", "--full-depth", data=npy(np.ones((2, 4), np.float32)))
     assert shown.exception is refused
+
+
+def test_only_who_is_patient_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    monkeypatch.setattr(asking, "LOOK_S", 0.01)
+    client = Client(Unavailable("not yet", code="no_server"), answer())
+    with pytest.raises(Unavailable, match="not yet"):
+        asyncio.run(client.forward(np.ones(4), Ask("toy")))
+    loading = [Unavailable("not yet", code="no_server")] * 1000
+    with pytest.raises(Unavailable, match="not yet"):
+        asyncio.run(Client(*loading).forward(np.ones(4), Ask("toy", deadline_s=0.05, patient=True)))

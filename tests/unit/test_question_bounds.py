@@ -227,3 +227,40 @@ def test_a_stream_that_an_orchestrator_never_begins_is_asked_of_the_next(
     assert found == heard
     assert calls.called == called
     assert calls.closed == called, "a connection that broke is not used again, and all are closed in the end"
+
+
+def test_a_call_that_the_first_cannot_answer_is_answered_by_the_next_and_that_one_is_asked_first_from_then_on() -> None:
+    called: list[str] = []
+
+    class One:
+        closed, channel = False, None
+
+        def __init__(self, node: str) -> None:
+            self.node = node
+
+        async def call(self, _method: Any, _request: Any, timeout_s: float) -> Any:
+            called.append(self.node[:1])
+            return self.node
+
+        async def close(self) -> None:
+            pass
+
+    class Dialer:
+        async def connect(self, node: str, _addresses: Any) -> Any:
+            if node.startswith("0"):
+                called.append("dead")
+                raise Unavailable("refused", code="unreachable")
+            return One(node)
+
+    class Stub:
+        def __init__(self, _channel: Any) -> None:
+            self.GetStatus = None
+
+    async def scenario() -> None:
+        dialer: Any = Dialer()
+        orchestrators = Orchestrators(dialer, lambda: [(NodeId(str(number) * 40), ()) for number in range(3)])
+        assert await orchestrators.answered(Stub, "GetStatus", None) == (NodeId("1" * 40), "1" * 40)
+        assert await orchestrators.call(Stub, "GetStatus", None) == "1" * 40
+
+    asyncio.run(scenario())
+    assert called == ["dead", "1", "1"]
