@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from forked_workers import Forked, fork_worker
 
 from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef
 from dcnr.graph import Graph, graph_digest, graph_to_bytes, stages_of_graph
@@ -22,7 +23,6 @@ from dcnr.ids import digest_of
 from dcnr.specs import TensorSpec
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.pipe import LocalPipe
-from pnode.supervisor import WORKER
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
 from vnode.registry import default_registry
@@ -116,7 +116,7 @@ class DaemonEnd:
 
     pipe: LocalPipe[local_pb2.FromWorker]
     key: NodeKey
-    process: asyncio.subprocess.Process
+    process: asyncio.subprocess.Process | Forked
     incarnation: int
     hello: local_pb2.WorkerHello = field(default_factory=local_pb2.WorkerHello)
     delegation: identity_pb2.Envelope = field(default_factory=identity_pb2.Envelope)
@@ -219,14 +219,11 @@ def order(job: Job, vnode: str, neighbours: dict[str, DaemonEnd], **changes: Any
 
 @asynccontextmanager
 async def worker(
-    job_root: Path, *, incarnation: int = 1, key: NodeKey | None = None, program: Sequence[str] = WORKER
+    job_root: Path, *, incarnation: int = 1, key: NodeKey | None = None, program: Sequence[str] = ()
 ) -> AsyncIterator[DaemonEnd]:
-    """A real worker process with a daemon's end; ended at the end."""
+    """A real worker process with a daemon's end; ended at the end. ``program``: what Python runs instead."""
     ours, theirs = socket.socketpair()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *program, "--fd", str(theirs.fileno()), pass_fds=[theirs.fileno()], env=environment
-    )
+    process = await (_run(program, theirs) if program else fork_worker(theirs))
     theirs.close()
     end = DaemonEnd(await LocalPipe.over(ours, local_pb2.FromWorker), key or NodeKey.generate(), process, incarnation)
     listening = None
@@ -246,6 +243,13 @@ async def worker(
             process.kill()
             await process.wait()
             raise AssertionError("the worker did not end with its pipe") from None
+
+
+async def _run(program: Sequence[str], pipe: socket.socket) -> asyncio.subprocess.Process:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *program, "--fd", str(pipe.fileno()), pass_fds=[pipe.fileno()], env=environment
+    )
 
 
 @asynccontextmanager
