@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import sqlite3
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +22,7 @@ from dcnr.testing import LocalPNode
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from trust.folding import AUDITS_DRAWN
 from trust.ledger import Verdict
+from trust.standing import Terms
 
 QUARANTINED = orchestrator_pb2.NODE_STATE_QUARANTINED
 HONEST = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20")) for number in range(1, 4))
@@ -137,3 +140,35 @@ def test_who_has_passed_ten_audits_audits_others_and_who_faults_what_is_right_is
         [orchestrator] = rig.network.orchestrators
         asked = [line for line in orchestrator.log.read_text().splitlines() if "drawn among those that are independent" in line]
         assert any(slanderer.node_id in line for line in asked), "an active PNode was asked to audit"
+
+
+@pytest.mark.long
+def test_who_cheated_comes_back_over_rehab_and_its_next_fault_costs_four_times_as_long() -> None:
+    """Goal: the whole way over the real network, with terms of seconds: quarantine, units whose truth is known, probation, work, and quarantine again."""
+    with running_network(
+        (*HONEST[:2], LIAR), num_orchestrators=1, vnodes=("a", "b", "c"), audits=AUDITS_DRAWN, terms=Terms(4.0, 3)
+    ) as rig:
+        rig.submit("way-back", passes=60, checkpoint_s=0.5, checkpoint_steps=16)
+        liar = rig.network.pnodes[-1]
+        way = ["probation", "quarantined", "rehab", "probation", "quarantined"]
+
+        def has_gone() -> bool:
+            return [one for one in states_told(rig, liar.node_id) if one in way][: len(way)] == way
+
+        rig.until(has_gone, "it came back, cheated and was found again", 420.0, pause_s=1.0)
+        [orchestrator] = rig.network.orchestrators
+        asked = [line for line in orchestrator.log.read_text().splitlines() if "a unit in rehab" in line]
+        assert len([line for line in asked if liar.node_id in line]) >= 3
+        with rig.client() as client:
+            shown = next(one for one in client.nodes() if one.node_id == liar.node_id)
+        assert shown.evidence, "with the evidence of the newer fault"
+
+
+def states_told(rig: Rig, node_id: str) -> list[str]:
+    """Its states, one after the other, as the orchestrator has them in its history."""
+    [orchestrator] = rig.network.orchestrators
+    with contextlib.closing(sqlite3.connect(f"file:{orchestrator.home / 'history.db'}?mode=ro", uri=True)) as database:
+        rows = database.execute(
+            "SELECT facts FROM events WHERE kind = 'node_state_changed' AND subject = ? ORDER BY sequence", (node_id,)
+        )
+        return [json.loads(facts)["state"] for (facts,) in rows]
