@@ -37,6 +37,7 @@ NAMES: Final = (
     "optimizers",
     "dashboard",
     "serving",
+    "serving_links",
     "generation",
     "gateway",
 )

@@ -1,6 +1,6 @@
 """The serving benchmark's peer: the same stages in one process, asked as fast as they answer; prints one JSON line.
 
-``python -m benchmarks.serving_reference THREADS`` reads the chain, the seconds and how many questions are computed together as JSON from standard input.
+``python -m benchmarks.serving_reference THREADS`` reads the chain, the seconds and how many samples are computed together as JSON from standard input.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
         )
         computes.append(TorchCompute(stage, registry, num_batches=chain.num_batches, seed=SEED, threads=threads))
         computes[-1].serve(state)
-    size = int(asked["together"]) * chain.batch_size
+    size = int(asked["samples"])
     question = np.random.default_rng(SEED).standard_normal((size, chain.width), dtype=np.float32)
 
     def answer() -> None:

@@ -51,6 +51,23 @@ PROFILES: Final = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The links of a `Wan` as any process of this computer may change them."""
+
+    router_pid: int
+    config: str
+
+    def become(self, profile: str) -> None:
+        """From the next packet on all links are of that kind."""
+        config = Path(self.config)
+        named = [line.split() for line in config.read_text().splitlines()]
+        draft = config.with_suffix(".draft")
+        draft.write_text("".join(PROFILES[profile].line(namespace, address) for namespace, _, address, *_ in named))
+        draft.replace(config)
+        os.kill(self.router_pid, signal.SIGHUP)
+
+
 class Wan:
     """``count`` machines. Use as a context manager."""
 
@@ -58,6 +75,13 @@ class Wan:
         self.count, self._profile, self._run = count, PROFILES[profile], f"dcnrw{os.getpid()}"
         self._directory: Path | None = None
         self._router: subprocess.Popen[bytes] | None = None
+
+    @property
+    def links(self) -> Links:
+        """Of a running one."""
+        if self._router is None or self._directory is None:
+            raise Unavailable("the emulated links are not there yet", code="no_router")
+        return Links(self._router.pid, str(self._directory / "config"))
 
     def address(self, index: int) -> str:
         """Of a machine."""

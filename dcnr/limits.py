@@ -102,5 +102,12 @@ MAX_TEXT_S: Final = 600.0
 """For one text."""
 MAX_QUESTION_S: Final = 120.0
 """From a question to its answer."""
+WARM_BYTES: Final = 10 * 1460
+"""What a TCP connection sends at once when it begins. One that was silent for a retransmission timeout begins so again (RFC 5681, 4.1), and larger
+tensors then wait for further round trips: an Infer stream that carried such tensors says something empty now and then."""
+WARM_BEAT_S: Final = 0.15
+"""Below the shortest retransmission timeout of Linux."""
+WARM_BEATS: Final = 66
+"""About ten seconds, unless further tensors follow."""
 MAX_QUESTIONS: Final = 64
 """That one worker has taken and not computed yet; more are answered with ``busy``."""

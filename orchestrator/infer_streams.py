@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 
+from dcnr import limits
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.ports import Clock
 from dcnr.rpc.connection import Connection
@@ -105,12 +106,24 @@ class InferStream:
             await self._connection.close()
 
     async def _write(self, call: Any) -> None:
+        beats = 0
         while True:
-            message = await self._outbox.get()
+            message = await self._next(limits.WARM_BEAT_S if beats else None)
+            if message is None:
+                beats -= 1
+            elif len(message.chunk.chunk) > limits.WARM_BYTES:
+                beats = limits.WARM_BEATS
             try:
-                await call.write(message)
+                await call.write(message or vnode_pb2.InferMessage())
             except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
                 return  # the reading side says why
+
+    async def _next(self, within_s: float | None) -> vnode_pb2.InferMessage | None:
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._outbox.get()
+        except TimeoutError:
+            return None
 
     def _heard(self, message: vnode_pb2.InferMessage) -> None:
         kind = message.WhichOneof("kind")

@@ -22,6 +22,8 @@ from pnode.infer_words import Arriving, read_infer
 
 MAX_UNSENT_BYTES: Final = 4 * limits.MAX_QUESTION_BYTES
 MAX_ARRIVING_BYTES: Final = 4 * limits.MAX_QUESTION_BYTES
+SIGN_OF_LIFE: Final = vnode_pb2.InferMessage().SerializeToString()
+"""Keeps a connection that just carried tensors from beginning slowly with the next ones (`limits.WARM_BEAT_S`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +142,11 @@ class InferStream:
             self._listener.whole(self, arriving)
 
     async def _write(self) -> None:
+        beats = 0
         while True:
-            await self._news.wait()
-            self._news.clear()
+            if not await self._has_news(limits.WARM_BEAT_S if beats else None):
+                beats -= 1
+                await self._stream.write(SIGN_OF_LIFE)
             while self._unsent:
                 words = self._unsent[0]
                 await self._stream.write(words.message.SerializeToString())
@@ -153,3 +157,14 @@ class InferStream:
                         await self._stream.write(vnode_pb2.InferMessage(chunk=part).SerializeToString())
                 self._unsent.popleft()
                 self._unsent_bytes -= words.num_bytes
+                if words.num_bytes > limits.WARM_BYTES:
+                    beats = limits.WARM_BEATS
+
+    async def _has_news(self, within_s: float | None) -> bool:
+        try:
+            async with asyncio.timeout(within_s):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        self._news.clear()
+        return True

@@ -58,7 +58,8 @@ def test_handover_compares_both_ways_at_every_size(tmp_path: Path) -> None:
 
 def test_training_measures_the_network_and_one_process(tmp_path: Path) -> None:
     (row,) = run_short("training", tmp_path)["rounds"]
-    assert row["network_samples_s"] > 0
+    assert row["network_small_samples_s"] > 0
+    assert row["network_large_samples_s"] > 0
     assert row["one_process_1_threads_samples_s"] > 0
     assert row["network_cpu_ms_per_sample_worker"] > 0
 
@@ -221,10 +222,25 @@ def test_gateway_measures_readers_watchers_and_twins(tmp_path: Path) -> None:
     assert not any(target["met"] for target in concluded(document)["targets"])
 
 
+def test_answers_that_take_longer_than_their_links_miss_the_target() -> None:
+    """The benchmark itself needs root for its emulated links."""
+    row: dict[str, Any] = {"home_cold_ms": 3000.0, "home_int8_ratio": 1.12, "home_raw_ratio": 1.1}
+    document = {"benchmark": "serving_links", "title": "links", "settings": {"profiles": ["home"]}, "machine": {}, "rounds": [row]}
+    assert all(target["met"] for target in concluded(document)["targets"])
+    row |= {"home_int8_ratio": 1.2, "home_raw_ratio": 1.6}
+    assert not any(target["met"] for target in concluded(document)["targets"])
+
+
 def test_drafts_that_save_nothing_and_tokens_that_differ_miss_their_targets() -> None:
     """The benchmark itself needs root for its emulated links."""
-    row = {"home_plain_tokens_s": 2.0, "home_drafted_tokens_s": 6.0, "home_ratio": 3.0, "home_differing_tokens": 0}
+    row = {
+        "home_plain_tokens_s": 2.0,
+        "home_drafted_tokens_s": 6.0,
+        "home_ratio": 3.0,
+        "home_differing_tokens": 0,
+        "killed_gap_s": 1.0,
+    }
     document = {"benchmark": "generation", "title": "texts", "settings": {"profiles": ["home"]}, "machine": {}, "rounds": [row]}
     assert all(target["met"] for target in concluded(document)["targets"])
-    row |= {"home_ratio": 1.5, "home_differing_tokens": 1}
+    row |= {"home_ratio": 1.5, "home_differing_tokens": 1, "killed_gap_s": 6.0}
     assert not any(target["met"] for target in concluded(document)["targets"])
