@@ -1,12 +1,21 @@
-"""Structured logs of the daemons: one line per event on standard error, for people or as JSON; nothing is logged before `configure`."""
+"""Structured logs of the daemons: one line per event on standard error, for people or as JSON; nothing is logged before `configure`.
+
+Where they are known a line has ``node`` (who says it), ``job``, ``model``, ``vnode`` and ``replica`` (what it is about), ``trace_id`` and ``span_id`` (see
+`dcnr.tracing`). As JSON every line is one object, also what libraries warn of.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
+
+from dcnr import tracing
+from dcnr.errors import InvalidInput
+from dcnr.ids import check_replica_id, vnode_of
 
 
 def configure(*, level: str, as_json: bool, colours: bool = False) -> None:
@@ -16,6 +25,7 @@ def configure(*, level: str, as_json: bool, colours: bool = False) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _with_trace,
     ]
     if as_json:
         plain = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)  # locals hold tokens, and strangers' bytes
@@ -28,4 +38,34 @@ def configure(*, level: str, as_json: bool, colours: bool = False) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(stream=sys.stderr, level=max(minimum, logging.WARNING), format="%(levelname)s %(name)s: %(message)s")
+    of_libraries = logging.StreamHandler(sys.stderr)
+    of_libraries.setFormatter(_as_events([*shared, *last]) if as_json else logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[of_libraries], level=max(minimum, logging.WARNING))
+
+
+def name_node(node_id: str) -> None:
+    """From now on every line of this task, and of tasks that it begins, says who says it."""
+    structlog.contextvars.bind_contextvars(node=node_id)
+
+
+def vnode_in(kind: str, subject: str) -> dict[str, str]:
+    """``vnode``, and ``replica``, where an event is about one."""
+    if kind.startswith("seat_"):
+        return {"vnode": subject}
+    try:
+        replica = check_replica_id(subject)
+    except InvalidInput:
+        return {}
+    return {"replica": replica, "vnode": vnode_of(replica)}
+
+
+def _with_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    context = tracing.current()
+    if context:
+        _, event["trace_id"], event["span_id"], _ = context.split("-")
+    return event
+
+
+def _as_events(processors: list[Any]) -> logging.Formatter:
+    meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=[structlog.stdlib.add_logger_name], processors=[meta, *processors])

@@ -302,6 +302,18 @@ class LimitSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TracingSettings:
+    """Traces for whoever runs this; see docs/observability.md."""
+
+    endpoint: str = setting(
+        "", "collector that takes traces over OTLP, like http://127.0.0.1:4318; empty: none are made, and nothing is sent"
+    )
+    share: float = setting(
+        1.0, "share of the traces that begin here; one that began elsewhere is joined if it was chosen there", low=0, high=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class PNodeSettings:
     """Settings of a volunteer's daemon (prefix ``PNODE``)."""
 
@@ -322,6 +334,7 @@ class PNodeSettings:
     log_json: bool = setting(False, "log lines as JSON")
     checkpoint_s: float = setting(CHECKPOINT_S, "longest time between two checkpoints", low=1, high=86_400)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +377,7 @@ class OrchestratorSettings:
     log_level: str = _log_level()
     log_json: bool = setting(False, "log lines as JSON")
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,3 +389,4 @@ class ClientSettings:
     network: str = setting("", "path of the network document")
     home: str = setting("", "home directory of the maintainer; empty: the platform's")
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)

@@ -49,7 +49,7 @@ def create_routes(context: Context) -> FastAPI:
 
 def create_app(context: Context, access: Access) -> Gate:
     """The whole application."""
-    return Gate(create_routes(context), access, context.metrics, context.clock, context.seconds.append)
+    return Gate(create_routes(context), access, context.metrics, context.clock, context.seconds.append, context.tracer)
 
 
 def openapi(app: FastAPI) -> Json:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import Response
 
 from dcnr.ports import Clock
+from dcnr.tracing import UNTRACED, Tracer
 from gateway.feeds import Feeds
 from gateway.keys import KeyRing
 from gateway.metrics import Metrics
@@ -36,6 +37,7 @@ class Context:
     """The machine whose owner began this gateway for themselves."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
     """How long the newest requests took."""
+    tracer: Tracer = UNTRACED
 
 
 def answer(content: Any, status: int = 200) -> Response:

@@ -17,6 +17,7 @@ import structlog
 
 from dcnr import limits
 from dcnr.ports import Clock
+from dcnr.tracing import UNTRACED, Tracer, checked
 from gateway.access import Access, Admitted, Asked, check_origin
 from gateway.errors import RestError
 from gateway.metrics import Metrics
@@ -64,14 +65,40 @@ class _Gone(Exception):
 class Gate:
     """The outermost ASGI application."""
 
-    def __init__(self, app: App, access: Access, metrics: Metrics, clock: Clock, note_seconds: Callable[[float], None]) -> None:
-        self._app, self._access, self._metrics, self._clock, self._note = app, access, metrics, clock, note_seconds
+    def __init__(
+        self,
+        app: App,
+        access: Access,
+        metrics: Metrics,
+        clock: Clock,
+        note_seconds: Callable[[float], None],
+        tracer: Tracer = UNTRACED,
+    ) -> None:
+        self._app, self._access, self._metrics, self._clock, self._note, self._tracer = (
+            app,
+            access,
+            metrics,
+            clock,
+            note_seconds,
+            tracer,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send)
             return
+        parent = checked(_header(scope, b"traceparent"))
+        if scope["method"] == "GET" and not parent:
+            await self._request(scope, receive, send)  # pages that look again every second make no traces
+            return
+        with self._tracer.span(scope["method"], parent) as span:
+            status = await self._request(scope, receive, send)
+            span.rename(f"{scope['method']} {_route(scope)}")
+            span.note(**{"http.response.status_code": status})
+
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> int:
+        """Its status."""
         state = scope.setdefault("state", {})
         answer = _Answer(send, secrets.token_hex(8), state.get("abort", _nothing))
         began = self._clock.monotonic()
@@ -101,9 +128,10 @@ class Gate:
         took_s = self._clock.monotonic() - began
         if not streams:
             self._note(took_s)
-        route = getattr(scope.get("route"), "path", "unknown")
+        route = _route(scope)
         self._metrics.answered(route, scope["method"], answer.status, None if streams else took_s)
         self._access.note(admitted, scope["method"], route, answer.status)
+        return answer.status
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One WebSocket, judged as a request for the same path is; a page from elsewhere may not open one."""
@@ -117,7 +145,17 @@ class Gate:
             return
         with self._metrics.in_flight():
             await self._app(scope, receive, send)
-        self._access.note(admitted, "GET", getattr(scope.get("route"), "path", "unknown"), 101)
+        self._access.note(admitted, "GET", _route(scope), 101)
+
+
+def _route(scope: Scope) -> str:
+    """The pattern that the path fits."""
+    return str(getattr(scope.get("route"), "path", "unknown"))
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    """The first header of that name."""
+    return next((bytes(value).decode("latin-1") for key, value in scope["headers"] if key == name), "")
 
 
 async def deny(send: Send, error: RestError) -> None:

@@ -20,6 +20,7 @@ from dcnr.client import Orchestrators
 from dcnr.errors import Unavailable
 from dcnr.ports import Clock
 from dcnr.settings import GatewaySettings
+from dcnr.tracing import UNTRACED, Tracer
 from gateway.access import Access
 from gateway.app import create_app
 from gateway.context import Context
@@ -74,7 +75,7 @@ def address_of(listening: socket.socket) -> str:
 
 async def serve_gateway(
     settings: GatewaySettings, listening: socket.socket, orchestrators: Orchestrators, *, policy: NetworkPolicy, clock: Clock, home: Path,
-    on_ready: Callable[[str], None] = lambda address: None, here: Here | None = None,
+    on_ready: Callable[[str], None] = lambda address: None, here: Here | None = None, tracer: Tracer = UNTRACED,
 ) -> None:  # fmt: skip
     """Serves on ``listening`` until cancelled. ``home`` holds the keys and the log of their use; ``here``: the machine of whoever serves for themselves.
 
@@ -88,7 +89,7 @@ async def serve_gateway(
     metrics = Metrics()
     feeds = Feeds(clock, settings.max_watchers, metrics.watchers)
     results = Results(clock, secrets.token_bytes)
-    context = Context(Views(orchestrators, policy, clock), clock, metrics, feeds, ring, results, here)
+    context = Context(Views(orchestrators, policy, clock), clock, metrics, feeds, ring, results, here, tracer=tracer)
     server = _Server(_config(create_app(context, Access(settings, ring, clock, loopback=loopback))))
     async with asyncio.TaskGroup() as group:
         beside = [group.create_task(ring.run()), group.create_task(feeds.run())]

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from dcnr import limits
+from dcnr import limits, tracing
 from dcnr.client import Orchestrators
 from dcnr.errors import Corrupt, NotFound, Refused
 from dcnr.ledger_check import Account, JobLedger, accounts_of, read_ledgers
@@ -112,6 +112,7 @@ class Views:
     def generate(self, request: orchestrator_pb2.GenerateRequest) -> AsyncGenerator[orchestrator_pb2.GenerateResponse, None]:
         """A text as it comes; its caller bounds it by the deadline in the request."""
         timeout_s = request.deadline_s + limits.CALL_TIMEOUT_S
+        request.traceparent = tracing.current()
         return self.orchestrators.stream(OrchestratorServiceStub, "Generate", request, timeout_s=timeout_s)
 
     async def submit(self, envelope: identity_pb2.Envelope) -> orchestrator_pb2.SubmitJobResponse:
@@ -127,6 +128,7 @@ class Views:
     async def forward(self, request: orchestrator_pb2.ForwardRequest) -> orchestrator_pb2.ForwardResponse:
         """The model's answer. Raises InvalidInput, NotFound, Unavailable (``no_server``, ``busy``, ...), TimedOut."""
         timeout_s = request.deadline_s + limits.CALL_TIMEOUT_S
+        request.traceparent = tracing.current()
         found = await self.orchestrators.call(OrchestratorServiceStub, "Forward", request, timeout_s=timeout_s)
         return cast(orchestrator_pb2.ForwardResponse, found)
 

@@ -143,10 +143,11 @@ class Answering:
             if worker is None:
                 raise WayFailed("its worker is not known any more", code="unreachable", pnode_id=pnode_id, is_gone=True)
             workers[pnode_id] = worker
-        answer = await Try(question, way, self._shared.random_bytes(16)).answer(
-            self._streams, workers, network_id=self._shared.policy.network_id, model=model, caller=self._shared.key.node_id,
-            deadline_s=deadline_s, now=began,
-        )  # fmt: skip
+        with self._shared.tracer.span("way", exit=way.exit, hops=len(way.hops)):
+            answer = await Try(question, way, self._shared.random_bytes(16)).answer(
+                self._streams, workers, network_id=self._shared.policy.network_id, model=model, caller=self._shared.key.node_id,
+                deadline_s=deadline_s, now=began,
+            )  # fmt: skip
         took_s = clock.monotonic() - began
         self._figures.took(model, way.exit, took_s)
         self._note_round_trips(way, max(0.0, took_s - answer.computed_s) / (len(way.pnodes) + 1))

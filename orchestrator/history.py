@@ -21,6 +21,7 @@ from typing import Any, Final
 import structlog
 
 from dcnr.crashpoints import reached
+from dcnr.logs import vnode_in
 from dcnr.ports import Clock
 from dcnr.v1 import common_pb2
 from orchestrator.results import Kind, Result
@@ -65,6 +66,19 @@ _USAGE: Final = "INSERT INTO usage VALUES (NULL, ?, ?, ?, ?)"
 _NEWEST: Final = "SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY pnode ORDER BY number DESC) AS age FROM results)"
 _KINDS: Final = frozenset(kind.value for kind in Kind)
 _Row = tuple[str, tuple[object, ...]]
+OF_JOBS: Final = frozenset(
+    (
+        "job_accepted",
+        "job_state_changed",
+        "job_ended",
+        "end_differs",
+        "cancel_recorded",
+        "plan_made",
+        "usage_recorded",
+        "usage_not_recorded",
+    )
+)
+"""Kinds of events whose subject is a job."""
 _log = structlog.get_logger("orchestrator")
 
 
@@ -97,7 +111,8 @@ class History:
             event.facts[name] = str(value)[:MAX_TEXT]
         event.time_unix_ms = int(self._clock.wall() * 1000)
         self._append(event)
-        _log.info(kind, subject=subject, reason=reason, **{name: str(value) for name, value in facts.items()})
+        about = {**vnode_in(kind, subject), **({"job": subject} if kind in OF_JOBS else {})}
+        _log.info(kind, subject=subject, reason=reason, **{**about, **{name: str(value) for name, value in facts.items()}})
         return event
 
     def heard(self, reporter: str, event: common_pb2.Event) -> None:

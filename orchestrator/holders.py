@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dcnr import tracing
 from dcnr.client import Orchestrators
 from dcnr.errors import Unavailable
 from dcnr.ids import check_node_id
@@ -28,6 +29,7 @@ class Holders:
         if found is None or not found.is_orchestrator:
             raise Unavailable("the orchestrator that decides is not known here", code="no_orchestrator")
         connection = await self._connections.connection(check_node_id(node_id), list(found.advert.control_addresses))
+        request.traceparent = tracing.current()
         stub = OrchestratorServiceStub(connection.channel)
         return await connection.call(stub.Forward, request, timeout_s=timeout_s)
 

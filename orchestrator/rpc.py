@@ -245,8 +245,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def Forward(self, request: orchestrator_pb2.ForwardRequest, context: Any) -> orchestrator_pb2.ForwardResponse:
         """The model's answer, from here or, where too few PNodes are attached here, from the head's holder."""
         caller = self._admitted(context)
+        runtime = self._only(request.model)
         places, on_behalf = MAX_IN_FLIGHT if caller.is_member else STRANGERS_AT_ONCE, check_on_behalf(request.on_behalf)
-        answer = await self._asking.forward(self._only(request.model), request, may_pass_on=not caller.orchestrator, places=places)
+        with self._shared.tracer.span("Forward", request.traceparent, model=runtime.model):
+            answer = await self._asking.forward(runtime, request, may_pass_on=not caller.orchestrator, places=places)
         self._metering.answered(caller, on_behalf, answer)
         return answer
 
@@ -255,9 +257,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> AsyncIterator[orchestrator_pb2.GenerateResponse]:
         """Text, part by part."""
         caller, on_behalf = self._admitted(context), check_on_behalf(request.on_behalf)
-        async for part in self._writing.generate(self._only(request.model), request):
-            self._metering.wrote(caller, on_behalf, part)
-            yield part
+        runtime = self._only(request.model)
+        with self._shared.tracer.span("Generate", request.traceparent, model=runtime.model):
+            async for part in self._writing.generate(runtime, request):
+                self._metering.wrote(caller, on_behalf, part)
+                yield part
 
     def _admitted(self, context: Any) -> Caller:
         """Who asks. Raises Unavailable (``rate_limited``)."""

@@ -13,6 +13,7 @@ from dcnr import limits
 from dcnr.errors import DcnrError
 from dcnr.ports import Clock, ObjectStore
 from dcnr.specs import Registry
+from dcnr.tracing import UNTRACED, Tracer
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
 from orchestrator.audit_events import Wait
 from orchestrator.auditing import Auditing
@@ -83,6 +84,7 @@ class Shared:
     mailbox: Mailbox = field(default_factory=Mailbox)
     books: Books | None = None
     """Told of usage and asked for quotes; without one the history does both."""
+    tracer: Tracer = UNTRACED
     observer: Observer = field(default_factory=Observer)
     records: TrackRecords = field(default_factory=TrackRecords)
     nodes_changed: Signal = field(default_factory=Signal)

@@ -24,10 +24,12 @@ from dcnr import __version__, limits
 from dcnr.errors import DcnrError, InvalidInput, Unavailable
 from dcnr.groups import apart, first_cause
 from dcnr.ids import check_name
+from dcnr.logs import name_node
 from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.settings import OrchestratorSettings
+from dcnr.tracing import started
 from dcnr.v1 import data_pb2_grpc, ledger_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2, orchestrator_pb2_grpc
 from membership.gossip import Gone, GoneReason, GossipEvent
 from membership.node import Membership
@@ -142,6 +144,8 @@ async def run_orchestrator(
     Raises Refused for a store without preconditions, InvalidInput for a bad list of trusted PNodes.
     """
     trusted = read_own_list(Path(settings.trusted)) if settings.trusted else OwnList()
+    name_node(key.node_id)
+    tracer = started(settings.tracing, "dcnr-orchestrator", key.node_id)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with _opened_store(settings, home, policy, store_file) as store:
         proxy_uploads = await _probed(store, stop)
@@ -152,13 +156,14 @@ async def run_orchestrator(
                 key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted,
                 plan_policy=_plan_policy(policy), draw_secret=load_or_create_secret(home / DRAW_FILE, random_bytes),
                 own_eyes=OwnEyes(store, policy.network_id, home / "audits", verifier), random_bytes=random_bytes,
-                books=books, gateways=frozenset((*settings.gateways, *gateways)), standings=Standings(policy.terms),
+                books=books, gateways=frozenset((*settings.gateways, *gateways)), standings=Standings(policy.terms), tracer=tracer,
             )  # fmt: skip
             await _serve(settings, home, shared, store, proxy_uploads, rng, random_bytes, stop, on_ready)
         finally:
             if verifier is not None:
                 await verifier.close()
             await history.close()
+            tracer.close()
 
 
 def _plan_policy(policy: NetworkPolicy) -> PlanPolicy:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dcnr import tracing
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.groups import apart, first_cause
 from dcnr.tensor import Array, EncodedTensor, TensorAssembler, TensorHeader, chunks
@@ -116,7 +117,7 @@ class Try:
         if len(hops) > MAX_HOPS:
             raise Unavailable(f"a way of {len(hops)} stages is longer than {MAX_HOPS}", code="way_too_long")
         request = vnode_pb2.InferRequest(
-            id=self._id, network_id=network_id, model=model, caller=caller, deadline_s=deadline_s,
+            id=self._id, network_id=network_id, model=model, caller=caller, deadline_s=deadline_s, traceparent=tracing.current(),
             hops=[
                 vnode_pb2.InferHop(
                     vnode=hop.vnode, replica=hop.replica, state_digest=hop.state_digest, delegation=hop.delegation, codec=self._question.codec,

@@ -20,6 +20,7 @@ from dcnr import limits
 from dcnr.client import Orchestrators
 from dcnr.errors import DcnrError
 from dcnr.ids import NodeId
+from dcnr.logs import name_node, vnode_in
 from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
@@ -81,6 +82,7 @@ class Daemon:
         self._stop, self._news, self._drained = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._hand_over = True
         self._gaps, self._pausing = Gaps(), Pausing(home.paused, clock)
+        self._job: Callable[[], str] = str
         self.journal = Journal(clock, key.node_id, self._log_event)
         self._allowed = limits_of(settings, machine)
         self._host = advertised_host(settings, bootstrap, single_host=policy.single_host)
@@ -90,6 +92,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Starts everything, serves until `request_stop`, hands over, and leaves no process behind."""
+        name_node(self._key.node_id)
         for remark in await asyncio.to_thread(self._shelf.load):
             self.journal.say("snapshot_damaged", self._key.node_id, remark)
         self._server.add(self._register_membership)
@@ -209,7 +212,7 @@ class Daemon:
         self._supervisor = Supervisor(
             WorkerOptions(
                 listen_host=settings.listen_host, data_port=settings.data_port, threads=threads_of(self._allowed), device=settings.limits.device,
-                log_path=home.log / "worker.log", environment=self._environment, program=self._program,
+                log_path=home.log / "worker.log", environment=self._environment, program=self._program, tracing=settings.tracing,
             ),
             next_incarnation=lambda: home.next_incarnation(self._clock.wall()),
             on_up=self._worker_up, on_message=lambda worker, message: self._hearing.heard(message), on_down=self._worker_down,
@@ -233,6 +236,7 @@ class Daemon:
             heads=HeadCheck(policy=lambda: self._policy, orchestrators=self._orchestrators, rule=self._rule), options=options,
             send=self._send, hosted_changed=self._changed, say=self.journal.say, clock=self._clock, group=group,
         )  # fmt: skip
+        self._job = lambda: desired.job_id if (desired := self._duties.term()[2]) is not None else ""
         asked = Asked(
             self._key.node_id, lambda: self._policy, self._home, self._objects, self._cache.file, self._duties, self._send, self._streams.say,
             self.journal.say, self._membership.network_time,
@@ -386,4 +390,6 @@ class Daemon:
     # -- small parts -----------------------------------------------------------------------------------------------------------------
 
     def _log_event(self, event: common_pb2.Event) -> None:
-        _log.info(event.kind, subject=event.subject, reason=event.reason)
+        where = vnode_in(event.kind, event.subject)
+        job = self._job() if "replica" in where else ""
+        _log.info(event.kind, subject=event.subject, reason=event.reason, **where, **({"job": job} if job else {}))

@@ -13,6 +13,7 @@ from dcnr.errors import InvalidInput
 from dcnr.rpc.dialer import Dialer
 from dcnr.settings import PNodeSettings
 from dcnr.system import SystemClock
+from dcnr.tracing import started
 from dcnr.v1 import identity_pb2, local_pb2
 from membership.discovery import discover
 from pnode.daemon import Daemon
@@ -36,6 +37,9 @@ async def run_pnode(
     home.open()
     try:
         key = NodeKey.load_or_create(home.key)
+        started(
+            settings.tracing, "dcnr-pnode", key.node_id
+        ).close()  # what is wrong with it is said here: a worker could tell only its log
         owner = _owner(settings, home, key)
         machine = await asyncio.to_thread(probe_machine, home_path)
         stopped = asyncio.Event()

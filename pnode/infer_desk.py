@@ -12,11 +12,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dcnr import limits
+from dcnr import limits, tracing
 from dcnr.errors import DcnrError, InvariantBroken, Refused, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
 from dcnr.tensor import EncodedTensor, TensorHeader
+from dcnr.tracing import UNTRACED, Tracer
 from dcnr.v1 import vnode_pb2
 from pnode.infer_places import Computed, Place, Wish
 from pnode.infer_streams import InferStream, Words
@@ -45,6 +46,7 @@ class Here:
     network_id: str
     pnode_id: str
     worker_id: NodeId
+    tracer: Tracer = UNTRACED
 
 
 @dataclass(slots=True, eq=False)
@@ -172,9 +174,11 @@ class InferDesk:
     # ---- one question -------------------------------------------------------------------------------------------------------
 
     async def _life(self, asked: _Asked) -> None:
+        request = asked.request
         try:
-            async with asyncio.timeout(asked.until_s - self._clock.monotonic()):
-                await self._work(asked, await asked.arrived)
+            with self._here.tracer.span("question", request.traceparent, model=request.model, pnode=self._here.pnode_id):
+                async with asyncio.timeout(asked.until_s - self._clock.monotonic()):
+                    await self._work(asked, await asked.arrived)
         except TimeoutError:
             self._failed(asked, TimedOut("its time was up", code="deadline_exceeded"))
         except DcnrError as error:
@@ -207,18 +211,17 @@ class InferDesk:
             place = self._find(request.model, hop)
             reads = place.asking.reads
             inputs = [_brought(tensors, name) for name in reads.names[hop.vnode]]
-            computed = await place.compute(inputs, Wish(hop.answers, hop.draft, hop.last))
+            with self._here.tracer.span("compute", vnode=hop.vnode) as span:
+                computed = await place.compute(inputs, Wish(hop.answers, hop.draft, hop.last))
+                waited_s = max(0.0, computed.began_s - ready_s)
+                span.note(step=computed.step, waited_s=waited_s, computed_s=computed.seconds)
             self.num_computed += not number
             timings.append(
                 vnode_pb2.InferTiming(
-                    vnode=hop.vnode,
-                    pnode_id=self._here.pnode_id,
-                    step=computed.step,
-                    waited_s=max(0.0, computed.began_s - ready_s),
-                    computed_s=computed.seconds,
+                    vnode=hop.vnode, pnode_id=self._here.pnode_id, step=computed.step, waited_s=waited_s, computed_s=computed.seconds,
                     drafted=computed.drafted,
                 )
-            )
+            )  # fmt: skip
             if hop.answers:
                 await self._answer(asked, hop, computed, timings)
             rest = reads.needed([one.vnode for one in request.hops[number + 1 :]])
@@ -253,7 +256,7 @@ class InferDesk:
         onward = vnode_pb2.InferRequest(
             id=request.id, network_id=request.network_id, model=request.model, caller=request.caller, hops=hops,
             tensors=[tensor_message(name, tensor.header) for name, tensor in zip(tensors, encoded, strict=True)],
-            deadline_s=max(SHORTEST_S, asked.until_s - self._clock.monotonic()), timings=timings,
+            deadline_s=max(SHORTEST_S, asked.until_s - self._clock.monotonic()), timings=timings, traceparent=tracing.current(),
         )  # fmt: skip
         stream, caller = asked.stream, request.caller
         route = Route(

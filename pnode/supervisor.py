@@ -12,12 +12,13 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dcnr import limits
 from dcnr.crashpoints import VARIABLE
 from dcnr.errors import Corrupt, DcnrError
+from dcnr.settings import TracingSettings
 from dcnr.v1 import local_pb2
 from pnode.pipe import LocalPipe
 
@@ -49,6 +50,7 @@ class WorkerOptions:
     device: str
     log_path: Path
     environment: Mapping[str, str]
+    tracing: TracingSettings = field(default_factory=TracingSettings)
     program: Sequence[str] = WORKER
     """What Python runs; only code that starts a daemon itself can change it."""
 
@@ -208,6 +210,7 @@ class Supervisor:
         command = [
             sys.executable, *options.program, "--fd", str(theirs.fileno()), "--host", options.listen_host,
             "--port", str(options.data_port), "--threads", str(options.threads), "--device", options.device,
+            "--trace-endpoint", options.tracing.endpoint, "--trace-share", str(options.tracing.share),
         ]  # fmt: skip
         log = os.open(options.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:

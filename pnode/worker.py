@@ -1,6 +1,7 @@
 """The worker process: hosts replicas and the data plane for a daemon, whose descriptor is its only master; when that closes, it ends.
 
-It makes its own key, never holds the node's, reads what the daemon laid on disk, and opens no connection besides those to neighbouring workers.
+It makes its own key, never holds the node's, reads what the daemon laid on disk, and opens no connection besides those to neighbouring workers, and to the
+collector of traces that its owner named.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from dcnr.errors import Corrupt, DcnrError
 from dcnr.groups import first_cause
 from dcnr.ids import NodeId, ReplicaId, check_replica_id
 from dcnr.ports import Clock
+from dcnr.settings import TracingSettings
 from dcnr.system import SystemClock
+from dcnr.tracing import started
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, orchestrator_pb2, vnode_pb2
 from pnode.auditing import Auditing, Auditor
 from pnode.crew import Acting, Crew, Outlets
@@ -55,6 +58,7 @@ MAX_EVIDENCE: Final = 32
 EVIDENCE_AFTER_S: Final = 1.0
 EXECUTOR_THREADS: Final = 4
 NICE: Final = 10
+NO_TRACING: Final = TracingSettings()
 
 
 class NetworkClock:
@@ -77,9 +81,10 @@ class Worker:
     """One worker from its delegation to the end of its pipe."""
 
     def __init__(
-        self, pipe: LocalPipe[local_pb2.ToWorker], key: NodeKey, clock: Clock, device: str, making: Making, *, device_name: str = ""
-    ) -> None:
-        self._device_name = device_name
+        self, pipe: LocalPipe[local_pb2.ToWorker], key: NodeKey, clock: Clock, device: str, making: Making, *, device_name: str = "",
+        tracing: TracingSettings = NO_TRACING,
+    ) -> None:  # fmt: skip
+        self._device_name, self._tracing = device_name, tracing
         self._pipe, self._key, self._clock, self._device, self._making = pipe, key, NetworkClock(clock), device, making
         self._executor = ThreadPoolExecutor(max_workers=EXECUTOR_THREADS, thread_name_prefix="worker-io")
         self._out: asyncio.Queue[local_pb2.FromWorker] = asyncio.Queue(MAX_QUEUED)
@@ -110,7 +115,8 @@ class Worker:
         uplink = Uplink(self._clock)
         self._hub = LinkHub(self._clock, self._acting.pnode_id, peers, self._lost)
         ways = Ways(self._clock, dial, self._told)
-        here = Here(self._acting.network_id, self._acting.pnode_id, self._key.node_id)
+        tracer = started(self._tracing, "dcnr-worker", self._acting.pnode_id)
+        here = Here(self._acting.network_id, self._acting.pnode_id, self._key.node_id, tracer)
         self._desk = InferDesk(here, clock=self._clock, executor=self._executor, find=self._place, ways=ways, told=self._told)
         server = data_server(
             self._key,
@@ -145,6 +151,7 @@ class Worker:
         finally:
             await server.stop(GRACE_S)
             self._executor.shutdown(wait=False, cancel_futures=True)
+            tracer.close()
 
     def _new_auditing(self, group: asyncio.TaskGroup, pace: Pace) -> Auditing:
         acting = self._acting
@@ -325,6 +332,8 @@ def main(arguments: Sequence[str] | None = None, making: Making = Making()) -> i
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 picks a free one")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     parser.add_argument("--device", default="cpu", help="device of torch")
+    parser.add_argument("--trace-endpoint", default="", help="collector of traces; empty: none")
+    parser.add_argument("--trace-share", type=float, default=1.0, help="of the traces that begin here")
     options = parser.parse_args(arguments)
     with contextlib.suppress(OSError):
         os.nice(NICE)
@@ -339,7 +348,8 @@ async def _main(options: argparse.Namespace, making: Making) -> int:
         crashpoints.arm(os.environ)
         pipe = await LocalPipe.over(socket.socket(fileno=options.fd), local_pb2.ToWorker)
         device = found_device(options.device)
-        worker = Worker(pipe, key, clock, device, making, device_name=name_of_device(device))
+        tracing = TracingSettings(options.trace_endpoint, options.trace_share)
+        worker = Worker(pipe, key, clock, device, making, device_name=name_of_device(device), tracing=tracing)
         await worker.run(HeldPort(options.host, options.port))
     except (DcnrError, OSError) as error:
         sys.stderr.write(f"worker: {error}\n")

@@ -34,6 +34,7 @@ def start(
     host: Annotated[
         list[str] | None, typer.Option(help="Name that the header Host may have. May be repeated.", show_default=False)
     ] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", help="End when standard input closes.")] = False,
 ) -> None:  # fmt: skip
@@ -55,7 +56,7 @@ def start(
     from dcnr.cli import foreground
     from dcnr.cli.gateway_serving import alone
 
-    foreground.start_logging(level="info", as_json=False)
+    foreground.start_logging(level="info", as_json=log_json)
     if until_stdin_closes:
         foreground.end_with_stdin()
 
@@ -64,7 +65,13 @@ def start(
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await alone(
-            settings.gateway, session.home, network=session.network, bootstrap=session.bootstrap, network_id=network_id, stop=stop
+            settings.gateway,
+            session.home,
+            network=session.network,
+            bootstrap=session.bootstrap,
+            network_id=network_id,
+            stop=stop,
+            tracing=settings.tracing,
         )
 
     foreground.run(serve())

@@ -13,11 +13,13 @@ from typing import Final
 from dcnr.cli import output
 from dcnr.client import Orchestrators
 from dcnr.ids import NodeId
+from dcnr.logs import name_node
 from dcnr.ports import Clock
 from dcnr.rpc.dialer import Dialer
 from dcnr.sdk.contact import find
-from dcnr.settings import GatewaySettings
+from dcnr.settings import GatewaySettings, TracingSettings
 from dcnr.system import SystemClock
+from dcnr.tracing import started
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 from trust.network_file import load_policy
@@ -33,7 +35,7 @@ def gateways_of(settings: GatewaySettings, home: Path) -> tuple[NodeId, ...]:
 
 @contextlib.asynccontextmanager
 async def beside(
-    settings: GatewaySettings, home: Path, policy: NetworkPolicy, clock: Clock
+    settings: GatewaySettings, home: Path, policy: NetworkPolicy, clock: Clock, tracing: TracingSettings
 ) -> AsyncIterator[Callable[[NodeId, str], None]]:
     """Gives what begins the gateway once the orchestrator of that id serves at that address; it ends with the block. Nothing where none is wanted.
 
@@ -51,7 +53,7 @@ async def beside(
 
             def begin(node_id: NodeId, address: str) -> None:
                 known = [(node_id, (address,))]
-                tasks.append(group.create_task(_serve(settings, listening, home, policy, clock, known)))
+                tasks.append(group.create_task(_serve(settings, listening, home, policy, clock, known, tracing)))
 
             yield begin
             for task in tasks:
@@ -61,7 +63,8 @@ async def beside(
 
 
 async def alone(
-    settings: GatewaySettings, home: Path, *, network: Path | None, bootstrap: Sequence[str], network_id: str | None, stop: asyncio.Event
+    settings: GatewaySettings, home: Path, *, network: Path | None, bootstrap: Sequence[str], network_id: str | None, stop: asyncio.Event,
+    tracing: TracingSettings,
 ) -> None:  # fmt: skip
     """Serves until ``stop`` is set. Raises Unavailable, Refused (``wrong_network``), InvalidInput."""
     from gateway.server import DEFAULT_LISTEN, bound
@@ -75,7 +78,7 @@ async def alone(
         contact = await find(dialer, policy=policy, bootstrap=bootstrap, network_id=network_id, now_wall=clock.wall())
         if not contact.pinned:
             output.say(f"note: believing the first document seen, network {contact.policy.network_id}; pin it with --network-id")
-        serving = asyncio.create_task(_serve(settings, listening, home, contact.policy, clock, contact.orchestrators))
+        serving = asyncio.create_task(_serve(settings, listening, home, contact.policy, clock, contact.orchestrators, tracing))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -88,16 +91,19 @@ async def alone(
 
 async def _serve(
     settings: GatewaySettings, listening: socket.socket, home: Path, policy: NetworkPolicy, clock: Clock,
-    known: Sequence[tuple[NodeId, Sequence[str]]],
+    known: Sequence[tuple[NodeId, Sequence[str]]], tracing: TracingSettings,
 ) -> None:  # fmt: skip
     from gateway.server import serve_gateway
 
     key = NodeKey.load_or_create(home / KEY_FILE)
+    name_node(key.node_id)
+    tracer = started(tracing, "dcnr-gateway", key.node_id)
     orchestrators = Orchestrators(Dialer(key, policy.network_id, clock=clock, rng=secrets.token_bytes), lambda: known)
     try:
         await serve_gateway(
             settings, listening, orchestrators, policy=policy, clock=clock, home=home,
-            on_ready=lambda address: output.say(f"  gateway http://{address}"),
+            on_ready=lambda address: output.say(f"  gateway http://{address}"), tracer=tracer,
         )  # fmt: skip
     finally:
         await orchestrators.close()
+        tracer.close()

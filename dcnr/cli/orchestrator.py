@@ -171,7 +171,7 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
         loop.add_signal_handler(number, end)
 
     try:
-        async with beside(settings.gateway, home, policy, clock) as begin:
+        async with beside(settings.gateway, home, policy, clock, settings.tracing) as begin:
 
             def ready(host: str, port: int) -> None:
                 begin(key.node_id, f"{host}:{port}")

@@ -4,34 +4,74 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from asking_rig import FULL, MANIFEST, MODEL, readout, refusal, town, until, values
+from collector_rig import Collector
 from infer_rig import BATCH, expected, samples, served
 from worker_rig import workers
 
 from dcnr.errors import InvalidInput, NotFound, Unavailable
 from dcnr.graph import graph_digest, stages_of_graph
+from dcnr.settings import TracingSettings
+from dcnr.tracing import UNTRACED, started
 from dcnr.v1 import local_pb2, orchestrator_pb2
+from pnode.supervisor import WORKER
 from vnode.registry import default_registry
 from vnode.torch_stage import initial_state
 
+TRACE = "5e" * 16
 
-def test_the_network_answers_as_one_process_and_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        yield running
+
+
+def one_chain(collector: Collector, pnodes: list[str]) -> None:
+    """A trace from the orchestrator through each hop, in order: who is asked next is a child of who asks it, and each says what it computed."""
+    names = Counter({"Forward": 1, "way": 1, "question": 3, "compute": 3})
+    told = collector.wait(TRACE, lambda spans: Counter(span.name for span in spans) >= names)
+    assert Counter(span.name for span in told) == names
+    by_id = {span.span: span for span in told}
+    [way] = [span for span in told if span.name == "way"]
+    assert (way.service, by_id[way.parent].name, by_id[way.parent].parent) == ("dcnr-orchestrator", "Forward", "1" * 16)
+    asks = way
+    for pnode_id, vnode in zip(pnodes, "abc", strict=True):
+        [hop] = [span for span in told if span.name == "question" and span.parent == asks.span]
+        [computed] = [span for span in told if span.name == "compute" and span.parent == hop.span]
+        assert (hop.service, hop.instance, computed.facts["vnode"]) == ("dcnr-worker", pnode_id, vnode)
+        assert computed.facts["computed_s"] > 0
+        assert computed.facts["waited_s"] >= 0
+        asks = hop
+
+
+def test_the_network_answers_as_one_process_and_says_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collector: Collector
+) -> None:
     one = served(tmp_path)
     asked = samples()
+    traced = (*WORKER, "--trace-endpoint", collector.url)
 
     async def scenario() -> None:
         async with town(one, monkeypatch) as here:
             nobody = await refusal(lambda: here.ask(asked))
             assert isinstance(nobody, (NotFound, Unavailable))
             assert nobody.code in ("not_trained", "no_server")
-            async with workers(tmp_path, 2) as (first, second):
+            async with workers(tmp_path, 2, traced) as (first, second):
                 await here.seat(first, "a", "c")
                 await here.seat(second, "b")
-                found = await here.ask(asked)
+                here.shared.tracer = started(TracingSettings(collector.url), "dcnr-orchestrator", here.key.node_id)
+                with here.shared.tracer.span("Forward", f"00-{TRACE}-{'1' * 16}-01"):
+                    found = await here.ask(asked)
+                here.shared.tracer.close()
+                here.shared.tracer = UNTRACED
+                await asyncio.to_thread(one_chain, collector, [first.pnode_id, second.pnode_id, first.pnode_id])
                 np.testing.assert_array_equal(values(found), expected(one, asked))
                 assert (found.exit, found.deepest, found.degraded, found.manifest_digest) == ("c", "c", False, MANIFEST)
                 assert [(stage.vnode, stage.pnode_id, stage.step) for stage in found.stages] == [

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from collector_rig import Collector, Told
 from schemas_rig import check_output
 from trouble_rig import until
 
@@ -76,8 +78,8 @@ NUM_BATCHES = 4 * (640 // 16)
 class Shell:
     """Runs commands as a maintainer of the network does, in this process: starting them anew is `benchmarks/startup.py`'s business."""
 
-    def __init__(self, network: LocalNetwork) -> None:
-        self.network = network
+    def __init__(self, network: LocalNetwork, collector: Collector) -> None:
+        self.network, self.collector = network, collector
 
     def run(self, line: str, *more: str, code: int = 0) -> str:
         """Standard output of a command that must end with ``code``."""
@@ -94,17 +96,24 @@ class Shell:
 @pytest.fixture(scope="module")
 def shell() -> Iterator[Shell]:
     with tempfile.TemporaryDirectory(prefix="dcnr-") as directory:
-        pnodes = (LocalPNode("p1", memory_mb=512), LocalPNode("p2", memory_mb=512))
+        pnodes = (LocalPNode("p1", memory_mb=512, flags=("--log-json",)), LocalPNode("p2", memory_mb=512))
         with (
-            LocalNetwork(Path(directory) / "n", num_orchestrators=1, pnodes=pnodes) as network,
+            Collector() as collector,
+            LocalNetwork(
+                Path(directory) / "n", num_orchestrators=1, pnodes=pnodes, orchestrator_flags=("--gateway", "127.0.0.1:0", "--log-json"),
+                additions={
+                    "o1": {"ORCHESTRATOR_TRACING_ENDPOINT": collector.url}, "p1": {"PNODE_TRACING_ENDPOINT": collector.url},
+                    "p2": {"PNODE_TRACING_ENDPOINT": collector.url},
+                },
+            ) as network,
             pytest.MonkeyPatch.context() as environment,
-        ):
+        ):  # fmt: skip
             environment.setenv("DCNR_HOME", str(network.maintainer_home))
             environment.setenv("DCNR_NETWORK", str(network.network_file))
             environment.setenv("DCNR_BOOTSTRAP", ",".join(network.bootstrap))
             with dcnr.sdk.connect(network.bootstrap, network=network.network_file) as client:
                 until(lambda: sum(node.attached for node in client.nodes()) == len(pnodes), say=network.trouble)
-            yield Shell(network)
+            yield Shell(network, collector)
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +154,52 @@ def test_from_data_to_an_exported_model(shell: Shell, data: Path) -> None:
     assert "b: placed" in shell.run("dcnr job explain r"), "what has no weights is hosted by its successor"
     shell.run("dcnr job explain nobody", code=1)
     assert "had ended before" in shell.run("dcnr job cancel", job["job_id"])
+
+
+def test_a_question_over_rest_is_one_trace_to_the_component_that_computes_it(shell: Shell) -> None:
+    """Goal: gateway, orchestrator and worker, each a process or part of its own, tell the collector that their owners named of the same trace."""
+    log = shell.network.directory / "log" / "o1.log"
+    until(lambda: re.search(r"gateway (http://\S+)", log.read_text()) is not None, say=shell.network.trouble)
+    told = re.search(r"gateway (http://\S+)", log.read_text())
+    assert told is not None
+    key = json.loads(shell.run("dcnr gateway key add test --json", "--home", str(shell.network.orchestrators[0].home)))["key"]
+    trace, parent = secrets.token_hex(16), secrets.token_hex(8)
+    headers = {"Authorization": f"Bearer {key}", "traceparent": f"00-{trace}-{parent}-01"}
+    question = {"model": "tiny", "inputs": [{"values": [[0.5] * 16]}], "full_depth": True}
+    with httpx.Client(base_url=told[1], headers=headers, timeout=30.0) as client:
+        until(lambda: client.post("/v1/forward", json=question).status_code == 200, say=shell.network.trouble)
+
+    def ways(spans: list[Told]) -> list[list[Told]]:
+        """From the last VNode's computation back to who asked, as far as all of that was told."""
+        by_id, found = {span.span: span for span in spans}, []
+        for computed in spans:
+            line = [computed]
+            while line[-1].parent in by_id:
+                line.append(by_id[line[-1].parent])
+            if computed.facts.get("vnode") == "b" and line[-1].parent == parent:
+                found.append(line)
+        return found
+
+    line = ways(shell.collector.wait(trace, lambda spans: bool(ways(spans))))[0]
+    names = [(span.service, span.name) for span in reversed(line)]
+    assert names[:3] == [("dcnr-gateway", "POST /v1/forward"), ("dcnr-orchestrator", "Forward"), ("dcnr-orchestrator", "way")]
+    assert set(names[3:-1]) == {("dcnr-worker", "question")}
+    assert line[0].instance in {process.node_id for process in shell.network.pnodes}
+
+
+def test_logs_say_of_what_they_tell(shell: Shell) -> None:
+    """Goal: as JSON every event has its node, and its job and VNode where it is about one."""
+    job = json.loads(shell.run("dcnr job list --json"))[0]["job_id"]
+    for process, kind, wanted in (
+        (shell.network.orchestrators[0], "job_accepted", {"job": job, "model": "tiny"}),
+        (shell.network.orchestrators[0], "job_ended", {"job": job}),
+        (shell.network.pnodes[0], "replica_hosted", {"job": job, "vnode": "[ab]", "replica": r"[ab]\.\d+"}),
+    ):
+        lines = [json.loads(line) for line in process.log.read_text().splitlines() if line.startswith("{")]
+        assert {line["node"] for line in lines} == {process.node_id}
+        told = [line for line in lines if line["event"] == kind]
+        assert told, kind
+        assert all(re.fullmatch(pattern, line[name]) for line in told for name, pattern in wanted.items()), told
 
 
 def test_lineages_and_the_blocking_client(shell: Shell) -> None:

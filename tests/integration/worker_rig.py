@@ -253,9 +253,9 @@ async def _run(program: Sequence[str], pipe: socket.socket) -> asyncio.subproces
 
 
 @asynccontextmanager
-async def workers(root: Path, count: int) -> AsyncIterator[list[DaemonEnd]]:
+async def workers(root: Path, count: int, program: Sequence[str] = ()) -> AsyncIterator[list[DaemonEnd]]:
     """So many, started side by side."""
     async with AsyncExitStack() as stack:
         async with asyncio.TaskGroup() as group:
-            starting = [group.create_task(stack.enter_async_context(worker(root))) for _ in range(count)]
+            starting = [group.create_task(stack.enter_async_context(worker(root, program=program))) for _ in range(count)]
         yield [task.result() for task in starting]

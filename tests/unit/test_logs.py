@@ -1,4 +1,4 @@
-"""Goal: what a log line tells of an exception is where it happened, never the values there; and a daemon outlives the reader of its log."""
+"""Goal: a log line says who, what of and in which trace, and of an exception where it happened, never the values there; a daemon outlives its log's reader."""
 
 from __future__ import annotations
 
@@ -21,6 +21,36 @@ try:
 except ValueError as error:
     structlog.get_logger().error("failed", exc_info=error)
 """
+
+
+PLACES = """
+import asyncio, logging, structlog
+from dcnr.logs import configure, name_node, vnode_in
+from dcnr.tracing import UNTRACED
+configure(level="info", as_json=True)
+log = structlog.get_logger("pnode")
+async def inner():
+    log.info("replica_hosted", **vnode_in("replica_hosted", "conv1.7"), job="j")
+async def main():
+    name_node("n" * 40)
+    with UNTRACED.span("x", f"00-{'ab' * 16}-{'cd' * 8}-01"):
+        await asyncio.create_task(inner())
+    log.info("attached", **vnode_in("attached", "f" * 40))
+    log.info("seat_ready", **vnode_in("seat_ready", "deep"))
+    logging.getLogger("some.library").warning("look: %s", 3)
+asyncio.run(main())
+"""
+
+
+def test_lines_say_who_what_of_and_in_which_trace() -> None:
+    done = subprocess.run([sys.executable, "-c", PLACES], capture_output=True, text=True, timeout=60, check=True)
+    hosted, attached, seat, library = map(json.loads, done.stderr.splitlines())
+    assert {one["node"] for one in (hosted, attached, seat, library)} == {"n" * 40}
+    assert (hosted["vnode"], hosted["replica"], hosted["job"]) == ("conv1", "conv1.7", "j")
+    assert (hosted["trace_id"], hosted["span_id"]) == ("ab" * 16, "cd" * 8)
+    assert not {"trace_id", "vnode"} & attached.keys()
+    assert seat["vnode"] == "deep"
+    assert (library["event"], library["logger"], library["level"]) == ("look: 3", "some.library", "warning")
 
 
 def test_no_local_value_of_a_frame_is_logged() -> None:
