@@ -111,7 +111,7 @@ def submit(
     from dcnr.sdk.weights import read_weights
 
     if (graph is None) == (draft is None):
-        raise InvalidInput("give either a graph or --draft", code="bad_arguments")
+        raise InvalidInput("give either a graph or --draft", code="bad_arguments", remedy="dcnr model submit model.toml")
     session = Session(home, network, bootstrap, network_id)
     if graph is None:
         assert draft is not None
@@ -230,7 +230,7 @@ def _graph(path: Path) -> tuple[model_pb2.ModelGraph, tuple[Stage, ...]]:
             data = file.read(limits.MAX_GRAPH_BYTES + 1)
         text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} cannot be read: {error}", code="bad_graph") from error
+        raise InvalidInput(f"{path} cannot be read: {error}", code="bad_graph", remedy="name a graph in TOML or JSON") from error
     try:
         message = graph_from_json(text) if path.suffix == ".json" else graph_from_toml(text)
         return message, stages_of_graph(message, default_registry())
@@ -272,7 +272,9 @@ def _read_draft(path: Path) -> Draft:
         with path.open(encoding="utf-8") as file:
             return Draft.from_json(file.read(MAX_DRAFT_BYTES + 1))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} cannot be read: {error}", code="bad_draft") from error
+        raise InvalidInput(
+            f"{path} cannot be read: {error}", code="bad_draft", remedy="name a file that --save-draft wrote"
+        ) from error
 
 
 def _write_draft(path: Path, draft: Draft) -> None:

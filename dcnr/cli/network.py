@@ -56,7 +56,7 @@ def create(
 ) -> None:
     """Make maintainer keys and the signed network document.
 
-    Example: dcnr network create --name garden --orchestrator "$(orchestrator key)@203.0.113.7:7700" --store https://203.0.113.7:7790
+    Example: dcnr network create --name garden --orchestrator "$(orchestrator key)@203.0.113.7:7700" --store http://203.0.113.7:7790
     """
     from dcnr.system import SystemClock
     from trust.identity import NodeKey
@@ -69,14 +69,14 @@ def create(
     if document.exists():
         raise Refused(f"there is a network at {document} already", code="network_exists", remedy="choose another --out")
     scheme, address = _store(store)
+    ids = [_orchestrator_id(entry) for entry in orchestrator]
     paths = [directory / (KEY_FILE if number == 0 else f"key-{number + 1}.pem") for number in range(maintainers)]
     keys = [NodeKey.load_or_create(path) for path in paths]
     envelope = create_document(
-        *keys, name=name, now_wall=SystemClock().wall(), orchestrator_ids=[entry.partition("@")[0] for entry in orchestrator],
+        *keys, name=name, now_wall=SystemClock().wall(), orchestrator_ids=ids,
         threshold=threshold, locality=_locality(locality), store_address=address, store_bucket=bucket, store_scheme=scheme,
         bootstrap=[*(entry for entry in orchestrator if "@" in entry), *(bootstrap or ())], audit_floor=audit_floor, audits=audits,
-        trusted=trusted or (), trusted_s=trusted_days * 86400.0, max_vnode_state_bytes=max_vnode_mb * 1_000_000,
-        terms=Terms(quarantine_s, rehab_units),
+        trusted=trusted or (), trusted_s=trusted_days * 86400.0, max_vnode_state_bytes=max_vnode_mb * 1_000_000, terms=Terms(quarantine_s, rehab_units),
     )  # fmt: skip
     policy = verify_chain([envelope])
     save_policy(document, policy)
@@ -109,6 +109,19 @@ def _made(policy: NetworkPolicy, document: Path, paths: list[Path]) -> str:
     if len(paths) == 1:
         lines.append("  one key decides alone; a network of several maintainers: --maintainers 3 --threshold 2")
     return "\n".join([*lines, f"next: orchestrator start --network {document}"])
+
+
+def _orchestrator_id(entry: str) -> str:
+    from dcnr.ids import check_node_id
+
+    try:
+        return check_node_id(entry.partition("@")[0])
+    except InvalidInput as error:
+        raise InvalidInput(
+            f"{entry!r} does not begin with the id of an orchestrator",
+            code="bad_address",
+            remedy="write ID@HOST:PORT, with the id that orchestrator key prints",
+        ) from error
 
 
 def _store(text: str) -> tuple[str, str]:

@@ -65,7 +65,11 @@ def planned(graph: model_pb2.ModelGraph, registry: Registry, datasets: Mapping[s
     dataset = datasets.get(name)
     if dataset is None:
         known = ", ".join(sorted(datasets)) or "none"
-        raise NotFound(f"no data set {name!r} is staged (staged: {known})", code="no_dataset", remedy="dcnr data stage DIRECTORY")
+        raise NotFound(
+            f"no data set {name!r} is staged (staged: {known})",
+            code="no_dataset",
+            remedy=f"dcnr data stage FILE --name {name} --licence LICENCE",
+        )
     for use, ref in refs.items():
         if not dataset.splits.get(ref.split):
             raise InvalidInput(

@@ -1462,7 +1462,7 @@ class Manifest(_message.Message):
     holder: _builtins.str
     """who made it"""
     audits: _builtins.str
-    """`none` until audits exist"""
+    """`none`, or `drawn`: as the network document had it"""
     graph_digest: _builtins.str
     """of which graph"""
     @_builtins.property

@@ -84,6 +84,30 @@ def test_not_running_is_3_with_the_next_command(line: str, capsys: pytest.Captur
     assert ("--home" in captured.err) == (not line.startswith("dcnr"))  # it starts on the very home that was asked about
 
 
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("dcnr network create --name x --orchestrator 127.0.0.1:7700", "ID@HOST:PORT, with the id that orchestrator key prints"),
+        ("dcnr model submit", "dcnr model submit model.toml"),
+        ("dcnr model validate none.toml", "name a graph in TOML or JSON"),
+        ("dcnr model submit --draft none.json", "name a file that --save-draft wrote"),
+    ],
+)
+def test_wrong_input_is_2_with_what_would_be_right(line: str, remedy: str, homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line) == 2
+    assert remedy in capsys.readouterr().err
+    assert not list(homes.rglob("*.pem")), "nothing was made"
+
+
+def test_a_key_of_a_gateway_says_whose_it_is_for_beside_the_key_itself(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("dcnr gateway key add bob --scope node-owner --home", str(homes)) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("dcnr_")
+    assert len(captured.out.split()) == 1, "only the key, for a shell that keeps it"
+    assert str(homes) in captured.err
+    assert "--owner" in captured.err
+
+
 def test_a_network_that_nobody_serves_is_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("dcnr job list --json --bootstrap 127.0.0.1:1") == 4
     assert "127.0.0.1:1" in capsys.readouterr().err
