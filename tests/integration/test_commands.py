@@ -20,6 +20,7 @@ import httpx
 import numpy as np
 import pytest
 from collector_rig import Collector, Told
+from notebook_rig import NOTEBOOK, run_notebook
 from schemas_rig import check_output
 from trouble_rig import until
 
@@ -218,6 +219,19 @@ def test_lineages_and_the_blocking_client(shell: Shell) -> None:
         assert [job.model for job in client.jobs()] == ["tiny"]
         assert [view.job.job_id for view in client.watch(client.jobs()[0].job_id)][-1].startswith("tiny-")
         assert len(client.nodes()) >= 2
+
+
+def test_the_notebook_runs_from_its_first_cell_to_its_last(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: an imported module is trained, asked and taken home, as the notebook says; in a pipe its bars are silent."""
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
+        left = run_notebook(NOTEBOOK, shell.network, monkeypatch)
+    assert stderr.getvalue() == ""
+    assert left["calls"] == ["start", "stop"]
+    answer = left["answer"]
+    assert [(result.vnode, result.count) for result in left["ended"].outcome.exits] == [("layer0", 160), ("layer2", 160)]
+    assert (answer.degraded, answer.output.shape) == (answer.exit != "layer2", (8, 3)), "seats of the deepest VNode may still be loading"
+    assert set(left["written"].files) == {"model.safetensors", "model.json", "graph.json", "README.txt"}
 
 
 def test_daemons_tell_about_themselves(shell: Shell) -> None:

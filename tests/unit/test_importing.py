@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
@@ -19,8 +20,10 @@ from dcnr.cli import dcnr as command
 from dcnr.cli.errors import exit_code
 from dcnr.errors import InvalidInput
 from dcnr.graph import graph_from_toml, graph_to_bytes, stages_of_graph
+from dcnr.sdk.submission import JobOptions, planned, prepare, request_of
 from dcnr.sdk.weights import read_weights, write_imported
 from dcnr.stages import INPUT
+from dcnr.v1 import data_pb2
 from vnode.importing.model import Chosen, Imported, from_torch
 from vnode.importing.operations import UnsupportedOperations
 from vnode.registry import default_registry
@@ -210,6 +213,45 @@ def test_first_weights_are_in_checkpoint_0_and_must_fit() -> None:
     for case in wrong:
         with pytest.raises(InvalidInput) as caught:
             state(case)
+        assert caught.value.code == "weights_do_not_fit"
+
+
+class Kept:
+    """Takes what is uploaded."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, bytes] = {}
+
+    async def write_bytes(self, ref: Any, data: bytes, *, directory: Path) -> None:
+        pass
+
+    async def write_file(self, ref: data_pb2.ObjectRef, path: Path, *, size_bytes: int, sha256: str) -> None:
+        self.states[ref.owner] = path.read_bytes()
+
+
+def test_a_job_is_prepared_with_the_weights_that_come_with_it(tmp_path: Path) -> None:
+    imported = from_torch(settled(perceptron()), drawn(4, 3, 4), Chosen(name="mine"))
+    splits = {"train": 128, "validation": 8, "test": 8}
+    plan = planned(imported.graph, REGISTRY, {"mine": data_pb2.DatasetInfo(name="mine", splits=splits)})
+
+    def prepared(weights: Any, from_manifest: str = "") -> Kept:
+        kept: Any = Kept()
+        options = JobOptions(idempotency_key="k", unit_batches=1, from_manifest=from_manifest)
+        request = request_of(imported.graph, plan, options, network_id="n", seconds_per_batch=0.0, now_wall=0.0)
+        asyncio.run(
+            prepare(imported.graph, plan, request, REGISTRY, kept, scratch=tmp_path, progress=lambda *_: None, weights=weights)
+        )
+        found: Kept = kept
+        return found
+
+    stages = {stage.id: stage for stage in plan.stages}
+    for vnode, data in prepared(imported.weights).states.items():
+        _, arrays = parse(data, schema_of(stages[vnode], REGISTRY))
+        assert all(np.array_equal(arrays[f"w/{name}"], array) for name, array in imported.weights[vnode].items())
+    assert set(prepared(None).states) == {"layer1", "layer4"}
+    for case in (({"nobody": {}}, ""), (imported.weights, "a" * 64)):
+        with pytest.raises(InvalidInput) as caught:
+            prepared(*case)
         assert caught.value.code == "weights_do_not_fit"
 
 
