@@ -230,7 +230,9 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(shell: Shell, monkeyp
     assert left["calls"] == ["start", "stop"]
     answer = left["answer"]
     assert [(result.vnode, result.count) for result in left["ended"].outcome.exits] == [("layer0", 160), ("layer2", 160)]
-    assert (answer.degraded, answer.output.shape) == (answer.exit != "layer2", (8, 3)), "seats of the deepest VNode may still be loading"
+    assert (answer.degraded, answer.output.shape) == (answer.exit != "layer2", (8, 3)), (
+        "seats of the deepest VNode may still be loading"
+    )
     assert set(left["written"].files) == {"model.safetensors", "model.json", "graph.json", "README.txt"}
 
 
