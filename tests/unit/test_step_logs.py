@@ -133,7 +133,9 @@ def test_a_log_has_a_bound() -> None:
 def test_merges_in_between_let_a_lineage_grow_and_never_shrink() -> None:
     merged = {"merges": [model_pb2.Merged(after=1)]}
     grown, shrunk = log_of([step(0), step(1, num_learned=9)]), log_of([step(5), step(6, num_learned=5)])
+    same = log_of([step(0), step(1)])
     assert contradiction_in(commit_of(grown, **merged), grown) is None
+    assert contradiction_in(commit_of(same, **merged), same) is None, "they may lie behind the last entry"
     assert contradiction_in(commit_of(shrunk, **merged), shrunk) is not None
 
 
