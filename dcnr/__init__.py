@@ -19,3 +19,8 @@ def __getattr__(name: str) -> object:
     import importlib
 
     return getattr(importlib.import_module(_ELSEWHERE.get(name, "dcnr.sdk")), name)
+
+
+def __dir__() -> list[str]:
+    """With the names that are resolved on first use, so that notebooks complete them."""
+    return sorted({*globals(), *__all__})

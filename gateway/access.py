@@ -101,7 +101,9 @@ class Access:
         if text and key is None:
             raise _unauthorized("this key is unknown, revoked or expired", headers)
         if key is None and want not in ((OPEN, READ) if self._public else (OPEN,)):
-            raise _unauthorized("this needs a key in the header Authorization: Bearer", headers)
+            raise _unauthorized(
+                "this needs a key in the header Authorization: Bearer", headers, remedy="dcnr gateway key add NAME --home HOME"
+            )
         if key is not None and want not in MAY[key.scope]:
             raise RestError("SCOPE_MISSING", f"a key of scope {key.scope} may not do this", headers=headers, scope=key.scope)
         return Admitted(key, text, subnet, headers)
@@ -168,5 +170,5 @@ def _check_url(asked: Asked) -> None:
         raise RestError("KEY_IN_URL", "keys go into the header Authorization; one that stood in a URL has to be rotated")
 
 
-def _unauthorized(message: str, headers: dict[str, str]) -> RestError:
-    return RestError("UNAUTHORIZED_KEY", message, headers={**headers, "WWW-Authenticate": 'Bearer realm="dcnr"'})
+def _unauthorized(message: str, headers: dict[str, str], **details: str) -> RestError:
+    return RestError("UNAUTHORIZED_KEY", message, headers={**headers, "WWW-Authenticate": 'Bearer realm="dcnr"'}, **details)

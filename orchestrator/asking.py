@@ -136,7 +136,11 @@ class Asking:
             return [live] if live is not None else []
         only = request.manifest_digest if request.weights == orchestrator_pb2.WEIGHTS_NAMED else ""
         if request.weights == orchestrator_pb2.WEIGHTS_NAMED and not only:
-            raise InvalidInput("named weights need the digest of a manifest", code="no_manifest_named")
+            raise InvalidInput(
+                "named weights need the digest of a manifest",
+                code="no_manifest_named",
+                remedy="--manifest DIGEST; dcnr model evaluate prints one",
+            )
         known, now = self._known.get(runtime.model), self._shared.clock.monotonic()
         if known is None or known[0] is not runtime or now - known[1] > TABLES_S:
             known = self._known[runtime.model] = (runtime, now, served_tables(runtime, self._workers))

@@ -104,8 +104,9 @@ def context_of(job: JobFacts) -> int:
     is_text = len(sources) == 1 and sources[0].dtype == "uint8" and len(sources[0].shape) == 1 and sources[0].shape[0] > 1
     if not is_text or job.graph.num_classes != NUM_TOKENS:
         raise InvalidInput(
-            "this model does not write: it reads no sequence of bytes, or does not say what follows each", code="not_text"
-        )
+            "this model does not write: it reads no sequence of bytes, or does not say what follows each", code="not_text",
+            remedy="ask it with dcnr infer, or POST /v1/forward",
+        )  # fmt: skip
     return sources[0].shape[0]
 
 
@@ -145,11 +146,11 @@ def _by_source(
 
 def _tensor(name: str, item: orchestrator_pb2.NamedTensor, spec: TensorSpec, most: int) -> EncodedTensor:
     shape = tuple(int(length) for length in item.shape)
-    wanted = "x".join(map(str, ("samples", *spec.shape)))
     if item.dtype != spec.dtype:
         raise InvalidInput(f"{name} takes {spec.dtype}, not {item.dtype or 'nothing'}", code="bad_dtype")
     if not spec.takes(shape[1:]):
-        raise InvalidInput(f"{name} takes {wanted}, not {'x'.join(map(str, shape)) or 'nothing'}", code="bad_shape")
+        wanted = ", ".join(map(str, ("samples", *spec.shape)))
+        raise InvalidInput(f"{name} takes an array of shape [{wanted}], not {list(shape)}", code="bad_shape")
     if not 1 <= shape[0] <= most:
         raise InvalidInput(f"a question has 1 to {most} samples, not {shape[0]}", code="bad_shape", remedy="ask in several parts")
     if len(item.data) != math.prod(shape) * NUMPY_DTYPES[spec.dtype].itemsize:

@@ -305,7 +305,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             runtime = next(iter(self._models.runtimes.values()), None) if len(self._models.runtimes) == 1 else None
         if runtime is None:
             known = ", ".join(sorted(self._models.runtimes)) or "none"
-            raise NotFound(f"no model {model!r} is known here (known: {known})", code="no_such_model")
+            missing = f"no model {model!r} is known here" if model else "no model is named, and not just one is known here"
+            raise NotFound(f"{missing} (known: {known})", code="no_such_model", remedy="name one of these; a job makes another one")
         return runtime
 
     async def _runtime_of(self, model: str, job_id: str) -> ModelRuntime:

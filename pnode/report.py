@@ -99,6 +99,8 @@ def why(
         elif contact.attached and contact.state == orchestrator_pb2.NODE_STATE_REHAB:
             line("rehab", _judged(contact), "nothing: what it computes is compared, and counts again after a while")
     for report in hosted:
+        if report.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED and (paused or not worker.alive):
+            continue  # it ended with the worker, whose reason is told above
         if report.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED:
             line("assignment_failed", f"{report.replica}: {report.reason}", "see limits in `pnode config show`")
         elif report.reason.startswith("waiting_for_audit"):

@@ -37,7 +37,7 @@ def verify(
     """
     found = _audited(Session(home, network, bootstrap, network_id), model, manifest)
     if found is None:
-        output.emit([], lambda: "no audits were in force", as_json=as_json)
+        output.emit([], lambda: "no audits were in force: the chain holds no intervals to check", as_json=as_json)
         return
     header = ("job", "manifests", "intervals", "")
     rows = [

@@ -67,7 +67,7 @@ class _Lines(_Silent):
         self._count = 0
 
     def show(self, message: orchestrator_pb2.WatchJobResponse) -> None:
-        for event in message.events:
+        for event in own_events(message):
             print(event_line(event), flush=True)  # noqa: T201
         if message.job.state != self._job.state or self._count % PLAIN_EVERY == 0:
             print(headline(message.job), flush=True)  # noqa: T201
@@ -102,7 +102,7 @@ class _LiveView(_Silent):
 
     def show(self, message: orchestrator_pb2.WatchJobResponse) -> None:
         self._job = message.job
-        self._events.extend(event_line(event) for event in message.events)
+        self._events.extend(event_line(event) for event in own_events(message))
         if self._live is not None:
             self._live.update(self._screen(message))
 
@@ -182,6 +182,13 @@ def nodes_table(message: orchestrator_pb2.WatchJobResponse) -> str:
         for node in message.nodes
     ]  # fmt: skip
     return table(("node", "state", "cores", "replicas", "reason"), rows)
+
+
+def own_events(message: orchestrator_pb2.WatchJobResponse) -> list[common_pb2.Event]:
+    """What happened since the job was accepted: whoever begins to watch is not told what lies before it. All, where that is not known any more."""
+    events = list(message.events)
+    accepted = [at for at, event in enumerate(events) if event.kind == "job_accepted" and event.subject == message.job.job_id]
+    return events[accepted[0] :] if accepted else events
 
 
 def event_line(event: common_pb2.Event) -> str:

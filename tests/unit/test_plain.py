@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dcnr.cli.watching import ending, event_line, headline, nodes_table, vnodes_table
+from dcnr.cli.watching import ending, event_line, headline, nodes_table, own_events, vnodes_table
 from dcnr.errors import InvalidInput
 from dcnr.sdk.contact import Entry, parse_entry
 from dcnr.sdk.plain import plain, word
@@ -97,3 +97,16 @@ def test_bootstrap_entries() -> None:
     for bad in ("", "host", f"{node_id}@", "short@127.0.0.1:1", "127.0.0.1:0", f"@{node_id}:1"):
         with pytest.raises(InvalidInput):
             parse_entry(bad)
+
+
+def test_who_begins_to_watch_is_told_nothing_from_before_the_job() -> None:
+    events = [
+        common_pb2.Event(sequence=number, kind=kind, subject=subject)
+        for number, (kind, subject) in enumerate(
+            [("node_attached", "n"), ("job_accepted", "other"), ("job_accepted", "tiny-1"), ("plan_made", "tiny-1")]
+        )
+    ]
+    message = orchestrator_pb2.WatchJobResponse(job=view(), events=events)
+    assert [event.sequence for event in own_events(message)] == [2, 3]
+    later = orchestrator_pb2.WatchJobResponse(job=view(), events=events[:1])
+    assert [event.sequence for event in own_events(later)] == [0], "its beginning is not known here, or was told before"

@@ -37,3 +37,21 @@ def test_waiting_for_an_audit_is_told() -> None:
     found = lines(reason="waiting_for_audit: 5 intervals are not cleared")
     assert (found[0].code, state_of(found)) == ("waiting_for_audit", "waiting")
     assert "a.1" in found[0].reason
+
+
+def test_what_ended_with_its_worker_is_not_called_refused() -> None:
+    """A pause ends the worker, and with it every replica: that is no assignment that failed, and no limit would change it."""
+    failed = orchestrator_pb2.ReplicaReport(
+        replica="a.1", state=orchestrator_pb2.ASSIGNMENT_STATE_FAILED, reason="the worker was ended by signal 15"
+    )
+
+    def codes(paused: str, pid: int) -> list[str]:
+        found = why(
+            draining=False, paused=paused, attached=1, known_orchestrators=1, membership_trouble="", worker=WorkerFacts(pid=pid), hosted=[failed],
+            upload_trouble="", capability=membership_pb2.Capability(),
+        )  # fmt: skip
+        return [line.code for line in found]
+
+    assert codes("paused by its owner", 0) == ["paused"]
+    assert codes("", 0) == ["no_worker"]
+    assert codes("", 1) == ["assignment_failed"]
