@@ -104,7 +104,7 @@ def started(settings: TracingSettings, service: str, instance: str) -> Tracer:
         raise InvalidInput(
             f"traces need OpenTelemetry: {error}",
             code="no_tracing_library",
-            remedy="pip install 'dcnr[otel]', or set no tracing.endpoint",
+            remedy="pip install '.[otel]' in the repository, or set no tracing.endpoint",
         ) from error
     return Exporting(settings, service, instance)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import dcnr
 from dcnr.errors import InvalidInput
 from dcnr.settings import (
     ClientSettings,
@@ -155,6 +156,10 @@ def test_sections_nest_and_fields_may_follow_them(tmp_path: Path) -> None:
     assert loaded.value == Outer(Middle(Inner(7), "x"), 5)
     (tmp_path / "config.toml").write_text("\n".join(render_settings(loaded)), "utf-8")
     assert load_settings(Outer, home=tmp_path, env={}, env_prefix="T", flags={}).value == loaded.value
+
+
+def test_names_that_are_resolved_on_first_use_are_listed() -> None:
+    assert set(dcnr.__all__) <= set(dir(dcnr)), "notebooks complete what is listed"
 
 
 def test_import_stays_light() -> None:

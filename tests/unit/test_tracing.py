@@ -145,4 +145,4 @@ def test_without_the_library_it_says_what_to_install(tmp_path: Path) -> None:
         "try:\n    started(TracingSettings('http://127.0.0.1:1'), 's', 'i')\nexcept InvalidInput as error:\n    print(error.code, error.remedy)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith("no_tracing_library pip install 'dcnr[otel]'")
+    assert done.stdout.startswith("no_tracing_library pip install '.[otel]'")
