@@ -93,7 +93,7 @@ def conclude(result: Result) -> None:
     result.targets = [
         Target("reads of small answers", median_of(rows, "reads_per_s"), 500.0, "requests/s", at_least=True),
         Target("wrong answers to readers", largest(row["errors"] for row in rows), 0.0, "answers", at_least=False),
-        Target("submission, p99", median_of(rows, "submit_p99_ms"), 1000.0, "ms", at_least=False),
+        Target("submission, p99", median_of(rows, "submit_p99_ms"), 250.0, "ms", at_least=False),
         Target("jobs of all twins", largest(row["twin_jobs"] for row in rows), 1.0, "jobs", at_least=False),
         Target("watchers without news", largest(row["watchers_without"] for row in rows), 0.0, "watchers", at_least=False),
     ]  # fmt: skip
