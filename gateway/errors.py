@@ -49,6 +49,7 @@ CODES: Final[Mapping[str, Code]] = MappingProxyType(
         "UPSTREAM_FAULT": Code(502, "an orchestrator or the store gave something that does not hold"),
         "UNAVAILABLE": Code(503, "no orchestrator answers at the moment, or the store is away: retry"),
         "NO_ELIGIBLE_NODE": Code(503, "no machine of the network can do this now"),
+        "TOO_MANY_CONNECTIONS": Code(503, "as many connections are open as the gateway keeps, altogether or of one subnet"),
         "TOO_MANY_WATCHERS": Code(503, "as many streams of events are open as the gateway keeps"),
         "TIMED_OUT": Code(504, "a named limit passed without an answer: whether it was done is unknown"),
     }

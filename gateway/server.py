@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import resource
 import secrets
 import socket
 from collections.abc import Callable, Iterator
@@ -67,6 +68,20 @@ def bound(listen: str) -> socket.socket:
     return found
 
 
+def room() -> int:
+    """Connections that may be open: half of the files that this process may have, since the other half is for whatever else it does."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, files // 2)
+
+
+def make_room() -> None:
+    """Lets this process have as many files as `MAX_CONNECTIONS` need, if its owner's limits allow."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MAX_CONNECTIONS if most == resource.RLIM_INFINITY else min(most, 2 * MAX_CONNECTIONS)
+    if files != resource.RLIM_INFINITY and wanted > files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
 def address_of(listening: socket.socket) -> str:
     """Where it listens."""
     host, port = listening.getsockname()[:2]
@@ -81,6 +96,7 @@ async def serve_gateway(
 
     Raises Unavailable where the file of keys cannot be used.
     """
+    make_room()
     ring = KeyRing(KeyFile(home / FILE), clock)
     await asyncio.to_thread(ring.file.keys)
     await ring.turn()
@@ -131,8 +147,8 @@ class _Protocol(H11Protocol):
         self.app_state = {**self.app_state, "abort": transport.abort}
         self._silence = self.loop.call_later(SILENT_S, self._close_silent)
         self.subnet = subnet_of(self.client[0]) if self.client else ""
-        if len(self.connections) > MAX_CONNECTIONS or self._crowded():
-            transport.abort()
+        if len(self.connections) > room() or self._crowded():
+            self._turn_away()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As before."""
@@ -157,6 +173,14 @@ class _Protocol(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=data), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _turn_away(self) -> None:
+        """Told before a byte of the request is read; whoever hears nothing of it has its connection closed all the same."""
+        error = RestError("TOO_MANY_CONNECTIONS", "as many connections are open as the gateway keeps")
+        data = json.dumps(error.body()).encode()
+        head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\nretry-after: 5\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + data)
         self.transport.close()
 
     def _crowded(self) -> bool:

@@ -9,6 +9,7 @@ import http.client
 import json
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from dcnr.settings import GatewaySettings
 from dcnr.v1 import orchestrator_pb2
 from gateway.errors import CODES
 from gateway.gate import MAX_BODY_BYTES, MAX_HEADERS, MAX_URL_BYTES
+from gateway.server import MAX_CONNECTIONS, make_room, room
 from gateway.views import Views
 
 FREE = GatewaySettings(public_requests_per_s=1e5, requests_per_s=1e5)
@@ -305,6 +307,53 @@ def test_work_for_a_client_that_goes_away_ends(here: Town, path: str, monkeypatc
         assert not ended.is_set()
     assert ended.wait(30)
     here.until(lambda: in_flight(here) == 1, "nothing is open any more")
+
+
+async def flooded(here: Town, num: int) -> Counter[tuple[int, str]]:
+    """What so many wishes for a text, each on a connection of its own and all at once, are answered with."""
+    host, _, port = here.url.removeprefix("http://").rpartition(":")
+    body = '{"prompt": "a"}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {here.town_key}\r\nContent-Type: application/json\r\n"
+    answers: Counter[tuple[int, str]] = Counter()
+
+    async def ask() -> None:
+        try:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            told = await reader.read()
+            writer.close()
+            answers[int(told.split()[1]), json.loads(told.partition(b"\r\n\r\n")[2])["error"]["code"]] += 1
+        except ConnectionError:
+            answers[0, "closed"] += 1  # turned away while it was still writing
+
+    async with asyncio.timeout(120):
+        await asyncio.gather(*(ask() for _ in range(num)))
+    return answers
+
+
+def test_a_flood_of_wishes_is_answered_and_leaves_nothing_behind(here: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.server.MAX_CONNECTIONS", 100)
+    _ = here.town_key
+    answers = asyncio.run(flooded(here, 400))
+    assert answers.total() == 400
+    assert set(answers) <= {(404, "MODEL_NOT_FOUND"), (503, "TOO_MANY_CONNECTIONS"), (0, "closed")}
+    assert answers[404, "MODEL_NOT_FOUND"] >= 100
+    assert answers[503, "TOO_MANY_CONNECTIONS"] > 0
+    here.until(lambda: in_flight(here) == 1, "nothing is open any more")
+
+
+def test_room_is_left_for_what_else_the_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1024, 1 << 20]
+    monkeypatch.setattr("resource.getrlimit", lambda kind: tuple(now))
+    monkeypatch.setattr("resource.setrlimit", lambda kind, limits: now.__setitem__(slice(0, 2), limits))
+    assert room() == 512
+    make_room()
+    assert (now, room()) == ([2 * MAX_CONNECTIONS, 1 << 20], MAX_CONNECTIONS)
+    make_room()
+    assert now == [2 * MAX_CONNECTIONS, 1 << 20]
+    now[:] = [256, 256]
+    make_room()
+    assert (now, room()) == ([256, 256], 128)
 
 
 class Log:
