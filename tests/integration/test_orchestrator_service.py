@@ -144,6 +144,12 @@ async def check_books(address: str, key: NodeKey, policy: NetworkPolicy, maintai
     rows = json.loads(await typed("ledger", "scores", "toy", "--json", *where))
     assert {row["pnode"] for row in rows} == {worker.node_id for worker in workers}
     assert f"scores as {key.node_id[:8]} has them" in await typed("ledger", "scores", "toy", "--works", *where)
+    [row] = json.loads(await typed("ledger", "usage", "toy", "--json", *where))
+    assert (row["kind"], row["users"], row["vnode_batches"]) == ("job", [maintainer.node_id], 2 * BATCHES)
+    assert maintainer.node_id[:8] in await typed("ledger", "usage", "toy", *where)
+    cost = json.loads(await typed("ledger", "quote", "toy", "--samples", "5", "--redundancy", "2", "--json", *where))
+    assert (cost["vnode_samples"], cost["num_vnodes"], cost["orchestrator"]) == (20, 2, key.node_id)
+    assert "10 samples through 1 VNodes" in await typed("ledger", "quote", "toy", "--samples", "10", "--exit", "first", *where)
 
 
 async def typed(*arguments: str) -> str:
