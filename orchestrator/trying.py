@@ -11,7 +11,8 @@ from typing import Final
 from dcnr import tracing
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.groups import apart, first_cause
-from dcnr.tensor import Array, EncodedTensor, TensorAssembler, TensorHeader, chunks
+from dcnr.question_tensors import header_of, tensor_message
+from dcnr.tensor import Array, TensorAssembler, chunks
 from dcnr.v1 import vnode_pb2
 from orchestrator.infer_streams import InferStream, InferStreams
 from orchestrator.questions import MAX_INPUT_BYTES, Question
@@ -130,7 +131,7 @@ class Try:
         needed = {hop.vnode for hop in hops}
         for name, encoded in self._question.inputs.items():
             if name in needed:
-                request.tensors.append(_described(name, encoded))
+                request.tensors.append(tensor_message(name, encoded.header))
                 messages.extend(
                     vnode_pb2.InferMessage(chunk=vnode_pb2.InferChunk(id=self._id, chunk=bytes(part))) for part in chunks(encoded)
                 )
@@ -178,8 +179,7 @@ class Try:
         shape = tuple(int(length) for length in item.shape)
         if not shape or shape[0] != self._question.num_samples:
             raise Unavailable(f"an answer of shape {shape[:8]} to {self._question.num_samples} samples", code="bad_answer")
-        header = TensorHeader(item.dtype, shape, item.codec, int(item.encoded_bytes), item.digest.hex())
-        self._head, self._assembler = answer, TensorAssembler(header, max_bytes=MAX_INPUT_BYTES)
+        self._head, self._assembler = answer, TensorAssembler(header_of(item), max_bytes=MAX_INPUT_BYTES)
         self._finish()
 
     def _finish(self) -> None:
@@ -204,11 +204,3 @@ class Try:
 def bounded_s(seconds: float) -> float:
     """A duration as a hop says it: what is no time counts as none."""
     return min(seconds, MAX_COMPUTE_S) if math.isfinite(seconds) and seconds > 0 else 0.0
-
-
-def _described(name: str, encoded: EncodedTensor) -> vnode_pb2.InferTensor:
-    header = encoded.header
-    return vnode_pb2.InferTensor(
-        vnode=name, dtype=header.dtype, shape=header.shape, codec=header.codec, encoded_bytes=header.encoded_bytes,
-        digest=bytes.fromhex(header.digest),
-    )  # fmt: skip

@@ -52,25 +52,24 @@ class _Way:
     opened: asyncio.Future[InferStream]
     used_s: float
     routes: dict[bytes, list[Route]] = field(default_factory=dict)
+    num_routes: int = 0
+    """Questions that are not answered yet, as far as is known here: answers may take another way back."""
     task: asyncio.Task[None] | None = None
-
-    @property
-    def num_routes(self) -> int:
-        """Questions that are not answered yet."""
-        return sum(map(len, self.routes.values()))
 
     def remember(self, route: Route) -> None:
         """A further question."""
         if self.num_routes >= MAX_ROUTES:
             self.forget(next(iter(self.routes.values()))[0])
         self.routes.setdefault(route.question, []).append(route)
+        self.num_routes += 1
 
     def forget(self, route: Route) -> None:
         """Nothing more is to come back for it."""
-        rest = [one for one in self.routes.get(route.question, ()) if one is not route]
-        self.routes.pop(route.question, None)
+        known = self.routes.pop(route.question, [])
+        rest = [one for one in known if one is not route]
         if rest:
             self.routes[route.question] = rest
+        self.num_routes -= len(known) - len(rest)
 
     def find(self, question: bytes, fits: Callable[[Route], bool]) -> Route | None:
         """The newest route of that question that fits: a way may lead through a worker twice."""
@@ -170,7 +169,7 @@ class Ways:
 
     def _lost(self, way: _Way, reason: str) -> None:
         error = Unavailable(f"{way.worker.pnode_id[:8]}: {reason}", code="successor_unreachable")
-        routes, way.routes = way.routes, {}
+        routes, way.routes, way.num_routes = way.routes, {}, 0
         for route in [route for some in routes.values() for route in some]:
             failure = failure_message(route.question, route.next_vnode, way.worker.pnode_id, error)
             route.back(Words(vnode_pb2.InferMessage(failure=failure)))

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from dcnr import codecs, limits
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, RemoteFault
 from dcnr.ids import check_name, check_node_id
+from dcnr.question_tensors import header_of
 from dcnr.tensor import EncodedTensor, TensorAssembler, TensorHeader, check_header, encode_final
 from dcnr.v1 import vnode_pb2
 from pnode.outbox import QUICK_BYTES, as_array, is_at_hand
@@ -191,14 +192,6 @@ def check_answer(answer: vnode_pb2.InferAnswer) -> dict[str, TensorHeader]:
     return _headers(answer.tensors)
 
 
-def tensor_message(name: str, header: TensorHeader) -> vnode_pb2.InferTensor:
-    """The wire form of a header."""
-    return vnode_pb2.InferTensor(
-        vnode=name, dtype=header.dtype, shape=header.shape, codec=header.codec, encoded_bytes=header.encoded_bytes,
-        digest=bytes.fromhex(header.digest),
-    )  # fmt: skip
-
-
 def failure_message(question: bytes, vnode: str, pnode_id: str, error: DcnrError) -> vnode_pb2.InferFailure:
     """How a hop says that it could not."""
     code = {"bad_frame": "bad_shape", "bad_tensor_header": "bad_shape"}.get(error.code, error.code)
@@ -218,7 +211,7 @@ def _headers(tensors: Sequence[vnode_pb2.InferTensor] | Iterable[vnode_pb2.Infer
             raise _bad(f"more than {limits.MAX_QUESTION_TENSORS} tensors, or one of them twice")
         if len(tensor.shape) > limits.MAX_TENSOR_RANK or not tensor.vnode:
             raise RemoteFault(f"a tensor of rank {len(tensor.shape)}", code="bad_shape")
-        header = TensorHeader(tensor.dtype, tuple(tensor.shape), tensor.codec, tensor.encoded_bytes, tensor.digest.hex())
+        header = header_of(tensor)
         try:
             check_header(header, max_bytes=max(1, room))
         except RemoteFault as fault:

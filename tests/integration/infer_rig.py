@@ -15,13 +15,13 @@ from worker_rig import MODEL, NETWORK_ID, DaemonEnd
 
 from dcnr.graph import Graph, graph_digest, graph_to_bytes, stages_of_graph
 from dcnr.ids import digest_of, node_id_of
+from dcnr.question_tensors import tensor_message
 from dcnr.rpc.dialer import Dialer
 from dcnr.specs import TensorSpec
 from dcnr.system import SystemClock
 from dcnr.tensor import EncodedTensor, TensorAssembler, TensorHeader, chunks, encode
 from dcnr.v1 import local_pb2, vnode_pb2
 from orchestrator.generation import Generation, Wanted
-from pnode.infer_words import tensor_message
 from trust.identity import NodeKey
 from vnode.registry import default_registry
 from vnode.torch_compute import TorchCompute

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dcnr.question_tensors import tensor_message
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.system import SystemClock
@@ -22,7 +23,7 @@ from pnode.infer_places import Computed, Wish
 from pnode.infer_reads import Asking, Reads
 from pnode.infer_streams import Words
 from pnode.infer_ways import IDLE_S, Route, Ways
-from pnode.infer_words import Travelling, tensor_message
+from pnode.infer_words import Travelling
 from pnode.rpc import pnode_of
 from pnode.service import DataPlane
 from trust.delegation import VerifiedDelegation, make_delegation, open_delegation

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from dcnr import limits
 from dcnr.errors import Corrupt, DcnrError, RemoteFault
+from dcnr.question_tensors import tensor_message
 from dcnr.tensor import EncodedTensor, chunks, encode
 from dcnr.v1 import vnode_pb2
 from pnode.infer_reads import Asking, Reads
-from pnode.infer_words import Arriving, Made, check_answer, check_request, read_infer, tensor_message
+from pnode.infer_words import Arriving, Made, check_answer, check_request, read_infer
 
 NETWORK, CALLER = "5" * 40, "6" * 40
 ARRAY = np.arange(12, dtype=np.float32).reshape(3, 4)
