@@ -51,7 +51,7 @@ def test_it_holds_every_module_and_nothing_else(wheel: Path) -> None:
         if "__pycache__" not in path.parts
     }
     assert sorted(wanted - names) == []
-    assert "dcnr/py.typed" in names
+    assert {"dcnr/py.typed", "dcnr/__init__.pyi"} <= set(names)
     assert any(name.startswith("dcnr/v1/") and name.endswith("_pb2.py") for name in names)
     top = {name.split("/")[0] for name in names}
     assert sorted(top & set(NOT_SHIPPED)) == []

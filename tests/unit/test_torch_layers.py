@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from dcnr.errors import InvalidInput
+from dcnr.specs import TensorSpec
+from vnode.components import average_pool, dropout
 from vnode.randomness import Draws
 from vnode.torch_layers import CausalBlock, KeyedDropout, RandomShift
 
@@ -46,3 +50,26 @@ def test_no_position_sees_a_later_one() -> None:
     before, after = block(x), block(changed)
     assert torch.allclose(before[:, :4], after[:, :4], atol=1e-6)
     assert not torch.allclose(before[:, 4:], after[:, 4:], atol=1e-2)
+
+
+def test_dropout_alone_draws_as_inside_a_block() -> None:
+    spec = TensorSpec("float32", (256,))
+    assert dropout.SPEC.check({"dropout": 0.25}, [spec]).output == spec
+    layer, inside = dropout.SPEC.build({"dropout": 0.25}, [spec]), KeyedDropout(0.25)
+    x = torch.ones(8, 256)
+    assert layer(x) is x
+    layer.draws = inside.draws = DRAWS
+    assert torch.equal(layer(x), inside(x))
+    with pytest.raises(InvalidInput, match="dropout"):
+        dropout.SPEC.check({"dropout": 1.0}, [spec])
+
+
+def test_an_image_is_averaged_over_a_grid() -> None:
+    spec = TensorSpec("float32", (2, 4, 6))
+    x = torch.arange(96, dtype=torch.float32).view(2, 2, 4, 6)
+    pooled = average_pool.SPEC.build({"side": 2}, [spec])(x)
+    assert tuple(pooled.shape[1:]) == average_pool.SPEC.check({"side": 2}, [spec]).output.shape == (2, 2, 2)
+    corner = x[0, 0, :2, :3].mean(), x[0, 0, :2, 3:].mean(), x[0, 0, 2:, :3].mean(), x[0, 0, 2:, 3:].mean()
+    assert torch.equal(pooled[0, 0].flatten(), torch.stack(corner))
+    with pytest.raises(InvalidInput, match="fewer than 5"):
+        average_pool.SPEC.check({"side": 5}, [spec])
