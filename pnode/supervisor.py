@@ -28,6 +28,8 @@ STEADY_S = 30.0
 """A worker that lived this long starts the pauses anew."""
 HELLO_TIMEOUT_S = 60.0
 """From process start to the worker's first message: importing torch on a slow disk."""
+HELD = "the worker was ended for a pause"
+"""Whatever signal it took: its owner wanted it to end, and nothing is wrong with it."""
 MAX_LAST_WORDS = 400
 """Bytes of the worker's log that are searched for the reason of its end."""
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SYSTEMROOT", "LD_LIBRARY_PATH", VARIABLE)
@@ -90,7 +92,8 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             started = loop.time()
-            self.reason = await self._one_life()
+            why = await self._one_life()
+            self.reason = HELD if self.is_held else why
             self.worker = None
             await self._on_down(self.reason)
             if self._stopping.is_set():

@@ -31,6 +31,9 @@ def exit_code(app: typer.Typer, name: str, arguments: Sequence[str]) -> int:
     """Runs a command line; its exit code. Typed errors are shown here; others are bugs and keep their traceback."""
     command = typer.main.get_command(app)
     try:
+        os.environ.setdefault(
+            "GRPC_VERBOSITY", "ERROR"
+        )  # its own remarks are for its developers; it takes the level when it is imported
         crashpoints.arm(os.environ)
         command.main(args=list(arguments), prog_name=name)
     except SystemExit as ended:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dcnr.v1 import local_pb2
-from pnode.supervisor import Supervisor, Worker, WorkerOptions
+from pnode.supervisor import HELD, Supervisor, Worker, WorkerOptions
 
 SILENT = ("-c", "import time; time.sleep(600)")
 
@@ -20,7 +20,7 @@ async def _nothing(*_: object) -> None:
 
 
 def supervisor(tmp_path: Path, on_down: Callable[[str], Awaitable[None]] = _nothing) -> Supervisor:
-    options = WorkerOptions("127.0.0.1", 0, 1, "cpu", tmp_path / "worker.log", os.environ, SILENT)
+    options = WorkerOptions("127.0.0.1", 0, 1, "cpu", tmp_path / "worker.log", os.environ, program=SILENT)
 
     async def up(worker: Worker) -> None:
         raise AssertionError("it never says hello")
@@ -52,9 +52,10 @@ def test_a_pause_in_the_middle_of_a_start_ends_it(tmp_path: Path, turns: int) ->
     """Goal: a worker that was being started when the owner said pause does not live on beside the pause."""
 
     async def scenario() -> None:
-        down = asyncio.Event()
+        down, reasons = asyncio.Event(), list[str]()
 
         async def ended(reason: str) -> None:
+            reasons.append(reason)
             down.set()
 
         subject = supervisor(tmp_path, ended)
@@ -65,6 +66,7 @@ def test_a_pause_in_the_middle_of_a_start_ends_it(tmp_path: Path, turns: int) ->
         async with asyncio.timeout(20):
             if turns:  # before its first turn it starts nothing
                 await down.wait()
+                assert reasons == [HELD], "its owner reads of the pause, not of a signal"
             await subject.stop(within_s=0.2)
             await running
 
