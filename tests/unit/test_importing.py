@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from dcnr.cli import dcnr as command
 from dcnr.cli.errors import exit_code
+from dcnr.cli.session import Session
 from dcnr.errors import InvalidInput
 from dcnr.graph import graph_from_toml, graph_to_bytes, stages_of_graph
 from dcnr.sdk.submission import JobOptions, planned, prepare, request_of
 from dcnr.sdk.weights import read_weights, write_imported
 from dcnr.stages import INPUT
-from dcnr.v1 import data_pb2
+from dcnr.v1 import data_pb2, orchestrator_pb2
+from trust.identity import NodeKey
 from vnode.importing.model import Chosen, Imported, from_torch
 from vnode.importing.operations import UnsupportedOperations
 from vnode.registry import default_registry
@@ -146,7 +148,7 @@ def test_every_operation_without_a_component_is_named_with_its_line() -> None:
         (nn.LSTM(4, 3, batch_first=True), drawn(2, 3, 4), "bad_module", "results"),
         (Twice(), drawn(3, 4), "unsupported_operations", "shares its weights with linear"),
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), drawn(2, 1, 4, 4), "unsupported_operations", "padding=1"),
-        (nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(2)), drawn(2, 1, 4, 4), "unsupported_operations", "directly behind"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(2)), drawn(2, 1, 4, 4), "unsupported_operations", "directly behind a Conv2d"),
         (nn.Sequential(nn.Embedding(100, 8), nn.LayerNorm(8)), text() % 100, "unsupported_operations", "knows 100 tokens"),
         (nn.Linear(4, 3), drawn(4), "bad_example", "no batch"),
         (nn.Flatten(), drawn(2, 3, 4), "bad_graph", "weights"),
@@ -277,6 +279,21 @@ def test_the_command_writes_a_graph_that_validates(
     told = json.loads(capsys.readouterr().out)
     check_value("dcnr model import", told)
     assert told["vnodes"] == [{"vnode": "layer0", "component": "linear", "operations": ["linear", "relu", "linear_1"]}]
+    carried: dict[str, Any] = {}
+
+    class Client:
+        async def submit(self, graph: Any, keys: Any, options: Any, *, weights: Any, progress: Any) -> Any:
+            carried.update(weights)
+            return orchestrator_pb2.SubmitJobResponse(job_id="small-1")
+
+    monkeypatch.setattr(Session, "run", lambda _, work: asyncio.run(work(Client())))
+    NodeKey.generate().save(tmp_path / "key.pem")
+    submit = ["model", "submit", "model.toml", "--key", "key.pem", "--weights", "first.safetensors"]
+    assert exit_code(command.app, "dcnr", submit) == 0
+    assert "job small-1 accepted" in capsys.readouterr().out
+    assert set(carried["layer0"]) == {
+        "component.weight", "component.bias", "objective.head.scores.weight", "objective.head.scores.bias",
+    }  # fmt: skip
     assert exit_code(command.app, "dcnr", ["model", "import", "net.py:strange", "--input", "4"]) == 2
     told = capsys.readouterr().err
     assert "aten.sigmoid.default" in told

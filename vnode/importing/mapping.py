@@ -18,7 +18,8 @@ _OWN: Final = "a component of your own, offered by the entry point dcnr.componen
 _INSTEAD: Final[tuple[tuple[str, str, str], ...]] = (
     ("lstm|gru|rnn_.*", "no component has a state from place to place", "transformer_block: causal attention over the places"),
     ("sigmoid|tanh|silu|leaky_relu|elu|selu|hardtanh|hardswish|mish|prelu|softplus", "there is no such activation", "ReLU or the exact GELU"),
-    ("max_pool2d|batch_norm", "it stands only directly behind a convolution, in the order norm, activation, pool", "conv_block's own norm and pool"),
+    ("batch_norm", "it is known only directly behind a Conv2d, affine, with eps 1e-05 and momentum 0.1", "nn.BatchNorm2d(channels) behind nn.Conv2d"),
+    ("max_pool2d", "it is known only behind a convolution and its activation, square and without padding", "nn.MaxPool2d(side) there"),
     ("avg_pool2d|max_pool1d|avg_pool1d|adaptive_max_pool2d", "there is no such pool", "nn.AdaptiveAvgPool2d, or a convolution with a stride"),
     ("conv1d|conv3d|conv_transpose.*", "conv_block works on images [channels, height, width]", "nn.Conv2d"),
     ("group_norm|instance_norm|rms_norm", "there is no such normalisation", "nn.BatchNorm2d behind a convolution, nn.LayerNorm inside a block"),
