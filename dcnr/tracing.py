@@ -6,6 +6,7 @@ context on. A context that came from elsewhere is checked and then only passed o
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -40,6 +41,10 @@ class Tracer(Protocol):
         """Lasts as long as the block; inside, `current` is its context. ``parent``: a context from elsewhere; without one, what is current."""
         ...
 
+    def past(self, name: str, parent: str, seconds: float, **facts: Value) -> None:
+        """A span that has just ended."""
+        ...
+
     def close(self) -> None:
         """Sends what is left, for two seconds at most."""
         ...
@@ -66,6 +71,9 @@ class Untraced:
         given = checked(parent)
         return _handing_on(given) if given else nullcontext(_NOTHING)
 
+    def past(self, name: str, parent: str, seconds: float, **facts: Value) -> None:
+        """Nothing."""
+
     def close(self) -> None:
         """Nothing."""
 
@@ -76,6 +84,12 @@ UNTRACED: Final = Untraced()
 def checked(context: str) -> str:
     """The trace context, where it is one; else nothing. For what strangers say."""
     return context if len(context) == _LENGTH and _FORM.fullmatch(context) else ""
+
+
+def of_job(job_id: str) -> str:
+    """The context of a job. It follows from the id: whoever takes part knows it, and nothing has to be stored or carried for days."""
+    digest = hashlib.sha256(b"trace of job " + job_id.encode()).hexdigest()
+    return f"00-{digest[:32]}-{digest[32:48]}-01"
 
 
 def current() -> str:

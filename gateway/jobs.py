@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dcnr import limits
 from dcnr.errors import Corrupt, InvalidInput
 from dcnr.ids import job_id_of
+from dcnr.tracing import of_job
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from gateway import bodies
 from gateway.context import Context, answer
@@ -88,7 +89,8 @@ def routes(context: Context) -> APIRouter:
                 "the signed request is for another job than this Idempotency-Key", code="idempotency_key_mismatch",
                 remedy="sign a request whose job id is made from the key, as the SDK does",
             )  # fmt: skip
-        accepted = await views.submit(envelope)
+        with context.tracer.span("submit", of_job(request.job_id)):
+            accepted = await views.submit(envelope)
         response = answer(shown(accepted), 200 if accepted.existed else 201)
         response.headers["Location"] = f"/v1/jobs/{accepted.job_id}"
         return response

@@ -15,6 +15,7 @@ from dataservice import keys
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Stale
 from dcnr.ports import Clock, ObjectStore
+from dcnr.tracing import UNTRACED, Tracer, of_job
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.changes import Activate, Change, Decide, MoveJob, NameManifest, NamePlan
 from orchestrator.checkpoints import Judged
@@ -75,6 +76,7 @@ class Decider:
         self, *, key: NodeKey, policy: NetworkPolicy, store: ObjectStore, clock: Clock, loop: HeadLoop, view: Callable[[], ModelView | None],
         jobs: JobBook, jobs_read_at: Callable[[], float], inventory: Inventory, nodes_changed: Signal, exits: ExitBook, history: History,
         plan_policy: PlanPolicy, loader: ViewLoader, drawing: Drawing, observer: Observer, records: TrackRecords,
+        tracer: Tracer = UNTRACED,
     ) -> None:  # fmt: skip
         self._key, self._policy, self._store, self._clock, self._loop = key, policy, store, clock, loop
         self._view, self._jobs, self._jobs_read_at = view, jobs, jobs_read_at
@@ -82,6 +84,7 @@ class Decider:
         self._planner, self._observer, self._records = Planner(plan_policy), observer, records
         self._term: _Term | None = None
         self.naming = Naming(key=key, store=store, clock=clock, loader=loader, history=history, drawing=drawing)
+        self._tracer = tracer
         self._emptied: set[tuple[str, str]] = set()
         self._seen_ends: set[str] = set()
         self._contributions = Contributions()
@@ -232,6 +235,7 @@ class Decider:
         made.plan.reason = plan_reason(previous, made.plan)
         self._planner.named(await self._publish(view, made.plan, job.request_digest))
         term.planned_at = self._clock.monotonic()
+        self._tracer.past("plan", of_job(made.plan.job_id), term.planned_at - now, number=int(made.plan.number))
 
     def _due(self, view: ModelView, term: _Term, now: float) -> bool:
         if view.head.active.state != model_pb2.JOB_STATE_PLACING or (view.plan and view.plan.job_id == view.head.active.job_id):

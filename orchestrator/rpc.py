@@ -13,6 +13,7 @@ from dcnr.graph import graph_from_bytes, stages_of_graph
 from dcnr.ids import check_name, check_node_id
 from dcnr.rpc.guard import caller_of as call_of
 from dcnr.rpc.guard import peer_of
+from dcnr.tracing import of_job
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2, orchestrator_pb2_grpc
 from orchestrator.access import AskLimits, Caller, caller_of
 from orchestrator.admission import admit, record_cancel
@@ -87,7 +88,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def SubmitJob(self, request: orchestrator_pb2.SubmitJobRequest, context: Any) -> orchestrator_pb2.SubmitJobResponse:
         """Yes only when the request is in the store."""
         del context
-        shared = self._shared
+        shared, began_s = self._shared, self._shared.clock.monotonic()
         stored, existed = await admit(
             request.request,
             policy=shared.policy,
@@ -98,6 +99,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         runtime = self._models.runtime(stored.model)
         runtime.refresh_jobs.fire()
         if not existed:
+            shared.tracer.past("accept", of_job(stored.job_id), shared.clock.monotonic() - began_s, model=stored.model)
             shared.history.say(
                 "job_accepted", stored.job_id, "its request is in the store", model=stored.model, batches=stored.num_batches
             )

@@ -131,7 +131,7 @@ class ModelRuntime:
             key=shared.key, policy=shared.policy, store=shared.store, clock=shared.clock, loop=self.loop, view=lambda: self.view,
             jobs=self.jobs, jobs_read_at=lambda: self._jobs_read_at, inventory=shared.inventory, nodes_changed=shared.nodes_changed,
             exits=self.exits, history=shared.history, plan_policy=shared.plan_policy, loader=self.loader, drawing=self.drawing,
-            observer=shared.observer, records=shared.records,
+            observer=shared.observer, records=shared.records, tracer=shared.tracer,
         )  # fmt: skip
         self.auditing = Auditing(
             model, shared, view=lambda: self.view, job=lambda job_id: self.loader.job(model, job_id), plan=self._plan,

@@ -202,6 +202,10 @@ class Crew:
         """One of each replica."""
         return [self._report(replica, member) for replica, member in sorted(self._members.items())]
 
+    def jobs(self) -> dict[str, str]:
+        """By replica, the job that it works for."""
+        return {replica: member.order.job_id for replica, member in self._members.items()}
+
     # ---- one life -----------------------------------------------------------------------------------------------------------
 
     async def _life(self, replica: ReplicaId, member: Member, before: Member | None) -> None:

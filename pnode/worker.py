@@ -37,6 +37,7 @@ from pnode.hub import LinkHub
 from pnode.infer_desk import Here, InferDesk
 from pnode.infer_places import Place
 from pnode.infer_ways import Ways
+from pnode.job_traces import JobTraces
 from pnode.links import LinkService, PeerLinks
 from pnode.making import Making
 from pnode.merge_calls import MergeCalls
@@ -96,6 +97,7 @@ class Worker:
         self._auditing: Auditing
         self._seats: Seats
         self._desk: InferDesk
+        self._job_traces: JobTraces | None = None
 
     async def run(self, held: HeldPort) -> None:
         """Until the daemon is gone."""
@@ -116,6 +118,7 @@ class Worker:
         self._hub = LinkHub(self._clock, self._acting.pnode_id, peers, self._lost)
         ways = Ways(self._clock, dial, self._told)
         tracer = started(self._tracing, "dcnr-worker", self._acting.pnode_id)
+        self._job_traces = JobTraces(tracer, self._clock) if self._tracing.endpoint else None
         here = Here(self._acting.network_id, self._acting.pnode_id, self._key.node_id, tracer)
         self._desk = InferDesk(here, clock=self._clock, executor=self._executor, find=self._place, ways=ways, told=self._told)
         server = data_server(
@@ -292,8 +295,11 @@ class Worker:
             for trouble in self._hub.troubles()
             if trouble.since_s >= EVIDENCE_AFTER_S
         ]
+        reports = self._crew.reports()
+        if self._job_traces is not None:
+            self._job_traces.look(reports, self._crew.jobs())
         return local_pb2.WorkerReport(
-            replicas=self._crew.reports(), evidence=evidence[:MAX_EVIDENCE], rss_bytes=psutil.Process().memory_info().rss,
+            replicas=reports, evidence=evidence[:MAX_EVIDENCE], rss_bytes=psutil.Process().memory_info().rss,
             seats=self._seats.reports(), cpu_s=time.process_time(), num_questions=self._desk.num_computed,
         )  # fmt: skip
 

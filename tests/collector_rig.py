@@ -28,6 +28,7 @@ class Told:
     parent: str
     facts: dict[str, Any]
     status: str
+    seconds: float
 
 
 class Collector:
@@ -93,6 +94,7 @@ class Collector:
                         Told(
                             named["service.name"], named["service.instance.id"], span.name, span.trace_id.hex(), span.span_id.hex(),
                             span.parent_span_id.hex(), facts, span.status.message,
+                            (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
                         )
                     )  # fmt: skip
         with self._news:

@@ -30,6 +30,7 @@ from dcnr.cli import dcnr as maintainer
 from dcnr.cli import errors, orchestrator, pnode
 from dcnr.sdk.client import connect_async
 from dcnr.testing import LocalNetwork, LocalPNode
+from dcnr.tracing import of_job
 from trust.identity import NodeKey
 
 GRAPH = """
@@ -186,6 +187,18 @@ def test_a_question_over_rest_is_one_trace_to_the_component_that_computes_it(she
     assert names[:3] == [("dcnr-gateway", "POST /v1/forward"), ("dcnr-orchestrator", "Forward"), ("dcnr-orchestrator", "way")]
     assert set(names[3:-1]) == {("dcnr-worker", "question")}
     assert line[0].instance in {process.node_id for process in shell.network.pnodes}
+
+
+def test_a_job_is_one_trace_from_its_acceptance_to_first_steps(shell: Shell) -> None:
+    """Goal: who accepted it, the plans that placed it, and each VNode's restoring and first step are told of one trace, which the job's id names."""
+    _, trace, root, _ = of_job(json.loads(shell.run("dcnr job list --json"))[0]["job_id"]).split("-")
+    wanted = {("accept", None), ("plan", None), ("restore", "a"), ("restore", "b"), ("first step", "a"), ("first step", "b")}
+    spans = shell.collector.wait(trace, lambda spans: wanted <= {(span.name, span.facts.get("vnode")) for span in spans})
+    assert {span.parent for span in spans} == {root}
+    services = {span.name: span.service for span in spans}
+    assert services == dict.fromkeys(("accept", "plan"), "dcnr-orchestrator") | dict.fromkeys(
+        ("restore", "first step"), "dcnr-worker"
+    )
 
 
 def test_logs_say_of_what_they_tell(shell: Shell) -> None:

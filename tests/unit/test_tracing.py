@@ -15,7 +15,9 @@ from collector_rig import Collector
 
 from dcnr.errors import InvalidInput, Unavailable
 from dcnr.settings import TracingSettings
-from dcnr.tracing import UNTRACED, checked, current, started
+from dcnr.tracing import UNTRACED, Untraced, Value, checked, current, of_job, started
+from dcnr.v1 import orchestrator_pb2
+from pnode.job_traces import JobTraces
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
 CONTEXT = f"00-{TRACE}-{SPAN}-01"
@@ -66,6 +68,55 @@ def test_spans_reach_the_collector_with_their_parents() -> None:
     assert (second.name, second.parent, second.facts, second.status) == ("renamed", SPAN, {"model": "m"}, "")
     assert (first.parent, first.facts) == (second.span, {"step": 3})
     assert inside == f"00-{TRACE}-{second.span}-01"
+
+
+def test_a_job_is_a_trace_that_everybody_knows_by_its_id() -> None:
+    context = of_job("mnist-1f0a")
+    assert checked(context) == context == of_job("mnist-1f0a")
+    assert context.split("-")[1] != of_job("mnist-1f0b").split("-")[1]
+    UNTRACED.past("nothing", context, 1.0)
+    with Collector() as collector:
+        tracer = started(TracingSettings(collector.url), "dcnr-test", "me")
+        tracer.past("plan", context, 2.5, number=4)
+        tracer.close()
+        [told] = collector.wait(context.split("-")[1], lambda spans: len(spans) == 1)
+    assert (told.name, told.parent, told.facts) == ("plan", context.split("-")[2], {"number": 4})
+    assert told.seconds == pytest.approx(2.5)
+
+
+def test_a_worker_tells_once_when_a_replica_was_restored_and_took_its_first_step() -> None:
+    told: list[tuple[str, str, float, str]] = []
+
+    class Told(Untraced):
+        def past(self, name: str, parent: str, seconds: float, **facts: Value) -> None:
+            told.append((name, parent, seconds, str(facts["replica"])))
+
+    class Hand:
+        now_s = 100.0
+
+        def monotonic(self) -> float:
+            return self.now_s
+
+        def wall(self) -> float:
+            return self.now_s
+
+    clock = Hand()
+    traces = JobTraces(Told(), clock)
+    provisioning, active = orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING, orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
+
+    def look(state: orchestrator_pb2.AssignmentState.ValueType, step_s: float, job: str = "j") -> None:
+        report = orchestrator_pb2.ReplicaReport(replica="a.1", vnode="a", state=state, num_learned=7, step_s=step_s)
+        traces.look([report], {"a.1": job})
+
+    for state, step_s in ((provisioning, 0.0), (active, 0.0), (active, 0.0), (active, 0.25), (active, 0.5)):
+        look(state, step_s)
+        clock.now_s += 3.0
+    assert told == [("restore", of_job("j"), 3.0, "a.1"), ("first step", of_job("j"), 0.25, "a.1")]
+    look(active, 0.5, job="another")
+    assert [parent for _, parent, *_ in told[2:]] == [of_job("another")] * 2, "a replica that goes on in another job, seen late"
+    traces.look([], {})
+    look(active, 0.0)
+    assert [name for name, *_ in told[4:]] == ["restore"], "one that went and came back"
 
 
 def test_tasks_have_contexts_of_their_own() -> None:
