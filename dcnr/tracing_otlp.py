@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -48,6 +49,9 @@ class Exporting:
         self._provider.add_span_processor(
             BatchSpanProcessor(exporter, max_queue_size=MAX_QUEUED, schedule_delay_millis=DELAY_MS, max_export_batch_size=MAX_BATCH)
         )
+        logging.getLogger("opentelemetry.exporter").setLevel(
+            logging.ERROR
+        )  # a line per lost batch, not one per retry: logs stay small
         self._tracer = self._provider.get_tracer("dcnr", __version__)
 
     @contextmanager
