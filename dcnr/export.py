@@ -163,5 +163,5 @@ Load the weights with plain PyTorch:
     weights = load_file("model.safetensors")
 
 For each VNode, values[id] = component(values of its inputs); "input" is the batch itself. Images come as in the data set; while a model is used,
-batch normalisation takes the running statistics and random_shift does nothing. The examples' use_export.py is such a loader.
+batch normalisation takes the running statistics and random_shift and dropout do nothing. The examples' use_export.py is such a loader.
 """
