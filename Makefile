@@ -6,6 +6,8 @@ MODEL ?= mnist
 SEEDS ?= 200
 TEST_PROCESSES ?= 3
 export OMP_NUM_THREADS ?= 1
+# Hundreds of processes start: none of them should compile what another one has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
 
