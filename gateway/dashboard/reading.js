@@ -145,3 +145,15 @@ export function wayTo(node) {
   if (node.answers) return "direct";
   return node.attached && isPNode(node) ? "outbound only" : "";
 }
+
+/** What the machines of each owner are credited with together, most first: [{owner, machines, cleared}]; those whose owner is not said are left out. */
+export function teamsOf(accounts, nodes) {
+  const owners = new Map(nodes.map((node) => [node.node_id, node.owner]));
+  const teams = new Map();
+  for (const { pnode, cleared } of accounts) {
+    const owner = owners.get(pnode);
+    const known = teams.get(owner) || { owner, machines: 0, cleared: 0 };
+    if (owner) teams.set(owner, { owner, machines: known.machines + 1, cleared: known.cleared + cleared });
+  }
+  return [...teams.values()].sort((a, b) => b.cleared - a.cleared);
+}

@@ -182,6 +182,15 @@ def test_a_thousand_machines(browser: Browser) -> None:
     gateway.close()
 
 
+def test_what_owners_are_credited_with(browser: Browser, gateway: Gateway) -> None:
+    sight = opened(browser, gateway, route="contributions")
+    owned = {number: f"{node_id(5000 + number // 3)[:10]}" for number in (1, 3)}
+    rows = sight.page.get_by_role("region", name="By owner").locator("tbody tr")
+    expect(rows).to_have_text([re.compile(f"{owned[1]}.*1.*750"), re.compile(f"{owned[3]}.*1.*450")], timeout=LIMIT_MS)
+    assert sight.complaints == []
+    sight.page.context.close()
+
+
 def test_the_own_machine_obeys_whoever_has_the_token(browser: Browser, own_gateway: Gateway) -> None:
     """The token leaves the address at once and survives a reload; without it the page says how to get one; ending takes two steps."""
     stranger = opened(browser, own_gateway, route="here")

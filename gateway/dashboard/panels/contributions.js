@@ -2,7 +2,7 @@
 
 import { html, useEffect } from "../vendor/htm-preact.js";
 import { askLedger } from "../feed.js";
-import { learnedBy } from "../reading.js";
+import { learnedBy, teamsOf } from "../reading.js";
 import { clock, figure, percent, short } from "../words.js";
 
 const SHOWN = 100;
@@ -15,6 +15,7 @@ export function Contributions({ known, store }) {
     <h1 id="contributions">Contributions</h1>
     <h2>Credited <small>by the chain of manifests${known.asOf.ledger ? `, as of ${clock(known.asOf.ledger)}` : ""}</small></h2>
     <${Ledger} ledger=${known.ledger} />
+    <${Teams} teams=${known.ledger?.audited ? teamsOf(known.ledger.accounts, known.nodes) : []} />
     <h2>Learned in this job <small>by the machines' own reports: not checked, no credit</small></h2>
     ${learned.length ? html`<${Reported} rows=${learned} />` : html`<p>Nobody has reported work on the job that is shown.</p>`}
   </section>`;
@@ -37,6 +38,15 @@ function Ledger({ ledger }) {
   return html`${ledger.problem ? html`<p class="bad">▲ The ledger does not hold: ${ledger.problem}</p>` : ""}
     <div class="scroll" tabindex="0" role="region" aria-label="Credited"><table><thead><tr>${["Machine", "Cleared batches", "Share", "Waiting for audits", "Taken back", "Audits passed", "Audits failed"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
     <tbody>${rows.slice(0, SHOWN).map((row) => html`<tr key=${row.pnode}><th scope="row"><a href=${`#/nodes/${row.pnode}`}>${short(row.pnode)}</a></th><td>${figure(row.cleared)}</td><td>${total ? percent(row.cleared / total) : "—"}</td><td>${figure(row.waiting)}</td><td>${figure(row.taken_back)}</td><td>${figure(row.passed)}</td><td>${figure(row.failed)}</td></tr>`)}</tbody></table></div>`;
+}
+
+/** Whose machines they are, where their owners said so with a key of their own. */
+function Teams({ teams }) {
+  if (!teams.length) return "";
+  const total = teams.reduce((sum, team) => sum + team.cleared, 0);
+  return html`<h2>By owner <small>of machines in sight that say whose they are</small></h2>
+    <div class="scroll" tabindex="0" role="region" aria-label="By owner"><table><thead><tr>${["Owner", "Machines", "Cleared batches", "Share"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
+    <tbody>${teams.slice(0, SHOWN).map((team) => html`<tr key=${team.owner}><th scope="row"><code title=${team.owner}>${short(team.owner)}</code></th><td>${figure(team.machines)}</td><td>${figure(team.cleared)}</td><td>${total ? percent(team.cleared / total) : "—"}</td></tr>`)}</tbody></table></div>`;
 }
 
 function Reported({ rows }) {
