@@ -171,7 +171,7 @@ class Asking:
             "no PNode serves the model now",
             code="no_server",
             retry_after_s=5.0,
-            remedy="ask again in a few seconds; see: dcnr model plan",
+            remedy="ask again in a few seconds; see: orchestrator status",
         )
 
     async def _answered(

@@ -13,7 +13,7 @@ from dcnr.cli import output
 from dcnr.cli.completion import among
 from dcnr.cli.homes import HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, NetworkIdOption, NetworkOption, Session
-from dcnr.errors import InvalidInput
+from dcnr.errors import InvalidInput, Unavailable
 
 if TYPE_CHECKING:
     from dcnr.sdk.asking import Answer
@@ -54,12 +54,20 @@ def infer(
 
     Example: dcnr infer mnist --input images.npy
     """
-    from dcnr.sdk.asking import Ask
+    from dataclasses import replace
+
+    from dcnr.sdk.asking import WAITED_FOR, Ask
 
     array = _read(source)
     asked = Ask(model, weights, manifest, exit_, full_depth, deadline_s, redundancy, exact, patient=True)
 
     async def work(client: AsyncClient) -> Answer:
+        try:
+            return await client.forward(array, replace(asked, patient=False))
+        except Unavailable as error:
+            if error.code not in WAITED_FOR:
+                raise
+            output.say(f"{error.message}: asked again for at most {deadline_s:g} s")
         return await client.forward(array, asked)
 
     answer = Session(home, network, bootstrap, network_id).run(work)

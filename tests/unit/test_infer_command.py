@@ -70,6 +70,7 @@ def test_the_answer_is_shown_with_version_depth_and_nodes(monkeypatch: pytest.Mo
     shown = call(monkeypatch, client, "toy", "--input", str(path))
     assert shown.exit_code == 0, shown.output
     assert len(client.asked) == 3
+    assert shown.stderr.count("not yet: asked again for at most 30 s") == 1, "whoever waits is told for what, once"
     assert client.asked[-1][1].model == "toy"
     assert "0: 1" in shown.output
     assert "1: 0" in shown.output
