@@ -98,6 +98,27 @@ def checks_of(spec: object, config: Config) -> CheckPlan:
     return spec.checks(config) if isinstance(spec, Checked) else CheckPlan()
 
 
+@runtime_checkable
+class Incremental(Protocol):
+    """A component, or an objective with its one output as ``inputs``, whose result at a place of a sequence follows from that place and those before it:
+    it can go on where a sequence ended, with what its module keeps in `vnode.torch_memory.Memory`.
+    """
+
+    def kept_per_place(self, config: Config, inputs: Sequence[TensorSpec]) -> int | None:
+        """Float32 values kept of each place, 0 where it looks at no other place; None: not with these inputs."""
+        ...
+
+
+def kept_per_place(spec: object, config: Config, inputs: Sequence[TensorSpec]) -> int | None:
+    """What ``spec`` declares; None for one that declares nothing."""
+    return spec.kept_per_place(config, inputs) if isinstance(spec, Incremental) else None
+
+
+def by_place(inputs: Sequence[TensorSpec]) -> int | None:
+    """For whatever works on the last dimension of its inputs alone: nothing is kept where all of them are sequences."""
+    return 0 if all(spec.is_sequence and len(spec.shape) == 2 for spec in inputs) else None
+
+
 class ComponentSpec(Protocol):
     """A kind of VNode. ``stateful`` components own weights and need an objective; others own neither."""
 

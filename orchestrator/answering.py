@@ -54,8 +54,10 @@ class Answering:
         self._round_trips: dict[str, float] = {}
         self._asked: Counter[str] = Counter()
 
-    async def answered(self, model: str, tables: Tables, question: Question, avoid: Avoid) -> Answered:
-        """The first answer of the ways that are tried. The caller bounds the time."""
+    async def answered(
+        self, model: str, tables: Tables, question: Question, avoid: Avoid, first: tuple[Way, Question] | None = None
+    ) -> Answered:
+        """The first answer of the ways that are tried; of those ``first``, which has something left of an earlier pass. The caller bounds the time."""
         clock = self._shared.clock
         banned, faults = set(avoid.banned), Counter(avoid.faults)
         running: dict[asyncio.Task[Answer], Way] = {}
@@ -65,11 +67,12 @@ class Answering:
         ends_at = clock.monotonic() + question.deadline_s
         try:
             while True:
-                way = find_way(tables(), question.exit, self._rng, self.load(), Avoid(banned, avoid.owners, faults))
+                way, asked = first or (self._way(tables(), question, Avoid(banned, avoid.owners, faults)), question)
+                first = None
                 if way is not None and self._is_enough(way, question, running, num_ways):
                     num_ways += 1
                     left_s = max(LOOK_S, ends_at - clock.monotonic())
-                    running[self._start(model, question, way, left_s)] = way
+                    running[self._start(model, asked, way, left_s)] = way
                 elif not running:
                     lost_at = clock.monotonic() if lost_at is None else lost_at
                     waits = num_ways > 0 and clock.monotonic() - lost_at < RECOVER_S and num_ways < MAX_WAYS
@@ -90,7 +93,7 @@ class Answering:
                     num_refused += failed.code in REFUSED_CODES
                     if num_refused >= REFUSALS:
                         raise InvalidInput(failed.message, code=failed.code)
-                    faults[failed.pnode_id] += 1
+                    faults[failed.pnode_id] += failed.code != "no_cache"
                     if failed.is_gone:
                         banned.add(failed.pnode_id)
                 if not done:
@@ -100,6 +103,9 @@ class Answering:
                 task.cancel()
             if running:
                 await asyncio.wait(running)
+
+    def _way(self, tables: list[Table], question: Question, avoid: Avoid) -> Way | None:
+        return find_way(tables, question.exit, self._rng, self.load(), avoid)
 
     def _is_enough(self, way: Way, question: Question, running: dict[asyncio.Task[Answer], Way], num_ways: int) -> bool:
         """Whether the way is worth a try now: beside others only one that is as deep; a shallower one where depth is not insisted on."""
@@ -149,7 +155,8 @@ class Answering:
                 deadline_s=deadline_s, now=began,
             )  # fmt: skip
         took_s = clock.monotonic() - began
-        self._figures.took(model, way.exit, took_s)
+        if not question.offset:  # patience is for whole questions: what is left of one takes less
+            self._figures.took(model, way.exit, took_s)
         self._note_round_trips(way, max(0.0, took_s - answer.computed_s) / (len(way.pnodes) + 1))
         return answer
 

@@ -21,7 +21,9 @@ from orchestrator.infer_streams import InferStreams
 from orchestrator.questions import Question, context_of, deadline_of, question_of
 from orchestrator.routing import Avoid, Table, find_way
 from orchestrator.runtime import ModelRuntime, Shared
+from orchestrator.text_session import Kept, TextSession
 from orchestrator.view import JobFacts
+from vnode.costs import session_bytes
 
 MAX_IN_FLIGHT: Final = 64
 """Questions at once; more are told to come again."""
@@ -62,10 +64,11 @@ class Asking:
         self._known: dict[str, tuple[ModelRuntime, float, list[Table]]] = {}
 
     async def forward(
-        self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest, *, may_pass_on: bool, places: int = MAX_IN_FLIGHT
-    ) -> orchestrator_pb2.ForwardResponse:
+        self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest, *, may_pass_on: bool, places: int = MAX_IN_FLIGHT,
+        session: TextSession | None = None,
+    ) -> orchestrator_pb2.ForwardResponse:  # fmt: skip
         """The answer. ``may_pass_on``: an orchestrator that reaches too little asks the head's holder, once. ``places``: more questions on their way are
-        too many for this caller.
+        too many for this caller. ``session``: the text whose next pass it is.
 
         Raises InvalidInput, NotFound (``not_trained``), Unavailable (``busy``, ``no_server``, ``depth_unavailable``, ``version_not_served``,
         ``answers_differ``), TimedOut (``deadline_exceeded``).
@@ -81,7 +84,7 @@ class Asking:
         figures.num_in_flight += 1
         try:
             async with asyncio.timeout(deadline_of(request)):
-                response = await self._forward(runtime, request, began, may_pass_on)
+                response = await self._forward(runtime, request, began, may_pass_on, session)
         except TimeoutError:
             figures.failed("deadline_exceeded")
             raise TimedOut("the question was not answered in time", code="deadline_exceeded", remedy="give it more time") from None
@@ -100,6 +103,23 @@ class Asking:
             raise self._nobody(runtime, request)
         return context_of(_job_of(runtime, tables[0] if tables else None))
 
+    def session(self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest) -> TextSession | None:
+        """For a text that these weights write; None where a stage keeps nothing, since it does not work place by place or its weights change.
+
+        Raises InvalidInput.
+        """
+        tables = self._tables(runtime, request)
+        if request.weights == orchestrator_pb2.WEIGHTS_LIVE or not tables:
+            return None
+        needed = tables[0].requires(request.exit or tables[0].stages[-1].id)
+        stages = [stage for stage in tables[0].stages if stage.id in needed]
+        return TextSession() if all(session_bytes(stage, self._shared.registry) is not None for stage in stages) else None
+
+    def let_go(self, kept: Kept | None) -> None:
+        """Nobody goes on from that: stages need not wait until it is idle."""
+        if kept is not None:
+            self._streams.cancel(kept.session, kept.way.pnodes)
+
     async def run(self) -> None:
         """Keeps the streams to workers, until cancelled."""
         await self._streams.run()
@@ -112,8 +132,8 @@ class Asking:
         await self._holders.close()
 
     async def _forward(
-        self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest, began: float, may_pass_on: bool
-    ) -> orchestrator_pb2.ForwardResponse:
+        self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest, began: float, may_pass_on: bool, session: TextSession | None
+    ) -> orchestrator_pb2.ForwardResponse:  # fmt: skip
         tables = self._tables(runtime, request)
         if may_pass_on and not runtime.is_holder and self._reaches_too_little(tables, request):
             head = runtime.head
@@ -125,7 +145,7 @@ class Asking:
         if question.num_ways > 1:
             found, agreeing = await self._agreed(runtime, request, question)
         else:
-            found, agreeing = await self._answered(runtime, request, question, Avoid()), 1
+            found, agreeing = await self._answered(runtime, request, question, Avoid(), session), 1
             self._maybe_check(runtime, request, question, found)
         total_s = self._shared.clock.monotonic() - began
         return response(runtime.model, question.exit, found, num_agreeing=agreeing, total_s=total_s)
@@ -175,9 +195,18 @@ class Asking:
         )
 
     async def _answered(
-        self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest, question: Question, avoid: Avoid
-    ) -> Answered:
-        return await self._answering.answered(runtime.model, partial(self._tables, runtime, request), question, avoid)
+        self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest, question: Question, avoid: Avoid, session: TextSession | None = None
+    ) -> Answered:  # fmt: skip
+        tables = partial(self._tables, runtime, request)
+        if session is None:
+            return await self._answering.answered(runtime.model, tables, question, avoid)
+        first = session.goes_on(question, tables())
+        found = await self._answering.answered(runtime.model, tables, session.asks(question), avoid, first)
+        replays, left = session.num_replays, first[1] if first is not None else None
+        self.let_go(session.answered(question, left, found))
+        self.figures.num_replays += session.num_replays - replays
+        self.figures.num_continued += left is not None and session.num_replays == replays
+        return found
 
     # Several ways
 

@@ -18,7 +18,7 @@ class Figures:
 
     def __init__(self) -> None:
         self.num_in_flight = self.num_questions = self.num_answered = self.num_degraded = self.num_ways = 0
-        self.num_compared = self.num_differing = 0
+        self.num_compared = self.num_differing = self.num_continued = self.num_replays = 0
         self._failed: Counter[str] = Counter()
         self._all: deque[float] = deque(maxlen=KEPT)
         self._by_exit: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
@@ -50,7 +50,7 @@ class Figures:
         return orchestrator_pb2.ServingFigures(
             num_questions=self.num_questions, num_answered=self.num_answered, num_degraded=self.num_degraded, num_ways=self.num_ways,
             in_flight=self.num_in_flight, failed=dict(self._failed), p50_s=percentile(self._all, 0.5), p95_s=percentile(self._all, 0.95),
-            num_compared=self.num_compared, num_differing=self.num_differing,
+            num_compared=self.num_compared, num_differing=self.num_differing, num_continued=self.num_continued, num_replays=self.num_replays,
         )  # fmt: skip
 
 

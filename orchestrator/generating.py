@@ -1,7 +1,8 @@
 """Texts as they are written: one question to the pipeline per pass, until a stop, the wanted length, or the deadline.
 
-One version writes the whole text while it is served; when it gives way to a newer one the text goes on with that, and its parts say so. Nothing is kept
-between two passes but the text itself, so a machine that dies in the middle costs the delay of one question asked another way.
+One version writes the whole text while it is served; when it gives way to a newer one the text goes on with that, and its parts say so. Stages may keep
+keys and values between two passes (`orchestrator.text_session`), and what they lose is made again from the text: a machine that dies in the middle costs
+the delay of one question asked another way.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ class Generating:
         try:
             seed = request.seed if request.HasField("seed") else int.from_bytes(self._random_bytes(SEED_BYTES), "big")
             writer = _Writer(self._asking, self._clock, runtime, request, seed, until_s)
-            while not writer.generation.finish_reason:
-                yield await writer.part()
+            try:
+                while not writer.generation.finish_reason:
+                    yield await writer.part()
+            finally:
+                writer.close()
         finally:
             self._num_running -= 1
 
@@ -62,6 +66,12 @@ class _Writer:
         self._asking, self._clock, self._runtime, self._request = asking, clock, runtime, request
         self._seed, self._until_s, self._version = seed, until_s, ""
         self.generation = Generation(_wanted(request, seed), asking.context(runtime, self._question()))
+        self._session = asking.session(runtime, self._question())
+
+    def close(self) -> None:
+        """No pass follows."""
+        if self._session is not None:
+            self._asking.let_go(self._session.kept)
 
     async def part(self) -> orchestrator_pb2.GenerateResponse:
         """The next pass, and what it adds."""
@@ -76,7 +86,10 @@ class _Writer:
         if answer.weights != orchestrator_pb2.WEIGHTS_LIVE:
             self._version = answer.manifest_digest
         text = self.generation.take(answer.drafted, _logits(answer))
-        return _part(answer, text, self.generation, len(self._request.prompt), self._seed)
+        part = _part(answer, text, self.generation, len(self._request.prompt), self._seed)
+        if self._session is not None:
+            part.num_replays, part.num_kept = self._session.num_replays, self._session.num_kept
+        return part
 
     async def _answer(self, asked: Pass) -> orchestrator_pb2.ForwardResponse:
         question = self._question()
@@ -87,7 +100,7 @@ class _Writer:
             raise TimedOut(
                 "the text was not written in time", code="deadline_exceeded", remedy="give it more time, or ask for fewer tokens"
             )
-        return await self._asking.forward(self._runtime, question, may_pass_on=True)
+        return await self._asking.forward(self._runtime, question, may_pass_on=True, session=self._session)
 
     def _question(self) -> orchestrator_pb2.ForwardRequest:
         request = self._request

@@ -6,7 +6,7 @@ A stream that breaks tells everybody who waits for that worker at once: a killed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import grpc
@@ -72,7 +72,7 @@ class InferStream:
             await self._outbox.put(message)
 
     def cancel(self, question: bytes) -> None:
-        """Tells the worker that nobody waits, if there is room to say so."""
+        """Tells the worker that nobody waits, or goes on with that session, if there is room to say so."""
         if not self._outbox.full():
             self._outbox.put_nowait(vnode_pb2.InferMessage(cancel=vnode_pb2.InferCancel(id=question)))
 
@@ -158,6 +158,12 @@ class InferStreams:
         """The stream to that worker, if it is open already."""
         found = self._streams.get(worker.worker_id)
         return found if found is not None and not found.ended else None
+
+    def cancel(self, session: bytes, pnode_ids: Collection[str]) -> None:
+        """Tells those of them to whom a stream is open that nobody goes on with that session."""
+        for stream in self._streams.values():
+            if stream.pnode_id in pnode_ids and not stream.ended:
+                stream.cancel(session)
 
     async def opened(self, worker: VerifiedDelegation) -> InferStream:
         """The stream to that worker. Raises Unavailable (``unreachable``, ``too_many_streams``), Refused, RemoteFault."""

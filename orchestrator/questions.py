@@ -46,6 +46,12 @@ class Question:
     """Of the readout of sequences: so many last places; 0: all."""
     codec: str = RAW
     """In which outputs go from hop to hop."""
+    begins_session: bool = False
+    """Stages are to keep keys and values, under the id of the question."""
+    session: bytes = b""
+    """What stages keep under this id is gone on from: they have"""
+    offset: int = 0
+    """so many places of the one sequence; the inputs are the rest."""
 
 
 def deadline_of(request: orchestrator_pb2.ForwardRequest) -> float:

@@ -35,6 +35,10 @@ class Answer:
     """By VNode, as the hops say."""
     drafted: bytes = b""
     """Tokens by which the first hop extended the question, as it says."""
+    session: bytes = b""
+    """Under which stages keep keys and values, if they were to,"""
+    kept: int = 0
+    """and of how many places all of them do, as they say."""
 
     @property
     def computed_s(self) -> float:
@@ -55,6 +59,7 @@ class Try:
 
     def __init__(self, question: Question, way: Way, question_id: bytes) -> None:
         self._question, self.way, self._id = question, way, question_id
+        self._session = question_id if question.begins_session else question.session
         self._done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._head: vnode_pb2.InferAnswer | None = None
         self._assembler: TensorAssembler | None = None
@@ -119,6 +124,7 @@ class Try:
             raise Unavailable(f"a way of {len(hops)} stages is longer than {MAX_HOPS}", code="way_too_long")
         request = vnode_pb2.InferRequest(
             id=self._id, network_id=network_id, model=model, caller=caller, deadline_s=deadline_s, traceparent=tracing.current(),
+            session=self._session, offset=self._question.offset,
             hops=[
                 vnode_pb2.InferHop(
                     vnode=hop.vnode, replica=hop.replica, state_digest=hop.state_digest, delegation=hop.delegation, codec=self._question.codec,
@@ -192,9 +198,12 @@ class Try:
         drafted = first.drafted if first is not None else b""
         if len(drafted) > self._question.draft:
             raise Unavailable("more drafts than were asked for", code="bad_answer")
+        kept = min((int(timings[name].kept) if name in timings else 0) for name in names)
         self._done.set_result(
-            Answer(self._assembler.finite_array(), head.state_digest, head.replica, int(head.step), timings, drafted)
-        )
+            Answer(
+                self._assembler.finite_array(), head.state_digest, head.replica, int(head.step), timings, drafted, self._session, kept,
+            )
+        )  # fmt: skip
 
     def _fail(self, error: WayFailed) -> None:
         if not self._done.done():

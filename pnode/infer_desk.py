@@ -20,7 +20,7 @@ from dcnr.question_tensors import tensor_message
 from dcnr.tensor import EncodedTensor, TensorHeader
 from dcnr.tracing import UNTRACED, Tracer
 from dcnr.v1 import vnode_pb2
-from pnode.infer_places import Computed, Place, Wish
+from pnode.infer_places import Computed, Place, Session, Wish
 from pnode.infer_streams import InferStream, Words
 from pnode.infer_ways import Route, Ways
 from pnode.infer_words import Arriving, Made, Travelling, check_request, failure_message
@@ -38,6 +38,8 @@ SHORTEST_S: Final = 0.001
 HEARS: Final = frozenset({"request", "cancel"})
 Find = Callable[[str, vnode_pb2.InferHop], Place]
 """Who computes that hop of a model here. Raises NotFound (``not_here``)."""
+Ended = Callable[[str, bytes], None]
+"""Hears that a caller does not go on with a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,10 @@ class _Asked:
 class InferDesk:
     """An `infer_streams.Listener` for all streams that others open to this worker."""
 
-    def __init__(self, here: Here, *, clock: Clock, executor: Executor, find: Find, ways: Ways, told: Told) -> None:
+    def __init__(self, here: Here, *, clock: Clock, executor: Executor, find: Find, ways: Ways, told: Told, ended: Ended) -> None:
         self._here, self._clock, self._executor, self._find, self._ways, self._told = here, clock, executor, find, ways, told
         self._delegations = OpenedDelegations(here.network_id, clock)
+        self._ended = ended
         self._callers: frozenset[str] = frozenset()
         self._peers: dict[InferStream, Peer] = {}
         self._asked: dict[tuple[InferStream, bytes], _Asked] = {}
@@ -143,8 +146,9 @@ class InferDesk:
             asked.arrived.exception()  # looked at, also where its time was up
 
     def heard(self, stream: InferStream, message: vnode_pb2.InferMessage) -> None:
-        """Nobody waits for a question any more."""
+        """Nobody waits for a question, or goes on with a session, any more."""
         question = message.cancel.id
+        self._ended(self._peers[stream].node_id, question)
         stream.forget(question)
         asked = self._asked.get((stream, question))
         if asked is not None:
@@ -213,7 +217,7 @@ class InferDesk:
             reads = place.asking.reads
             inputs = [_brought(tensors, name) for name in reads.names[hop.vnode]]
             with self._here.tracer.span("compute", vnode=hop.vnode) as span:
-                computed = await place.compute(inputs, Wish(hop.answers, hop.draft, hop.last))
+                computed = await place.compute(inputs, Wish(hop.answers, hop.draft, hop.last, _session_of(request)))
                 waited_s = max(0.0, computed.began_s - ready_s)
                 span.note(step=computed.step, waited_s=waited_s, computed_s=computed.seconds)
             self.num_computed += not number
@@ -221,6 +225,7 @@ class InferDesk:
                 vnode_pb2.InferTiming(
                     vnode=hop.vnode, pnode_id=self._here.pnode_id, step=computed.step, waited_s=waited_s, computed_s=computed.seconds,
                     drafted=computed.drafted,
+                    kept=computed.kept,
                 )
             )  # fmt: skip
             if hop.answers:
@@ -258,6 +263,7 @@ class InferDesk:
             id=request.id, network_id=request.network_id, model=request.model, caller=request.caller, hops=hops,
             tensors=[tensor_message(name, tensor.header) for name, tensor in zip(tensors, encoded, strict=True)],
             deadline_s=max(SHORTEST_S, asked.until_s - self._clock.monotonic()), timings=timings, traceparent=tracing.current(),
+            session=request.session, offset=request.offset,
         )  # fmt: skip
         stream, caller = asked.stream, request.caller
         route = Route(
@@ -299,6 +305,10 @@ class InferDesk:
         self._ways.left(stream)
         for asked in [asked for asked in self._asked.values() if asked.stream is stream]:
             self._cancel(asked)
+
+
+def _session_of(request: vnode_pb2.InferRequest) -> Session | None:
+    return Session(request.caller, request.session, request.offset) if request.session else None
 
 
 def _brought(tensors: Mapping[str, Travelling], name: str) -> Travelling:

@@ -34,6 +34,17 @@ class Computed:
     """Tokens by which the question was extended first."""
     num_together: int = 1
     """Questions that this call computed, it included."""
+    kept: int = 0
+    """Places of the question's session that are kept now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a question goes on from: see `vnode_pb2.InferRequest`."""
+
+    caller: str
+    id: bytes
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,7 @@ class Wish:
     answers: bool = False
     draft: int = 0
     last: int = 0
+    session: Session | None = None
 
     @property
     def is_alone(self) -> bool:
@@ -59,7 +71,7 @@ class Place(Protocol):
         ...
 
     async def compute(self, inputs: Sequence[Travelling], wish: Wish) -> Computed:
-        """The output, and the readout where it answers. Raises NotFound (``not_here``), RemoteFault, Corrupt, InvariantBroken."""
+        """The output, and the readout where it answers. Raises NotFound (``not_here``, ``no_cache``), RemoteFault, Corrupt, InvariantBroken."""
         ...
 
 
@@ -77,6 +89,19 @@ def infer(compute: Compute, inputs: Sequence[Travelling], step: int, clock: Cloc
 
 def _drafted(compute: Compute, values: Sequence[Any], count: int) -> bytes:
     """The tokens that follow one sequence, each the likeliest by this VNode's own exit."""
+    check_drafts_follow(values)
+    drafted = b""
+    for _ in range(count):
+        output = compute.forward(0, [_extended(values[0], drafted)], Mode.INFER).output
+        token = likeliest(compute, output)
+        if token is None:
+            break
+        drafted += bytes([token])
+    return drafted
+
+
+def check_drafts_follow(values: Sequence[Any]) -> None:
+    """Raises RemoteFault (``bad_question``) unless it is one sequence of bytes."""
     if (
         len(values) != 1
         or as_array(values[0]).dtype != np.uint8
@@ -84,14 +109,12 @@ def _drafted(compute: Compute, values: Sequence[Any], count: int) -> bytes:
         or as_array(values[0]).ndim != 2
     ):
         raise RemoteFault("drafts follow one sequence of bytes, and nothing else", code="bad_question")
-    drafted = b""
-    for _ in range(count):
-        output = compute.forward(0, [_extended(values[0], drafted)], Mode.INFER).output
-        token = int(as_array(last_places(compute.readout(output), 1)).argmax())
-        if token >= NUM_TOKENS:
-            break
-        drafted += bytes([token])
-    return drafted
+
+
+def likeliest(compute: Compute, output: Any) -> int | None:
+    """The token that this VNode's exit puts after the last place; None where it names none."""
+    token = int(as_array(last_places(compute.readout(output), 1)).argmax())
+    return token if token < NUM_TOKENS else None
 
 
 def _extended(sequence: Any, drafted: bytes) -> Any:

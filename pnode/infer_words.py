@@ -178,6 +178,7 @@ def check_request(request: vnode_pb2.InferRequest, network_id: str) -> dict[str,
         raise _bad("a hop names either a replica or a state")
     if any(hop.draft > (0 if number else limits.MAX_DRAFT) for number, hop in enumerate(request.hops)):
         raise _bad(f"only the first hop drafts, at most {limits.MAX_DRAFT} tokens")
+    _check_session(request)
     if any(hop.codec not in ("", *codecs.CODECS) or hop.delegation.ByteSize() > MAX_DELEGATION_BYTES for hop in request.hops):
         raise _bad("a hop without a known codec, or with too large a delegation")
     if not (math.isfinite(request.deadline_s) and 0 < request.deadline_s <= limits.MAX_QUESTION_S):
@@ -196,6 +197,14 @@ def failure_message(question: bytes, vnode: str, pnode_id: str, error: DcnrError
     """How a hop says that it could not."""
     code = {"bad_frame": "bad_shape", "bad_tensor_header": "bad_shape"}.get(error.code, error.code)
     return vnode_pb2.InferFailure(id=question, vnode=vnode, pnode_id=pnode_id, code=code, message=error.message[:MAX_TEXT])
+
+
+def _check_session(request: vnode_pb2.InferRequest) -> None:
+    """Only named states keep anything: live weights change between two passes."""
+    if request.session and (len(request.session) != ID_BYTES or any(hop.replica for hop in request.hops)):
+        raise _bad(f"a session has an id of {ID_BYTES} bytes, and is one of named states")
+    if request.offset and not request.session:
+        raise _bad("an offset without a session")
 
 
 def _check_timings(timings: Sequence[vnode_pb2.InferTiming]) -> None:

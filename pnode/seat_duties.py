@@ -35,6 +35,8 @@ RETRY_LONGEST_S: Final = 15.0
 MAX_SEATS: Final = 64
 MAX_PENDING: Final = 8
 """Wishes of orchestrators that no confirmed head names as its holder yet."""
+MAX_CACHE_BYTES: Final = 1024 * limits.MIB
+"""For keys and values of texts, however much is lent."""
 MAX_CHAIN: Final = 1024
 """Manifests from the head's back to the wished one."""
 
@@ -96,6 +98,8 @@ class SeatDuties:
         self._parents: dict[str, str] = {}
         self._seats: dict[Key, _Seat] = {}
         self._refused: dict[tuple[str, str], str] = {}
+        self._cache_bytes = 0
+        """That the worker was told it may keep of texts."""
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -146,6 +150,7 @@ class SeatDuties:
             if seat.task is not None:
                 seat.task.cancel()
         self._seats.clear()
+        self._cache_bytes = 0
 
     def heard(self, reports: Sequence[orchestrator_pb2.SeatReport]) -> None:
         """The worker's word on its seats."""
@@ -306,11 +311,20 @@ class SeatDuties:
         held = [Held(key, seat.wanted.manifest_digest, seat.report.ready) for key, seat in self._seats.items() if key not in failed]
         settled = settle(wanted, held, around.budget.free_memory_bytes)
         self._refused = settled.refused
+        await self._lend(settled.spare_bytes)
         for key in [*failed, *settled.drop]:
             await self._drop(key)
         for one in settled.load:
             self._seats[one.key] = seat = _Seat(one)
             seat.task = self._group.create_task(self._load(seat, self._read[one.model]))
+
+    async def _lend(self, spare_bytes: int) -> None:
+        """What neither replicas nor seats have reserved may hold what is kept of texts, whole MiB of it."""
+        max_bytes = min(MAX_CACHE_BYTES, spare_bytes // limits.MIB * limits.MIB)
+        if max_bytes != self._cache_bytes and await self._around.send(
+            local_pb2.ToWorker(caches=local_pb2.WorkerCaches(max_bytes=max_bytes))
+        ):
+            self._cache_bytes = max_bytes
 
     def _wanted(self, read: _Read) -> list[Wanted]:
         if read.job is None:

@@ -49,11 +49,12 @@ class Held:
 
 @dataclass(slots=True)
 class Settled:
-    """What follows: first ``drop``, then ``load``. ``refused``: by (model, VNode), why there is no seat."""
+    """What follows: first ``drop``, then ``load``. ``refused``: by (model, VNode), why there is no seat. ``spare_bytes``: what is left beside all seats."""
 
     load: list[Wanted] = field(default_factory=list)
     drop: list[Key] = field(default_factory=list)
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
+    spare_bytes: int = 0
 
 
 def settle(wanted: Sequence[Wanted], held: Sequence[Held], free_bytes: int) -> Settled:
@@ -78,6 +79,7 @@ def settle(wanted: Sequence[Wanted], held: Sequence[Held], free_bytes: int) -> S
         if has_room:
             keep.update(item.key for item in _beside(one, target, [item for item in mine if item is not target]))
     settled.drop = [item.key for item in held if item.key not in keep]
+    settled.spare_bytes = max(0, room_bytes)
     return settled
 
 

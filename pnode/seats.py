@@ -10,20 +10,24 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound
 from dcnr.graph import graph_from_bytes, stages_of_graph
 from dcnr.ports import Clock
 from dcnr.specs import Registry
 from dcnr.v1 import local_pb2, orchestrator_pb2
-from pnode.infer_places import Computed, Wish, unless_gone
+from pnode.infer_places import Computed, Session, Wish, unless_gone
 from pnode.infer_reads import Asking, Reads
+from pnode.infer_sessions import infer_on, lost
 from pnode.infer_together import Together
 from pnode.infer_words import Travelling
 from pnode.pace import Pace
 from pnode.seating import LOADING, Key
+from pnode.text_sessions import SessionKey, TextSessions
+from vnode.costs import session_bytes
 from vnode.torch_compute import TorchCompute
+from vnode.torch_memory import Memory
 
 MAX_SEATS: Final = 64
 WEIGHT: Final = 0.1
@@ -32,17 +36,23 @@ WEIGHT: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
+    compute: TorchCompute
     together: Together
     asking: Asking
     step: int
+    session_bytes: int | None
+    """That it keeps of one text; None: it keeps nothing."""
 
 
 class Seat:
-    """One named state: an `infer_places.Place` once it is loaded."""
+    """One named state: an `infer_places.Place` once it is loaded. ``sessions`` are those of all seats."""
 
-    def __init__(self, order: local_pb2.HostSeat, thread: ThreadPoolExecutor, pace: Pace, clock: Clock) -> None:
+    def __init__(
+        self, order: local_pb2.HostSeat, thread: ThreadPoolExecutor, pace: Pace, clock: Clock, sessions: TextSessions[Memory]
+    ) -> None:
         self.order, self.reason = order, LOADING
-        self._thread, self._pace, self._clock = thread, pace, clock
+        self.key: Key = (order.model, order.vnode, order.state_digest)
+        self._thread, self._pace, self._clock, self._sessions = thread, pace, clock, sessions
         self._loaded: _Loaded | None = None
         self._never = asyncio.Event()
         self._queued = self._num_answered = 0
@@ -71,33 +81,62 @@ class Seat:
     async def compute(self, inputs: Sequence[Travelling], wish: Wish) -> Computed:
         """See `infer_places.Place`."""
         loaded = self._whole()
-        one = loaded.together.enter(inputs, wish)
+        memory = self._memory(loaded, wish.session) if wish.session is not None else None
         self._queued += 1
+        try:
+            if memory is not None and wish.session is not None:
+                computed = await self._going_on(loaded, memory, wish.session.offset, inputs, wish)
+            else:
+                computed = await self._together(loaded, inputs, wish)
+        finally:
+            self._queued -= 1
+        self._num_answered += 1
+        self._compute_s += max(WEIGHT, 1 / self._num_answered) * (computed.seconds / computed.num_together - self._compute_s)
+        return computed
+
+    async def _together(self, loaded: _Loaded, inputs: Sequence[Travelling], wish: Wish) -> Computed:
+        one = loaded.together.enter(inputs, wish)
         try:
             await self._pace.rest(self._never)
             if one.found is None:
                 await self._turn(lambda: loaded.together.work(one, loaded.step))
         finally:
-            self._queued -= 1
             loaded.together.leave(one)
-        computed = one.result()
-        self._num_answered += 1
-        self._compute_s += max(WEIGHT, 1 / self._num_answered) * (computed.seconds / computed.num_together - self._compute_s)
+        return one.result()
+
+    async def _going_on(self, loaded: _Loaded, memory: Memory, offset: int, inputs: Sequence[Travelling], wish: Wish) -> Computed:
+        await self._pace.rest(self._never)
+        computed: Computed = await self._turn(
+            lambda: infer_on(loaded.compute, memory, offset, inputs, loaded.step, self._clock, wish)
+        )
         return computed
 
-    async def _turn(self, work: Callable[[], None]) -> None:
+    async def _turn(self, work: Callable[[], Any]) -> Any:
         begun = self._pace.begin()
         try:
-            await unless_gone(lambda: asyncio.get_running_loop().run_in_executor(self._thread, work))
+            return await unless_gone(lambda: asyncio.get_running_loop().run_in_executor(self._thread, work))
         finally:
             self._pace.end(begun)
 
-    def report(self) -> orchestrator_pb2.SeatReport:
-        """As it is now."""
+    def _memory(self, loaded: _Loaded, session: Session) -> Memory | None:
+        """Where a session goes on, or begins; None for one that begins where there is no room for it."""
+        key, now_s = SessionKey(session.caller, session.id, self.key), self._clock.monotonic()
+        if session.offset:
+            memory = self._sessions.find(key, now_s)
+            if memory is None:
+                raise lost(0)
+            return memory
+        if loaded.session_bytes is None:
+            return None
+        begun = loaded.compute.memory()
+        return begun if self._sessions.begin(key, begun, loaded.session_bytes, now_s) else None
+
+    def report(self, sessions: tuple[int, int] = (0, 0)) -> orchestrator_pb2.SeatReport:
+        """As it is now, with the number and the bytes of the texts of which it keeps something."""
         order = self.order
         return orchestrator_pb2.SeatReport(
             model=order.model, vnode=order.vnode, state_digest=order.state_digest, ready=self.is_ready, reason=self.reason,
-            queued=self._queued, compute_s=self._compute_s, num_answered=self._num_answered,
+            queued=self._queued, compute_s=self._compute_s, num_answered=self._num_answered, num_sessions=sessions[0], session_bytes=sessions[1],
         )  # fmt: skip
 
     def _whole(self) -> _Loaded:
@@ -117,12 +156,14 @@ class Seats:
         self._news, self._group = news, group
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seats")
         self._seats: dict[Key, Seat] = {}
+        self._sessions = TextSessions[Memory]()
 
     def ordered(self, order: local_pb2.HostSeat) -> None:
         """Begins a seat, or ends it where the order names no file. Raises InvalidInput where there are too many."""
         key = (order.model, order.vnode, order.state_digest)
         if not order.state_path:
             self._seats.pop(key, None)
+            self._sessions.leave(key)
             self._news()
             return
         known = self._seats.get(key)
@@ -131,7 +172,7 @@ class Seats:
         if known is None and len(self._seats) >= MAX_SEATS:
             raise InvalidInput(f"there are {MAX_SEATS} seats already", code="too_many_seats")
         self._pace.limit(order.cpu_share * max(1, order.threads))
-        self._seats[key] = seat = Seat(order, self._thread, self._pace, self._clock)
+        self._seats[key] = seat = Seat(order, self._thread, self._pace, self._clock, self._sessions)
         self._group.create_task(self._load(seat))
 
     def find(self, model: str, vnode: str, state_digest: str) -> Seat:
@@ -143,7 +184,20 @@ class Seats:
 
     def reports(self) -> list[orchestrator_pb2.SeatReport]:
         """One of each."""
-        return [seat.report() for _, seat in sorted(self._seats.items())]
+        kept = self._sessions.by_seat()
+        return [seat.report(kept.get(key, (0, 0))) for key, seat in sorted(self._seats.items())]
+
+    def lend(self, max_bytes: int) -> None:
+        """So much memory may hold what is kept of texts."""
+        self._sessions.limit(max_bytes)
+
+    def ended(self, caller: str, session: bytes) -> None:
+        """That caller does not go on with that session."""
+        self._sessions.end(caller, session)
+
+    def review(self) -> None:
+        """What nobody went on with for long is forgotten; to be called every second or so."""
+        self._sessions.review(self._clock.monotonic())
 
     def close(self) -> None:
         """Nothing is computed any more."""
@@ -166,4 +220,7 @@ class Seats:
         if info.model != order.model:
             raise Corrupt(f"the state belongs to {info.model}", code="bad_state_model")
         most = int(graph.train.batch_size)
-        return _Loaded(Together(compute, most, self._clock), Asking(stage.id, Reads.of(stages), most), len(info.lineage))
+        asking = Asking(stage.id, Reads.of(stages), most)
+        return _Loaded(
+            compute, Together(compute, most, self._clock), asking, len(info.lineage), session_bytes(stage, self._registry)
+        )

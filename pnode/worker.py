@@ -120,7 +120,10 @@ class Worker:
         tracer = started(self._tracing, "dcnr-worker", self._acting.pnode_id)
         self._job_traces = JobTraces(tracer, self._clock) if self._tracing.endpoint else None
         here = Here(self._acting.network_id, self._acting.pnode_id, self._key.node_id, tracer)
-        self._desk = InferDesk(here, clock=self._clock, executor=self._executor, find=self._place, ways=ways, told=self._told)
+        self._desk = InferDesk(
+            here, clock=self._clock, executor=self._executor, find=self._place, ways=ways, told=self._told,
+            ended=lambda caller, session: self._seats.ended(caller, session),
+        )  # fmt: skip
         server = data_server(
             self._key,
             self._acting.network_id,
@@ -248,6 +251,8 @@ class Worker:
                 self._seats.ordered(message.seat)
             case "callers":
                 self._desk.allow(message.callers.orchestrators)
+            case "caches":
+                self._seats.lend(message.caches.max_bytes)
             case "verdicts":
                 group.create_task(self._crew.decided(message.verdicts))
 
@@ -284,6 +289,7 @@ class Worker:
                 async with asyncio.timeout(REPORT_S):
                     await self._news.wait()
             self._news.clear()
+            self._seats.review()
             self._put(local_pb2.FromWorker(report=self._current_report()))
             await asyncio.sleep(MIN_REPORT_GAP_S)
 

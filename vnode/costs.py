@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcnr import limits
-from dcnr.specs import Registry
+from dcnr.specs import Registry, kept_per_place
 from dcnr.stages import Stage
 
 FLOAT_BYTES = 4
@@ -51,6 +51,24 @@ def seat_bytes(stage: Stage, batch_size: int) -> int:
 def seat_alone_bytes(stage: Stage, batch_size: int) -> int:
     """The same for a seat that lets go of its state before it loads the next one."""
     return stage.num_parameters * FLOAT_BYTES + batch_size * stage.activation_bytes + SEAT_OVERHEAD_BYTES
+
+
+def session_bytes(stage: Stage, registry: Registry) -> int | None:
+    """Memory of what a seat keeps of one text between its passes, whole contexts allowed for; None where the stage does not work place by place."""
+    shapes = [item.spec for item in stage.inputs]
+    if not all(spec.is_sequence and spec.shape[0] == stage.output.shape[0] for spec in shapes) or not stage.output.is_sequence:
+        return None
+    parts = [
+        kept_per_place(registry.components[stage.component], stage.config, stage.component_input_specs),
+        kept_per_place(registry.objectives[stage.objective], stage.objective_config, (stage.output,)),
+        *(kept_per_place(registry.components[item.component], item.config, item.input_specs) for item in stage.operations),
+    ]
+    kept = 0
+    for part in parts:
+        if part is None:
+            return None
+        kept += part
+    return kept * FLOAT_BYTES * stage.output.shape[0]
 
 
 def replica_cost(stage: Stage, registry: Registry, batch_size: int) -> ReplicaCost:

@@ -24,6 +24,7 @@ from dcnr.stages import Stage, StageInput
 from vnode.clipping import Centre, begun
 from vnode.compute import EvalResult, StepResult
 from vnode.state import DISTANCES, Array, StateInfo, StateSchema, anchor_schema, parse, serialise
+from vnode.torch_memory import Memory
 from vnode.torch_merging import Base, DeltaValues, Merged, decode, encode, outer_step
 from vnode.torch_objective import cross_entropy
 from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
@@ -131,6 +132,35 @@ class TorchCompute:
             logits = module.objective.readout(output)
             correct, count = _correct(logits, y)
             return EvalResult(output, float(cross_entropy(logits, y)) * count, correct, count, sinks)
+
+    def memory(self) -> Memory:
+        """Of one sequence that is to come."""
+        return Memory(self._stage.output.shape[0])
+
+    def extend(self, memory: Memory, inputs: Sequence[Any]) -> Tensor:
+        """INFER of the places of one sequence that follow those in ``memory``, which has them, too, afterwards; on an error it has what it had.
+
+        For stages that `vnode.costs.session_bytes` knows. Raises RemoteFault for more than one sequence, or more places than the stage takes.
+        """
+        module = self._ready()
+        tensors = self._inputs(inputs, Mode.INFER)
+        count = tensors[0].shape[1]
+        if len(tensors[0]) != 1 or any(tensor.shape[1] != count for tensor in tensors) or memory.length + count > memory.context:
+            raise RemoteFault(
+                f"{count} places of {len(tensors[0])} sequences after {memory.length}; there is room for one of {memory.context}",
+                code="bad_frame", vnode=self._stage.id,
+            )  # fmt: skip
+        with self._statistics(module), torch.no_grad():
+            self._set(module, 0, Mode.INFER)
+            module.remember(memory)
+            try:
+                output: Tensor = module(tensors)
+            finally:
+                module.remember(None)
+            if not bool(torch.isfinite(output).all()):
+                raise InvariantBroken("the output is not finite", code="not_finite", vnode=self._stage.id)
+        memory.advance(count)
+        return output
 
     def readout(self, output: Any) -> Tensor:
         """Logits of this VNode's own head."""

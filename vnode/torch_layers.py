@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vnode.randomness import Draws
+from vnode.torch_memory import Remembering, attended
 
 
 class Keyed(nn.Module):
@@ -59,7 +60,7 @@ class RandomShift(Keyed):
         return padded[samples, planes, rows, columns]
 
 
-class CausalBlock(nn.Module):
+class CausalBlock(Remembering):
     """Pre-LN transformer block (Radford et al. 2019): causal self-attention and a GELU MLP of 4·d, both residual."""
 
     def __init__(self, width: int, heads: int, drop: float) -> None:
@@ -75,12 +76,14 @@ class CausalBlock(nn.Module):
         self.mlp_drop = KeyedDropout(drop)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] → [B, T, D]; position t sees positions ≤ t."""
+        """[B, T, D] → [B, T, D]; position t sees positions ≤ t, those in memory included."""
         batch, length, width = x_BTD.shape
         q_BHTK, k_BHTK, v_BHTK = (
             self.qkv(self.attention_norm(x_BTD)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         )
-        mixed_BHTK = functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        if self.memory is not None:
+            k_BHTK, v_BHTK = self.memory.with_these(self.purpose, k_BHTK, v_BHTK)
+        mixed_BHTK = attended(q_BHTK, k_BHTK, v_BHTK)
         mixed_BTD = mixed_BHTK.transpose(1, 2).reshape(batch, length, width)
         x_BTD = x_BTD + self.attention_drop(self.projection(mixed_BTD))
         hidden_BTF = functional.gelu(self.mlp_in(self.mlp_norm(x_BTD)))

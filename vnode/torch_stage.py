@@ -24,6 +24,7 @@ from vnode.optimizers import Optimizer
 from vnode.randomness import Draws
 from vnode.state import Array, StateInfo, StateSchema, TensorSlot, serialise
 from vnode.torch_layers import Keyed
+from vnode.torch_memory import Memory, Remembering
 from vnode.torch_objective import LocalObjective
 
 
@@ -39,18 +40,27 @@ class StageModule(nn.Module):
         self.operations = nn.ModuleDict({operation.id: _built(operation, registry) for operation in stage.operations})
         self.sinks = nn.ModuleDict({operation.id: _built(operation, registry) for operation in stage.sinks})
         self._stage = stage
-        self._keyed = [
+        layers = [
             (vnode, purpose, layer)
             for vnode, root in [(stage.id, self.component), *self.operations.items(), *self.sinks.items()]
             for purpose, layer in root.named_modules()
-            if isinstance(layer, Keyed)
         ]
+        self._keyed = [(vnode, purpose, layer) for vnode, purpose, layer in layers if isinstance(layer, Keyed)]
+        self._remembering = [layer for _, _, layer in layers if isinstance(layer, Remembering)]
+        for vnode, purpose, layer in layers:
+            if isinstance(layer, Remembering):
+                layer.purpose = f"{vnode}/{purpose}"
 
     def key(self, seed: int, batch: int | None) -> None:
         """Sets the draws of all layers with randomness to those of this batch; None switches randomness off."""
         for vnode, purpose, layer in self._keyed:
             layer.purpose = purpose
             layer.draws = None if batch is None else Draws(seed, vnode, batch)
+
+    def remember(self, memory: Memory | None) -> None:
+        """What the next pass goes on from, and adds to; None: it stands for itself."""
+        for layer in self._remembering:
+            layer.memory = memory
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """The component's output for external inputs in the stage's order."""

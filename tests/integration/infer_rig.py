@@ -35,6 +35,7 @@ NUM_TOKENS = 40
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 8
 BATCH = 8
 WITHIN_S = 60.0
+CACHE_BYTES = 1 << 20
 CLOCK = SystemClock()
 
 
@@ -291,8 +292,14 @@ async def allow(key: NodeKey, *ends: DaemonEnd) -> None:
         await end.pipe.send(local_pb2.ToWorker(callers=local_pb2.WorkerCallers(orchestrators=[key.node_id])))
 
 
+async def lend(end: DaemonEnd, max_bytes: int) -> None:
+    """So much may be kept of texts there."""
+    await end.pipe.send(local_pb2.ToWorker(caches=local_pb2.WorkerCaches(max_bytes=max_bytes)))
+
+
 async def seat(end: DaemonEnd, one: Served, *vnodes: str) -> None:
-    """These VNodes are served there, and loaded."""
+    """These VNodes are served there, and loaded; they may keep something of texts."""
+    await lend(end, CACHE_BYTES)
     for vnode in vnodes:
         await end.pipe.send(local_pb2.ToWorker(seat=one.seat(vnode)))
     await end.until(lambda: {vnode for vnode, report in end.seats.items() if report.ready} >= set(vnodes))

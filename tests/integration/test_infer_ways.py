@@ -122,7 +122,9 @@ async def ends() -> AsyncIterator[Ends]:
 
     ways = Ways(clock, dial, told)
     here = Here(NETWORK, NODE.node_id, WORKER.node_id)
-    desk = InferDesk(here, clock=CLOCK, executor=executor, find=lambda model, hop: echo, ways=ways, told=told)
+    desk = InferDesk(
+        here, clock=CLOCK, executor=executor, find=lambda model, hop: echo, ways=ways, told=told, ended=lambda caller, session: None
+    )
     desk.allow([CALLER.node_id])
     server = RpcServer(WORKER, NETWORK, clock=CLOCK, rng=secrets.token_bytes)
     server.add(DataPlane(unused, peer=pnode_of, desk=unused, donor=unused, uplink=unused, infer=desk).add_to)

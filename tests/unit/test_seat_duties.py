@@ -74,6 +74,7 @@ class World:
     store: dict[str, bytes] = field(default_factory=dict)
     sent: list[local_pb2.HostSeat] = field(default_factory=list)
     callers: list[str] = field(default_factory=list)
+    cache_bytes: int = 0
     said: list[str] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     term: Term | None = field(default_factory=lambda: Term(1, HOLDER.node_id))
@@ -129,6 +130,8 @@ class World:
     async def send(self, message: local_pb2.ToWorker) -> bool:
         if message.WhichOneof("kind") == "callers":
             self.callers = list(message.callers.orchestrators)
+        elif message.WhichOneof("kind") == "caches":
+            self.cache_bytes = message.caches.max_bytes
         else:
             self.sent.append(message.seat)
         self.news.set()
@@ -304,12 +307,15 @@ def test_replicas_have_the_memory_before_seats(tmp_path: Path) -> None:
         duties.wished(HOLDER.node_id, world.wish(world.first, "a"))
         await world.until(lambda: len(world.sent) == 1)
         duties.heard([ready(world.sent[0])])
+        lent = world.cache_bytes
+        assert MIB <= lent < world.memory_bytes
         world.budget.admit("r.1", Reservation(world.memory_bytes - MIB, 0), free_disk_bytes=1 << 30)
         await world.until(lambda: len(world.sent) == 2)
+        assert world.cache_bytes <= MIB
         assert world.sent[1].state_path == ""
         assert "too_little_memory" in duties.reports()[0].reason
         world.budget.release("r.1")
         await world.until(lambda: len(world.sent) == 3)
-        assert world.sent[2].state_path != ""
+        assert (world.sent[2].state_path != "", world.cache_bytes) == (True, lent)
 
     play(world, scenario)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
+from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec, by_place
 from vnode.components.shapes import bad_inputs
 
 
@@ -24,6 +24,10 @@ class Add:
         if len(inputs) < 2 or any(spec != inputs[0] for spec in inputs) or inputs[0].dtype != "float32":
             raise bad_inputs(self.name, f"takes two or more float32 inputs of equal shape, not {[list(s.shape) for s in inputs]}")
         return ComponentPlan(inputs[0], forward_flops=(len(inputs) - 1) * inputs[0].num_elements)
+
+    def kept_per_place(self, config: Config, inputs: Sequence[TensorSpec]) -> int | None:
+        """It looks at no other place."""
+        return by_place(inputs)
 
     def checks(self, config: Config) -> CheckPlan:
         """Which checks apply."""

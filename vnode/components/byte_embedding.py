@@ -41,6 +41,11 @@ class ByteEmbedding:
                 raise f.error("heads", f"width {width} is not a multiple of {heads} heads")
             return width, blocks, heads, f.number("dropout", 0.0, low=0.0, high=0.9)
 
+    def kept_per_place(self, config: Config, inputs: Sequence[TensorSpec]) -> int | None:
+        """A key and a value per block."""
+        width, blocks, _, _ = self._read(config)
+        return 2 * blocks * width
+
     def checks(self, config: Config) -> CheckPlan:
         """Which checks apply."""
         return CheckPlan(smooth=True)
@@ -51,11 +56,12 @@ class ByteEmbedding:
         from torch import nn
 
         from vnode.torch_layers import CausalBlock, KeyedDropout
+        from vnode.torch_memory import Remembering
 
         width, blocks, heads, drop = self._read(config)
         length = inputs[0].shape[0]
 
-        class Embedding(nn.Module):
+        class Embedding(Remembering):
             def __init__(self) -> None:
                 super().__init__()
                 self.token = nn.Embedding(NUM_BYTES, width)
@@ -66,7 +72,8 @@ class ByteEmbedding:
                 self.blocks = nn.Sequential(*(CausalBlock(width, heads, drop) for _ in range(blocks)))
 
             def forward(self, x_BT: torch.Tensor) -> torch.Tensor:
-                h_BTD = self.token(x_BT.long()) + self.position.weight[: x_BT.shape[1]]
+                before = self.memory.length if self.memory is not None else 0
+                h_BTD = self.token(x_BT.long()) + self.position.weight[before : before + x_BT.shape[1]]
                 return self.blocks(self.drop(h_BTD))  # type: ignore[no-any-return]
 
         return Embedding()

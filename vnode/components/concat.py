@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
+from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec, by_place
 from vnode.components.shapes import bad_inputs
 
 
@@ -32,6 +32,10 @@ class Concat:
     def _read(self, config: Config) -> int:
         with Fields(config, self.name) as f:
             return f.integer("dim", 0, low=0, high=6)
+
+    def kept_per_place(self, config: Config, inputs: Sequence[TensorSpec]) -> int | None:
+        """It looks at no other place unless it joins places."""
+        return by_place(inputs) if self._read(config) == 1 else None
 
     def checks(self, config: Config) -> CheckPlan:
         """Which checks apply."""

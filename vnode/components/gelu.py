@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
+from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec, by_place
 from vnode.components.shapes import one_float_input
 
 
@@ -23,6 +23,10 @@ class Gelu:
             pass
         spec = one_float_input(self.name, inputs)
         return ComponentPlan(spec, forward_flops=spec.num_elements)
+
+    def kept_per_place(self, config: Config, inputs: Sequence[TensorSpec]) -> int | None:
+        """It looks at no other place."""
+        return by_place(inputs)
 
     def checks(self, config: Config) -> CheckPlan:
         """Which checks apply."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
+from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec, by_place
 from vnode.components.shapes import one_float_input
 
 
@@ -31,6 +31,10 @@ class Linear:
     def _read(self, config: Config) -> tuple[int, bool]:
         with Fields(config, self.name) as f:
             return f.integer("out_features", low=1, high=65536), f.flag("bias", True)
+
+    def kept_per_place(self, config: Config, inputs: Sequence[TensorSpec]) -> int | None:
+        """It looks at no other place."""
+        return by_place(inputs)
 
     def checks(self, config: Config) -> CheckPlan:
         """A sketch may stand for the map."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
+from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec, by_place
 from vnode.components.shapes import one_float_input
 
 
@@ -31,6 +31,10 @@ class LinearBlock:
     def _read(self, config: Config) -> float:
         with Fields(config, self.name) as f:
             return f.number("dropout", 0.0, low=0.0, high=0.9)
+
+    def kept_per_place(self, config: Config, inputs: Sequence[TensorSpec]) -> int | None:
+        """It looks at no other place."""
+        return by_place(inputs)
 
     def checks(self, config: Config) -> CheckPlan:
         """A sketch may stand for each of the two maps."""

@@ -35,6 +35,10 @@ class TransformerBlock:
         with Fields(config, self.name) as f:
             return f.integer("heads", low=1, high=256), f.number("dropout", 0.0, low=0.0, high=0.9)
 
+    def kept_per_place(self, config: Config, inputs: Sequence[TensorSpec]) -> int | None:
+        """A key and a value."""
+        return 2 * inputs[0].shape[1]
+
     def checks(self, config: Config) -> CheckPlan:
         """Which checks apply."""
         return CheckPlan(smooth=True)

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcnr.specs import CheckPlan, Config, ObjectivePlan, TensorSpec
+from dcnr.specs import CheckPlan, Config, ObjectivePlan, TensorSpec, by_place
 from vnode.objectives.head import read_head
 
 
@@ -20,6 +21,10 @@ class LocalCe:
     def check(self, config: Config, output: TensorSpec, target: TensorSpec, num_classes: int) -> ObjectivePlan:
         """Cost of the head. Raises InvalidInput."""
         return read_head(config, self.name).plan(self.name, output, target, num_classes)
+
+    def kept_per_place(self, config: Config, inputs: Sequence[TensorSpec]) -> int | None:
+        """Its head reads each place of a text alone."""
+        return by_place(inputs)
 
     def checks(self, config: Config) -> CheckPlan:
         """Only a ReLU in the head has a kink."""
