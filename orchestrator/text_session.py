@@ -56,7 +56,7 @@ class TextSession:
         if others or not offset:
             return None
         rest = encode_final(np.frombuffer(window[offset:], np.uint8)[None], "raw")
-        return kept.way, replace(question, inputs={name: rest}, session=kept.session, offset=offset)
+        return kept.way, replace(question, inputs={name: rest}, begins_session=False, session=kept.session, offset=offset)
 
     def answered(self, question: Question, left: Question | None, found: Answered) -> Kept | None:
         """Takes in what was found for the whole question, of which ``left`` was asked first. What nobody goes on from any more is returned."""

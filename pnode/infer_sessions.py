@@ -41,7 +41,7 @@ def infer_on(
         outputs.append(compute.extend(memory, [np.full((1, 1), token, np.uint8)]))
     output = _joined(outputs)
     readout = last_places(compute.readout(output), wish.last) if wish.answers else None
-    return Computed(output, readout, step, began_s, clock.monotonic() - began_s, drafted, memory.length)
+    return Computed(output, readout, step, began_s, clock.monotonic() - began_s, drafted, kept=memory.length)
 
 
 def lost(length: int) -> NotFound:
