@@ -65,7 +65,7 @@ def test_a_text_is_that_of_one_process_and_a_killed_worker_costs_no_token(tmp_pa
                 await end.until(lambda end=end: not any(report.num_sessions for report in end.seats.values()))
 
             generating = Generating(here.asking, CLOCK, secrets.token_bytes)
-            request = orchestrator_pb2.GenerateRequest(model=MODEL, prompt=PROMPT, max_tokens=NUM_TOKENS, plain=True)
+            request = orchestrator_pb2.GenerateRequest(model=MODEL, prompt=PROMPT, max_tokens=NUM_TOKENS, plain=True, full_depth=True)
             parts = []
             async for part in generating.generate(here.runtime, request):
                 parts.append(part)
@@ -77,7 +77,7 @@ def test_a_text_is_that_of_one_process_and_a_killed_worker_costs_no_token(tmp_pa
             assert [stage.pnode_id for stage in parts[-1].stages] == [first.pnode_id, first.pnode_id]
             assert [parts[2].num_replays, parts[-1].num_replays] == [0, 1]
             await lend(first, 0)
-            uncached = await written(here)
+            uncached = await written(here, full_depth=True)
             assert (text_of(uncached), uncached[-1].num_kept, uncached[-1].num_replays) == (wanted, 0, 0)
 
     asyncio.run(scenario())
