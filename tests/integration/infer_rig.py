@@ -220,7 +220,9 @@ class Line:
             if not isinstance(message, vnode_pb2.InferMessage):
                 return
             kind = message.WhichOneof("kind")
-            heard = self.heard.setdefault(getattr(message, kind or "").id, Heard())
+            if kind is None:
+                continue  # a sign of life
+            heard = self.heard.setdefault(getattr(message, kind).id, Heard())
             if kind == "answer":
                 answer = message.answer
                 heard.answers[answer.vnode] = answer
