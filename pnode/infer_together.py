@@ -31,8 +31,8 @@ class Waiting:
 
     @property
     def num_samples(self) -> int:
-        """Of each of its tensors."""
-        return self.inputs[0].layout[1][0]
+        """Of each of its tensors; 0 for what has no samples, which is refused when it is computed."""
+        return next(iter(self.inputs[0].layout[1]), 0)
 
     def result(self) -> Computed:
         """What was computed. Raises what went wrong."""

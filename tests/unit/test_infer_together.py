@@ -123,6 +123,15 @@ def test_uneven_tensors_move_nobodys_rows() -> None:
             uneven.result()
 
 
+def test_a_tensor_without_samples_harms_nobody() -> None:
+    together, compute = place()
+    together.enter([Made("a", np.float32(1.0))], ANSWERS)
+    one, other = (together.enter([rows(1)], ANSWERS) for _ in range(2))
+    worked(together, [one, other])
+    assert compute.calls == [2]
+    assert other.result().num_together == 2
+
+
 def test_who_has_left_is_not_computed() -> None:
     together, compute = place()
     one, gone = (together.enter([rows(1)], ANSWERS) for _ in range(2))
