@@ -69,7 +69,7 @@ class Orchestrators:
                 connection = await self.connection(node_id, addresses)
                 answer = await connection.call(getattr(stub(connection.channel), method), request, timeout_s=timeout_s)
             except Unavailable as error:
-                reasons.append(f"{node_id[:8]}: {error.message}")
+                reasons.append(_reason(node_id, error))
                 if error.code in FINAL:
                     raise
                 if error.code.startswith("store_") or error.code in TOLD:
@@ -109,7 +109,7 @@ class Orchestrators:
                     await self._drop(node_id)
             except Unavailable as failed:
                 error = failed
-            reasons.append(f"{node_id[:8]}: {error.message}")
+            reasons.append(_reason(node_id, error))
         raise told or self._nobody(reasons)
 
     async def close(self) -> None:
@@ -134,3 +134,8 @@ class Orchestrators:
             code="no_orchestrator",
             remedy="check the bootstrap list and that an orchestrator runs",
         )
+
+
+def _reason(node_id: NodeId, error: DcnrError) -> str:
+    """Why a node did not answer; who it is stands there once."""
+    return error.message if node_id[:8] in error.message else f"node {node_id[:8]}: {error.message}"

@@ -160,7 +160,7 @@ class Seeker:
             return
         failures = await self._ask(entries, own)
         if failures is not None:
-            reasons = "; ".join(f"{entry}: {error.message}" for entry, error in failures[:3])
+            reasons = "; ".join(_reason(entry, error) for entry, error in failures[:3])
             self.trouble = f"none of {len(entries)} bootstrap entries answered well ({reasons}); trying again"
         elif not self._orchestrators() and not self._listed():
             self.trouble = "none of the network's orchestrators has been heard of yet; asking again"
@@ -191,6 +191,12 @@ class Seeker:
 
     def _listed(self) -> bool:
         return self._policy().is_orchestrator(self._own_id)
+
+
+def _reason(entry: Entry, error: DcnrError) -> str:
+    """Why an entry did not answer well, with its address once."""
+    address = join_address(entry.host, entry.port)
+    return error.message if address in error.message else f"{address}: {error.message}"
 
 
 def _entries_of(adverts: Iterable[VerifiedAdvert]) -> list[Entry]:

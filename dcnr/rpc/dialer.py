@@ -172,7 +172,7 @@ def _worst(wanted: str, failures: list[tuple[str, DcnrError]]) -> DcnrError:
     waits = max(error.retry_after_s for _, error in failures if isinstance(error, Unavailable))
     first = failures[0][1]
     code = first.code if len(failures) == 1 else "unreachable"
-    return Unavailable(f"node {wanted} cannot be reached: {first.message}", code=code, retry_after_s=waits, **tried)
+    return Unavailable(f"node {wanted[:8]}: {first.message}", code=code, retry_after_s=waits, **tried)
 
 
 def _reason(error: OSError) -> str:

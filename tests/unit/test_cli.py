@@ -111,6 +111,10 @@ def test_a_key_of_a_gateway_says_whose_it_is_for_beside_the_key_itself(homes: Pa
 def test_a_network_that_nobody_serves_is_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("dcnr job list --json --bootstrap 127.0.0.1:1") == 4
     assert "127.0.0.1:1" in capsys.readouterr().err
+    assert run(f"dcnr network create --name x --orchestrator {'cd' * 20}@127.0.0.1:1 --out", str(tmp_path / "x")) == 0
+    assert run("dcnr job list --network", str(tmp_path / "x" / "network.json")) == 4
+    said = capsys.readouterr().err
+    assert (said.count("cdcdcdcd"), said.count("127.0.0.1:1 ")) == (1, 1), "who does not answer, and where, is told once"
     assert run("dcnr job list") == 2, "no network known: a usage error that says what to give"
     assert "--bootstrap" in capsys.readouterr().err
 
