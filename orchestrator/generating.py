@@ -24,7 +24,7 @@ from trust.session import RandomBytes
 
 DEFAULT_DEADLINE_S: Final = 120.0
 MAX_AT_ONCE: Final = 32
-"""Texts that are written at once; more are told to come again."""
+"""Texts that are written at once; more are told to come again. A caller that reads no further holds its place until its own deadline."""
 SEED_BYTES: Final = 8
 
 
@@ -33,18 +33,21 @@ class Generating:
 
     def __init__(self, asking: Asking, clock: Clock, random_bytes: RandomBytes) -> None:
         self._asking, self._clock, self._random_bytes = asking, clock, random_bytes
-        self._num_running = 0
+        self._running: dict[object, float] = {}
+        """By text, when its time is up."""
 
     async def generate(
         self, runtime: ModelRuntime, request: orchestrator_pb2.GenerateRequest
     ) -> AsyncIterator[orchestrator_pb2.GenerateResponse]:
         """The parts of the text; the last one says why it ends. Raises what `Asking.forward` raises, InvalidInput (``bad_generation``, ``not_text``)."""
-        until_s = self._clock.monotonic() + _deadline_of(request)
-        if self._num_running >= MAX_AT_ONCE:
+        now_s = self._clock.monotonic()
+        until_s = now_s + _deadline_of(request)
+        if sum(ends_s > now_s for ends_s in self._running.values()) >= MAX_AT_ONCE:
             raise Unavailable(
                 f"{MAX_AT_ONCE} texts are being written already", code="busy", retry_after_s=1.0, remedy="ask again a little later"
             )
-        self._num_running += 1
+        text = object()
+        self._running[text] = until_s
         try:
             seed = request.seed if request.HasField("seed") else int.from_bytes(self._random_bytes(SEED_BYTES), "big")
             writer = _Writer(self._asking, self._clock, runtime, request, seed, until_s)
@@ -54,7 +57,7 @@ class Generating:
             finally:
                 writer.close()
         finally:
-            self._num_running -= 1
+            del self._running[text]
 
 
 class _Writer:
