@@ -65,7 +65,9 @@ def test_a_text_is_that_of_one_process_and_a_killed_worker_costs_no_token(tmp_pa
                 await end.until(lambda end=end: not any(report.num_sessions for report in end.seats.values()))
 
             generating = Generating(here.asking, CLOCK, secrets.token_bytes)
-            request = orchestrator_pb2.GenerateRequest(model=MODEL, prompt=PROMPT, max_tokens=NUM_TOKENS, plain=True, full_depth=True)
+            request = orchestrator_pb2.GenerateRequest(
+                model=MODEL, prompt=PROMPT, max_tokens=NUM_TOKENS, plain=True, full_depth=True
+            )
             parts = []
             async for part in generating.generate(here.runtime, request):
                 parts.append(part)
