@@ -42,7 +42,7 @@ WITHIN_S = 120.0
 def test_a_network_answers_while_it_learns_after_it_and_through_a_kill(tmp_path: Path) -> None:
     asked = dots(WIDTH, 64)["test_x"][:BATCH]
     with running_network(PNODES, num_orchestrators=2, width=WIDTH, batch_size=BATCH) as rig, rig.client() as client:
-        job = rig.submit("ask", passes=60)
+        job = rig.submit("ask", passes=30)
         early = until_answered(rig, client, asked, lambda answer: not answer.degraded)
         assert early.exit == rig.vnodes[-1]
         assert early.manifest

@@ -16,7 +16,7 @@ from dcnr.testing import LocalPNode
 from dcnr.v1 import local_pb2, orchestrator_pb2
 
 WIDTH, BATCH_SIZE, SAMPLES = 1024, 64, 1280
-LOADED_S = 12.0
+LOADED_S = 4.0
 PNODES = tuple(LocalPNode(f"p{number}", 1.0, 1024) for number in range(1, 4))
 OFFLINE = orchestrator_pb2.NODE_STATE_OFFLINE
 
@@ -63,6 +63,7 @@ def test_beats_and_commands_are_answered_under_full_load(rig: Rig) -> None:
     began_s, cpu_s, learned = time.monotonic(), sum(worker.cpu_times()[:2]), int(report.num_learned)
     states: set[int] = set()
     durable: set[int] = set()
+    now_learned = [learned]
 
     def watched() -> bool:
         with rig.client() as client:
@@ -70,20 +71,18 @@ def test_beats_and_commands_are_answered_under_full_load(rig: Rig) -> None:
         now = rig.hosts().get("b")
         if now is not None:
             durable.add(sum(int(item.end - item.first) for item in now[1].durable.intervals))
-        return time.monotonic() - began_s > LOADED_S
+            now_learned[:] = [int(now[1].num_learned)]
+        lasted = time.monotonic() - began_s > LOADED_S and len(asking.took_s) >= 10
+        return lasted and len(durable) >= 3 and now_learned[0] > learned + 20
 
+    # It is a load: the worker computes, frames come and go, checkpoints of megabytes are brought into the store.
     with Asking(rig, busy.name) as asking:
-        rig.until(watched, "the load lasts", 60)
+        rig.until(watched, "the load lasts", 120)
     took_s = time.monotonic() - began_s
-    after = rig.hosts()["b"][1]
-    # The load was one: the worker computed, frames came and went, checkpoints of megabytes were brought into the store.
-    assert int(after.num_learned) > learned + 20
-    assert len(durable) >= 3
     assert (sum(worker.cpu_times()[:2]) - cpu_s) / took_s > 0.1
     # Nobody took the PNode for silent, and its owner was answered.
     assert OFFLINE not in states
     assert not asking.failed
-    assert len(asking.took_s) >= 10
     assert max(asking.took_s) < 5.0
     assert sorted(asking.took_s)[len(asking.took_s) // 2] < 2.0
     # A new desired state takes effect, and a pause does within its time.
