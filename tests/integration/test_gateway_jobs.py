@@ -117,6 +117,19 @@ def test_a_key_for_another_job_is_told(here: Town) -> None:
     assert (code_of(answer), answer.json()["error"]["details"]["reason"]) == ((400, "INVALID_PAYLOAD"), "idempotency_key_mismatch")
 
 
+def test_an_idempotency_key_is_not_used_for_two_jobs(here: Town) -> None:
+    """Another job under a name that is taken is told so, and the first one stays what it was."""
+    envelope = here.staged(job_id_of(MODEL, "reused"))
+    other = model_pb2.JobRequest.FromString(envelope.payload)
+    other.num_batches -= 4
+    reused = in_base64(seal(identity_pb2.DOMAIN_JOB_REQUEST, other, here.maintainer))
+    with here.client(here.key(), headers={"Idempotency-Key": "reused"}) as client:
+        assert client.post("/v1/jobs", json=in_base64(envelope)).status_code == 201
+        answer = client.post("/v1/jobs", json=reused)
+        assert (code_of(answer), answer.json()["error"]["details"]["reason"]) == ((409, "CONFLICT_STATE"), "job_id_taken")
+        assert client.post("/v1/jobs", json=in_base64(envelope)).status_code == 200
+
+
 @pytest.mark.parametrize(
     "body",
     [
