@@ -32,6 +32,8 @@ SAMPLES = 320
 BATCH_SIZE = 8
 USABLE = (orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_PROBATION)
 ACTIVE = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
+LOOK_PAUSE_S = 0.25
+"""Between looks at all PNodes: each is asked over a connection of its own, which costs both sides milliseconds of the processor."""
 CALL_PAUSE_S = 0.3
 """Between questions to an orchestrator: each opens a connection, and workers that start need the processor."""
 
@@ -189,7 +191,7 @@ class Rig:
         self.until(learning, f"every VNode of {job_id} has learned {num_batches} batches", within_s)
         return seen
 
-    def until(self, condition: Callable[[], bool], what: str, within_s: float, *, pause_s: float = 0.1) -> float:
+    def until(self, condition: Callable[[], bool], what: str, within_s: float, *, pause_s: float = LOOK_PAUSE_S) -> float:
         """Waits for it; the seconds that took."""
         began = time.monotonic()
         while not condition():

@@ -23,7 +23,7 @@ from dcnr.testing import clean_environment
 
 LINE_S = 240.0
 END_S = 120.0
-POLL_S = 0.1
+POLL_S = 0.2
 
 GRAPH = """
 [model]
