@@ -39,8 +39,9 @@ MODEL = "tiny"
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[LocalNetwork]:
+    """Its PNodes lend so little that a job of few batches lasts for as long as something is done to the store."""
     directory = Path(tempfile.mkdtemp(prefix="dcnr-t-"))
-    pnodes = (LocalPNode("p1", memory_mb=512), LocalPNode("p2", memory_mb=512))
+    pnodes = tuple(LocalPNode(name, 1.0, 512, ("--cpu-percent", "15")) for name in ("p1", "p2"))
     with LocalNetwork(directory / "n", num_orchestrators=1, pnodes=pnodes) as running:
         yield running
     shutil.rmtree(directory)
@@ -123,7 +124,7 @@ def server_of(network: LocalNetwork) -> psutil.Process:
 def test_training_goes_on_while_the_store_hangs_or_is_dead_and_catches_up(
     client: Client, network: LocalNetwork, staged: str
 ) -> None:
-    job_id = submit(client, network, passes=100, dataset=staged)
+    job_id = submit(client, network, passes=16, dataset=staged)
     until(lambda: learned(client, job_id) > 0, say=lambda: _state(client, job_id))
     server = server_of(network)
     server.suspend()
@@ -146,7 +147,7 @@ def test_training_goes_on_while_the_store_hangs_or_is_dead_and_catches_up(
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_for_an_older_one(client: Client, network: LocalNetwork, staged: str) -> None:
-    job_id = submit(client, network, passes=60, dataset=staged)
+    job_id = submit(client, network, passes=12, dataset=staged)
     until(lambda: _twice_durable(client, job_id), LONG_S, say=lambda: _state(client, job_id))
     victim = client.job(job_id).vnodes[1]
     process = network.process_of(victim.assignment.pnode_id)
@@ -214,7 +215,7 @@ def test_a_shard_with_other_bytes_than_its_digest_is_never_read(client: Client, 
 
 def test_a_full_disk_is_told_and_ends_no_process(client: Client, network: LocalNetwork, staged: str) -> None:
     """The kernel refuses the daemon and its worker every file above a few bytes, as it does on a full disk."""
-    job_id = submit(client, network, passes=61, dataset=staged)
+    job_id = submit(client, network, passes=13, dataset=staged)
     until(lambda: all(item.report.num_learned for item in client.job(job_id).vnodes) and learned(client, job_id))
     process = network.process_of(client.job(job_id).vnodes[1].assignment.pnode_id)
     assert process is not None
