@@ -120,6 +120,13 @@ class Gate:
                 await answer.refuse(error)
             except _Gone:
                 answer.status = answer.status or GONE
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # nobody cancelled this request: gRPC cancels what waits on a connection that another request has found broken
+                answer.add({"Retry-After": "1"})
+                await answer.refuse(RestError("UNAVAILABLE", "the connection to the network broke"))
             except TimeoutError:
                 await answer.refuse(RestError("TIMED_OUT", f"no answer within {REQUEST_TIMEOUT_S:g} s"))
             except Exception as error:  # noqa: BLE001  the edge: whatever it is, the caller gets one form and nothing of our insides

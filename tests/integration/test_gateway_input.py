@@ -382,6 +382,20 @@ def test_a_fault_of_ours_tells_nothing_of_our_insides(here: Town, monkeypatch: p
     assert "Traceback" not in answer.text
 
 
+def test_a_connection_that_breaks_under_a_question_is_told(here: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gRPC says it of a call whose channel somebody else has closed."""
+
+    async def broken(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("gateway.views.Views.forward", broken)
+    monkeypatch.setattr("gateway.views.Views.nodes", broken)
+    with here.client(here.town_key) as client:
+        for answer in (client.post("/v1/forward", json={"inputs": [{"values": [1]}]}), client.get("/v1/nodes")):
+            assert code_of(answer) == (503, "UNAVAILABLE")
+            assert answer.headers["Retry-After"]
+
+
 def test_without_an_orchestrator_the_gateway_says_so(here: Town, tmp_path: Path) -> None:
     key, address = here.orchestrator
     here.orchestrator = (key, "127.0.0.1:1")
