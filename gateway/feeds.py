@@ -136,6 +136,12 @@ class Feed:
                 break
             except DcnrError as error:
                 self.tell(Item("trouble", from_typed(error).body()))
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # not this feed: gRPC cancels what waits on a connection that a request has found broken
+                self.tell(Item("trouble", RestError("UNAVAILABLE", "the connection to the network broke").body()))
             except Exception as error:  # noqa: BLE001  one feed's bug must not leave its watchers waiting for ever, nor end the others
                 _log.error("feed_failed", exc_info=error)
                 self.tell(Item("trouble", RestError("INTERNAL", "internal error").body()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from dcnr.errors import ERROR_CLASSES, InvalidInput, InvariantBroken, Unavailabl
 from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
 from gateway.buckets import Buckets
 from gateway.errors import CODES, from_typed
+from gateway.feeds import Feed, Item
 from gateway.metrics import CATALOGUE, Metrics
 from gateway.paging import page
 from gateway.stats import quantile, stats_of
@@ -148,3 +150,25 @@ def test_a_question_is_asked_once_for_all_who_wait() -> None:
         assert await fresh.get("k", ask, FOR_EVER_S) == 7, "no more than two are kept"
 
     asyncio.run(story())
+
+
+def test_a_feed_goes_on_where_its_connection_was_closed_by_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC then cancels the call, which is no end of the feed; an end of the feed is one."""
+    monkeypatch.setattr("gateway.feeds.AGAIN_S", 0.0)
+    begun = 0
+
+    async def source() -> AsyncIterator[Item]:
+        nonlocal begun
+        begun += 1
+        if begun == 1:
+            raise asyncio.CancelledError
+        yield Item("event", {}, "one")
+
+    async def run() -> None:
+        feed = Feed(source)
+        await asyncio.wait_for(feed.run(), 30)
+        assert feed.ended
+        assert [frame.kind for frame in feed.since(0, 0)[0]] == ["event"]
+
+    asyncio.run(run())
+    assert begun == 2
