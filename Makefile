@@ -16,7 +16,7 @@ BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
 help:
 	@echo "make demo [MODEL=mnist|text]  a whole network on this machine, from data to a trained model"
 	@echo "make test                     all checks and tests, but those of make long"
-	@echo "make long                     networks that need minutes of audits, one after the other"
+	@echo "make long                     networks that need minutes of audits, and the short forms of the benchmarks"
 	@echo "make check                    format, lint, types, layers, contract"
 	@echo "make sim [SEEDS=200]          more seeds of the simulation, of each of its worlds"
 	@echo "make chaos                    kill, cut off and pause real processes (docs/chaos.md)"

@@ -74,13 +74,7 @@ class Plan:
     async def tell(self) -> None:
         """The newest plan to every worker; what runs already goes on with it."""
         self.number += 1
-        assignments = [
-            model_pb2.Assignment(
-                replica=seat.replica, vnode=seat.vnode, pnode_id=seat.end.pnode_id, role=seat.role, weight=seat.weight
-            )
-            for seat in self.seats
-        ]
-        self.told.append(model_pb2.Plan(job_id=JOB, assignments=assignments))
+        self.name()
         for seat in self.seats:
             await seat.end.pipe.send(local_pb2.ToWorker(host=self.order(seat)))
         for seat in self.seats:
@@ -89,6 +83,16 @@ class Plan:
                     replica=other.replica, pnode_id=other.end.pnode_id, delegation=other.end.delegation
                 )
                 await seat.end.pipe.send(local_pb2.ToWorker(neighbour=news))
+
+    def name(self) -> None:
+        """What an orchestrator would put under the head."""
+        assignments = [
+            model_pb2.Assignment(
+                replica=seat.replica, vnode=seat.vnode, pnode_id=seat.end.pnode_id, role=seat.role, weight=seat.weight
+            )
+            for seat in self.seats
+        ]
+        self.told.append(model_pb2.Plan(job_id=JOB, assignments=assignments))
 
     def around(self, seat: Seat) -> Iterator[Seat]:
         names = [spec.id for spec in self.job.graph.vnodes]

@@ -47,6 +47,7 @@ def run_short(name: str, tmp_path: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.long
 def test_handover_compares_both_ways_at_every_size(tmp_path: Path) -> None:
     document = run_short("handover", tmp_path)
     assert {row["size_mib"] for row in document["rounds"]} == {1, 4}
@@ -56,6 +57,7 @@ def test_handover_compares_both_ways_at_every_size(tmp_path: Path) -> None:
         assert row["local_hop_us"] > 0
 
 
+@pytest.mark.long
 def test_training_measures_the_network_and_one_process(tmp_path: Path) -> None:
     (row,) = run_short("training", tmp_path)["rounds"]
     assert row["network_samples_s"] > 0
@@ -63,6 +65,7 @@ def test_training_measures_the_network_and_one_process(tmp_path: Path) -> None:
     assert row["network_cpu_ms_per_sample_worker"] > 0
 
 
+@pytest.mark.long
 def test_merging_measures_every_way(tmp_path: Path) -> None:
     document = run_short("merging", tmp_path)
     for row in document["rounds"]:
@@ -70,6 +73,7 @@ def test_merging_measures_every_way(tmp_path: Path) -> None:
         assert {key.rsplit("_", 1)[0] for key in row if key.endswith("_5")} == set(WAYS)
 
 
+@pytest.mark.long
 def test_bad_deltas_measures_every_way(tmp_path: Path) -> None:
     document = run_short("bad_deltas", tmp_path)
     for row in document["rounds"]:
@@ -91,12 +95,14 @@ def test_the_committed_tolerances_are_those_of_the_committed_measurement() -> No
     assert table_of(document["rounds"], document["settings"]) == table()
 
 
+@pytest.mark.long
 def test_startup_measures_commands_and_daemons(tmp_path: Path) -> None:
     (row,) = run_short("startup", tmp_path)["rounds"]
     assert row["pnode_help_s"] > row["python_nothing_s"] > 0
     assert row["daemon_hosting_rss_mib"] > 10
 
 
+@pytest.mark.long
 def test_serving_asks_a_network_and_one_process(tmp_path: Path) -> None:
     (row,) = run_short("serving", tmp_path)["rounds"]
     assert row["hops"] == 1
@@ -105,6 +111,7 @@ def test_serving_asks_a_network_and_one_process(tmp_path: Path) -> None:
     assert row["one_process_1_threads_16_together_samples_s"] > 0
 
 
+@pytest.mark.long
 def test_scale_measures_plans_beats_and_entries(tmp_path: Path) -> None:
     document = run_short("scale", tmp_path)
     (row,) = document["rounds"]
@@ -114,17 +121,20 @@ def test_scale_measures_plans_beats_and_entries(tmp_path: Path) -> None:
     assert row["beat_us"] > 0
 
 
+@pytest.mark.long
 def test_suspicion_judges_days_of_beats(tmp_path: Path) -> None:
     (row,) = run_short("suspicion", tmp_path)["rounds"]
     assert row["node_days"] == 0.04
     assert row["detected_p50_s"] > 0
 
 
+@pytest.mark.long
 def test_discovery_measures_every_phase(tmp_path: Path) -> None:
     (row,) = run_short("discovery", tmp_path)["rounds"]
     assert row["get_after_kill_ok"] > 0
 
 
+@pytest.mark.long
 def test_the_dashboard_is_measured_in_a_browser(tmp_path: Path) -> None:
     document = run_short("dashboard", tmp_path)
     assert document["settings"]["pnodes"] == 50
@@ -178,6 +188,7 @@ def test_committed_figures_follow_from_their_rounds_and_the_document_shows_them(
     assert report.with_tables(text, command.DEFAULT_OUT) == text, "run: python -m benchmarks report"
 
 
+@pytest.mark.long
 def test_attackers_are_found_out_and_the_job_ends(tmp_path: Path) -> None:
     (row,) = run_short("attackers", tmp_path)["rounds"]
     assert row["steps_kept"] <= row["steps"]
@@ -185,6 +196,7 @@ def test_attackers_are_found_out_and_the_job_ends(tmp_path: Path) -> None:
     assert row["honest_quarantined"] == 0
 
 
+@pytest.mark.long
 def test_the_cost_of_audits_falls_with_the_record(tmp_path: Path) -> None:
     document = run_short("audit_cost", tmp_path)
     curve = [document["ratios"][f"after_{passes}_passes"]["rate"] for passes in document["settings"]["passes"]]
@@ -193,12 +205,14 @@ def test_the_cost_of_audits_falls_with_the_record(tmp_path: Path) -> None:
     assert curve[-1] == 0.05
 
 
+@pytest.mark.long
 def test_what_a_step_waits_for_its_entry_is_measured(tmp_path: Path) -> None:
     document = run_short("commits", tmp_path)
     assert {row["audited"] for row in document["rounds"]} == {False, True}
     assert all(0 <= row["waited_s"] < row["step_s"] for row in document["rounds"])
 
 
+@pytest.mark.long
 def test_changes_to_the_policy_are_noticed_by_its_tests(tmp_path: Path) -> None:
     rows = run_short("mutants", tmp_path)["rounds"]
     assert [row["killed"] for row in rows] == [True] * len(rows)
@@ -210,6 +224,7 @@ def test_optimizers_are_compared_on_the_same_batches(tmp_path: Path) -> None:
     assert all(math.isfinite(row["bits"]) for row in result.rounds)
 
 
+@pytest.mark.long
 def test_gateway_measures_readers_watchers_and_twins(tmp_path: Path) -> None:
     document = run_short("gateway", tmp_path)
     (row,) = document["rounds"]

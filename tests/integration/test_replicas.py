@@ -203,6 +203,7 @@ def test_forged_deltas_are_refused_with_their_code_and_change_nothing(tmp_path: 
             helper.delegation = forger.delegation()
             primary = Seat("s1.1", ends[0], PRIMARY, 1.0)
             plan = Plan(job, [primary, Seat("s1.2", helper, CONTRIBUTOR, 0.0), Seat("s2.1", ends[1], PRIMARY, 1.0)])
+            plan.name()
             await ends[0].pipe.send(local_pb2.ToWorker(host=plan.order(primary)))
             await until(ends, lambda: primary.learned >= 3)
 

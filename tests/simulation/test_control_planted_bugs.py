@@ -67,7 +67,11 @@ PLANTED = [
     (places.evidence_is_a_verdict, LIES, {"forged_evidence"}),
     (places.anybody_speaks_for_a_replica, LIES, {"forged_checkpoint"}),
     (places.weights_from_nowhere, SMALL, {"descends"}),
-    (places.deltas_need_no_signature, {**LIES, "replicas": (3,), "num_vnodes": 4}, {"credited"}),
+    (
+        places.deltas_need_no_signature,
+        {**LIES, "replicas": (3,), "num_vnodes": 4},
+        {"credited", "completes"},
+    ),  # what no plan had is not named
     (merging.repeated_delta_is_merged_again, {**CREWS, "call_loss_rate": 0.3}, {"counted_twice"}),
     (places.limits_are_a_wish, {**SMALL, "num_pnodes": 4, "num_vnodes": 10, "vnodes_per_node": 1}, {"limits"}),
     (places.bulk_on_the_control_stream, {**DISKS, "full_disks": 0}, {"beats_on_time"}),
