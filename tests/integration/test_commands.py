@@ -204,14 +204,16 @@ def test_a_job_is_one_trace_from_its_acceptance_to_first_steps(shell: Shell) -> 
 def test_logs_say_of_what_they_tell(shell: Shell) -> None:
     """Goal: as JSON every event has its node, and its job and VNode where it is about one."""
     job = json.loads(shell.run("dcnr job list --json"))[0]["job_id"]
-    for process, kind, wanted in (
-        (shell.network.orchestrators[0], "job_accepted", {"job": job, "model": "tiny"}),
-        (shell.network.orchestrators[0], "job_ended", {"job": job}),
-        (shell.network.pnodes[0], "replica_hosted", {"job": job, "vnode": "[ab]", "replica": r"[ab]\.\d+"}),
+    for processes, kind, wanted in (
+        (shell.network.orchestrators, "job_accepted", {"job": job, "model": "tiny"}),
+        (shell.network.orchestrators, "job_ended", {"job": job}),
+        (shell.network.pnodes, "replica_hosted", {"job": job, "vnode": "[ab]", "replica": r"[ab]\.\d+"}),
     ):
-        lines = [json.loads(line) for line in process.log.read_text().splitlines() if line.startswith("{")]
-        assert {line["node"] for line in lines} == {process.node_id}
-        told = [line for line in lines if line["event"] == kind]
+        told = []
+        for process in processes:
+            lines = [json.loads(line) for line in process.log.read_text().splitlines() if line.startswith("{")]
+            assert {line["node"] for line in lines} == {process.node_id}
+            told += [line for line in lines if line["event"] == kind]
         assert told, kind
         assert all(re.fullmatch(pattern, line[name]) for line in told for name, pattern in wanted.items()), told
 
