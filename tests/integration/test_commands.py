@@ -98,7 +98,7 @@ class Shell:
 @pytest.fixture(scope="module")
 def shell() -> Iterator[Shell]:
     with tempfile.TemporaryDirectory(prefix="dcnr-") as directory:
-        pnodes = (LocalPNode("p1", memory_mb=512, flags=("--log-json",)), LocalPNode("p2", memory_mb=512))
+        pnodes = (LocalPNode("p1", memory_mb=512, flags=("--log-json",)), LocalPNode("p2", memory_mb=512, flags=("--log-json",)))
         with (
             Collector() as collector,
             LocalNetwork(
