@@ -238,7 +238,9 @@ def test_a_worker_that_cheats_hands_over_what_convicts_it(tmp_path: Path) -> Non
         async with verifier(tmp_path / "one", key) as one, worker(tmp_path) as first, worker(tmp_path, program=cheat) as second:
             around = {"s1": first, "s2": second}
             for vnode, end in around.items():
-                await end.host(job, vnode, around, audited=True, evidence_dir=str(tmp_path / vnode), evidence_bytes=64 << 20)
+                await end.host(
+                    job, vnode, around, audited=True, evidence_dir=str(tmp_path / vnode), evidence_bytes=64 << 20, checkpoint_s=2
+                )  # fmt: skip
             await second.introduce("s1", first)
             passed = report_in((await audited(one, first, "s1"))[0], key)
             assert passed.finding == model_pb2.AUDIT_FINDING_PASS, passed
