@@ -13,7 +13,8 @@ import pytest
 FIRST = (
     "test_trouble_store_faults", "test_trouble_interrupts", "test_trouble_store", "test_leaving", "test_proofs", "test_proofs_silence",
     "test_shared_vnodes", "test_audited_network", "test_chaos", "test_trouble_orchestrators", "test_crash_points", "test_answers", "test_readme",
-    "test_control_under_load", "test_commands", "test_proofs_unlike", "test_replicas", "test_auditing", "test_trouble_start", "test_asking", "test_worker", "test_cpu_share",
+    "test_control_under_load", "test_commands", "test_proofs_unlike", "test_replicas", "test_auditing",
+    "test_trouble_start", "test_asking", "test_worker", "test_cpu_share",
 )  # fmt: skip
 """Networks and workers by what they take on two cores, longest first: they mostly wait. All others follow as they come; tests that compute without a
 pause would starve a worker, which runs at a low priority.
