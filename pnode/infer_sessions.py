@@ -46,7 +46,7 @@ def infer_on(
 
 def lost(length: int) -> NotFound:
     """The places before are not kept here: whoever asks brings them."""
-    return NotFound(f"of this session {length} places are kept here", code="no_cache")
+    return NotFound(f"{length} places of the session are kept here", code="no_cache")
 
 
 def _joined(outputs: Sequence[Any]) -> Any:

@@ -433,7 +433,7 @@ Global___InferFailure: _TypeAlias = InferFailure  # noqa: Y015
 
 @_typing.final
 class InferCancel(_message.Message):
-    """Nobody waits for this question any more, or nobody goes on with this session."""
+    """Nobody waits for this question any more, or nobody goes on with the session that it names."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
