@@ -197,3 +197,16 @@ def cancelled(here: Town, job_id: str, *keys: NodeKey) -> identity_pb2.Envelope:
         network_id=here.policy.network_id, job_id=job_id, model=MODEL, reason="a test", created_unix_ms=int(CLOCK.wall() * 1000)
     )
     return seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, *keys)
+
+
+def code_of(answer: httpx.Response) -> tuple[int, str]:
+    """Status and code of a refusal."""
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """All bytes until the other side closes."""
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
