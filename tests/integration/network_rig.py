@@ -45,7 +45,7 @@ class Rig:
         self.network, self.vnodes = network, tuple(vnodes)
         self._data, self._width, self._batch_size = data, width, batch_size
         self.key = NodeKey.load(network.maintainer_key)
-        self._outcome = ""
+        self._outcome = self._last_error = ""
         self.silent: set[str] = set()
         """Names of PNodes that a test has stopped: they are not asked."""
 
@@ -101,11 +101,17 @@ class Rig:
         found: list[orchestrator_pb2.JobView] = []
 
         def ended() -> bool:
-            with contextlib.suppress(DcnrError):
+            try:
                 found.append(self.job(job_id))
+            except DcnrError as error:
+                self._last_error = f"{error.code}: {error}"
             return bool(found) and found[-1].HasField("outcome") and bool(found[-1].outcome.job_id)
 
-        self.until(ended, f"{job_id} has ended", within_s, pause_s=0.5)
+        try:
+            self.until(ended, f"{job_id} has ended", within_s, pause_s=0.5)
+        except AssertionError as late:
+            late.add_note(f"the last error: {self._last_error or '-'}; as last seen:\n{found[-1] if found else '-'}")
+            raise
         assert found[-1].state == model_pb2.JOB_STATE_COMPLETED, found[-1].outcome
         self._outcome = found[-1].outcome.manifest_digest
         return found[-1]
@@ -196,7 +202,7 @@ class Rig:
         began = time.monotonic()
         while not condition():
             assert time.monotonic() < began + within_s, (
-                f"not within {within_s:.0f} s: {what}\n{self.network.trouble()}\n{self._told()}"
+                f"not within {within_s:.0f} s: {what}\n{self.network.trouble()}\n{self._told()}\n{self._tails()}"
             )
             time.sleep(pause_s)
         return time.monotonic() - began
@@ -204,6 +210,9 @@ class Rig:
     def events(self, process: Process) -> list[str]:
         """The newest events of a PNode as text."""
         return [f"{event.kind} {event.subject} {event.reason}" for event in self.told(process).events]
+
+    def _tails(self) -> str:
+        return "\n".join(f"{process.name}:\n{process.tail()}" for process in (*self.network.orchestrators, *self.network.pnodes))
 
     def _told(self) -> str:
         lines = []

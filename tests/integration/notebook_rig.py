@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +26,10 @@ def code_cells(path: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
-def run_notebook(path: Path, network: LocalNetwork, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Every cell in its order; what they left behind, and under ``calls`` what became of the network that they believe to be theirs."""
+def run_notebook(path: Path, network: LocalNetwork, monkeypatch: pytest.MonkeyPatch, scratch: Path) -> dict[str, Any]:
+    """Every cell in its order, with temporary files below ``scratch``; what they left behind, and under ``calls`` what became of the network that they
+    believe to be theirs.
+    """
     calls: list[str] = []
 
     def borrowed(*arguments: Any, **named: Any) -> Any:
@@ -37,6 +40,7 @@ def run_notebook(path: Path, network: LocalNetwork, monkeypatch: pytest.MonkeyPa
         )  # fmt: skip
 
     monkeypatch.setattr(dcnr.testing, "LocalNetwork", borrowed)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     found: dict[str, Any] = {"__name__": "__main__", "calls": calls}
     for number, cell in enumerate(code_cells(path), 1):
         exec(compile(cell, f"{path.name}, cell {number}", "exec"), found)

@@ -173,11 +173,11 @@ def test_lineages_and_the_blocking_client(shell: Shell) -> None:
         assert len(client.nodes()) >= 2
 
 
-def test_the_notebook_runs_from_its_first_cell_to_its_last(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_from_its_first_cell_to_its_last(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Goal: an imported module is trained, asked and taken home, as the notebook says; in a pipe its bars are silent."""
     stderr = io.StringIO()
     with contextlib.redirect_stderr(stderr):
-        left = run_notebook(NOTEBOOK, shell.network, monkeypatch)
+        left = run_notebook(NOTEBOOK, shell.network, monkeypatch, tmp_path)
     assert stderr.getvalue() == ""
     assert left["calls"] == ["start", "stop"]
     answer = left["answer"]
