@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.machine import ROOT
 from benchmarks.network import BenchNetwork, LocalPNode, running
 from benchmarks.result import Options, Result, Row, Target, median_of, rounded
-from benchmarks.wan import Links, Wan
+from benchmarks.wan import Links, told_on_last
 from dcnr import limits
 from dcnr.errors import Unavailable
 from dcnr.graph import Graph, stages_of_graph
@@ -89,17 +86,8 @@ def conclude(result: Result) -> None:
 
 def measured(profiles: Sequence[str], *, quick: bool) -> Row:
     """What `write` gives."""
-    with Wan(NUM_STAGES + 1, TRAINED_OVER) as wan:
-        asked = json.dumps({
-            "addresses": [wan.address(number) for number in range(NUM_STAGES + 1)],
-            "prefixes": [wan.prefix(number) for number in range(NUM_STAGES + 1)], "links": asdict(wan.links), "profiles": profiles, "quick": quick,
-        })  # fmt: skip
-        done = subprocess.run(
-            [*wan.prefix(NUM_STAGES), sys.executable, "-m", "benchmarks.generation"], input=asked, text=True, stdout=subprocess.PIPE,
-            timeout=RUN_S, check=True, cwd=ROOT,
-        )  # fmt: skip
-    row: Row = json.loads(done.stdout)
-    return row
+    asked = {"profiles": profiles, "quick": quick}
+    return told_on_last("benchmarks.generation", asked, count=NUM_STAGES + 1, profile=TRAINED_OVER, within_s=RUN_S)
 
 
 async def write(addresses: list[str], prefixes: list[list[str]], links: dict[str, Any], profiles: list[str], *, quick: bool) -> Row:

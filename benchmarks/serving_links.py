@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -19,11 +18,10 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.jobs import SEED, Chain
-from benchmarks.machine import ROOT
 from benchmarks.network import LocalPNode, running
 from benchmarks.result import Options, Result, Row, Target, median_of, rounded
 from benchmarks.serving import CHAIN, QUICK, SMALL, ready
-from benchmarks.wan import PROFILES, Links, Wan
+from benchmarks.wan import PROFILES, Links, told_on_last
 from dcnr.codecs import encoded_bytes
 from dcnr.sdk.asking import Answer, Ask
 
@@ -68,18 +66,8 @@ def conclude(result: Result) -> None:
 
 def measured(chain: Chain, profiles: Sequence[str], *, quick: bool) -> Row:
     """What `ask` gives."""
-    with Wan(chain.num_stages + 1, TRAINED_OVER) as wan:
-        machines = range(chain.num_stages + 1)
-        asked = json.dumps({
-            "chain": asdict(chain), "addresses": [wan.address(number) for number in machines], "prefixes": [wan.prefix(number) for number in machines],
-            "links": asdict(wan.links), "profiles": profiles, "count": QUICK_QUESTIONS if quick else QUESTIONS,
-        })  # fmt: skip
-        done = subprocess.run(
-            [*wan.prefix(chain.num_stages), sys.executable, "-m", "benchmarks.serving_links"], input=asked, text=True, stdout=subprocess.PIPE,
-            timeout=RUN_S, check=True, cwd=ROOT,
-        )  # fmt: skip
-    row: Row = json.loads(done.stdout)
-    return row
+    asked = {"chain": asdict(chain), "profiles": profiles, "count": QUICK_QUESTIONS if quick else QUESTIONS}
+    return told_on_last("benchmarks.serving_links", asked, count=chain.num_stages + 1, profile=TRAINED_OVER, within_s=RUN_S)
 
 
 async def ask(

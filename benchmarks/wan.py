@@ -6,17 +6,21 @@ TCP goes with cubic, as the machines of homes do.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
+from benchmarks.machine import ROOT
 from dcnr.errors import Refused, Unavailable
 
 COMMAND_S: Final = 20.0
@@ -138,6 +142,22 @@ class Wan:
 
     def _namespace(self, index: int) -> str:
         return f"{self._run}-{index}"
+
+
+def told_on_last(module: str, asked: Mapping[str, Any], *, count: int, profile: str, within_s: float) -> dict[str, Any]:
+    """The JSON that ``python -m module`` prints on the last of ``count`` machines; on its standard input: ``asked``, and how the machines are reached."""
+    with Wan(count, profile) as wan:
+        machines = range(count)
+        whole = {
+            **asked, "addresses": [wan.address(number) for number in machines], "prefixes": [wan.prefix(number) for number in machines],
+            "links": asdict(wan.links),
+        }  # fmt: skip
+        done = subprocess.run(
+            [*wan.prefix(count - 1), sys.executable, "-m", module], input=json.dumps(whole), text=True, stdout=subprocess.PIPE,
+            timeout=within_s, check=True, cwd=ROOT,
+        )  # fmt: skip
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
 
 def _do(*command: str) -> None:
