@@ -45,7 +45,7 @@ class NodeKey:
     node_id: NodeId
 
     def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
-        if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        if not isinstance(key.curve, ec.SECP256R1):
             raise Corrupt("a node key is an ECDSA key on P-256", code="bad_key")
         self._key = key
         self.public_der = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

@@ -16,7 +16,7 @@ from dcnr.ids import NetworkId, check_node_id, network_id_of
 from dcnr.limits import MAX_BOOTSTRAP_ENTRIES, MAX_MANIFEST_BYTES
 from dcnr.v1 import common_pb2, identity_pb2, model_pb2
 from trust.addresses import split_address
-from trust.envelope import Signer, open_envelope, parse, seal
+from trust.envelope import Opened, Signer, open_envelope, parse, seal
 from trust.identity import NodeKey, check_public_key
 from trust.standing import FIRST_QUARANTINE_S, LONGEST_QUARANTINE_S, ORDINARY, SHADOW_UNITS, Terms
 
@@ -213,32 +213,34 @@ def verify_chain(
     """
     if not 0 < len(history) <= MAX_HISTORY:
         raise Corrupt(f"a chain of {len(history)} versions, 1 to {MAX_HISTORY} are allowed", code="bad_document")
-    found: NetworkId | None = None
-    previous: identity_pb2.NetworkDocument | None = None
-    for envelope in history:
-        opened = open_envelope(envelope, identity_pb2.DOMAIN_NETWORK_DOCUMENT, max_bytes=MAX_DOCUMENT_BYTES)
-        document = parse(identity_pb2.NetworkDocument, opened.payload)
-        _check_content(document)
-        if previous is None:
-            if document.version != 1:
-                raise Corrupt("the chain does not begin with version 1", code="bad_document")
-            found = network_id_of(opened.payload)
-            if network_id is not None and found != network_id:
-                raise Refused("the network document belongs to another network", code="wrong_network", wanted=network_id, got=found)
-        else:
-            if document.version <= previous.version:
-                raise Stale("versions of the network document only grow", code="document_rolled_back")
-            if document.network_id != found:
-                raise Corrupt("a version of another network in the chain", code="bad_document")
-            _require_threshold(previous, opened.signers, f"version {document.version}, by the keys of version {previous.version},")
+    first, opened = _version(history[0])
+    if first.version != 1:
+        raise Corrupt("the chain does not begin with version 1", code="bad_document")
+    found = network_id_of(opened.payload)
+    if network_id is not None and found != network_id:
+        raise Refused("the network document belongs to another network", code="wrong_network", wanted=network_id, got=found)
+    _require_threshold(first, opened.signers, "version 1")
+    previous = first
+    for envelope in history[1:]:
+        document, opened = _version(envelope)
+        if document.version <= previous.version:
+            raise Stale("versions of the network document only grow", code="document_rolled_back")
+        if document.network_id != found:
+            raise Corrupt("a version of another network in the chain", code="bad_document")
+        _require_threshold(previous, opened.signers, f"version {document.version}, by the keys of version {previous.version},")
         _require_threshold(document, opened.signers, f"version {document.version}")
         previous = document
-    if previous is None or found is None:
-        raise Corrupt("an empty chain", code="bad_document")
     policy = NetworkPolicy(found, previous, tuple(history))
     if now_wall is not None and policy.expired(now_wall):
         raise Stale("the network document has expired", code="document_expired", remedy="ask a maintainer for a new version")
     return policy
+
+
+def _version(envelope: identity_pb2.Envelope) -> tuple[identity_pb2.NetworkDocument, Opened]:
+    opened = open_envelope(envelope, identity_pb2.DOMAIN_NETWORK_DOCUMENT, max_bytes=MAX_DOCUMENT_BYTES)
+    document = parse(identity_pb2.NetworkDocument, opened.payload)
+    _check_content(document)
+    return document, opened
 
 
 def _require_threshold(document: identity_pb2.NetworkDocument, signers: Sequence[Signer], what: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import os
 import secrets
@@ -37,7 +38,8 @@ def save_policy(path: Path, policy: NetworkPolicy) -> None:
         draft.replace(path)
         reached("network.renamed")
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where no directory is there is no draft
+            draft.unlink(missing_ok=True)
         raise Refused(f"{path} cannot be written: {error.strerror}", code="disk_trouble", remedy="choose another path") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import stat
 from pathlib import Path
@@ -32,3 +33,33 @@ def test_one_that_others_could_read_or_that_is_damaged_is_not_drawn_with(tmp_pat
     path.write_bytes(b"short")
     with pytest.raises(Corrupt):
         load_or_create_secret(path, secrets.token_bytes)
+
+
+def test_a_longer_file_is_damaged_too(tmp_path: Path) -> None:
+    path = tmp_path / "draw.key"
+    path.write_bytes(bytes(33))
+    path.chmod(0o600)
+    with pytest.raises(Corrupt):
+        load_or_create_secret(path, secrets.token_bytes)
+
+
+def test_a_place_that_takes_no_secret_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(Refused) as refused:
+        load_or_create_secret(tmp_path / "file" / "draw.key", secrets.token_bytes)
+    assert refused.value.code == "key_unusable"
+
+
+def test_of_two_processes_that_make_a_secret_the_faster_ones_is_drawn_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, link = tmp_path / "draw.key", os.link
+
+    def late(draft: Path, name: Path) -> None:
+        name.write_bytes(b"f" * 32)
+        name.chmod(0o600)
+        link(draft, name)
+
+    monkeypatch.setattr(os, "link", late)
+    found = load_or_create_secret(path, secrets.token_bytes)
+    assert found.number(b"p", "x") == load_or_create_secret(path, secrets.token_bytes).number(b"p", "x")
+    assert path.read_bytes() == b"f" * 32
+    assert [one.name for one in tmp_path.iterdir()] == ["draw.key"]

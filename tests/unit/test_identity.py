@@ -6,24 +6,28 @@ import os
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
 from dcnr.ids import node_id_of
 from dcnr.v1 import identity_pb2
-from trust.addresses import check_addresses, join_address, split_address, subnet_of
+from trust.addresses import check_addresses, is_public, join_address, split_address, subnet_of
 from trust.envelope import (
+    MAX_SIGNATURES,
     check_signature,
     digest_of_envelope,
     merge_signatures,
     open_envelope,
     open_single,
+    parse,
     parse_envelope,
     seal,
     sign_apart,
 )
 from trust.identity import NodeKey, check_public_key, verify_signature
-from trust.tls import certificate_id, certificate_public_key, self_signed_certificate
+from trust.tls import certificate_id, certificate_pem, certificate_public_key, self_signed_certificate
 
 ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 HEAD, PLAN = identity_pb2.DOMAIN_HEAD, identity_pb2.DOMAIN_PLAN
@@ -66,6 +70,52 @@ def test_missing_and_malformed_key_files_are_told_apart(tmp_path: Path) -> None:
         path.chmod(0o600)
         with pytest.raises(Corrupt):
             NodeKey.load(path)
+
+
+def test_a_key_of_another_kind_or_behind_too_many_bytes_is_refused(tmp_path: Path) -> None:
+    for other in (ec.generate_private_key(ec.SECP384R1()), ed25519.Ed25519PrivateKey.generate()):
+        with pytest.raises(Corrupt) as refused:
+            NodeKey.from_pem(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        assert refused.value.code == "bad_key"
+    path = tmp_path / "key.pem"
+    path.write_bytes(NodeKey.generate().private_pem() + b"\n" * 20_000)
+    path.chmod(0o600)
+    with pytest.raises(Corrupt):
+        NodeKey.load(path)
+    assert "BEGIN" not in repr(NodeKey.generate())
+
+
+def test_a_place_that_takes_no_key_is_told_and_nothing_is_left_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+
+    def unusable(path: Path) -> None:
+        for way in (NodeKey.generate().save, NodeKey.load_or_create):
+            with pytest.raises(Refused) as refused:
+                way(path)
+            assert refused.value.code == "key_unusable"
+
+    unusable(tmp_path / "file" / "key.pem")
+    unusable(tmp_path / "nowhere" / "key.pem")
+
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "this file system knows no links")
+
+    monkeypatch.setattr(os, "link", no_links)
+    unusable(tmp_path / "key.pem")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "nowhere"]
+
+
+def test_of_two_processes_that_make_a_key_the_faster_ones_is_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, faster = tmp_path / "key.pem", NodeKey.generate()
+    made = NodeKey.generate
+
+    def late() -> NodeKey:
+        faster.save(path)
+        return made()
+
+    monkeypatch.setattr(NodeKey, "generate", late)
+    assert NodeKey.load_or_create(path).node_id == faster.node_id
 
 
 def test_a_signature_has_one_encoding_only() -> None:
@@ -158,6 +208,46 @@ def test_bounds_come_before_signatures() -> None:
         open_envelope(many, HEAD)
 
 
+def test_an_envelope_has_a_domain_and_a_bounded_number_of_signatures() -> None:
+    keys = [NodeKey.generate() for _ in range(MAX_SIGNATURES + 1)]
+    assert len(open_envelope(seal(HEAD, b"x", *keys[1:], keys[1]), HEAD).signers) == MAX_SIGNATURES
+    for domain, signers in ((HEAD, keys), (HEAD, []), (identity_pb2.DOMAIN_UNSPECIFIED, keys[:1])):
+        with pytest.raises(InvalidInput):
+            seal(domain, b"x", *signers)
+    signed = [seal(HEAD, b"x", key) for key in keys]
+    assert len(merge_signatures(signed).signatures) == MAX_SIGNATURES
+    for envelopes in ([], [signed[0], seal(PLAN, b"x", keys[0])]):
+        with pytest.raises(InvalidInput):
+            merge_signatures(envelopes)
+    crowded = identity_pb2.Envelope(domain=HEAD, payload=b"x", signatures=[one.signatures[0] for one in signed])
+    apart = sign_apart(identity_pb2.DOMAIN_UNSPECIFIED, b"x", keys[0])
+    nothing = identity_pb2.Envelope(
+        payload=b"x", signatures=[identity_pb2.Signature(public_key=keys[0].public_der, signature=apart)]
+    )
+    for envelope, code in (
+        (identity_pb2.Envelope(domain=HEAD, payload=b"x"), "bad_signature"),
+        (crowded, "bad_signature"),
+        (nothing, "wrong_domain"),
+    ):
+        with pytest.raises(Corrupt) as refused:
+            open_envelope(envelope, envelope.domain)
+        assert refused.value.code == code
+
+
+def test_bytes_are_parsed_within_bounds_and_in_one_encoding_only() -> None:
+    envelope = seal(HEAD, b"x", NodeKey.generate())
+    data = envelope.SerializeToString()
+    assert parse(identity_pb2.Envelope, data, len(data)) == parse_envelope(data, len(data)) == envelope
+    for bad, max_bytes, code in (
+        (data, len(data) - 1, "message_too_large"),
+        (b"\xff", 9, "malformed_message"),
+        (data + data[:2], 999, "not_canonical"),
+    ):
+        with pytest.raises(Corrupt) as refused:
+            parse_envelope(bad, max_bytes)
+        assert refused.value.code == code
+
+
 def test_fields_that_nobody_signed_are_refused() -> None:
     envelope = seal(HEAD, b"x", NodeKey.generate())
     digest = digest_of_envelope(envelope)
@@ -174,7 +264,8 @@ def test_a_certificate_is_a_function_of_its_key() -> None:
     assert self_signed_certificate(NodeKey.from_pem(key.private_pem())) == pem
     assert certificate_public_key(pem) == key.public_der
     assert certificate_id(pem) == key.node_id
-    for bad in (b"", b"-----BEGIN CERTIFICATE-----\n", pem[:300], b"\x30" * 100, b"x" * 10000):
+    assert certificate_pem(pem) == pem
+    for bad in (b"", b"-----BEGIN CERTIFICATE-----\n", pem[:300], b"\x30" * 100, b"x" * 10000, pem + b"\n" * 10000):
         with pytest.raises(Corrupt):
             certificate_id(bad)
 
@@ -198,11 +289,27 @@ def test_addresses() -> None:
         "-a:1",
         "a/b:1",
         "h:1x",
+        "h:\uff11",
+        "h:000080",
+        "[host]:1",
+        "[127.0.0.1]:1",
+        "[fe80::1%eth0]:1",
         "x" * 300 + ":1",
+        "127.0.0.1" + "0" * 300 + ":1",
     ):
         with pytest.raises(InvalidInput):
             split_address(bad)
-    with pytest.raises(InvalidInput):
-        check_addresses([f"h:{n}" for n in range(1, 10)])
+    for wrong in ([f"h:{n}" for n in range(1, 10)], ["h:1", "h:0"]):
+        with pytest.raises(InvalidInput):
+            check_addresses(wrong)
+    assert check_addresses(f"h:{n}" for n in range(1, 9))
     assert subnet_of("192.0.2.77") == subnet_of("::ffff:192.0.2.1") == "192.0.2.0/24"
     assert subnet_of("2001:db8:1:2::3") == "2001:db8:1::/48"
+    assert subnet_of("Node.Example") == "node.example"
+    assert [is_public(host) for host in ("8.8.8.8", "10.0.0.1", "127.0.0.1", "::1", "node.example")] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dcnr.errors import InvalidInput, Unavailable
+from dcnr.errors import Corrupt, InvalidInput, Unavailable
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, ledger_pb2, orchestrator_pb2
 from orchestrator import history as history_module
@@ -20,7 +20,7 @@ from orchestrator.metering import MAX_ACCOUNTS, STRANGERS_ACCOUNTS, Client, Mete
 from orchestrator.usage import HistoryBooks
 from trust.envelope import seal
 from trust.identity import NodeKey
-from trust.usage import open_usage
+from trust.usage import open_quote, open_usage
 
 NETWORK, MODEL = "n", "toy"
 KEY = NodeKey.generate()
@@ -182,3 +182,23 @@ def test_questions_push_no_job_out_of_the_history(tmp_path: Path, monkeypatch: p
         await history.close()
 
     asyncio.run(story())
+
+
+def test_what_was_used_or_quoted_is_the_word_of_the_orchestrator_that_it_names() -> None:
+    other = NodeKey.generate()
+    used = ledger_pb2.UsageStatement(network_id=NETWORK, orchestrator=KEY.node_id, subject="s")
+    quoted = ledger_pb2.CostQuote(network_id=NETWORK, orchestrator=KEY.node_id, vnode_batches=3)
+    assert open_usage(seal(identity_pb2.DOMAIN_USAGE, used, KEY), NETWORK) == used
+    assert open_quote(seal(identity_pb2.DOMAIN_QUOTE, quoted, KEY), NETWORK) == quoted
+    for opened, domain, said, wrong_domain in (
+        (open_usage, identity_pb2.DOMAIN_USAGE, used, identity_pb2.DOMAIN_QUOTE),
+        (open_quote, identity_pb2.DOMAIN_QUOTE, quoted, identity_pb2.DOMAIN_USAGE),
+    ):
+        for envelope, network, code in (
+            (seal(domain, said, other), NETWORK, "wrong_signer"),
+            (seal(domain, said, KEY), "another", "wrong_network"),
+            (seal(wrong_domain, said, KEY), NETWORK, "wrong_domain"),
+        ):
+            with pytest.raises(Corrupt) as refused:
+                opened(envelope, network)
+            assert refused.value.code == code

@@ -5,14 +5,23 @@ from __future__ import annotations
 import pytest
 
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Stale
-from dcnr.v1 import identity_pb2, model_pb2
+from dcnr.v1 import common_pb2, identity_pb2, model_pb2
 from trust.envelope import merge_signatures, seal
 from trust.identity import NodeKey
-from trust.network import NetworkPolicy, create_document, draft_successor, sign_document, verify_chain
+from trust.network import (
+    MAX_DOCUMENT_BYTES,
+    MAX_HISTORY,
+    NetworkPolicy,
+    create_document,
+    draft_successor,
+    sign_document,
+    verify_chain,
+)
 from trust.standing import ORDINARY, Terms
 
 NOW = 1_700_000_000.0
 ALICE, BOB, CAROL, MALLORY, ORCHESTRATOR = (NodeKey.generate() for _ in range(5))
+MANY_KEYS = [ALICE.public_der, *(NodeKey.generate().public_der for _ in range(32))]
 
 
 def version_1(*keys: NodeKey, threshold: int = 1, lifetime_s: float = 0) -> identity_pb2.Envelope:
@@ -61,6 +70,19 @@ def test_threshold_of_statements() -> None:
         policy.open_cancel(request(policy, ALICE, BOB))
 
 
+def test_a_cancellation_is_the_maintainers_too() -> None:
+    policy = two_of_three()
+
+    def cancel(*keys: NodeKey, network_id: str = policy.network_id) -> identity_pb2.Envelope:
+        return seal(identity_pb2.DOMAIN_JOB_CANCEL, model_pb2.JobCancel(network_id=network_id, job_id="j"), *keys)
+
+    assert policy.open_cancel(cancel(ALICE, BOB)).job_id == "j"
+    for bad, code in ((cancel(ALICE), "unsigned_job"), (cancel(ALICE, BOB, network_id="0" * 40), "wrong_network")):
+        with pytest.raises(Refused) as refused:
+            policy.open_cancel(bad)
+        assert refused.value.code == code
+
+
 def test_rotation_needs_old_and_new_keys() -> None:
     policy = two_of_three()
     draft = draft_successor(policy)
@@ -94,8 +116,23 @@ def test_versions_only_grow_and_belong_together() -> None:
     stranger = verify_chain([version_1(ALICE, BOB, threshold=2)])
     with pytest.raises(Corrupt):
         verify_chain([*stranger.history, second])
-    with pytest.raises(Corrupt):
-        verify_chain([])
+    for length in (0, MAX_HISTORY + 1):
+        with pytest.raises(Corrupt):
+            verify_chain(policy.history * length)
+    with pytest.raises(Stale):
+        verify_chain(policy.history * MAX_HISTORY)
+    with pytest.raises(Stale):
+        policy.successor(policy.history)
+    with pytest.raises(Refused):
+        policy.successor(stranger.history)
+
+
+def test_a_document_has_a_size() -> None:
+    document = identity_pb2.NetworkDocument.FromString(version_1(ALICE).payload)
+    document.codecs.append("c" * MAX_DOCUMENT_BYTES)
+    with pytest.raises(Corrupt) as refused:
+        verify_chain([sign_document(document, ALICE)])
+    assert refused.value.code == "envelope_too_large"
 
 
 def test_an_expired_document_is_stale() -> None:
@@ -128,8 +165,32 @@ def test_malformed_content_is_refused_when_made_and_when_read() -> None:
         changed(store_address="nowhere"),
         changed(store_scheme="file"),
         changed(name=""),
+        changed(name="n" * 64),
+        changed(name="a\nb"),
         changed(network_id="0" * 40),
+        changed(version=0),
+        changed(version=2),
+        changed(maintainer_keys=MANY_KEYS),
+        changed(orchestrator_ids=[f"{number:040x}" for number in range(257)]),
+        changed(orchestrator_ids=["0" * 40] * 2),
+        changed(trusted_pnodes=[identity_pb2.TrustedPNode(node_id=f"{number:040x}") for number in range(1025)]),
+        changed(trusted_pnodes=[identity_pb2.TrustedPNode(node_id="x")]),
+        changed(bootstrap=["0" * 40 + "@127.0.0.1:1"] * 65),
+        changed(bootstrap=["0" * 40 + "@nowhere"]),
+        changed(bootstrap=["x@127.0.0.1:1"]),
+        changed(bootstrap=["0" * 40]),
+        changed(protocol=common_pb2.ProtocolRange(min=0, max=1)),
+        changed(protocol=common_pb2.ProtocolRange(min=2, max=1)),
+        changed(audit_floor=1.5),
+        changed(audit_floor=-0.1),
     ]
+    good_too = changed(
+        name="n" * 63, maintainer_keys=MANY_KEYS[:32], orchestrator_ids=[f"{number:040x}" for number in range(256)],
+        trusted_pnodes=[identity_pb2.TrustedPNode(node_id=f"{number:040x}") for number in range(1024)],
+        bootstrap=["0" * 40 + "@127.0.0.1:1"] * 64, protocol=common_pb2.ProtocolRange(min=2, max=2), audit_floor=1.0, store_scheme="",
+        threshold=1,
+    )  # fmt: skip
+    assert verify_chain([sign_document(good_too, ALICE)]).document == good_too
     for document in bad:
         with pytest.raises(InvalidInput):
             sign_document(document, ALICE)

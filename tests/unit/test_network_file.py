@@ -10,8 +10,8 @@ import pytest
 
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Stale
 from trust.identity import NodeKey
-from trust.network import create_document, draft_successor, sign_document, verify_chain
-from trust.network_file import load_policy, save_policy
+from trust.network import MAX_HISTORY, create_document, draft_successor, sign_document, verify_chain
+from trust.network_file import MAX_FILE_BYTES, load_policy, save_policy
 
 NOW = 1_700_000_000.0
 ALICE, ORCHESTRATOR = NodeKey.generate(), NodeKey.generate()
@@ -48,7 +48,9 @@ def test_changed_or_damaged_files_are_refused(tmp_path: Path) -> None:
     bad[40] ^= 1
     for content in (
         "", "[]", "{}", "{" * 100_000, json.dumps({**table, "format": "other"}), json.dumps({**table, "documents": []}),
-        json.dumps({**table, "documents": ["?"]}), json.dumps({**table, "documents": [1]}),
+        json.dumps({**table, "documents": ["?"]}), json.dumps({**table, "documents": [1]}), json.dumps({**table, "documents": "AAAA"}),
+        json.dumps({**table, "documents": {}}), json.dumps({**table, "documents": table["documents"] * MAX_HISTORY}),
+        json.dumps(table) + " " * MAX_FILE_BYTES,
         json.dumps({**table, "documents": [base64.b64encode(bytes(bad)).decode(), table["documents"][1]]}),
         json.dumps({**table, "documents": table["documents"][1:]}),
     ):  # fmt: skip
@@ -56,6 +58,20 @@ def test_changed_or_damaged_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DcnrError) as refused:
             load_policy(path, NOW)
         assert isinstance(refused.value, Corrupt | Refused)
+    assert len(json.dumps(table["documents"] * MAX_HISTORY)) < MAX_FILE_BYTES
+
+
+def test_a_place_that_cannot_be_read_or_written_is_told_and_no_draft_is_left(tmp_path: Path) -> None:
+    policy = load_policy(saved(tmp_path / "network.json"), NOW)
+    (tmp_path / "place").mkdir()
+    with pytest.raises(Corrupt) as damaged:
+        load_policy(tmp_path / "place")
+    assert damaged.value.code == "damaged_file"
+    for path in (tmp_path / "place", tmp_path / "network.json" / "below"):
+        with pytest.raises(Refused) as refused:
+            save_policy(path, policy)
+        assert refused.value.code == "disk_trouble"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["network.json", "place"]
 
 
 def test_missing_expired_and_foreign(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from trust.delegation import make_delegation
 from trust.envelope import seal
 from trust.identity import NodeKey
 from trust.rates import Rate, TokenBuckets
-from trust.session import Caller, SessionBook, SessionLimits, SessionOpening
+from trust.session import Caller, SessionBook, SessionLimits, SessionOpening, common_version
 
 NETWORK, WALL = "a" * 40, 1_700_000_000.0
 SERVER, CLIENT, WORKER = (NodeKey.generate() for _ in range(3))
@@ -93,6 +93,11 @@ def test_a_client_leaves_another_network_alone() -> None:
     challenge.network_id = NETWORK
     challenge.protocol.min = challenge.protocol.max = 2
     assert code_of(opening().prove, challenge) == "protocol_mismatch"
+    challenge.protocol.min = challenge.protocol.max = 1
+    assert opening().prove(challenge).proof.signatures
+    for nonce in (b"", b"s" * 31, b"s" * 33):
+        challenge.server_nonce = nonce
+        assert code_of(opening().prove, challenge) == "bad_nonce"
 
 
 def test_a_challenge_is_good_once_for_ten_seconds_and_for_its_caller() -> None:
@@ -115,6 +120,51 @@ def test_a_challenge_is_good_once_for_ten_seconds_and_for_its_caller() -> None:
     foreign = book().challenge(ask, caller(), now=0.0, now_wall=WALL)
     foreign.server_nonce = b"f" * 32
     assert code_of(server.open, client.prove(foreign), caller(), now=1.0, now_wall=WALL) == "bad_nonce"
+
+
+def test_a_nonce_has_its_length() -> None:
+    for nonce in (b"", b"n" * 31, b"n" * 33):
+        ask = identity_pb2.ChallengeRequest(client_nonce=nonce)
+        assert code_of(book().challenge, ask, caller(), now=0.0, now_wall=WALL) == "bad_nonce"
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "version"),
+    [
+        ((1, 1), (1, 1), 1),
+        ((1, 3), (2, 5), 3),
+        ((2, 5), (1, 3), 3),
+        ((1, 2), (3, 4), None),
+        ((3, 4), (1, 2), None),
+        ((1, 3), (0, 2), None),
+        ((1, 3), (3, 2), None),
+    ],
+)
+def test_the_highest_version_that_both_speak(own: tuple[int, int], other: tuple[int, int], version: int | None) -> None:
+    spoken = common_pb2.ProtocolRange(min=other[0], max=other[1])
+    if version is None:
+        assert code_of(common_version, own, spoken) == "protocol_mismatch"
+    else:
+        assert common_version(own, spoken) == version
+
+
+def test_a_proof_is_one_signature_within_its_size() -> None:
+    server, client = book(), opening()
+    ask = identity_pb2.ChallengeRequest(client_nonce=client.client_nonce)
+    request = client.prove(server.challenge(ask, caller(), now=0.0, now_wall=WALL))
+    proof = identity_pb2.SessionProof.FromString(request.proof.payload)
+    for wrong, code in (
+        (seal(identity_pb2.DOMAIN_SESSION, proof, CLIENT, WORKER), "bad_signature"),
+        (seal(identity_pb2.DOMAIN_DELEGATION, proof, CLIENT), "wrong_domain"),
+        (
+            seal(identity_pb2.DOMAIN_SESSION, proof.SerializeToString() + b"\x7a\xff\x07" + bytes(1023), CLIENT),
+            "envelope_too_large",
+        ),
+    ):
+        request.proof.CopyFrom(wrong)
+        assert code_of(server.open, request, caller(), now=1.0, now_wall=WALL) == code
+    request.proof.CopyFrom(seal(identity_pb2.DOMAIN_SESSION, proof, CLIENT))
+    assert server.open(request, caller(), now=1.0, now_wall=WALL).token
 
 
 def test_a_changed_proof_is_refused() -> None:
@@ -201,9 +251,13 @@ def test_the_client_keeps_the_servers_time() -> None:
     session = client.opened(challenge, response, asked_at=50.0, asked_wall=WALL - 30.1, round_trip_s=0.2)
     assert session.offset_s == pytest.approx(30.0)
     assert session.expires_at == pytest.approx(50.0 + 3600.0)
-    response.token = b"short"
-    with pytest.raises(DcnrError):
-        client.opened(challenge, response, asked_at=50.0, asked_wall=WALL, round_trip_s=0.2)
+    for token, protocol in ((b"short", 1), (response.token + b"t", 1), (response.token, 0), (response.token, 2)):
+        wrong = identity_pb2.OpenResponse(token=token, protocol=protocol, expires_unix_ms=response.expires_unix_ms)
+        assert code_of(client.opened, challenge, wrong, asked_at=50.0, asked_wall=WALL, round_trip_s=0.2) == "bad_session"
+    for lifetime_s, end_s in ((-5.0, 50.0), (7200.0, 3650.0), (100.0, 150.0)):
+        response.expires_unix_ms = challenge.time_unix_ms + int(lifetime_s * 1000)
+        told = client.opened(challenge, response, asked_at=50.0, asked_wall=WALL, round_trip_s=0.2)
+        assert told.expires_at == pytest.approx(end_s), "never before it was asked for, never longer than sessions last"
 
 
 def test_subnets_full_of_strangers_do_not_keep_the_next_one_out() -> None:
