@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 import dcnr.sdk
 from dcnr.audit_lineage import VNodeLineage, audit_lineage
@@ -46,6 +47,7 @@ class Rig:
         self._data, self._width, self._batch_size = data, width, batch_size
         self.key = NodeKey.load(network.maintainer_key)
         self._outcome = self._last_error = ""
+        self._unanswered: dict[str, str] = {}
         self.silent: set[str] = set()
         """Names of PNodes that a test has stopped: they are not asked."""
 
@@ -146,7 +148,8 @@ class Rig:
             return None
         try:
             return status_of_home(process.home)
-        except DcnrError:
+        except DcnrError as error:
+            self._unanswered[process.name] = f"{error.code}: {error}"
             return None
 
     def told(self, process: Process) -> local_pb2.StatusResponse:
@@ -218,12 +221,26 @@ class Rig:
         lines = []
         for process in self.network.pnodes:
             told = self.status(process)
-            for report in told.replicas if told is not None else ():
+            if told is None:
+                lines.append(
+                    f"{process.name} does not answer: {self._unanswered.get(process.name, 'it is not asked')}; {_seen(process)}"
+                )
+                continue
+            for report in told.replicas:
                 lines.append(
                     f"{process.name} {report.replica} state {report.state} learned {report.num_learned} held back by "
                     f"{report.held_back_by or '-'}: {report.reason}"
                 )
         return "\n".join(lines)
+
+
+def _seen(process: Process) -> str:
+    """What the system says of its main process."""
+    try:
+        found = psutil.Process(process.pid)
+        return f"{found.status()}, {found.cpu_times()}, {found.num_threads()} threads, {found.num_fds()} files"
+    except psutil.Error as error:
+        return str(error)
 
 
 @contextlib.contextmanager
