@@ -6,7 +6,7 @@ Shares no code with the orchestrator's decisions. A correction is a new entry in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -64,7 +64,22 @@ async def read_ledgers(newest: str, read: ReadManifest) -> list[JobLedger]:
         if not jobs or jobs[-1][1][-1].job_id != manifest.job_id:
             jobs.append((digest, [before]))
         jobs[-1][1].append(manifest)
-    return [_folded(beginning, job) for beginning, job in jobs]
+    return [folded_job(beginning, job) for beginning, job in jobs]
+
+
+def folded_job(beginning: str, job: Sequence[model_pb2.Manifest]) -> JobLedger:
+    """What the manifests of one job say, oldest first; the first, of digest ``beginning``, is what the job began with."""
+    folding, problem, count = Folding(job[0]), "", 0
+    try:
+        for before, manifest in itertools.pairwise(job):
+            if manifest.number != before.number + 1:
+                raise Corrupt(f"manifest {manifest.number} follows number {before.number}", code="bad_ledger")
+            folding.read(manifest)
+            count += 1
+        folding.chronicle().ledger.check()
+    except (Corrupt, InvariantBroken) as error:
+        problem = error.message
+    return JobLedger(job[-1].job_id, count, folding.chronicle(), problem, beginning)
 
 
 def accounts_of(ledgers: list[JobLedger]) -> list[Account]:
@@ -105,17 +120,3 @@ def entries_of(ledger: JobLedger) -> list[dict[str, object]]:
         }  # fmt: skip
 
     return [plain(one) for one in sorted(ledger.chronicle.ledger.intervals.values(), key=lambda one: one.number)]
-
-
-def _folded(beginning: str, job: list[model_pb2.Manifest]) -> JobLedger:
-    folding, problem, count = Folding(job[0]), "", 0
-    try:
-        for before, manifest in itertools.pairwise(job):
-            if manifest.number != before.number + 1:
-                raise Corrupt(f"manifest {manifest.number} follows number {before.number}", code="bad_ledger")
-            folding.read(manifest)
-            count += 1
-        folding.chronicle().ledger.check()
-    except (Corrupt, InvariantBroken) as error:
-        problem = error.message
-    return JobLedger(job[-1].job_id, count, folding.chronicle(), problem, beginning)

@@ -27,11 +27,15 @@ class StoredDocuments:
 
     async def manifest(self, digest: str) -> model_pb2.Manifest:
         """By the digest of its envelope."""
+        return self._policy.open_manifest(await self.manifest_envelope(digest), self._model)
+
+    async def manifest_envelope(self, digest: str) -> identity_pb2.Envelope:
+        """A manifest as it was signed; only its digest is checked."""
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=self._model, digest=digest)
         envelope = parse_envelope(await self.data(ref, limits.MAX_MANIFEST_BYTES), limits.MAX_MANIFEST_BYTES)
         if digest_of_envelope(envelope) != digest:
             raise Corrupt(f"manifest {digest[:12]} does not have its digest", code="wrong_digest")
-        return self._policy.open_manifest(envelope, self._model)
+        return envelope
 
     async def plan(self, digest: str) -> model_pb2.Plan:
         """By the digest of its envelope, signed by a listed orchestrator."""
@@ -48,14 +52,18 @@ class StoredDocuments:
         return plan
 
     async def request(self, job_id: str) -> model_pb2.JobRequest:
-        """The signed request of a job."""
-        if not job_id:
-            raise NotFound("the manifest belongs to no job: nothing was learned yet", code="no_job")
-        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_JOB_REQUEST, model=self._model, owner=job_id)
-        request = self._policy.open_job_request(parse_envelope(await self.data(ref, limits.MAX_ENVELOPE_BYTES)))
+        """The verified request of a job."""
+        request = self._policy.open_job_request(await self.request_envelope(job_id))
         if request.job_id != job_id or request.model != self._model:
             raise Corrupt("the stored request is of another job", code="wrong_job")
         return request
+
+    async def request_envelope(self, job_id: str) -> identity_pb2.Envelope:
+        """The request of a job as it was signed; nothing of it is checked."""
+        if not job_id:
+            raise NotFound("the manifest belongs to no job: nothing was learned yet", code="no_job")
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_JOB_REQUEST, model=self._model, owner=job_id)
+        return parse_envelope(await self.data(ref, limits.MAX_ENVELOPE_BYTES))
 
     async def data(self, ref: data_pb2.ObjectRef, max_bytes: int) -> bytes:
         """An object of at most ``max_bytes``, as it is."""

@@ -61,6 +61,7 @@ _OF_CLASS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 _OF_REASON: Final[Mapping[str, str]] = {
     "job_not_found": "JOB_NOT_FOUND", "no_such_model": "MODEL_NOT_FOUND", "no_manifest": "MODEL_NOT_FOUND", "no_ledger": "MODEL_NOT_FOUND",
+    "no_contribution": "NODE_NOT_FOUND",
     "not_trained": "MODEL_NOT_FOUND", "no_server": "NO_ELIGIBLE_NODE", "depth_unavailable": "NO_ELIGIBLE_NODE", "too_few_ways": "NO_ELIGIBLE_NODE",
     "rate_limited": "RATE_LIMITED",
 }  # fmt: skip

@@ -40,6 +40,7 @@ ACCOUNT: Final = holds(
     credibility={"type": "number"},
 )  # fmt: skip
 LEDGER: Final = holds(manifest_digest=_TEXT, audited={"type": "boolean"}, problem=_TEXT, accounts=array(ACCOUNT))
+RECEIPT: Final = holds(format=_TEXT, pnode_id=_TEXT, model=_TEXT, network=array(_TEXT), request=_TEXT, manifests=array(_TEXT))
 PLACEMENT: Final = holds(plan_digest=_TEXT, plan=message("Plan"))
 MANIFEST: Final = holds(manifest_digest=_TEXT, manifest=message("Manifest"))
 CURVES: Final = holds(job_id=_TEXT, state=_TEXT, num_batches=_COUNT, vnodes=array(CURVE))
@@ -196,6 +197,16 @@ def _figures(router: APIRouter, context: Context) -> None:
         problem = next((one.problem for one in ledgers if one.problem), "")
         rows = [account_row(one) for one in accounts]
         return answer({"manifest_digest": digest, "audited": bool(ledgers), "problem": problem, "accounts": rows})
+
+    @router.get(
+        "/v1/ledger/receipts/{node_id}",
+        summary="What a PNode is credited with in the newest job, as a file that proves it",
+        responses=JSON(RECEIPT),
+    )
+    async def get_receipt(node_id: NodeId, model: Model = "") -> Response:
+        data = await views.receipt(node_id, model)
+        name = f"receipt-{node_id[:10]}.json"
+        return Response(data, media_type="application/json", headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
     @router.get("/v1/stats", summary="The network in figures", responses={200: {"model": Stats}})
     async def get_stats() -> Response:

@@ -17,6 +17,7 @@ from dcnr.client import Orchestrators
 from dcnr.errors import Corrupt, NotFound, Refused
 from dcnr.ledger_check import Account, JobLedger, accounts_of, read_ledgers
 from dcnr.ports import Clock
+from dcnr.receipts import gather_receipt, no_contribution, receipt_bytes
 from dcnr.stored import StoredDocuments
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
@@ -34,7 +35,8 @@ FOR_EVER_S: Final = 1e18
 MAX_KEPT: Final = 256
 LEDGER_S: Final = 10.0
 MAX_CHAIN: Final = 500
-"""Manifests that a gateway reads for the ledger."""
+"""Manifests that a gateway reads for the ledger, and puts into a receipt."""
+KEPT_RECEIPTS: Final = 4
 
 
 class Fresh:
@@ -78,7 +80,7 @@ class Views:
 
     def __init__(self, orchestrators: Orchestrators, policy: NetworkPolicy, clock: Clock) -> None:
         self.orchestrators, self.policy, self.clock = orchestrators, policy, clock
-        self._fresh = Fresh(clock)
+        self._fresh, self._receipts = Fresh(clock), Fresh(clock, KEPT_RECEIPTS)
 
     async def status(self) -> orchestrator_pb2.GetStatusResponse:
         """An orchestrator about itself."""
@@ -147,9 +149,7 @@ class Views:
     async def manifest(self, model: str = "", digest: str = "") -> tuple[str, model_pb2.Manifest]:
         """A manifest with its digest, its signatures verified: that one, or the newest."""
         if digest and model:
-            return digest, await self._fresh.get(
-                ("manifest", model, digest), lambda: self._read_manifest(model, digest), FOR_EVER_S
-            )
+            return digest, (await self._kept_manifest(model, digest))[1]
         answer = await self.model(model)
         name = self._opened(model_pb2.Head, answer.head, identity_pb2.DOMAIN_HEAD).model
         if not answer.manifest_digest:
@@ -179,9 +179,40 @@ class Views:
         ledgers = await read_ledgers(digest, read)
         return digest, ledgers, await asyncio.to_thread(accounts_of, ledgers)
 
-    async def _read_manifest(self, model: str, digest: str) -> model_pb2.Manifest:
+    async def receipt(self, pnode_id: str, model: str = "") -> bytes:
+        """What a PNode is credited with in the newest job, as a file that proves it; at most `LEDGER_S` old.
+
+        Raises NotFound (``no_contribution``), what `dcnr.receipts.gather_receipt` raises, and what `ledger` raises.
+        """
+        return await self._receipts.get((model, pnode_id), lambda: self._receipt(pnode_id, model), LEDGER_S)
+
+    async def _receipt(self, pnode_id: str, model: str) -> bytes:
+        digest, _, accounts = await self.ledger(model)
+        name = (await self.head(model)).model
+
+        async def manifest(wanted: str) -> identity_pb2.Envelope:
+            return (await self._kept_manifest(name, wanted))[0]
+
+        async def request(job_id: str) -> identity_pb2.Envelope:
+            return await self._read_request(name, job_id)
+
+        if accounts and pnode_id not in {one.pnode_id for one in accounts}:
+            raise no_contribution(pnode_id)
+        receipt = await gather_receipt(manifest, request, self.policy, name, pnode_id, digest, most=MAX_CHAIN)
+        return await asyncio.to_thread(receipt_bytes, receipt)
+
+    async def _kept_manifest(self, model: str, digest: str) -> tuple[identity_pb2.Envelope, model_pb2.Manifest]:
+        """As it was signed, and opened."""
+        return await self._fresh.get(("manifest", model, digest), lambda: self._read_manifest(model, digest), FOR_EVER_S)
+
+    async def _read_request(self, model: str, job_id: str) -> identity_pb2.Envelope:
         with tempfile.TemporaryDirectory(prefix="dcnr-gateway-") as directory:
-            return await StoredDocuments(self._read, self.policy, model, Path(directory)).manifest(digest)
+            return await StoredDocuments(self._read, self.policy, model, Path(directory)).request_envelope(job_id)
+
+    async def _read_manifest(self, model: str, digest: str) -> tuple[identity_pb2.Envelope, model_pb2.Manifest]:
+        with tempfile.TemporaryDirectory(prefix="dcnr-gateway-") as directory:
+            envelope = await StoredDocuments(self._read, self.policy, model, Path(directory)).manifest_envelope(digest)
+        return envelope, self.policy.open_manifest(envelope, model)
 
     async def _read(self, ref: data_pb2.ObjectRef, path: Path, max_bytes: int) -> None:
         parts: list[bytes] = []

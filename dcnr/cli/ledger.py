@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from dcnr.audit_ledger import LedgerAudit
     from dcnr.ledger_check import JobLedger
     from dcnr.ledger_rows import Usage
+    from dcnr.receipts import Proof
     from dcnr.sdk.client import AsyncClient
     from dcnr.v1 import ledger_pb2, model_pb2
 
@@ -57,6 +59,46 @@ def verify(
     output.emit(data, lambda: "\n".join([output.table(header, rows), *lines]), as_json=as_json)
     if not found.holds:
         raise typer.Exit(BAD_EXIT)
+
+
+@app.command()
+def receipt(
+    model: ModelArgument,
+    node: Annotated[str, typer.Argument(help="Id of a PNode.")],
+    out: Annotated[Path | None, typer.Option(help="File; default: receipt-MODEL-NODE.json here.", show_default=False)] = None,
+    manifest: ManifestOption = "", home: HomeOption = None, network: NetworkOption = None,
+    bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Write what a PNode is credited with in a job into a file that anybody can check, also when the network is gone.
+
+    Example: dcnr ledger receipt mnist-residual 3f0c… --out receipt.json
+    """
+    from dcnr.cli.receipt import proof_data, proof_text, write_receipt
+
+    async def work(client: AsyncClient) -> tuple[Path, Proof]:
+        return await write_receipt(client, model, node, out, manifest=manifest)
+
+    path, proof = Session(home, network, bootstrap, network_id).run(work)
+    data = {**proof_data(proof, pinned=True), "file": str(path)}
+    output.emit(data, lambda: f"{proof_text(proof, pinned=True)}\nwritten to {path}", as_json=as_json)
+
+
+@app.command("verify-receipt")
+def verify_receipt(
+    file: Annotated[Path, typer.Argument(help="A receipt, from dcnr ledger receipt or pnode receipt.")],
+    home: HomeOption = None, network: NetworkOption = None, network_id: NetworkIdOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Check a receipt and say what it proves: every signature, every link of the chain, the reckoning. Asks nobody. Exits with 1 where it does not hold.
+
+    Example: dcnr ledger verify-receipt receipt.json --network-id ID
+    """
+    from dcnr.cli.receipt import proof_data, proof_text
+    from dcnr.receipts import prove, read_receipt
+
+    session = Session(home, network, None, network_id)
+    wanted = network_id or (session.known_network_id() if session.network is not None else None)
+    proof = prove(read_receipt(file.expanduser()), network_id=wanted)
+    output.emit(proof_data(proof, pinned=wanted is not None), lambda: proof_text(proof, pinned=wanted is not None), as_json=as_json)
 
 
 @app.command()

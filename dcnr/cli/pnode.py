@@ -216,6 +216,26 @@ def own(
 
 
 @app.command()
+def receipt(
+    model: Annotated[str, typer.Option(help="Name of the model; default: that of the newest job.")] = "",
+    out: Annotated[Path | None, typer.Option(help="File; default: receipt-MODEL-NODE.json here.", show_default=False)] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write what this machine is credited with into a file that anybody can check, also when the network is gone.
+
+    Others check it with: dcnr ledger verify-receipt FILE --network-id ID
+    """
+    import asyncio
+
+    from dcnr.cli.receipt import own_receipt, proof_data, proof_text
+
+    path, proof = asyncio.run(own_receipt(home_of(PNodeSettings, home), model, out))
+    data = {**proof_data(proof, pinned=True), "file": str(path)}
+    output.emit(data, lambda: f"{proof_text(proof, pinned=True)}\nwritten to {path}", as_json=as_json)
+
+
+@app.command()
 def dashboard(
     listen: Annotated[
         str | None, typer.Option(help="HOST:PORT on this machine; port 0: a free one. Default: 127.0.0.1:7785.", show_default=False)

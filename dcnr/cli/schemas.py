@@ -175,6 +175,11 @@ _VERIFIED: Final = holds(
     jobs=items(holds(job=TEXT, manifests=WHOLE, intervals=WHOLE, problem=TEXT)), problem=TEXT, receipts=WHOLE, statements_gone=WHOLE,
     states=WHOLE, evidence=by_name(TEXT), verdicts=by_name(WHOLE), cleared=by_name(holds(batches=WHOLE, of=WHOLE)),
 )  # fmt: skip
+_PROOF: Final = {
+    "pnode": TEXT, "network_id": TEXT, "network_name": TEXT, "pinned": FLAG, "model": TEXT, "job": TEXT, "manifest": TEXT, "number": WHOLE,
+    "as_of_s": NUMBER, "cleared": WHOLE, "of": WHOLE, "waiting": WHOLE, "taken_back": WHOLE, "passed": WHOLE, "failed": WHOLE,
+    "vnodes": by_name(WHOLE),
+}  # fmt: skip
 _SCORE: Final = holds(
     pnode=TEXT, cleared=WHOLE, waiting=WHOLE, taken_back=WHOLE, passed=WHOLE, failed=WHOLE, passes=NUMBER, credibility=NUMBER,
     score=or_null(WHOLE), history=or_null(message(ledger_pb2.PNodeScore)),
@@ -213,6 +218,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "pnode pause": holds(paused=constant(True), for_s=NUMBER),
     "pnode resume": holds(paused=constant(False)),
     "pnode why": message(local_pb2.WhyResponse),
+    "pnode receipt": holds(**_PROOF, file=TEXT),
     "pnode own": holds(owner=TEXT, statement=TEXT),
     "pnode config show": {
         "type": "object", "properties": {"home": TEXT, "running": FLAG, "settings": _SETTINGS}, "required": ["home", "settings"],
@@ -244,6 +250,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "dcnr job cancel": message(orchestrator_pb2.CancelJobResponse),
     "dcnr job explain": items(message(orchestrator_pb2.Explanation)),
     "dcnr ledger verify": one_of(_VERIFIED, {"type": "array", "maxItems": 0, "description": "no audits were in force"}),
+    "dcnr ledger receipt": holds(**_PROOF, file=TEXT),
+    "dcnr ledger verify-receipt": holds(**_PROOF),
     "dcnr ledger scores": items(_SCORE),
     "dcnr ledger usage": items(_USED),
     "dcnr ledger quote": message(ledger_pb2.CostQuote),

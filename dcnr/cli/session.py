@@ -63,6 +63,12 @@ class Session:
 
         return load_policy(self.network or self.home / NETWORK_FILE, SystemClock().wall(), network_id=self.network_id)
 
+    def known_network_id(self) -> str:
+        """The id of the network in the file, also where its document has expired. Raises NotFound, Corrupt, Refused."""
+        from trust.network_file import load_policy
+
+        return load_policy(self.network or self.home / NETWORK_FILE, network_id=self.network_id).network_id
+
     def keys(self, given: list[Path] | None) -> list[NodeKey]:
         """The maintainer's keys to sign with. Raises NotFound, Refused (``key_permissions``)."""
         from trust.identity import NodeKey

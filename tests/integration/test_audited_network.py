@@ -11,12 +11,15 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from network_rig import BATCH_SIZE, MODEL, SAMPLES, Rig, running_network
 
 import dcnr.sdk
+from dcnr.cli.receipt import write_receipt
 from dcnr.errors import DcnrError
+from dcnr.receipts import Proof, prove, read_receipt
 from dcnr.sdk.client import connect_async
 from dcnr.testing import LocalPNode
 from dcnr.v1 import model_pb2, orchestrator_pb2
@@ -64,6 +67,18 @@ def manifests(rig: Rig, newest: str) -> list[model_pb2.Manifest]:
     return asyncio.run(read())
 
 
+def proven(rig: Rig, node_id: str, manifest: str) -> Proof:
+    """What a PNode's receipt proves to whoever has nothing but the file and the network's id."""
+
+    async def work() -> tuple[Path, str]:
+        async with await connect_async(rig.network.bootstrap, network=rig.network.network_file, key=rig.key) as client:
+            path, _ = await write_receipt(client, MODEL, node_id, rig.network.directory / f"{node_id}.json", manifest=manifest)
+            return path, client.policy.network_id
+
+    path, network_id = asyncio.run(work())
+    return prove(read_receipt(path), network_id=network_id)
+
+
 def states_of(rig: Rig, node_id: str) -> list[int]:
     """A node's state as each orchestrator sees it; fewer where one does not answer."""
     found: list[int] = []
@@ -99,6 +114,10 @@ def test_a_cheat_is_caught_with_evidence_and_the_job_completes_without_what_it_t
     for entry in chain[-1].entries:
         assert [(one.first, one.end) for one in entry.working[0].lineage.intervals] == [(0, num_batches)]
         assert entry.cleared.digest == entry.working[0].digest, "everything in the release is checked"
+    receipts = [proven(rig, node_id, done.outcome.manifest_digest) for node_id in sorted({one.pnode_id for one in told})]
+    assert {one.total_cleared for one in receipts} == {len(VNODES) * num_batches}, "each batch is credited once"
+    assert sum(one.account.cleared for one in receipts) == len(VNODES) * num_batches
+    assert {one.account.cleared for one in receipts if one.pnode_id in (liar.node_id, teller.node_id)} <= {0}
     both = [QUARANTINED] * 2
     rig.until(
         lambda: states_of(rig, liar.node_id) == both, "the other orchestrator has verified the evidence itself", 120.0, pause_s=1.0

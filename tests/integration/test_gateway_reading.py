@@ -117,6 +117,9 @@ def test_the_ledger_is_read_from_the_chain(here: Town) -> None:
     with here.client() as client:
         ledger = client.get("/v1/ledger").json()
         digest = client.get("/v1/model/checkpoints").json()["manifest_digest"]
+        refused = client.get(f"/v1/ledger/receipts/{'ab' * 20}")
+        assert (refused.status_code, refused.json()["error"]["details"]["reason"]) == (404, "no_ledger")
+        assert client.get("/v1/ledger/receipts/somebody").status_code == 400
     assert ledger == {"manifest_digest": digest, "audited": False, "problem": "", "accounts": []}
     row = account_row(Account("p", cleared=3, num_passed=2, passes=1.5, credibility=0.5))
     assert row == {

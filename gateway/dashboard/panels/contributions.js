@@ -36,8 +36,8 @@ function Ledger({ ledger }) {
   const rows = [...ledger.accounts].sort((a, b) => b.cleared - a.cleared);
   const total = rows.reduce((sum, row) => sum + row.cleared, 0);
   return html`${ledger.problem ? html`<p class="bad">▲ The ledger does not hold: ${ledger.problem}</p>` : ""}
-    <div class="scroll" tabindex="0" role="region" aria-label="Credited"><table><thead><tr>${["Machine", "Cleared batches", "Share", "Waiting for audits", "Taken back", "Audits passed", "Audits failed"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
-    <tbody>${rows.slice(0, SHOWN).map((row) => html`<tr key=${row.pnode}><th scope="row"><a href=${`#/nodes/${row.pnode}`}>${short(row.pnode)}</a></th><td>${figure(row.cleared)}</td><td>${total ? percent(row.cleared / total) : "—"}</td><td>${figure(row.waiting)}</td><td>${figure(row.taken_back)}</td><td>${figure(row.passed)}</td><td>${figure(row.failed)}</td></tr>`)}</tbody></table></div>`;
+    <div class="scroll" tabindex="0" role="region" aria-label="Credited"><table><thead><tr>${["Machine", "Cleared batches", "Share", "Waiting for audits", "Taken back", "Audits passed", "Audits failed", "Receipt"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
+    <tbody>${rows.slice(0, SHOWN).map((row) => html`<tr key=${row.pnode}><th scope="row"><a href=${`#/nodes/${row.pnode}`}>${short(row.pnode)}</a></th><td>${figure(row.cleared)}</td><td>${total ? percent(row.cleared / total) : "—"}</td><td>${figure(row.waiting)}</td><td>${figure(row.taken_back)}</td><td>${figure(row.passed)}</td><td>${figure(row.failed)}</td><td><a href=${`v1/ledger/receipts/${row.pnode}`} download aria-label=${`Receipt of ${short(row.pnode)}`}>receipt</a></td></tr>`)}</tbody></table></div>`;
 }
 
 /** Whose machines they are, where their owners said so with a key of their own. */
