@@ -26,6 +26,7 @@ from dcnr.v1 import common_pb2, local_pb2, membership_pb2, model_pb2, orchestrat
 from gateway.errors import RestError
 from gateway.pages import mount_dashboard
 from gateway.shapes import shown
+from trust.scores import credibility
 
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 FLAGS: Final = (
@@ -109,7 +110,9 @@ class Network:
             replicas=[f"{VNODES[number]}-r{number}"] if number < len(VNODES) else [], last_seen_s=0.3 + number % 5, incarnation=1 + number % 3,
             address=f"127.0.0.1:{20_000 + number}", attached=number % 3 != 2, software="0.1.0", free_memory_bytes=int(memory * (0.2 + number % 5 / 7)),
             round_trip_s=0.004 * (1 + number % 30) if number % 3 != 2 else 0.0, answers=number % 4 == 0,
-            passes=float(number % 40), owner=node_id(5000 + number // 3) if number % 2 else "",
+            passes=float(number % 40), credibility=credibility(number % 40), reliability=1 - 0.013 * (number % 9), num_results=7 * (number % 6),
+            score=round(100 * credibility(number % 40) * (1 - 0.013 * (number % 9))) if number % 6 else 0,
+            public_name=NAMES.get(number % 20, ""), owner=node_id(5000 + number // 3) if number % 2 else "",
         )  # fmt: skip
 
     def _orchestrator(self, number: int) -> orchestrator_pb2.NodeView:
@@ -170,6 +173,18 @@ class Network:
             for number in range(5)
         ]  # fmt: skip
         return {"manifest_digest": "ef" * 32, "audited": True, "problem": "", "accounts": accounts}
+
+    def audits(self, pnode_id: str) -> dict[str, Any]:
+        """As `gateway.reading.AUDITS` has it."""
+        verdicts = ("failed", "open", "passed", "spared") if pnode_id == node_id(9) else ("passed", "spared", "spared", "passed")
+        rows = [
+            {
+                "job": "digits-1", "interval": f"{number:02x}" * 32, "vnode": "conv2", "batches": 64, "verdict": verdict,
+                "decided_s": time.time() - 90 * number, "evidence": "ce" * 32 if verdict == "failed" else "",
+            }
+            for number, verdict in enumerate(verdicts)
+        ]  # fmt: skip
+        return {"manifest_digest": "ef" * 32, "audited": True, "audits": rows}
 
     def graph(self) -> model_pb2.ModelGraph:
         """A line of VNodes; the second wants two replicas."""
@@ -235,6 +250,8 @@ class Network:
             row.report.CopyFrom(report)
 
 
+NAMES: Final = {0: "Ada's laptop", 2: "garden shed", 4: "Ольга", 14: "さくら"}
+"""Of the machines whose number ends so; most have none."""
 TOKEN: Final = "a-token-of-this-run"
 HISTORY: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("node_attached", "its control stream is open", {"address": "127.0.0.1:20000"}),
@@ -311,6 +328,7 @@ class Gateway:
                 route("/v1/ledger", lambda request: network.ledger()),
                 route("/v1/nodes", self._nodes),
                 route("/v1/nodes/{node_id}", self._node),
+                route("/v1/nodes/{node_id}/audits", lambda request: network.audits(request.path_params["node_id"])),
                 route("/v1/jobs", lambda request: {"jobs": [shown(network.job())], "next_cursor": ""}),
                 route("/v1/jobs/{job_id}", lambda request: shown(network.job())),
                 route(

@@ -325,7 +325,7 @@ class PNodeSettings:
     bootstrap: tuple[str, ...] = setting((), "first nodes to ask, as id@host:port")
     network: str = setting("", "path of the network document")
     network_id: str = setting("", "id that the network document must have; empty: pin the first one seen")
-    name: str = setting("", "name shown to the community")
+    name: str = setting("", "name that everybody sees beside this machine's id; empty: none")
     owner: str = setting(
         "", "path of the statement whose machine this is (see: pnode own); empty: owner.pb in the home, if there is one"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query, Response
@@ -10,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Response
 from dcnr.errors import InvalidInput
 from dcnr.graph import graph_from_bytes
 from dcnr.ids import check_name, check_node_id
-from dcnr.ledger_check import Account
+from dcnr.ledger_check import Account, JobLedger
 from dcnr.v1 import common_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from gateway.context import Context, answer
 from gateway.errors import RestError
@@ -20,6 +21,8 @@ from gateway.shapes import shown
 from gateway.stats import AT_WORK, Stats, stats_of
 
 MAX_AT_WORK: Final = 4
+MAX_AUDITS: Final = 30
+"""Of one node that are shown."""
 MAX_BATCH: Final = 2**63 - 1
 NodeId = Annotated[str, Path(pattern="^[0-9a-f]{40}$", description="Id of a node.")]
 JobId = Annotated[str, Path(pattern="^[a-z0-9][a-z0-9_-]{0,62}$", description="Id of a job.")]
@@ -40,6 +43,10 @@ ACCOUNT: Final = holds(
     credibility={"type": "number"},
 )  # fmt: skip
 LEDGER: Final = holds(manifest_digest=_TEXT, audited={"type": "boolean"}, problem=_TEXT, accounts=array(ACCOUNT))
+AUDIT: Final = holds(
+    job=_TEXT, interval=_TEXT, vnode=_TEXT, batches=_COUNT, verdict=_TEXT, decided_s={"type": "number"}, evidence=_TEXT
+)
+AUDITS: Final = holds(manifest_digest=_TEXT, audited={"type": "boolean"}, audits=array(AUDIT))
 RECEIPT: Final = holds(format=_TEXT, pnode_id=_TEXT, model=_TEXT, network=array(_TEXT), request=_TEXT, manifests=array(_TEXT))
 PLACEMENT: Final = holds(plan_digest=_TEXT, plan=message("Plan"))
 MANIFEST: Final = holds(manifest_digest=_TEXT, manifest=message("Manifest"))
@@ -110,6 +117,15 @@ def _nodes(router: APIRouter, context: Context) -> None:
             raise RestError("NODE_NOT_FOUND", f"no node {node_id} is known")
         lines = await views.explain(orchestrator_pb2.ExplainRequest(node_id=node_id))
         return answer({"node": shown(found), "explanations": [shown(line) for line in lines]})
+
+    @router.get(
+        "/v1/nodes/{node_id}/audits",
+        summary="What became of a node's newest work, by the chain of manifests",
+        responses=JSON(AUDITS),
+    )
+    async def get_audits(node_id: NodeId, model: Model = "") -> Response:
+        digest, ledgers, _ = await views.ledger(model)
+        return answer({"manifest_digest": digest, "audited": bool(ledgers), "audits": audit_rows(ledgers, node_id)})
 
 
 def _jobs(router: APIRouter, context: Context) -> None:
@@ -219,6 +235,21 @@ def _figures(router: APIRouter, context: Context) -> None:
     async def get_log() -> Response:
         status = await views.status()
         return answer({"reporter": status.node_id, "events": [shown(event) for event in status.events]})
+
+
+def audit_rows(ledgers: Sequence[JobLedger], node_id: str, most: int = MAX_AUDITS) -> list[dict[str, Any]]:
+    """The newest verdicts on a node's intervals, the newest first; ``batches`` are how many."""
+    rows = [
+        {
+            "job": ledger.job_id, "interval": one.interval, "vnode": known.vnode, "batches": len(known.batches), "verdict": one.verdict.value,
+            "decided_s": one.decided_s, "evidence": one.evidence,
+        }
+        for ledger in ledgers
+        for one in ledger.chronicle.told
+        if one.pnode_id == node_id
+        for known in (ledger.chronicle.ledger.intervals[one.interval],)
+    ]  # fmt: skip
+    return rows[-most:][::-1]
 
 
 def account_row(one: Account) -> dict[str, Any]:

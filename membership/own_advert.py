@@ -11,7 +11,9 @@ from trust.identity import NodeKey
 from trust.network import PROTOCOL_MAX, PROTOCOL_MIN
 from trust.records import make_advert
 
-ADVERT_FIELDS: Final = frozenset({"control_addresses", "dht_address", "capability", "delegation", "software", "owner"})
+ADVERT_FIELDS: Final = frozenset(
+    {"control_addresses", "dht_address", "capability", "delegation", "software", "owner", "public_name"}
+)
 SEQUENCE_STEP: Final = 2
 """Leaves room below each advert for its short form in the directory."""
 

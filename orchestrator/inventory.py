@@ -21,6 +21,7 @@ from orchestrator.lending import counted_steps, is_passing, offer_of
 from orchestrator.offers import NO_TRACK, PLACEABLE, USABLE, NodeOffer, TrackRecord
 from orchestrator.silence import FORGET_S, Judgement, NodeRecord, judge, next_look
 from trust.addresses import is_public, split_address, subnet_of
+from trust.public_names import shown_name
 
 START_GRACE_S: Final = 10.0
 """After a takeover or a start, PNodes of the plan that are not attached yet are expected for this long."""
@@ -71,7 +72,7 @@ class Inventory:
     def advertised(self, advert: membership_pb2.Advert, now: float, owner: str = "") -> None:
         """Gossip has a PNode's advert: known, though not attached. ``owner``: as it was verified."""
         record = self._record(advert.node_id, now)
-        record.software = advert.software
+        record.software, record.public_name = advert.software, shown_name(advert.public_name)
         record.address = advert.control_addresses[0] if advert.control_addresses else ""
         record.subnet, record.owner = _public_subnet(record.address), owner
         record.incarnation = max(record.incarnation, advert.incarnation)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
 from orchestrator.jobs import JobRecord, state_of
 from orchestrator.offers import PLACEABLE
 from orchestrator.runtime import ModelRuntime, Shared
+from orchestrator.silence import NodeRecord
 from trust.records import VerifiedAdvert
 
 MAX_ROUND_TRIP_S: Final = 60.0
@@ -65,28 +66,7 @@ def node_views(
         for item in plan.assignments if plan is not None else ():
             hosted.setdefault(item.pnode_id, []).append(item.replica)
     now, now_s = shared.clock.monotonic(), shared.clock.wall()
-    rows = [
-        orchestrator_pb2.NodeView(
-            node_id=record.node_id,
-            kind=membership_pb2.NODE_KIND_PNODE,
-            state=record.judgement.state,
-            reason=record.judgement.reason,
-            capability=record.capability,
-            replicas=hosted.get(record.node_id, ()),
-            last_seen_s=max(0.0, now - record.seen_at),
-            incarnation=record.beat.incarnation or record.incarnation,
-            address=record.address,
-            attached=record.streams > 0,
-            software=record.software,
-            free_memory_bytes=record.beat.free_memory_bytes,
-            owner=record.owner,
-            evidence=record.judgement.evidence,
-            passes=shared.standings.of(record.node_id, now_s).passes.seen(now_s),
-            round_trip_s=_said_s(record.beat.round_trip_s) if record.streams else 0.0,
-            answers=record.answers,
-        )
-        for record in shared.inventory.nodes().values()
-    ]
+    rows = [_pnode_view(shared, record, hosted.get(record.node_id, ()), now, now_s) for record in shared.inventory.nodes().values()]
     for advert in orchestrators:
         rows.append(
             orchestrator_pb2.NodeView(
@@ -102,6 +82,20 @@ def node_views(
             )
         )
     return sorted(rows, key=lambda row: row.node_id)
+
+
+def _pnode_view(shared: Shared, record: NodeRecord, replicas: Sequence[str], now: float, now_s: float) -> orchestrator_pb2.NodeView:
+    passes = shared.standings.of(record.node_id, now_s).passes.seen(now_s)
+    score, num_results = shared.records.score(record.node_id, passes)
+    return orchestrator_pb2.NodeView(
+        node_id=record.node_id, kind=membership_pb2.NODE_KIND_PNODE, state=record.judgement.state, reason=record.judgement.reason,
+        capability=record.capability, replicas=replicas, last_seen_s=max(0.0, now - record.seen_at),
+        incarnation=record.beat.incarnation or record.incarnation, address=record.address, attached=record.streams > 0,
+        software=record.software, free_memory_bytes=record.beat.free_memory_bytes, owner=record.owner, evidence=record.judgement.evidence,
+        passes=passes, round_trip_s=_said_s(record.beat.round_trip_s) if record.streams else 0.0, answers=record.answers,
+        public_name=record.public_name, credibility=score.credibility, reliability=score.reliability, num_results=num_results,
+        score=score.shown if num_results else 0,
+    )  # fmt: skip
 
 
 def _said_s(seconds: float) -> float:

@@ -60,6 +60,8 @@ class NodeRecord:
     address: str = ""
     subnet: str = ""
     owner: str = ""
+    public_name: str = ""
+    """As far as it may be shown."""
     incarnation: int = 0
     accusers: dict[str, tuple[float, bool]] = field(default_factory=dict)
     """Neighbours that cannot reach it: when they said so, and whether their connection broke."""

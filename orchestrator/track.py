@@ -123,6 +123,13 @@ class TrackRecords:
             found.append(NodeScore(pnode_id, score, len(node.results), on_time, works))
         return sorted(found, key=lambda one: (-one.score.shown, one.pnode_id))
 
+    def score(self, pnode_id: str, passes: float) -> tuple[Score, int]:
+        """Of one node, with the number of its results; 0 for whom nothing is known of."""
+        if pnode_id not in self._nodes:
+            return score_of(passes, Punctuality()), 0
+        node = self._fresh(pnode_id)
+        return score_of(passes, node.punctuality), len(node.results)
+
     def refresh(self) -> bool:
         """Brings what is expected up to date; whether there were results since the last time. Looks at every node: call it now and then."""
         if not self._is_stale:

@@ -200,7 +200,7 @@ class Daemon:
             key=self._key, policy=self._policy, kind=membership_pb2.NODE_KIND_PNODE, dialer=self._dialer, clock=self._clock, rng=self._rng,
             cache_path=home.contacts, bootstrap=self._bootstrap, incarnation=home.next_incarnation(self._clock.wall()),
         )  # fmt: skip
-        self._membership.update_self(software=SOFTWARE, owner=self._owner)
+        self._membership.update_self(software=SOFTWARE, owner=self._owner, public_name=self._settings.name)
         self._standing = Standing(
             key=self._key, network_id=self._policy.network_id, membership=self._membership, host=self._host, send=self._send, clock=self._clock,
         )  # fmt: skip
@@ -260,6 +260,7 @@ class Daemon:
             self._key.node_id, self._policy, self._machine, self._clock, self._now, self._known_orchestrators, self._membership,
             self._budget, self._duties, self._neighbours,
             self._streams, self._uploads, self._pausing, self.journal, self._seats, self._up, self._down,
+            self._settings.name,
         )  # fmt: skip
         self._hearing = Hearing(
             self._now, self._duties, self._neighbours, self._uploads, self._shards, self._audits, self._seats, self.journal, self._drained,

@@ -25,6 +25,7 @@ from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 from trust.network_file import load_policy, save_policy
 from trust.ownership import load_ownership
+from trust.public_names import check_public_name
 
 
 async def run_pnode(
@@ -37,6 +38,7 @@ async def run_pnode(
     home.open()
     try:
         key = NodeKey.load_or_create(home.key)
+        check_public_name(settings.name)
         started(
             settings.tracing, "dcnr-pnode", key.node_id
         ).close()  # what is wrong with it is said here: a worker could tell only its log

@@ -61,6 +61,7 @@ class Telling:
     seats: SeatDuties
     up: Pace
     down: Pace
+    public_name: str
 
     def hello(self) -> orchestrator_pb2.Hello:
         """The first message of a control stream."""
@@ -137,4 +138,5 @@ class Telling:
             cpu_s=time.process_time() + worker.cpu_s, uploaded_bytes=self.up.num_bytes, downloaded_bytes=self.down.num_bytes,
             upload_limit_bytes_s=self.up.limit_bytes_s, download_limit_bytes_s=self.down.limit_bytes_s, num_questions=worker.num_questions,
             num_batches={item.assignment.replica: item.num_batches for item in self.duties.hosted if item.num_batches},
+            public_name=self.public_name,
         )  # fmt: skip

@@ -19,6 +19,7 @@ from trust.delegation import VerifiedDelegation, open_delegation
 from trust.envelope import open_single, parse, parse_envelope, seal
 from trust.identity import NodeKey
 from trust.ownership import owner_in
+from trust.public_names import check_public_name
 
 DHT_KEY_BYTES: Final = 20
 _KINDS: Final = (membership_pb2.NODE_KIND_PNODE, membership_pb2.NODE_KIND_ORCHESTRATOR)
@@ -93,6 +94,7 @@ def make_advert(
     software: str = "",
     protocol: common_pb2.ProtocolRange | None = None,
     owner: identity_pb2.Envelope | None = None,
+    public_name: str = "",
 ) -> identity_pb2.Envelope:
     """A node's signed description of itself. Raises InvalidInput where `open_advert` would refuse it."""
     if not 0 < lifetime_s <= ADVERT_LIFETIME_S or kind not in _KINDS:
@@ -114,6 +116,7 @@ def make_advert(
         issued_unix_ms=int(now_wall * 1000),
         expires_unix_ms=int((now_wall + lifetime_s) * 1000),
         owner=owner,
+        public_name=check_public_name(public_name),
     )
     envelope = seal(identity_pb2.DOMAIN_ADVERT, advert, key)
     if envelope.ByteSize() > MAX_ADVERT_BYTES:

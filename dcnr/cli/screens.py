@@ -18,6 +18,7 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
     attached = sum(contact.attached for contact in status.orchestrators)
     lines = [
         f"PNode {status.node_id}  (version {status.software}, up {duration(status.uptime_s)})",
+        *([f"shown as   {status.public_name}  (to everybody; pnode start --name '' shows none)"] if status.public_name else []),
         f"network    {status.network_name} {short(status.network_id)}" + single_host(status.locality),
         f"state      {status.state}: {status.reason}",
         f"lends      {lent}, {size(capability.disk_bytes)} disk, {capability.device} on {capability.architecture} {capability.system}",

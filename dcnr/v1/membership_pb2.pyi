@@ -127,6 +127,7 @@ class Advert(_message.Message):
     ISSUED_UNIX_MS_FIELD_NUMBER: _builtins.int
     EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    PUBLIC_NAME_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only believed inside this network"""
     node_id: _builtins.str
@@ -145,6 +146,8 @@ class Advert(_message.Message):
     """network time"""
     expires_unix_ms: _builtins.int
     """at most 10 minutes later"""
+    public_name: _builtins.str
+    """optional: chosen by the owner, shown beside the id, never an identity; one that the rules refuse is none"""
     @_builtins.property
     def control_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """host:port of its gRPC control server; at most 8"""
@@ -182,10 +185,11 @@ class Advert(_message.Message):
         issued_unix_ms: _builtins.int = ...,
         expires_unix_ms: _builtins.int = ...,
         owner: _identity_pb2.Envelope | None = ...,
+        public_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "delegation", b"delegation", "owner", b"owner", "protocol", b"protocol"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "control_addresses", b"control_addresses", "delegation", b"delegation", "dht_address", b"dht_address", "expires_unix_ms", b"expires_unix_ms", "incarnation", b"incarnation", "issued_unix_ms", b"issued_unix_ms", "kind", b"kind", "network_id", b"network_id", "node_id", b"node_id", "owner", b"owner", "protocol", b"protocol", "sequence", b"sequence", "software", b"software"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "control_addresses", b"control_addresses", "delegation", b"delegation", "dht_address", b"dht_address", "expires_unix_ms", b"expires_unix_ms", "incarnation", b"incarnation", "issued_unix_ms", b"issued_unix_ms", "kind", b"kind", "network_id", b"network_id", "node_id", b"node_id", "owner", b"owner", "protocol", b"protocol", "public_name", b"public_name", "sequence", b"sequence", "software", b"software"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

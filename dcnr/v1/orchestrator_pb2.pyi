@@ -1769,6 +1769,11 @@ class NodeView(_message.Message):
     PASSES_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_S_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
+    PUBLIC_NAME_FIELD_NUMBER: _builtins.int
+    CREDIBILITY_FIELD_NUMBER: _builtins.int
+    RELIABILITY_FIELD_NUMBER: _builtins.int
+    NUM_RESULTS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """which"""
     kind: _membership_pb2.NodeKind.ValueType
@@ -1801,6 +1806,16 @@ class NodeView(_message.Message):
     """PNodes that are attached here: as they measured it, seconds; 0: not known"""
     answers: _builtins.bool
     """PNodes: this orchestrator reached it at its own address"""
+    public_name: _builtins.str
+    """PNodes: what its owner calls it, as far as the rules let it be shown; empty: no name"""
+    credibility: _builtins.float
+    """PNodes: C, from audits passed"""
+    reliability: _builtins.float
+    """PNodes: R, the average of results in time, by this orchestrator's own history"""
+    num_results: _builtins.int
+    """that R is made of; 0: there is no score yet"""
+    score: _builtins.int
+    """PNodes: round(100 C R)"""
     @_builtins.property
     def capability(self) -> _membership_pb2.Capability:
         """lent"""
@@ -1830,10 +1845,15 @@ class NodeView(_message.Message):
         passes: _builtins.float = ...,
         round_trip_s: _builtins.float = ...,
         answers: _builtins.bool = ...,
+        public_name: _builtins.str = ...,
+        credibility: _builtins.float = ...,
+        reliability: _builtins.float = ...,
+        num_results: _builtins.int = ...,
+        score: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answers", b"answers", "attached", b"attached", "capability", b"capability", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "holder", b"holder", "incarnation", b"incarnation", "kind", b"kind", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "owner", b"owner", "passes", b"passes", "reason", b"reason", "replicas", b"replicas", "round_trip_s", b"round_trip_s", "software", b"software", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answers", b"answers", "attached", b"attached", "capability", b"capability", "credibility", b"credibility", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "holder", b"holder", "incarnation", b"incarnation", "kind", b"kind", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "num_results", b"num_results", "owner", b"owner", "passes", b"passes", "public_name", b"public_name", "reason", b"reason", "reliability", b"reliability", "replicas", b"replicas", "round_trip_s", b"round_trip_s", "score", b"score", "software", b"software", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -182,11 +182,34 @@ def test_a_thousand_machines(browser: Browser) -> None:
     gateway.close()
 
 
+def test_a_name_stands_beside_the_id_and_the_score_with_its_parts(browser: Browser, gateway: Gateway) -> None:
+    sight = opened(browser, gateway, route="nodes")
+    page = sight.page
+    page.get_by_label("With").fill("garden shed")
+    row = page.locator(".window tbody tr:not(.spacer)")
+    expect(row).to_have_count(1, timeout=LIMIT_MS)
+    expect(row.locator("td.id")).to_have_text(re.compile(f"garden shed {node_id(2)[:10]}"))
+    expect(row.locator("td.score")).to_have_text(re.compile(r"93 C 0\.954 · R 0\.974 · k 2"))
+    page.get_by_label("With").fill("")
+    page.get_by_role("button", name="Score").click()
+    expect(page.locator("th.score")).to_have_attribute("aria-sort", "ascending")
+    expect(row.first.locator("td.score b")).to_have_text(re.compile(r"^9\d$"), timeout=LIMIT_MS)
+    page.goto(f"{gateway.address}/#/nodes/{node_id(9)}")
+    audits = page.get_by_role("region", name="Last audits").locator("tbody tr")
+    expect(audits).to_have_count(4, timeout=LIMIT_MS)
+    expect(audits.first).to_have_text(re.compile("■ failed.*conv2.*64.*cecececece"))
+    assert sight.complaints == []
+    page.context.close()
+
+
 def test_what_owners_are_credited_with(browser: Browser, gateway: Gateway) -> None:
     sight = opened(browser, gateway, route="contributions")
     owned = {number: f"{node_id(5000 + number // 3)[:10]}" for number in (1, 3)}
     rows = sight.page.get_by_role("region", name="By owner").locator("tbody tr")
     expect(rows).to_have_text([re.compile(f"{owned[1]}.*1.*750"), re.compile(f"{owned[3]}.*1.*450")], timeout=LIMIT_MS)
+    first = sight.page.get_by_role("region", name="Credited").locator("tbody tr").first
+    expect(first.locator("th")).to_have_text(re.compile(f"Ada's laptop {node_id(0)[:10]}"))
+    expect(first.get_by_role("link", name="Receipt of")).to_have_attribute("href", f"v1/ledger/receipts/{node_id(0)}")
     assert sight.complaints == []
     sight.page.context.close()
 

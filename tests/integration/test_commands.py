@@ -35,7 +35,8 @@ from trust.identity import NodeKey
 @pytest.fixture(scope="module")
 def shell() -> Iterator[Shell]:
     with tempfile.TemporaryDirectory(prefix="dcnr-") as directory:
-        pnodes = (LocalPNode("p1", memory_mb=512, flags=("--log-json",)), LocalPNode("p2", memory_mb=512, flags=("--log-json",)))
+        named = LocalPNode("p1", memory_mb=512, flags=("--log-json", "--name", "Ada's laptop"))
+        pnodes = (named, LocalPNode("p2", memory_mb=512, flags=("--log-json",)))
         with (
             Collector() as collector,
             LocalNetwork(
@@ -193,6 +194,10 @@ def test_daemons_tell_about_themselves(shell: Shell) -> None:
     told = json.loads(shell.run("pnode status --json", "--home", str(lent.home)))
     assert told["node_id"] == lent.node_id
     assert told["locality"] == "single_host"
+    assert told["public_name"] == "Ada's laptop"
+    with dcnr.sdk.connect(shell.network.bootstrap, network=shell.network.network_file) as client:
+        assert sorted(node.public_name for node in client.nodes()) == ["", "", "Ada's laptop"], "whoever said none has none"
+    shell.run("pnode receipt", "--home", str(lent.home), code=1)  # audits are not in force here: nothing is credited
     assert "single host" in shell.run("pnode status", "--home", str(lent.home))
     assert json.loads(shell.run("pnode why --json", "--home", str(lent.home)))["lines"]
     looks = [

@@ -21,6 +21,7 @@ from dcnr.receipts import MAX_RECEIPT_BYTES, Receipt, gather_receipt, prove, rea
 from dcnr.stored import StoredDocuments
 from dcnr.system import SystemClock
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
+from gateway.reading import audit_rows
 from gateway.views import Views
 from trust.envelope import parse, seal
 from trust.identity import NodeKey
@@ -180,6 +181,13 @@ def test_a_gateway_hands_out_the_same_receipt_and_reads_the_chain_once(whole: Re
         assert prove(receipt_of(first)).account == prove(whole).account
         assert await views.receipt(PNODE.node_id) == first
         assert asked.num_read == 5 + 1, "five manifests, and the job's request"
+        _, ledgers, _ = await views.ledger()
+        rows = audit_rows(ledgers, PNODE.node_id)
+        assert [(row["verdict"], row["vnode"], row["batches"]) for row in rows] == [
+            (word, "a", 4) for word in ("passed", "open", "spared", "open")
+        ]
+        assert audit_rows(ledgers, PNODE.node_id, most=1) == rows[:1]
+        assert audit_rows(ledgers, OTHER.node_id) == []
 
     asyncio.run(ask())
 

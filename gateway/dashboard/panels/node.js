@@ -3,9 +3,11 @@
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { getJson } from "../feed.js";
 import { learnedBy, wayTo } from "../reading.js";
-import { bytes, delay, figure, percent, shapeOf, short, span } from "../words.js";
+import { bytes, delay, figure, percent, plural, shapeOf, short, span } from "../words.js";
 import { useLedger } from "./contributions.js";
 import { EventList } from "./events.js";
+
+const ASK_MS = 30_000;
 
 export function NodePage({ known, now, store, id }) {
   useLedger(store);
@@ -18,7 +20,7 @@ export function NodePage({ known, now, store, id }) {
   const row = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
   return html`<section aria-labelledby="node">
     <p><a href="#/nodes">All machines</a></p>
-    <h1 id="node">${node.kind === "orchestrator" ? "Orchestrator" : "Machine"} <code>${id}</code></h1>
+    <h1 id="node">${node.kind === "orchestrator" ? "Orchestrator" : "Machine"} ${node.public_name ? html`<bdi>${node.public_name}</bdi> ` : ""}<code>${id}</code></h1>
     <dl class="facts">
       ${row("State", html`<span class=${`state ${shapeOf(node.state).tone}`}><span aria-hidden="true">${shapeOf(node.state).shape}</span> ${node.state}</span>: ${node.reason || shapeOf(node.state).means}`)}
       ${row("Last seen", `${span(node.last_seen_s + age)} ago, ${node.attached ? "attached to this orchestrator" : "heard of from others"}`)}
@@ -27,13 +29,14 @@ export function NodePage({ known, now, store, id }) {
       ${row("Round trip", `${delay(node.round_trip_s)}${node.round_trip_s > 0 ? ", as it measures to this orchestrator" : ""}`)}
       ${lent ? row("Lends", `${figure(lent.cores)} cores of ${lent.device_name || lent.device || "a device"} (${[lent.architecture, lent.system].filter(Boolean).join(", ") || "not said"}), ${bytes(lent.memory_bytes)} memory of which ${bytes(node.free_memory_bytes)} free, ${bytes(lent.disk_bytes)} disk, ${figure(lent.gflops)} GFLOP/s, ${figure(lent.uplink_mbit)} Mbit/s up, ${figure(lent.downlink_mbit)} down${lent.accepts_work ? "" : "; takes no new work now"}`) : ""}
       ${row("Owner", node.owner ? html`<code>${short(node.owner)}</code>` : "not said")}
-      ${row("Audits passed", `${figure(node.passes || 0)}, as far as they still count`)}
+      ${node.kind === "orchestrator" ? "" : row("Score", node.num_results ? html`<b>${node.score}</b> of 100: credibility C ${figure(node.credibility)} from ${figure(node.passes || 0)} audits passed, as far as they still count; reliability R ${figure(node.reliability)} from ${plural(node.num_results, "result")}, as this orchestrator saw them` : "none yet: nothing of it has come in this orchestrator's sight")}
       ${row("In the ledger", accountOf(known.ledger, id))}
       ${node.evidence ? row("Evidence", html`<code>${node.evidence}</code>`) : ""}
       ${row("Learned", `${figure(learned)} batches in this job, by its own reports`)}
     </dl>
     <h2>Why</h2>
     <${Why} id=${id} state=${node.state} />
+    ${node.kind === "orchestrator" ? "" : html`<h2>Last audits <small>by the chain of manifests</small></h2><${Audits} id=${id} round=${Math.floor(now / ASK_MS)} />`}
     <h2>Holds</h2>
     <${Holdings} known=${known} id=${id} />
     <h2>What was said of it</h2>
@@ -54,6 +57,27 @@ function Holdings({ known, id }) {
   const rows = (known.job?.vnodes || []).flatMap((view) => (view.replicas || []).filter((one) => one.assignment?.pnode_id === id).map((one) => ({ ...one, vnode: view.vnode })));
   if (!rows.length) return html`<p>No replica of the job that is shown.</p>`;
   return html`<ul>${rows.map(({ vnode, assignment, report }) => html`<li key=${assignment.replica}><b>${vnode}</b>, ${assignment.role} (${assignment.replica}): ${report ? `${report.state}, ${figure(report.num_learned)} batches (${percent(report.num_learned / known.job.num_batches)}), ${figure(report.rate)} per second` : "not heard of yet"}. Why here: ${assignment.reason || "not said"}.</li>`)}</ul>`;
+}
+
+const VERDICTS = { passed: ["✓", "good"], spared: ["·", "calm"], open: ["○", "calm"], failed: ["■", "bad"], void: ["✕", "bad"], dropped: ["−", "warn"], unverifiable: ["?", "warn"] };
+const MEANS = { spared: "not drawn, so not audited", open: "drawn, not judged yet", void: "taken back with what failed", dropped: "went back with somebody else's", unverifiable: "nobody had its inputs any more" };
+
+/** What became of its newest work. */
+function Audits({ id, round }) {
+  const [known, setKnown] = useState(null);
+  useEffect(() => {
+    let gone = false;
+    getJson(`v1/nodes/${id}/audits`).then((found) => gone || setKnown(found), (error) => gone || setKnown((before) => before || { trouble: error.message }));
+    return () => {
+      gone = true;
+    };
+  }, [id, round]);
+  if (!known) return html`<p>Asked …</p>`;
+  if (known.trouble) return html`<p>Not known: ${known.trouble}.</p>`;
+  if (!known.audited) return html`<p>Audits are not in force here.</p>`;
+  if (!known.audits.length) return html`<p>Nothing of it has been named yet.</p>`;
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Last audits"><table><thead><tr>${["Verdict", "VNode", "Batches", "Decided", "Evidence"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
+    <tbody>${known.audits.map((one) => html`<tr key=${`${one.interval}/${one.verdict}`}><td title=${MEANS[one.verdict]}><span class=${`state ${VERDICTS[one.verdict]?.[1]}`}><span aria-hidden="true">${VERDICTS[one.verdict]?.[0]}</span> ${one.verdict}</span></td><td>${one.vnode}</td><td>${figure(one.batches)}</td><td>${new Date(1000 * one.decided_s).toLocaleString()}</td><td>${one.evidence ? html`<code title=${one.evidence}>${short(one.evidence)}</code>` : "—"}</td></tr>`)}</tbody></table></div>`;
 }
 
 /** The reasons that the orchestrator gives, asked anew when the state changes. */

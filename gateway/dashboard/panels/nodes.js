@@ -2,21 +2,24 @@
 
 import { Component, html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
 import { wayTo } from "../reading.js";
-import { bytes, delay, figure, NODE_STATES, shapeOf, short, span } from "../words.js";
+import { bytes, delay, figure, NODE_STATES, shapeOf, span } from "../words.js";
+import { Who } from "./who.js";
 
 const ROW_PX = 40;
 const MARGIN_ROWS = 8;
 const STATE_ORDER = Object.keys(NODE_STATES);
 const memoryUsed = (node) => (node.capability?.memory_bytes ? 1 - Math.min(1, (node.free_memory_bytes || 0) / node.capability.memory_bytes) : -1);
 
+const SCORE_MEANS = "100 · C · R: credibility from the k audits passed, reliability from results in time as this orchestrator saw them";
+
 /** Name, heading, value to sort by, cell; `rank`: mid and wide ones go first where there is no room. */
 const COLUMNS = [
-  { name: "id", heading: "Machine", value: (node) => node.node_id, cell: (node) => html`<a href=${`#/nodes/${node.node_id}`} title=${node.node_id}>${short(node.node_id)}</a>` },
+  { name: "id", heading: "Machine", value: (node) => node.public_name ? `0${node.public_name.toLowerCase()}` : `1${node.node_id}`, cell: (node) => html`<${Who} id=${node.node_id} name=${node.public_name} />` },
   { name: "state", heading: "State", value: (node) => STATE_ORDER.indexOf(node.state), cell: (node) => html`<span class=${`state ${shapeOf(node.state).tone}`} title=${node.reason || shapeOf(node.state).means}><span aria-hidden="true">${shapeOf(node.state).shape}</span> ${node.state}</span>` },
   { name: "vnodes", heading: "VNodes", rank: "few", value: (node) => -(node.replicas?.length || 0), cell: (node) => node.replicas?.length || 0 },
   { name: "memory", heading: "Memory", rank: "mid", value: (node) => -memoryUsed(node), cell: (node) => memoryUsed(node) < 0 ? "—" : html`<meter min="0" max="1" high="0.9" value=${memoryUsed(node)} aria-label=${`${Math.round(100 * memoryUsed(node))} % of ${bytes(node.capability.memory_bytes)} in use`}></meter> ${bytes(node.capability.memory_bytes)}` },
   { name: "device", heading: "Device", rank: "wide", value: (node) => -(node.capability?.gflops || 0), cell: (node) => node.kind === "orchestrator" ? "orchestrator" : node.capability ? `${node.capability.device} ${figure(node.capability.cores)} cores, ${figure(node.capability.gflops)} GFLOP/s` : "—" },
-  { name: "passes", heading: "Audits", rank: "wide", value: (node) => -(node.passes || 0), cell: (node) => figure(node.passes || 0) },
+  { name: "score", heading: "Score", rank: "wide", value: (node) => (node.num_results ? -node.score - 1 : 0), cell: (node) => node.num_results ? html`<b>${node.score}</b> <small title=${SCORE_MEANS}>C ${figure(node.credibility)} · R ${figure(node.reliability)} · k ${figure(node.passes || 0)}</small>` : "—" },
   { name: "version", heading: "Version", rank: "wide", value: (node) => node.software || "", cell: (node) => node.software || "—" },
   { name: "reach", heading: "Reached", rank: "wide", value: (node) => wayTo(node) || "~", cell: (node) => wayTo(node) || (node.attached ? "—" : "by others") },
   { name: "trip", heading: "Round trip", rank: "wide", value: (node) => node.round_trip_s || Infinity, cell: (node) => delay(node.round_trip_s) },
@@ -34,7 +37,7 @@ export function Nodes({ known, now }) {
     <h1 id="nodes">Nodes</h1>
     <div class="filters">
       <label>State <select value=${state} onChange=${(event) => setState(event.target.value)}><option value="">all</option>${STATE_ORDER.map((word) => html`<option key=${word} value=${word}>${word}</option>`)}</select></label>
-      <label>With <input type="search" value=${text} onInput=${(event) => setText(event.target.value)} placeholder="id, VNode, device" /></label>
+      <label>With <input type="search" value=${text} onInput=${(event) => setText(event.target.value)} placeholder="name, id, VNode, device" /></label>
       <span role="status">${rows.length} of ${known.nodes.length}</span>
     </div>
     <${Window} rows=${rows} age=${age} sort=${sort} setSort=${setSort} />
@@ -46,7 +49,7 @@ function filtered(nodes, state, text) {
   return nodes.filter((node) => (!state || node.state === state) && (!wanted || wordsOf(node).includes(wanted)));
 }
 
-const wordsOf = (node) => `${node.node_id} ${node.kind} ${node.reason} ${(node.replicas || []).join(" ")} ${node.capability?.device} ${node.capability?.device_name} ${node.capability?.system} ${node.software} ${node.owner}`.toLowerCase();
+const wordsOf = (node) => `${node.node_id} ${node.public_name || ""} ${node.kind} ${node.reason} ${(node.replicas || []).join(" ")} ${node.capability?.device} ${node.capability?.device_name} ${node.capability?.system} ${node.software} ${node.owner}`.toLowerCase();
 
 function sorted(nodes, { name, down }) {
   const { value } = COLUMNS.find((column) => column.name === name);

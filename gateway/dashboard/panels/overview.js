@@ -5,6 +5,7 @@ import { healthOf } from "../health.js";
 import { cellsOf, countStates, isOver, progressOf, STANDINGS, trainingRate, witnessesOf } from "../reading.js";
 import { ago, clock, figure, NODE_STATES, percent, plural, shapeOf, short, span } from "../words.js";
 import { EventList } from "./events.js";
+import { namesOf, Who } from "./who.js";
 
 export function Overview({ known, now }) {
   const health = healthOf(known, now);
@@ -74,7 +75,7 @@ export function ModelMap({ known, now }) {
     <div class="strip" role="group" aria-label="VNodes in the order of the graph; arrow keys move" onKeyDown=${move}>
       ${cells.map((cell, index) => html`<${Cell} key=${cell.vnode} cell=${cell} now=${now} current=${index === at} choose=${choose} />`)}
     </div>
-    <${Detail} cell=${cells[at]} now=${now} />
+    <${Detail} cell=${cells[at]} now=${now} names=${namesOf(known.nodes)} />
   </section>`;
 }
 
@@ -90,7 +91,7 @@ function Cell({ cell, now, current, choose }) {
   </button>`;
 }
 
-function Detail({ cell, now }) {
+function Detail({ cell, now, names }) {
   const row = (name, value) => value ? html`<div><dt>${name}</dt><dd>${value}</dd></div>` : "";
   return html`<div class="detail" aria-live="off">
     <h3>${cell.vnode} <small>${cell.component}</small></h3>
@@ -103,6 +104,6 @@ function Detail({ cell, now }) {
       ${row("Held back by", cell.heldBack)}
       ${row("Waits for", cell.needs.map((need) => `${need.from_replica} (${need.why}, ${span(need.since_s)})`).join(", "))}
     </dl>
-    <ul class="replicas">${cell.replicas.map((one) => html`<li key=${one.replica}>${one.role} ${one.replica} on <a href=${`#/nodes/${one.pnode}`}>${short(one.pnode)}</a>: ${one.state}${one.age != null ? `, said ${span(one.age)} ago` : ""}${one.reason ? ` (${one.reason})` : ""}</li>`)}</ul>
+    <ul class="replicas">${cell.replicas.map((one) => html`<li key=${one.replica}>${one.role} ${one.replica} on <${Who} id=${one.pnode} name=${names.get(one.pnode)} />: ${one.state}${one.age != null ? `, said ${span(one.age)} ago` : ""}${one.reason ? ` (${one.reason})` : ""}</li>`)}</ul>
   </div>`;
 }
