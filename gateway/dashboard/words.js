@@ -1,5 +1,6 @@
 // How figures, ages and states are said. Pure: the time of asking is an argument.
 
+const GROUPED = new Intl.NumberFormat();
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
 /** "3 min" of seconds, in the largest unit that fits; "—" where nothing is known. */
@@ -31,7 +32,7 @@ export function bytes(count) {
 /** Three significant figures; thousands are grouped. */
 export function figure(value) {
   if (value == null || !Number.isFinite(value)) return "—";
-  if (Math.abs(value) >= 100) return Math.round(value).toLocaleString();
+  if (Math.abs(value) >= 100) return GROUPED.format(Math.round(value));
   return String(Number(value.toPrecision(3)));
 }
 

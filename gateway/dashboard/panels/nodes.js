@@ -6,18 +6,24 @@ import { bytes, delay, figure, NODE_STATES, shapeOf, span } from "../words.js";
 import { Who } from "./who.js";
 
 const ROW_PX = 40;
-const MARGIN_ROWS = 8;
+const MARGIN_ROWS = 4;
 const STATE_ORDER = Object.keys(NODE_STATES);
 const memoryUsed = (node) => (node.capability?.memory_bytes ? 1 - Math.min(1, (node.free_memory_bytes || 0) / node.capability.memory_bytes) : -1);
 
 const SCORE_MEANS = "100 · C · R: credibility from the k audits passed, reliability from results in time as this orchestrator saw them";
+
+/** A bar of one element: the browser's own is several, and there is one in every row. */
+function Bar({ part, label }) {
+  const percent = Math.round(100 * part);
+  return html`<span class=${percent > 90 ? "bar high" : "bar"} role="meter" aria-valuemin="0" aria-valuemax="100" aria-valuenow=${percent} aria-label=${`${percent} % ${label}`} style=${{ "--part": `${percent}%` }}></span>`;
+}
 
 /** Name, heading, value to sort by, cell; `rank`: mid and wide ones go first where there is no room. */
 const COLUMNS = [
   { name: "id", heading: "Machine", value: (node) => node.public_name ? `0${node.public_name.toLowerCase()}` : `1${node.node_id}`, cell: (node) => html`<${Who} id=${node.node_id} name=${node.public_name} />` },
   { name: "state", heading: "State", value: (node) => STATE_ORDER.indexOf(node.state), cell: (node) => html`<span class=${`state ${shapeOf(node.state).tone}`} title=${node.reason || shapeOf(node.state).means}><span aria-hidden="true">${shapeOf(node.state).shape}</span> ${node.state}</span>` },
   { name: "vnodes", heading: "VNodes", rank: "few", value: (node) => -(node.replicas?.length || 0), cell: (node) => node.replicas?.length || 0 },
-  { name: "memory", heading: "Memory", rank: "mid", value: (node) => -memoryUsed(node), cell: (node) => memoryUsed(node) < 0 ? "—" : html`<meter min="0" max="1" high="0.9" value=${memoryUsed(node)} aria-label=${`${Math.round(100 * memoryUsed(node))} % of ${bytes(node.capability.memory_bytes)} in use`}></meter> ${bytes(node.capability.memory_bytes)}` },
+  { name: "memory", heading: "Memory", rank: "mid", value: (node) => -memoryUsed(node), cell: (node) => memoryUsed(node) < 0 ? "—" : html`<${Bar} part=${memoryUsed(node)} label=${`of ${bytes(node.capability.memory_bytes)} in use`} /> ${bytes(node.capability.memory_bytes)}` },
   { name: "device", heading: "Device", rank: "wide", value: (node) => -(node.capability?.gflops || 0), cell: (node) => node.kind === "orchestrator" ? "orchestrator" : node.capability ? `${node.capability.device} ${figure(node.capability.cores)} cores, ${figure(node.capability.gflops)} GFLOP/s` : "—" },
   { name: "score", heading: "Score", rank: "wide", value: (node) => (node.num_results ? -node.score - 1 : 0), cell: (node) => node.num_results ? html`<b>${node.score}</b> <small title=${SCORE_MEANS}>C ${figure(node.credibility)} · R ${figure(node.reliability)} · k ${figure(node.passes || 0)}</small>` : "—" },
   { name: "version", heading: "Version", rank: "wide", value: (node) => node.software || "", cell: (node) => node.software || "—" },
@@ -78,13 +84,14 @@ function Window({ rows, age, sort, setSort }) {
     return () => removeEventListener("resize", later);
   }, []);
   const first = Math.max(0, Math.min(rows.length, Math.floor(view.top / ROW_PX) - MARGIN_ROWS));
-  const end = Math.min(rows.length, first + Math.ceil(view.height / ROW_PX) + 2 * MARGIN_ROWS);
+  const slots = Math.ceil(view.height / ROW_PX) + 2 * MARGIN_ROWS; // a row that scrolls out lends its elements to one that scrolls in
+  const end = Math.min(rows.length, first + slots);
   return html`<div class="window" ref=${box} tabindex="0" role="region" aria-label="Machines; scrolls">
     <table aria-rowcount=${rows.length + 1}>
       <thead><tr aria-rowindex="1">${COLUMNS.map((column) => html`<${Heading} key=${column.name} column=${column} sort=${sort} setSort=${setSort} />`)}</tr></thead>
       <tbody>
         <${Spacer} rows=${first} />
-        ${rows.slice(first, end).map((node, index) => html`<${Row} key=${node.node_id} node=${node} place=${first + index + 2} age=${Math.floor(age)} />`)}
+        ${rows.slice(first, end).map((node, index) => html`<${Row} key=${(first + index) % slots} node=${node} place=${first + index + 2} age=${Math.floor(age)} />`)}
         <${Spacer} rows=${rows.length - end} />
       </tbody>
     </table>
@@ -95,6 +102,11 @@ function Window({ rows, age, sort, setSort }) {
 class Row extends Component {
   shouldComponentUpdate({ node, place, age }) {
     return node !== this.props.node || place !== this.props.place || age !== this.props.age;
+  }
+
+  /** Who is focused is never silently somebody else. */
+  componentDidUpdate({ node }) {
+    if (node.node_id !== this.props.node.node_id && this.base.contains(document.activeElement)) document.activeElement.blur();
   }
 
   render({ node, place, age }) {
