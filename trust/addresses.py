@@ -18,14 +18,14 @@ _HOST_NAME: Final = re.compile(
 
 def split_address(text: str) -> tuple[str, int]:
     """Host and port of ``host:port`` or ``[ipv6]:port``. Raises InvalidInput."""
-    host, separator, port = text.rpartition(":") if len(text) <= MAX_ADDRESS_CHARS else ("", "", "")
-    if not separator or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+    host, _, port = text.rpartition(":") if len(text) <= MAX_ADDRESS_CHARS else ("", "", "")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
         raise _bad(text)
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         if not _is_ip(host) or ":" not in host:
             raise _bad(text)
-    elif ":" in host or not (_is_ip(host) or _HOST_NAME.fullmatch(host)):
+    elif not _HOST_NAME.fullmatch(host):
         raise _bad(text)
     return host, int(port)
 

@@ -103,7 +103,7 @@ def follows(commit: model_pb2.Commit, parent: model_pb2.Commit) -> bool:
     """
     begins = bool(commit.parent_digest) and commit.parent_digest in (parent.state_digest, parent.anchor_digest)
     of_one_life = (commit.replica, commit.incarnation) == (parent.replica, parent.incarnation)
-    grows = commit.sequence > parent.sequence or commit.sequence == parent.sequence == 0
+    grows = commit.sequence > parent.sequence or parent.sequence == 0
     return begins and (grows or not of_one_life)
 
 

@@ -30,7 +30,7 @@ class Faded:
 
     def plus(self, amount: float, now_s: float) -> Faded:
         """The sum with ``amount`` more, added at that time; at a time before the last one, as if at the last one. Raises InvalidInput."""
-        if not 0.0 <= amount < math.inf:
+        if not amount >= 0.0:
             raise InvalidInput(f"only amounts from 0 on are added, not {amount!r}", code="bad_decay")
         return replace(self, amount=self.seen(now_s) + amount, at_s=max(self.at_s, now_s))
 

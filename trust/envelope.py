@@ -66,7 +66,7 @@ def merge_signatures(envelopes: Sequence[identity_pb2.Envelope]) -> identity_pb2
 
     For maintainers who sign one after the other, each on their own machine.
     """
-    if not envelopes or len({(e.domain, e.payload) for e in envelopes}) != 1:
+    if len({(e.domain, e.payload) for e in envelopes}) != 1:
         raise InvalidInput("signatures can be put together only over one and the same payload", code="bad_envelope")
     merged = {s.public_key: s for envelope in envelopes for s in envelope.signatures}
     first = envelopes[0]

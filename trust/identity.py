@@ -157,7 +157,7 @@ def check_public_key(public_der: bytes) -> bytes:
 
 def verify_signature(public_der: bytes, data: bytes, signature: bytes) -> bool:
     """True only for the signature of exactly ``data`` by that key, in the one accepted encoding. Never raises."""
-    if not 0 < len(signature) <= MAX_SIGNATURE_BYTES:
+    if len(signature) > MAX_SIGNATURE_BYTES:
         return False
     try:
         r, s = decode_dss_signature(signature)

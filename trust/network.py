@@ -257,7 +257,7 @@ def _require_threshold(document: identity_pb2.NetworkDocument, signers: Sequence
 
 def _check_content(document: identity_pb2.NetworkDocument) -> None:
     keys = list(document.maintainer_keys)
-    if not 0 < len(keys) <= MAX_MAINTAINERS or len(set(keys)) != len(keys) or not 0 < document.threshold <= len(keys):
+    if len(keys) > MAX_MAINTAINERS or len(set(keys)) != len(keys) or not 0 < document.threshold <= len(keys):
         raise Corrupt("a network has 1 to 32 distinct maintainer keys and a threshold among them", code="bad_document")
     if document.version < 1 or (document.version == 1) != (document.network_id == ""):
         raise Corrupt("version 1 has no network id, every later version has", code="bad_document")

@@ -230,7 +230,7 @@ class SessionBook:
 def common_version(own: tuple[int, int], other: common_pb2.ProtocolRange) -> int:
     """The highest protocol version that both speak. Raises Refused (``protocol_mismatch``)."""
     version = min(own[1], other.max)
-    if version < max(own[0], other.min) or not 0 < other.min <= other.max:
+    if version < max(own[0], other.min) or other.min < 1:
         raise Refused(
             f"no protocol version in common: {own[0]} to {own[1]} here, {other.min} to {other.max} there",
             code="protocol_mismatch",

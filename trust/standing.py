@@ -258,7 +258,8 @@ def _passed(standing: Standing, now_s: float, committed_s: float) -> Standing:
 
 
 def _unverified(standing: Standing, now_s: float, committed_s: float) -> Standing:
-    if standing.state not in WORKING or committed_s < standing.clean_from_s:
+    """Where nothing was passed nothing is taken away."""
+    if committed_s < standing.clean_from_s:
         return standing
     kept = replace(standing.passes, amount=UNVERIFIED_PART * standing.passes.amount)
     return _by_record(replace(standing, passes=kept), now_s)

@@ -31,7 +31,7 @@ class Contradiction:
 
 def open_log(data: bytes, statement: Statement) -> model_pb2.StepLog:
     """The log that ``statement``, whose signature was verified, names. Raises Corrupt (``wrong_log``, and what is too large or no log)."""
-    if not statement.steps_digest or digest_of(data) != statement.steps_digest:
+    if digest_of(data) != statement.steps_digest:
         raise Corrupt("this is not the log that the statement names", code="wrong_log")
     return parse(model_pb2.StepLog, data, MAX_LOG_BYTES)
 

@@ -271,12 +271,14 @@ def test_with_more_than_four_open_intervals_a_replica_waits() -> None:
     assert not ledger.waits_for_audit("b.r")
 
 
-@pytest.mark.parametrize("broken", ["no beginning", "unknown", "twice", "other vnode"])
+@pytest.mark.parametrize("broken", ["no beginning", "nothing", "unknown", "twice", "other vnode"])
 def test_a_ledger_that_counts_twice_or_begins_nowhere_is_a_bug_of_ours(broken: str) -> None:
     ledger, _ = line("a", [("x", 4, P), ("x", 4, P)])
     lines, intervals = dict(ledger.lines), dict(ledger.intervals)
     if broken == "no beginning":
         lines["a"] = lines["a"][1:]
+    elif broken == "nothing":
+        lines["a"] = ()
     elif broken == "unknown":
         del intervals["a.1"]
     elif broken == "twice":

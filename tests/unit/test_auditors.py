@@ -58,6 +58,14 @@ def test_each_reason_is_enough_against_it(bad: Candidate) -> None:
     assert (found.node_id, found.is_verifier) == ("v0", True), "the operator's verifier does what nobody else may"
 
 
+def test_what_is_not_known_of_either_side_separates_nobody() -> None:
+    one, other = GOOD.party, ACCUSED
+    assert APART.why_together(one, other) == ""
+    for unknown in ("owner", "subnet"):
+        for pair in ((replace(one, **{unknown: ""}), other), (one, replace(other, **{unknown: ""}))):
+            assert unknown in APART.why_together(*pair)
+
+
 def test_who_has_a_part_in_it_or_was_asked_is_not_asked() -> None:
     assert chosen(GOOD, subject=replace(SUBJECT, involved=frozenset("b"))) is None
     assert chosen(GOOD, subject=replace(SUBJECT, asked=frozenset("b"))) is None

@@ -50,6 +50,19 @@ def test_a_place_that_takes_no_secret_is_told(tmp_path: Path) -> None:
     assert refused.value.code == "key_unusable"
 
 
+def test_one_that_is_there_is_read_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "draw.key"
+    load_or_create_secret(path, secrets.token_bytes)
+
+    def read_only(*_: object) -> None:
+        raise PermissionError(1, "a read-only file system")
+
+    monkeypatch.setattr(os, "link", read_only)
+    assert load_or_create_secret(path, secrets.token_bytes)
+    with pytest.raises(Refused):
+        load_or_create_secret(tmp_path / "other", secrets.token_bytes)
+
+
 def test_of_two_processes_that_make_a_secret_the_faster_ones_is_drawn_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, link = tmp_path / "draw.key", os.link
 

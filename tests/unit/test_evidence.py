@@ -15,7 +15,7 @@ from trust.commits import Place, follows
 from trust.delegation import make_delegation
 from trust.envelope import digest_of_envelope, seal
 from trust.equivocation import equivocation_of
-from trust.evidence import MAX_CHALLENGED, MAX_RECORD_BYTES, Exhibit, verify
+from trust.evidence import MAX_CHALLENGED, MAX_RECORD_BYTES, MAX_STATEMENTS, Exhibit, verify
 from trust.findings import DOUBT_FACTOR, finding_of
 from trust.identity import NodeKey
 from trust.overturned import Finding
@@ -39,9 +39,9 @@ def commit(worker: NodeKey = WORKER, **changes: object) -> identity_pb2.Envelope
     return seal(identity_pb2.DOMAIN_COMMIT, model_pb2.Commit(**facts), worker)  # type: ignore[arg-type]
 
 
-def delta() -> identity_pb2.Envelope:
+def delta(replica: str = "a.1") -> identity_pb2.Envelope:
     message = model_pb2.Delta(
-        network_id=NETWORK, model="m", job_id="j", vnode="a", replica="a.1", incarnation=3, sequence=1, anchor_digest=ANCHOR, batches=[5],
+        network_id=NETWORK, model="m", job_id="j", vnode="a", replica=replica, incarnation=3, sequence=1, anchor_digest=ANCHOR, batches=[5],
         losses=[1.0], codec="raw", digest=AFTER, size_bytes=9, delegation=delegation(),
     )  # fmt: skip
     return seal(identity_pb2.DOMAIN_DELTA, message, WORKER)
@@ -116,6 +116,7 @@ def test_without_the_tensors_nothing_is_proven() -> None:
         record(challenged=[]),
         record(challenged=[BEFORE] * (MAX_CHALLENGED + 1)),
         record(challenged=["x"]),
+        record(statements=[commit(parent_digest="x")], challenged=["x"]),
         record(challenged=[BEFORE, ELSE]),
         record(challenged=[BEFORE, ANCHOR]),
         record(seed=b"s" * 31),
@@ -213,6 +214,14 @@ def test_what_the_node_did_not_sign_there_is_not_held_against_it(foreign: identi
             never,
             TOLERANCE,
         )
+
+
+@pytest.mark.parametrize("more", [{"challenged": [BEFORE]}, {"seed": b"s" * 32}, {"statements": [commit(), commit(), commit()]}])
+def test_an_equivocation_is_two_statements_and_nothing_else(more: dict[str, object]) -> None:
+    facts = {"statements": [commit(), commit(losses=[0.5, 0.125])], "challenged": [], "seed": b"", **more}
+    with pytest.raises(Corrupt) as refused:
+        verify(record(kind=model_pb2.FAULT_KIND_EQUIVOCATION, **facts), NETWORK, never, TOLERANCE)
+    assert refused.value.code == "bad_evidence"
 
 
 def test_numbers_grow_along_a_chain() -> None:
@@ -326,6 +335,28 @@ def test_commits_of_anchors_and_the_state_after_them_are_one_interval() -> None:
     named = commit(anchor_digest=ANCHOR)
     after = commit(sequence=8, parent_digest=ANCHOR, parent_commit=digest_of_envelope(named))
     strange = commit(sequence=8, parent_digest=ANCHOR, parent_commit=digest_of_envelope(first), replica="a.1")
-    for pair in ([first, other], [last, first], [named, after], [first, strange], [delta(), last], [first, delta()]):
+    again = commit(sequence=7, parent_digest=ANCHOR, parent_commit=digest_of_envelope(first))
+    pairs = [[first, other], [last, first], [named, after], [first, strange], [first, again], [delta(), last], [first, delta()]]
+    for pair in (*pairs, [delta("a.0"), last], [first, delta("a.0")]):
         with pytest.raises(Refused):
             verify(record(statements=pair, challenged=[ANCHOR]), NETWORK, never, TOLERANCE)
+
+
+def test_an_interval_has_a_bounded_number_of_statements() -> None:
+    delegated = delegation()
+    chain = [commit(state_digest="", anchor_digest=ANCHOR, sequence=1, delegation=delegated)]
+    for sequence in range(2, MAX_STATEMENTS + 2):
+        parent = digest_of_envelope(chain[-1])
+        chain.append(
+            commit(
+                state_digest="",
+                anchor_digest=ANCHOR,
+                sequence=sequence,
+                parent_digest=ANCHOR,
+                parent_commit=parent,
+                delegation=delegated,
+            )
+        )
+    assert verify(record(statements=chain[:-1], challenged=[ANCHOR]), NETWORK, measured(1.0), TOLERANCE).residual == 1.0
+    with pytest.raises(Corrupt):
+        verify(record(statements=chain, challenged=[ANCHOR]), NETWORK, never, TOLERANCE)

@@ -127,6 +127,18 @@ def test_a_rate_of_zero_is_never_taken(p: float) -> None:
         undetected_steps(alive([]), caught=p)
 
 
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -0.1, 1.1, math.nan])
+def test_a_confidence_is_neither_nothing_nor_certain(confidence: float) -> None:
+    with pytest.raises(InvalidInput):
+        intervals_until_caught(0.5, confidence)
+
+
+def test_no_interval_has_fewer_steps_than_none() -> None:
+    with pytest.raises(InvalidInput):
+        undetected_steps(alive([Drawn(-1, 0.5)]))
+    assert undetected_steps(alive([Drawn(0, 0.5)])) == 0.0
+
+
 def test_a_life_ends_at_an_interval() -> None:
     with pytest.raises(InvalidInput):
         undetected_steps(Life([], is_over=True))

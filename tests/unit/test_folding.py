@@ -13,7 +13,7 @@ from dcnr.errors import Corrupt
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import common_pb2, model_pb2
-from trust.folding import AUDITS_DRAWN, FIRST, NEXT, Chronicle, chronicle_of, standings_of
+from trust.folding import AUDITS_DRAWN, FIRST, NEXT, Chronicle, Folding, chronicle_of, standings_of
 from trust.going_back import Cause, gone_back, way_back
 from trust.ledger import Verdict
 from trust.standing import SHADOW_UNITS, ShadowPassed, Standing, State
@@ -189,7 +189,8 @@ def change(**fields: object) -> Callable[[Chain], None]:
     def done(chain: Chain) -> None:
         one = chain.manifests[-1].contributions[-1]
         for key, value in fields.items():
-            setattr(one, key, value)
+            one.ClearField(key)  # type: ignore[arg-type]
+            one.MergeFrom(model_pb2.Contribution(**{key: value}))  # type: ignore[arg-type]
 
     return done
 
@@ -215,6 +216,39 @@ def nameless(chain: Chain) -> None:
     del chain.manifests[-1].entries[1]
 
 
+def newest(chain: Chain, name: str) -> None:
+    """A checkpoint of that name is the newest of "a" from the last manifest on."""
+    entry = next(one for one in chain.manifests[-1].entries if one.vnode == "a")
+    entry.working.insert(0, model_pb2.Checkpoint(vnode="a", digest=name_of(name)))
+
+
+def told_again(name: str) -> Callable[[Chain], None]:
+    """An interval that is told with the verdict that it has, and a checkpoint of its own."""
+
+    def done(chain: Chain) -> None:
+        chain.judged(name, chain.read().ledger.intervals[name_of(name)].verdict, name_of("evidence"))
+        newest(chain, "another")
+
+    return done
+
+
+def failed_again(chain: Chain) -> None:
+    chain.fails("a2", Cause.FAULT)
+    told_again("a2")(chain)
+
+
+def unheard_of(chain: Chain) -> None:
+    chain.next().entries.add(vnode="c", working=[model_pb2.Checkpoint(vnode="c", digest=name_of("first of c"))])
+    chain.low["c"] = 0
+    chain.learned("c", ("c1", "x", OPEN))
+    del chain.manifests[-2]
+
+
+def digest_of_words(chain: Chain) -> None:
+    chain.learned("b", ("b2", "x", OPEN))
+    chain.manifests[-1].entries[1].working[0].digest = "words"
+
+
 LIES: dict[str, Callable[[Chain], None]] = {
     "another node": change(pnode_id=NODES["z"]),
     "another VNode": change(vnode="a"),
@@ -224,6 +258,11 @@ LIES: dict[str, Callable[[Chain], None]] = {
     "failed without evidence": change(verdict="failed"),
     "no interval": change(interval=""),
     "other batches": lambda chain: chain.manifests[-1].contributions[-1].batches.intervals.add(first=90, end=91),
+    "an interval of another form": lambda chain: (chain.learned("b", ("b2", "x", OPEN)), change(interval="x")(chain))[0],
+    "told twice alike": told_again("a3"),
+    "failed twice": failed_again,
+    "a VNode that the job did not begin with": unheard_of,
+    "a checkpoint of another form": digest_of_words,
     "begins as passed": lambda chain: chain.learned("b", ("b2", "x", PASSED)),
     "no node": lambda chain: (chain.learned("b", ("b2", "x", OPEN)), change(pnode_id="x")(chain))[0],
     "a retracted state named again": unretract,
@@ -244,6 +283,45 @@ def test_a_chain_that_contradicts_itself_is_refused(lie: str) -> None:
     with pytest.raises(Corrupt) as refused:
         chronicle_of(chain.manifests, ())
     assert refused.value.code == "bad_ledger"
+
+
+def left_aside(**changed: object) -> Chain:
+    """A checkpoint is left aside, and what it held is taken up again by the next one."""
+    chain = Chain()
+    chain.learned("a", ("a1", "x", SPARED))
+    made = chain.next()
+    made.retracted.append(name_of("checkpoint of a1"))
+    del next(entry for entry in made.entries if entry.vnode == "a").working[0]
+    chain.judged("a1", SPARED)
+    change(**changed)(chain)
+    newest(chain, "again")
+    return chain
+
+
+def test_what_is_taken_up_again_is_the_same_as_before() -> None:
+    ledger = left_aside().read().ledger
+    assert [one.intervals for one in ledger.lines["a"]] == [(), (name_of("a1"),)]
+    for changed in ({"pnode_id": NODES["z"]}, {"replica": "a.7"}, {"batches": common_pb2.IntervalSet()}):
+        with pytest.raises(Corrupt, match="another than before"):
+            left_aside(**changed).read()
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        ("told twice alike", "told twice alike"),
+        ("failed twice", "told twice alike"),
+        ("a VNode that the job did not begin with", "no checkpoint of their own"),
+    ],
+)
+def test_what_a_manifest_alone_cannot_say_is_refused_as_it_is_read(lie: str, told: str) -> None:
+    chain = story()
+    LIES[lie](chain)
+    folding = Folding(chain.manifests[0])
+    for one in chain.manifests[1:-1]:
+        folding.read(one)
+    with pytest.raises(Corrupt, match=told):
+        folding.read(chain.manifests[-1])
 
 
 @pytest.mark.parametrize("first", Verdict)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -130,13 +133,36 @@ def test_a_signature_has_one_encoding_only() -> None:
     assert not verify_signature(key.public_der, data, b"")
 
 
+def test_no_library_that_is_lax_lets_a_second_encoding_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too long is not even parsed, and what was parsed has to be what would have been written, whatever is found valid."""
+    key, parsed = NodeKey.generate(), list[bytes]()
+    signature = key.sign(b"data")
+
+    def lax(data: bytes) -> tuple[int, int]:
+        parsed.append(data)
+        return decode_dss_signature(data[: len(signature)])
+
+    class Content:
+        def verify(self, *_: object) -> None: ...
+
+    monkeypatch.setattr("trust.identity.decode_dss_signature", lax)
+    monkeypatch.setattr("trust.identity._load_public", lambda public_der: Content())
+    assert verify_signature(key.public_der, b"data", signature)
+    assert not verify_signature(key.public_der, b"data", signature + b"\0")
+    assert len(parsed) == 2
+    assert not verify_signature(key.public_der, b"data", signature.ljust(81, b"\0"))
+    assert len(parsed) == 2
+
+
 def test_a_key_has_one_encoding_only() -> None:
     der = NodeKey.generate().public_der
     point = der[-65:]
     compressed = bytes([2 + point[64] % 2]) + point[1:33]
-    for bad in (der[:-1], der + b"\0", der[:-65] + compressed, der[:-1] + bytes([der[-1] ^ 1]), b""):
-        with pytest.raises(Corrupt):
+    for bad in (der[:-1], der + b"\0", der[:-65] + compressed, b""):
+        with pytest.raises(Corrupt, match="SubjectPublicKeyInfo"):
             check_public_key(bad)
+    with pytest.raises(Corrupt, match="no point"):
+        check_public_key(der[:-1] + bytes([der[-1] ^ 1]))
 
 
 def test_every_byte_of_an_envelope_counts() -> None:
@@ -258,6 +284,13 @@ def test_fields_that_nobody_signed_are_refused() -> None:
     assert refused.value.code == "not_canonical"
 
 
+def certificate_of(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Self-signed, by any curve."""
+    name, day = x509.Name([]), datetime(2026, 1, 1, tzinfo=UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, day, day)
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
 def test_a_certificate_is_a_function_of_its_key() -> None:
     key = NodeKey.generate()
     pem = self_signed_certificate(key)
@@ -265,6 +298,9 @@ def test_a_certificate_is_a_function_of_its_key() -> None:
     assert certificate_public_key(pem) == key.public_der
     assert certificate_id(pem) == key.node_id
     assert certificate_pem(pem) == pem
+    with pytest.raises(Corrupt) as refused:
+        certificate_public_key(certificate_of(ec.generate_private_key(ec.SECP384R1())))
+    assert refused.value.code == "bad_public_key"
     for bad in (b"", b"-----BEGIN CERTIFICATE-----\n", pem[:300], b"\x30" * 100, b"x" * 10000, pem + b"\n" * 10000):
         with pytest.raises(Corrupt):
             certificate_id(bad)
@@ -292,6 +328,8 @@ def test_addresses() -> None:
         "h:\uff11",
         "h:000080",
         "[host]:1",
+        "[a:b]:1",
+        "7700",
         "[127.0.0.1]:1",
         "[fe80::1%eth0]:1",
         "x" * 300 + ":1",

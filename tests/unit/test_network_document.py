@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Stale
+from dcnr.errors import Corrupt, InvalidInput, Refused, Stale
 from dcnr.v1 import common_pb2, identity_pb2, model_pb2
 from trust.envelope import merge_signatures, seal
 from trust.identity import NodeKey
@@ -46,6 +46,25 @@ def test_the_id_names_the_content_not_the_signatures() -> None:
     other = identity_pb2.NetworkDocument.FromString(document.payload)
     other.store_bucket = "other"
     assert verify_chain([sign_document(other, ALICE)]).network_id != verify_chain([document]).network_id
+
+
+def test_the_first_version_has_its_threshold_too() -> None:
+    document = identity_pb2.NetworkDocument.FromString(version_1(ALICE, BOB, CAROL, threshold=2).payload)
+    assert verify_chain([sign_document(document, ALICE, CAROL)]).document.threshold == 2
+    for keys in ([ALICE], [ALICE, MALLORY]):
+        with pytest.raises(Refused) as refused:
+            verify_chain([sign_document(document, *keys)])
+        assert refused.value.code == "too_few_signatures"
+
+
+@pytest.mark.parametrize(
+    ("locality", "single_host"), [(identity_pb2.LOCALITY_SPREAD, False), (identity_pb2.LOCALITY_SINGLE_HOST, True)]
+)
+def test_rules_on_subnets_are_lifted_only_where_the_document_says_so(
+    locality: identity_pb2.Locality.ValueType, single_host: bool
+) -> None:
+    document = create_document(ALICE, name="demo", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id], locality=locality)
+    assert verify_chain([document]).single_host is single_host
 
 
 def test_listed_orchestrators() -> None:
@@ -169,6 +188,7 @@ def test_malformed_content_is_refused_when_made_and_when_read() -> None:
         changed(name="a\nb"),
         changed(network_id="0" * 40),
         changed(version=0),
+        changed(version=0, network_id="0" * 40),
         changed(version=2),
         changed(maintainer_keys=MANY_KEYS),
         changed(orchestrator_ids=[f"{number:040x}" for number in range(257)]),
@@ -192,10 +212,10 @@ def test_malformed_content_is_refused_when_made_and_when_read() -> None:
     )  # fmt: skip
     assert verify_chain([sign_document(good_too, ALICE)]).document == good_too
     for document in bad:
-        with pytest.raises(InvalidInput):
-            sign_document(document, ALICE)
-        with pytest.raises(DcnrError):
-            verify_chain([seal(identity_pb2.DOMAIN_NETWORK_DOCUMENT, document, ALICE)])
+        for refusing in (sign_document, lambda *said: verify_chain([seal(identity_pb2.DOMAIN_NETWORK_DOCUMENT, *said)])):
+            with pytest.raises((InvalidInput, Corrupt)) as refused:
+                refusing(document, ALICE)
+            assert refused.value.code == "bad_document"
 
 
 def manifest(policy: NetworkPolicy, number: int, *keys: NodeKey, holder: str = "", model: str = "m") -> identity_pb2.Envelope:

@@ -162,6 +162,15 @@ def test_a_location_fits_a_dht_record_or_is_not_made() -> None:
     assert refused.value.code == "record_too_large"
 
 
+def test_keys_are_made_of_checked_names_only() -> None:
+    for key in (
+        lambda: advert_key("x"), lambda: location_key(NETWORK, "No Name", "conv1.0"), lambda: location_key(NETWORK, "mnist", "conv1"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput):
+            key()
+    assert len({advert_key(NODE.node_id), location_key(NETWORK, "m", "v.0"), location_key(OTHER, "m", "v.0")}) == 3
+
+
 def test_newer_records_have_higher_sequences() -> None:
     key = advert_key(NODE.node_id)
     facts = [

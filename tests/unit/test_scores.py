@@ -92,3 +92,6 @@ def test_what_cannot_be_added_is_refused() -> None:
     for half_life_s in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(InvalidInput):
             Faded(half_life_s)
+    for amount, at_s in ((-1.0, 0.0), (math.inf, 0.0), (math.nan, 0.0), (1.0, math.inf), (1.0, math.nan)):
+        with pytest.raises(InvalidInput):
+            Faded(1.0, amount, at_s)

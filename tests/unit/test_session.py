@@ -74,7 +74,9 @@ def test_a_proof_opens_a_session_of_that_connection() -> None:
     assert code_of(server.check, token, caller(2).connection, now=1.0) == "session_elsewhere"
     assert code_of(book().check, token, caller().connection, now=1.0) == "session_required"
     assert code_of(server.check, b"x" * 32, caller().connection, now=1.0) == "session_required"
-    assert code_of(server.check, token, caller().connection, now=3601.0) == "session_expired"
+    assert code_of(server.check, token, caller().connection, now=3600.0) == "session_expired"
+    assert server.check(token, caller().connection, now=3599.0) == peer
+    assert [server.knows(one, now=at) for one, at in ((token, 3599.0), (token, 3600.0), (b"x" * 32, 0.0))] == [True, False, False]
 
 
 def test_what_was_proved_elsewhere_or_otherwise_is_refused() -> None:
@@ -232,6 +234,18 @@ def test_a_subnet_and_an_id_that_ask_too_often_wait_and_nobody_else_does() -> No
     assert refused.value.code == "rate_limited"
     assert 0 < refused.value.retry_after_s <= 1.0
     assert open_session(server, opening(WORKER), who=caller(2, "other"))
+
+
+def test_a_subnet_pays_for_challenges_and_for_whatever_it_brings_as_a_proof() -> None:
+    ask, nothing = identity_pb2.ChallengeRequest(client_nonce=b"n" * 32), identity_pb2.OpenRequest()
+    challenging, opening_ = book(per_subnet=Rate(1.0, 2.0)), book(per_subnet=Rate(1.0, 2.0))
+    for _ in range(2):
+        challenging.challenge(ask, caller(1, "busy"), now=0.0, now_wall=WALL)
+        assert code_of(opening_.open, nothing, caller(1, "busy"), now=0.0, now_wall=WALL) == "bad_signature"
+    assert code_of(challenging.challenge, ask, caller(1, "busy"), now=0.0, now_wall=WALL) == "rate_limited"
+    assert code_of(opening_.open, nothing, caller(1, "busy"), now=0.0, now_wall=WALL) == "rate_limited"
+    assert challenging.challenge(ask, caller(2, "other"), now=0.0, now_wall=WALL).server_nonce
+    assert code_of(opening_.open, nothing, caller(2, "other"), now=0.0, now_wall=WALL) == "bad_signature"
 
 
 def test_token_buckets_refill_and_forget() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -82,6 +83,23 @@ def test_a_doubt_ends_when_two_others_find_nothing() -> None:
     assert standing.state is State.SUSPECT, "whoever doubted, the same twice, and another interval do not count"
     standing = after(standing, Assured(T, "i", "c"))
     assert (standing.state, standing.doubts) == (State.ACTIVE, ())
+
+
+def test_a_second_doubt_about_an_interval_adds_nothing() -> None:
+    standing = after(active(), Doubted(T, "i", "a"))
+    assert after(standing, Doubted(T + 1, "i", "b")) == standing
+
+
+def test_who_is_under_no_doubt_is_not_helped_by_who_finds_nothing() -> None:
+    quarantined = after(active(), fault(T))
+    rehab = after(quarantined, Waited(quarantined.until_s))
+    for standing in (begun(T), active(), quarantined, rehab):
+        assert after(standing, Assured(standing.since_s, "i", "b")) == standing
+        if standing.state not in (State.PROBATION, State.ACTIVE):
+            assert after(standing, Doubted(standing.since_s, "i", "b")) == standing
+            assert after(standing, Passed(standing.since_s, standing.since_s)) == standing
+            assert after(standing, Unverified(standing.since_s, standing.since_s)) == standing
+    assert after(quarantined, ShadowPassed(T)) == after(quarantined, ShadowFailed(T, "e")) == quarantined
 
 
 def test_each_doubted_interval_needs_its_own_two() -> None:
@@ -248,6 +266,26 @@ def test_nothing_but_verified_facts_against_it_takes_work_away(events: list[Even
     assert all(one.state not in WORST for one in steps(harmless))
 
 
-def test_a_standing_that_contradicts_itself_is_a_bug_of_ours() -> None:
+QUARANTINED = after(active(), fault(T))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Standing(State.SUSPECT, T, "no doubt"),
+        replace(active(), doubts=(("i", frozenset("a")),)),
+        replace(after(active(), Doubted(T, "i", "a")), doubts=tuple((str(n), frozenset("a")) for n in range(MAX_DOUBTS + 1))),
+        replace(QUARANTINED, until_s=QUARANTINED.clean_from_s),
+        replace(QUARANTINED, until_s=QUARANTINED.clean_from_s + LONGEST_QUARANTINE_S + 2.0),
+        replace(QUARANTINED, evidence=""),
+        replace(after(active(), Equivocated(T, "e")), evidence=""),
+        replace(QUARANTINED, passes=active().passes),
+        replace(begun(T), num_shadows=-1),
+        replace(begun(T), num_shadows=SHADOW_UNITS),
+    ],
+)
+def test_a_standing_that_contradicts_itself_is_a_bug_of_ours(wrong: Standing) -> None:
+    for right in (active(), QUARANTINED, begun(T), after(active(), Doubted(T, "i", "a")), after(active(), Equivocated(T, "e"))):
+        right.check()
     with pytest.raises(InvariantBroken):
-        Standing(State.SUSPECT, T, "no doubt").check()
+        wrong.check()

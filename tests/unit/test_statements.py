@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dcnr.errors import Corrupt, DcnrError
+from dcnr.errors import Corrupt, DcnrError, Refused
 from dcnr.intervals import IntervalSet
 from dcnr.limits import MAX_OBJECT_BYTES
 from dcnr.v1 import identity_pb2, model_pb2
@@ -56,7 +56,7 @@ def test_a_delegation_that_has_ended_counts_for_what_was_said_before() -> None:
     assert open_commit(commit(), PLACE).commit.sequence == 7
     assert open_delta(delta(), PLACE).delta.sequence == 1
     for opened in (lambda: open_commit(commit(), PLACE, now_wall=LATER), lambda: open_delta(delta(), PLACE, now_wall=LATER)):
-        with pytest.raises(DcnrError) as caught:
+        with pytest.raises(Refused) as caught:
             opened()
         assert caught.value.code == "delegation_expired"
 
@@ -97,6 +97,7 @@ def test_any_other_commit_is_refused(envelope: identity_pb2.Envelope, code: str)
                 {"sequence": 0},
                 {"replica": "b.1"},
                 {"replica": "no name"},
+                {"replica": "a.x"},
                 {"digest": "short"},
                 {"batches": [], "losses": []},
                 {"batches": [5, 5]},
