@@ -12,7 +12,13 @@ from benchmarks.machine import ROOT
 
 OUT: Final = ROOT / "docs" / "images"
 SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
-PANELS: Final = {"overview": "", "nodes": "nodes", "learning": "learning"}
+PANELS: Final = {
+    "overview": ("", 1120),
+    "nodes": ("nodes", 1360),
+    "learning": ("learning", 1120),
+    "contributions": ("contributions", 1120),
+}
+"""Route and width of the window, in pixels."""
 WAIT_MS: Final = 60_000
 
 
@@ -29,7 +35,8 @@ def main(out: Path = OUT) -> None:
                 page.goto(f"{gateway.address}/")
                 page.wait_for_selector("text=The model learns")
                 page.wait_for_selector("[data-link=live]")
-                for name, route in PANELS.items():
+                for name, (route, width) in PANELS.items():
+                    page.set_viewport_size({"width": width, "height": 860})
                     _take(page, route, out / f"dashboard-{name}-{scheme}.png")
     finally:
         gateway.close()
@@ -37,7 +44,7 @@ def main(out: Path = OUT) -> None:
 
 def _take(page: Page, route: str, path: Path) -> None:
     page.evaluate("route => { location.hash = `#/${route}` }", route)
-    page.wait_for_selector(".chart canvas" if route == "learning" else "h1")
+    page.wait_for_selector({"learning": ".chart canvas", "contributions": "text=receipt"}.get(route, "h1"))
     page.wait_for_timeout(300)  # the first drawing of a chart has no event of its own
     page.screenshot(path=path)
 

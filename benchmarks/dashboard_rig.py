@@ -126,7 +126,7 @@ class Network:
         status = local_pb2.StatusResponse(
             node_id=node_id(0), network_name="garden", software="0.1.0", uptime_s=7300, state="paused" if self.is_paused else "working",
             reason="paused by its owner" if self.is_paused else "trains 2 VNodes", next_action="`pnode resume`" if self.is_paused else "",
-            reachable="direct", capability=self._pnode(0).capability, memory_bytes=300 << 20, disk_bytes=2 << 30,
+            public_name=NAMES[0], reachable="direct", capability=self._pnode(0).capability, memory_bytes=300 << 20, disk_bytes=2 << 30,
         )  # fmt: skip
         status.orchestrators.add(
             node_id=node_id(10_000), attached=True, since_s=7290, state=orchestrator_pb2.NODE_STATE_ACTIVE, round_trip_s=0.012
@@ -250,7 +250,7 @@ class Network:
             row.report.CopyFrom(report)
 
 
-NAMES: Final = {0: "Ada's laptop", 2: "garden shed", 4: "Ольга", 14: "さくら"}
+NAMES: Final = {0: "Ada's laptop", 2: "garden shed", 4: "Ольга", 14: "Zoë"}
 """Of the machines whose number ends so; most have none."""
 TOKEN: Final = "a-token-of-this-run"
 HISTORY: tuple[tuple[str, str, dict[str, str]], ...] = (

@@ -96,7 +96,7 @@ export function curvesOf(rows, split = "validation") {
 export function workOf(row) {
   const reports = (row.replicas?.length ? row.replicas : [row]).map((one) => one.report).filter(Boolean);
   const sum = (field) => reports.reduce((total, one) => total + (one[field] || 0), 0);
-  return { vnode: row.vnode, rate: rateOf(row), duplicates: sum("num_duplicates"), forwarded: sum("num_forwarded"), merged: row.report?.num_merged || 0, refused: row.report?.num_refused || 0, loss: row.report?.loss };
+  return { vnode: row.vnode, rate: rateOf(row), duplicates: sum("num_duplicates"), forwarded: sum("num_forwarded"), unlearned: sum("num_unlearned"), merged: row.report?.num_merged || 0, refused: row.report?.num_refused || 0, loss: row.report?.loss };
 }
 
 /** Batches that each machine learned in the job, by its own reports: [[pnode id, batches]], most first. */

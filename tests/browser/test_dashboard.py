@@ -189,7 +189,7 @@ def test_a_name_stands_beside_the_id_and_the_score_with_its_parts(browser: Brows
     row = page.locator(".window tbody tr:not(.spacer)")
     expect(row).to_have_count(1, timeout=LIMIT_MS)
     expect(row.locator("td.id")).to_have_text(re.compile(f"garden shed {node_id(2)[:10]}"))
-    expect(row.locator("td.score")).to_have_text(re.compile(r"93 C 0\.954 · R 0\.974 · k 2"))
+    expect(row.locator("td.score")).to_have_text(re.compile(r"93 C 0\.95 R 0\.97 k 2"))
     page.get_by_label("With").fill("")
     page.get_by_role("button", name="Score").click()
     expect(page.locator("th.score")).to_have_attribute("aria-sort", "ascending")
@@ -233,6 +233,8 @@ def test_the_own_machine_obeys_whoever_has_the_token(browser: Browser, own_gatew
         "worker: <b>ready</b>",
         "its control stream is open",
         "answers, 4 questions so far",
+        "900 cleared batches, 30.0 % of all",
+        "Ada's laptop",
     ):
         seen(page, text)
     page.get_by_label("Pause").first.select_option("7200")

@@ -4,7 +4,8 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { parsed } from "../reading.js";
-import { bytes, delay, figure, plural, short, span } from "../words.js";
+import { bytes, delay, figure, percent, plural, short, span } from "../words.js";
+import { useLedger } from "./contributions.js";
 import { EventList } from "./events.js";
 
 const KEPT = "dcnr.here.1";
@@ -30,7 +31,8 @@ async function ask(path, body) {
   throw Object.assign(new Error(error?.message || `it answered ${response.status}`), { remedy: error?.details?.remedy, status: response.status });
 }
 
-export function Here({ now, argument }) {
+export function Here({ known: network, store, now, argument }) {
+  useLedger(store);
   const [known, setKnown] = useState({ machine: null, settings: [], lines: [], at: 0, trouble: null });
   const again = useRef(null);
   useEffect(() => {
@@ -64,7 +66,7 @@ export function Here({ now, argument }) {
   return html`<section aria-labelledby="here">
     <h1 id="here">This machine</h1>
     ${trouble ? html`<${Trouble} trouble=${trouble} age=${known.at ? (now - known.at) / 1000 : null} />` : ""}
-    ${machine ? html`<${Machine} known=${known} now=${now} again=${() => again.current()} isStale=${Boolean(trouble)} />` : trouble ? "" : html`<p>Asked …</p>`}
+    ${machine ? html`<${Machine} known=${known} ledger=${network.ledger} now=${now} again=${() => again.current()} isStale=${Boolean(trouble)} />` : trouble ? "" : html`<p>Asked …</p>`}
   </section>`;
 }
 
@@ -73,7 +75,7 @@ function Trouble({ trouble, age }) {
     ${trouble.status === 404 || trouble.status === 401 ? html`<p>On your own machine, <code>pnode dashboard</code> opens this page with the PNode that runs there.</p>` : ""}</div>`;
 }
 
-function Machine({ known, now, again, isStale }) {
+function Machine({ known, ledger, now, again, isStale }) {
   const { status, why } = known.machine;
   const row = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
   return html`
@@ -81,9 +83,11 @@ function Machine({ known, now, again, isStale }) {
     <${Controls} isPaused=${why.some((line) => line.code === "paused")} again=${again} isStale=${isStale} />
     <dl class="facts">
       ${row("Machine", html`<code>${status.node_id}</code>`)}
+      ${status.public_name ? row("Shown as", html`<bdi>${status.public_name}</bdi>, to everybody`) : ""}
       ${row("Version", `${status.software}, up for ${span(status.uptime_s)}`)}
       ${row("Reachable", `${status.reachable || "unknown"}, as seen from outside`)}
-      ${row("Lends", status.capability ? `${figure(status.capability.cores)} cores, ${bytes(status.capability.memory_bytes)} memory, ${bytes(status.capability.disk_bytes)} disk${status.capability.accepts_work ? "" : "; takes no new work now"}` : "—")}
+      ${row("Lends", status.capability ? `${plural(status.capability.cores, "core")}, ${bytes(status.capability.memory_bytes)} memory, ${bytes(status.capability.disk_bytes)} disk${status.capability.accepts_work ? "" : "; takes no new work now"}` : "—")}
+      ${row("Good for", html`<${Credit} ledger=${ledger} id=${status.node_id} />`)}
       ${row("Uses", `${bytes(status.memory_bytes)} memory, ${bytes(status.disk_bytes)} disk`)}
       ${row("Orchestrators", html`<ul>${status.orchestrators.map((one) => html`<li key=${one.node_id}>${short(one.node_id)}: ${one.attached ? `attached for ${span(one.since_s)}, round trip ${delay(one.round_trip_s)}, sees it as ${one.state || "nothing yet"}` : one.reason || "not attached"}</li>`)}</ul>`)}
     </dl>
@@ -100,6 +104,14 @@ function Machine({ known, now, again, isStale }) {
     <${EventList} events=${[...status.events].reverse()} now=${now} />
     <h2>Log of the worker</h2>
     ${known.lines.length ? html`<pre class="log" tabindex="0" role="region" aria-label="Log of the worker; scrolls">${known.lines.join("\n")}</pre>` : html`<p>It has said nothing.</p>`}`;
+}
+
+/** What the chain of manifests credits it with, and the file that proves it. */
+function Credit({ ledger, id }) {
+  const one = ledger?.accounts.find((row) => row.pnode === id);
+  if (!one) return ledger && !ledger.audited ? "audits are not in force: nothing is credited" : "nothing in the ledger yet";
+  const total = ledger.accounts.reduce((sum, row) => sum + row.cleared, 0);
+  return html`${plural(one.cleared, "cleared batch", "cleared batches")}${total ? `, ${percent(one.cleared / total)} of all` : ""}${one.waiting ? `; ${figure(one.waiting)} wait for audits` : ""}. <a href=${`v1/ledger/receipts/${id}`} download>receipt</a>`;
 }
 
 function Controls({ isPaused, again, isStale }) {

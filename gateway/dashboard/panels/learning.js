@@ -46,8 +46,8 @@ function Newest({ curves }) {
 
 function Work({ rows }) {
   if (!rows.length) return html`<p>No job at work.</p>`;
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="Work by VNode"><table><thead><tr><th scope="col">VNode</th><th scope="col">Batches/s</th><th scope="col">Training loss</th><th scope="col">Deltas merged</th><th scope="col">Deltas refused</th><th scope="col">Frames that came twice</th><th scope="col">Forward only</th></tr></thead>
-    <tbody>${rows.map(workOf).map((one) => html`<tr key=${one.vnode}><th scope="row">${one.vnode}</th><td>${figure(one.rate)}</td><td>${one.loss ? figure(one.loss) : "—"}</td><td>${figure(one.merged)}</td><td>${figure(one.refused)}</td><td>${figure(one.duplicates)}</td><td>${figure(one.forwarded)}</td></tr>`)}</tbody></table></div>`;
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Work by VNode"><table><thead><tr><th scope="col">VNode</th><th scope="col">Batches/s</th><th scope="col">Training loss</th><th scope="col">Deltas merged</th><th scope="col">Deltas refused</th><th scope="col">Frames that came twice</th><th scope="col">Forward only</th><th scope="col">Tried in vain</th></tr></thead>
+    <tbody>${rows.map(workOf).map((one) => html`<tr key=${one.vnode}><th scope="row">${one.vnode}</th><td>${figure(one.rate)}</td><td>${one.loss ? figure(one.loss) : "—"}</td><td>${figure(one.merged)}</td><td>${figure(one.refused)}</td><td>${figure(one.duplicates)}</td><td>${figure(one.forwarded)}</td><td>${figure(one.unlearned)}</td></tr>`)}</tbody></table></div>`;
 }
 
 /** A line chart; the library is fetched when the first one is shown. Lines differ by dash as well as by colour. */

@@ -2,7 +2,7 @@
 
 import { Component, html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
 import { wayTo } from "../reading.js";
-import { bytes, delay, figure, NODE_STATES, shapeOf, span } from "../words.js";
+import { bytes, delay, figure, NODE_STATES, plural, shapeOf, span } from "../words.js";
 import { Who } from "./who.js";
 
 const ROW_PX = 40;
@@ -18,16 +18,16 @@ function Bar({ part, label }) {
   return html`<span class=${percent > 90 ? "bar high" : "bar"} role="meter" aria-valuemin="0" aria-valuemax="100" aria-valuenow=${percent} aria-label=${`${percent} % ${label}`} style=${{ "--part": `${percent}%` }}></span>`;
 }
 
-/** Name, heading, value to sort by, cell; `rank`: mid and wide ones go first where there is no room. */
+/** Name, heading, value to sort by, cell; `rank`: where there is less and less room, those go that are spare, roomy, wide, mid. */
 const COLUMNS = [
   { name: "id", heading: "Machine", value: (node) => node.public_name ? `0${node.public_name.toLowerCase()}` : `1${node.node_id}`, cell: (node) => html`<${Who} id=${node.node_id} name=${node.public_name} />` },
   { name: "state", heading: "State", value: (node) => STATE_ORDER.indexOf(node.state), cell: (node) => html`<span class=${`state ${shapeOf(node.state).tone}`} title=${node.reason || shapeOf(node.state).means}><span aria-hidden="true">${shapeOf(node.state).shape}</span> ${node.state}</span>` },
   { name: "vnodes", heading: "VNodes", rank: "few", value: (node) => -(node.replicas?.length || 0), cell: (node) => node.replicas?.length || 0 },
   { name: "memory", heading: "Memory", rank: "mid", value: (node) => -memoryUsed(node), cell: (node) => memoryUsed(node) < 0 ? "—" : html`<${Bar} part=${memoryUsed(node)} label=${`of ${bytes(node.capability.memory_bytes)} in use`} /> ${bytes(node.capability.memory_bytes)}` },
-  { name: "device", heading: "Device", rank: "wide", value: (node) => -(node.capability?.gflops || 0), cell: (node) => node.kind === "orchestrator" ? "orchestrator" : node.capability ? `${node.capability.device} ${figure(node.capability.cores)} cores, ${figure(node.capability.gflops)} GFLOP/s` : "—" },
-  { name: "score", heading: "Score", rank: "wide", value: (node) => (node.num_results ? -node.score - 1 : 0), cell: (node) => node.num_results ? html`<b>${node.score}</b> <small title=${SCORE_MEANS}>C ${figure(node.credibility)} · R ${figure(node.reliability)} · k ${figure(node.passes || 0)}</small>` : "—" },
-  { name: "version", heading: "Version", rank: "wide", value: (node) => node.software || "", cell: (node) => node.software || "—" },
-  { name: "reach", heading: "Reached", rank: "wide", value: (node) => wayTo(node) || "~", cell: (node) => wayTo(node) || (node.attached ? "—" : "by others") },
+  { name: "device", heading: "Device", rank: "roomy", value: (node) => -(node.capability?.gflops || 0), cell: (node) => node.kind === "orchestrator" ? "orchestrator" : node.capability ? `${node.capability.device} ${plural(node.capability.cores, "core")}, ${figure(Math.round(node.capability.gflops))} GFLOP/s` : "—" },
+  { name: "score", heading: "Score", rank: "wide", value: (node) => (node.num_results ? -node.score - 1 : 0), cell: (node) => node.num_results ? html`<b>${node.score}</b> <small title=${SCORE_MEANS}>C ${node.credibility.toFixed(2)} R ${node.reliability.toFixed(2)} k ${figure(node.passes || 0)}</small>` : "—" },
+  { name: "version", heading: "Version", rank: "spare", value: (node) => node.software || "", cell: (node) => node.software || "—" },
+  { name: "reach", heading: "Reached", rank: "spare", value: (node) => wayTo(node) || "~", cell: (node) => wayTo(node) || (node.attached ? "—" : "by others") },
   { name: "trip", heading: "Round trip", rank: "wide", value: (node) => node.round_trip_s || Infinity, cell: (node) => delay(node.round_trip_s) },
   { name: "seen", heading: "Last seen", value: (node) => node.last_seen_s ?? Infinity, cell: (node, age) => span((node.last_seen_s || 0) + age) },
 ];
