@@ -6,7 +6,13 @@ Every function raises InvalidInput (the caller's fault) for an argument outside 
 
 from __future__ import annotations
 
+from typing import Final
+
+from dcnr.errors import InvalidInput
 from dcnr.ids import check_digest, check_name, check_node_id
+
+PAUSE: Final = "pause-"
+"""How the last part of the key of a job's pauses begins."""
 
 
 def _model(model: str) -> str:
@@ -61,6 +67,18 @@ def jobs_prefix(model: str) -> str:
 def job_request(model: str, job: str) -> str:
     """What was asked; written once."""
     return f"{jobs_prefix(model)}{check_name(job)}/request"
+
+
+def job_prefix(model: str, job: str) -> str:
+    """All objects of one job."""
+    return f"{jobs_prefix(model)}{check_name(job)}/"
+
+
+def job_pause(model: str, job: str, number: int) -> str:
+    """One statement that the job pauses or goes on; written once. Their keys sort by number."""
+    if not 1 <= number <= 9999:
+        raise InvalidInput(f"{number} is no number of a statement", code="bad_number")
+    return f"{job_prefix(model, job)}{PAUSE}{number:04d}"
 
 
 def job_cancel(model: str, job: str) -> str:

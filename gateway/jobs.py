@@ -31,8 +31,8 @@ MAX_TEXT: Final = 4 * (limits.MAX_ENVELOPE_BYTES // 3) + 1024
 """Characters of base64 that the largest envelope has."""
 MAX_RETRY_S: Final = 60
 SHOWN_MESSAGES: Final = (
-    orchestrator_pb2.SubmitJobResponse.DESCRIPTOR, orchestrator_pb2.CancelJobResponse.DESCRIPTOR, model_pb2.Outcome.DESCRIPTOR,
-    data_pb2.ObjectRef.DESCRIPTOR,
+    orchestrator_pb2.SubmitJobResponse.DESCRIPTOR, orchestrator_pb2.CancelJobResponse.DESCRIPTOR, orchestrator_pb2.PauseJobResponse.DESCRIPTOR,
+    model_pb2.Outcome.DESCRIPTOR, data_pb2.ObjectRef.DESCRIPTOR,
 )  # fmt: skip
 SUBMITTED: Final = {**JSON(message("SubmitJobResponse"), 201), **JSON(message("SubmitJobResponse"))}
 _REF: Final = {
@@ -103,6 +103,14 @@ def routes(context: Context) -> APIRouter:
         await views.job(job_id)
         return answer(shown(await views.cancel(envelope)))
 
+    @router.post("/v1/jobs/{job_id}/pause", summary="Call a job to a halt, signed", responses=JSON(message("PauseJobResponse")))
+    async def pause(job_id: JobId, body: SignedIn) -> Response:
+        return await _say(context, job_id, body, paused=True)
+
+    @router.post("/v1/jobs/{job_id}/resume", summary="Let a paused job go on, signed", responses=JSON(message("PauseJobResponse")))
+    async def resume(job_id: JobId, body: SignedIn) -> Response:
+        return await _say(context, job_id, body, paused=False)
+
     @router.get(
         "/v1/jobs/{job_id}/result", summary="How a job ended, and the manifest with its checkpoints", responses=JSON(RESULT)
     )
@@ -114,6 +122,14 @@ def routes(context: Context) -> APIRouter:
         return answer(await _result(context, job))
 
     return router
+
+
+async def _say(context: Context, job_id: str, body: SignedIn, *, paused: bool) -> Response:
+    envelope, wanted = opened(body, identity_pb2.DOMAIN_JOB_PAUSE, model_pb2.JobPause)
+    if (wanted.job_id, wanted.paused) != (job_id, paused):
+        raise InvalidInput("the signed statement is about another job, or says something else than the route", code="wrong_job")
+    await context.views.job(job_id)
+    return answer(shown(await context.views.pause(envelope)))
 
 
 def opened(

@@ -127,6 +127,11 @@ class Views:
         request = orchestrator_pb2.CancelJobRequest(cancel=envelope)
         return cast(orchestrator_pb2.CancelJobResponse, await self._call("CancelJob", request, NOW_S))
 
+    async def pause(self, envelope: identity_pb2.Envelope) -> orchestrator_pb2.PauseJobResponse:
+        """Calls a job to a halt, or lets it go on. Raises Refused, NotFound, Stale, InvalidInput, Unavailable."""
+        request = orchestrator_pb2.PauseJobRequest(pause=envelope)
+        return cast(orchestrator_pb2.PauseJobResponse, await self._call("PauseJob", request, NOW_S))
+
     async def forward(self, request: orchestrator_pb2.ForwardRequest) -> orchestrator_pb2.ForwardResponse:
         """The model's answer. Raises InvalidInput, NotFound, Unavailable (``no_server``, ``busy``, ...), TimedOut."""
         timeout_s = request.deadline_s + limits.CALL_TIMEOUT_S

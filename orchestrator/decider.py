@@ -170,7 +170,7 @@ class Decider:
         report = reports_of(self._inventory, now)
         since = now - term.complete_since if term.complete_since is not None else 0.0
         progress = progress_of(view, report, self._exits, since)
-        if progress is None or not progress.manifest_complete:
+        if progress is None or not progress.manifest_complete or view.head.active.state == model_pb2.JOB_STATE_PAUSED:
             term.complete_since = None
         elif term.complete_since is None:
             term.complete_since = now
@@ -182,7 +182,7 @@ class Decider:
                 self._history.say("job_state_changed", job_id, "it is its turn", state="placing")
             case MoveJob(job_id=job_id, after=after):
                 name = model_pb2.JobState.Name(after).removeprefix("JOB_STATE_").lower()
-                reason = {"running": "every replica works", "settling": "every source has learned every batch"}.get(name, "")
+                reason = self._why_moved(job_id, name)
                 self._history.say("job_state_changed", job_id, reason, state=name)
             case Decide(outcome=data):
                 outcome = model_pb2.Outcome.FromString(data)
@@ -191,6 +191,14 @@ class Decider:
                 self._note_placements(view, f"job {name}", (item.replica for item in view.plan.assignments) if view.plan else ())
             case NamePlan() | NameManifest():
                 pass  # told where they are made
+
+    def _why_moved(self, job_id: str, state: str) -> str:
+        record = self._jobs.records.get(job_id)
+        said = record.pause.reason if record is not None and record.pause is not None else ""
+        return {
+            "running": "every replica works", "settling": "every source has learned every batch",
+            "paused": said or "its maintainers paused it", "placing": said or "its maintainers let it go on",
+        }.get(state, "")  # fmt: skip
 
     # Ends
 
@@ -222,6 +230,8 @@ class Decider:
         job, head = view.job, view.head
         if job is None or not self._due(view, term, now):
             return
+        if head.active.state == model_pb2.JOB_STATE_PAUSED and (view.plan is None or view.plan.job_id != head.active.job_id):
+            return  # paused before it was placed: it is placed when it goes on
         term.reviewed_at, term.reviewed_version = now, self._nodes_changed.version
         previous = view.plan
         request = plan_request(
@@ -247,11 +257,16 @@ class Decider:
             if not settled and now - term.placing_since < START_GRACE_S:
                 return False
         changed = term.reviewed_version != self._nodes_changed.version
-        return changed or now - term.reviewed_at >= PLAN_REVIEW_S or self._epoch_is_new(view)
+        return changed or now - term.reviewed_at >= PLAN_REVIEW_S or self._epoch_is_new(view) or self._pauses(view)
 
     @staticmethod
     def _epoch_is_new(view: ModelView) -> bool:
         return view.plan is not None and view.plan.epoch != view.head.epoch
+
+    @staticmethod
+    def _pauses(view: ModelView) -> bool:
+        """Whether the plan is halted and the job goes on, or the other way round."""
+        return view.plan is not None and view.plan.halted != (view.head.active.state == model_pb2.JOB_STATE_PAUSED)
 
     async def _publish(self, view: ModelView, plan: model_pb2.Plan, request_digest: str) -> str:
         """Plan and desired states into the store, then the head. Returns the digest under which it is named."""

@@ -41,6 +41,7 @@ def desired_states(
             job_id=plan.job_id,
             request_digest=request_digest,
             lead_batches=plan.lead_batches,
+            halted=plan.halted,
         )
         for item in hosted.get(pnode_id, ()):
             desired.assignments.add(

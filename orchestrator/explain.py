@@ -41,6 +41,8 @@ def explain_model(runtime: ModelRuntime, vnode: str, batch: int | None) -> list[
         lines.append(line(runtime.model, "store", trouble))
     if view is None:
         return [*lines, line(runtime.model, "unknown", runtime.loop.core.reason or "the head has not been read yet")]
+    if view.head.active.state == model_pb2.JOB_STATE_PAUSED:
+        lines.append(_paused(runtime, view.head.active.job_id))
     if view.plan is None:
         return [*lines, line(runtime.model, "unplaced", "the head names no plan")]
     _check_named(view.plan, vnode)
@@ -63,6 +65,12 @@ def explain_model(runtime: ModelRuntime, vnode: str, batch: int | None) -> list[
             verdict = "rejected" if refused.pnode_id else "waiting"
             lines.append(line(refused.vnode, verdict, refused.reason, pnode=refused.pnode_id))
     return lines[:MAX_LINES]
+
+
+def _paused(runtime: ModelRuntime, job_id: str) -> orchestrator_pb2.Explanation:
+    record = runtime.jobs.records.get(job_id)
+    said = record.pause if record is not None and record.pause is not None else model_pb2.JobPause()
+    return line(job_id, "paused", said.reason or "its maintainers have called it to a halt", statement=said.number or "")
 
 
 def _audits(runtime: ModelRuntime, view: ModelView, vnode: str) -> list[orchestrator_pb2.Explanation]:

@@ -1,4 +1,4 @@
-"""The jobs of one model as the store has them: each `request`, `cancel` and `end` is read once and verified; a job that can never run says why."""
+"""The jobs of one model as the store has them: each `request`, `cancel`, `pause` and `end` is read once and verified; a job that can never run says why."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from dcnr.ports import ObjectStore
 from dcnr.v1 import model_pb2
 from orchestrator.documents import open_end
 from orchestrator.jobs import JobRecord
+from orchestrator.pauses import newest_pause, number_in
 from orchestrator.view import ViewLoader
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 
 MAX_JOBS: Final = 1024
-LISTED: Final = 3 * MAX_JOBS
+LISTED: Final = 4 * MAX_JOBS
 MISSING_LOOKS: Final = 20
 """An object of a listed job that is not found is looked for this often before the job counts as one that can never run: a read may be stale."""
 
@@ -55,6 +56,10 @@ class JobBook:
                     continue
             if record.cancel_reason is None and "cancel" in found:
                 record = replace(record, cancel_reason=await self._read_cancel(job_id))
+            said = record.pause.number if record.pause is not None else 0
+            if record.end is None and (newer := [one for kind in found if (one := number_in(kind) or 0) > said]):
+                newest = await newest_pause(self._store, self._policy, self._model, job_id, newer)
+                record = replace(record, pause=newest or record.pause)
             if record.end is None and "end" in found:
                 record = replace(record, end=await self.read_end(job_id))
             self._records[job_id] = record

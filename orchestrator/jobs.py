@@ -1,5 +1,7 @@
 """The life of a job, decided from the head, the stored objects and the reports: queued → placing → running → settling → one of four ends. Pure.
 
+Maintainers may pause it on the way; it goes on through placing. While it is paused nobody learns and no clock of its runs; one that is paused in the
+queue lets others pass.
 Nothing here writes: each call returns at most one change for the head. A job's outcome is decided by a head write and only then repeated in its
 `end` object. *Finished* always means durable: a job is completed when the manifest under the head has every lineage exactly [0, N).
 """
@@ -14,6 +16,7 @@ from dcnr import limits
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import common_pb2, model_pb2
 from orchestrator.changes import Activate, Change, Decide, MoveJob, outcomes
+from orchestrator.pauses import is_paused
 
 EVALUATION_GRACE_S: Final = 120.0
 """After the manifest is complete, evaluations are awaited for this long."""
@@ -36,6 +39,8 @@ class JobRecord:
     """Why it can never run: bad signature, missing graph, ..."""
     cancel_reason: str | None = None
     """Set when the job was called off."""
+    pause: model_pb2.JobPause | None = None
+    """The newest statement that it pauses or goes on."""
     end: model_pb2.Outcome | None = None
 
 
@@ -82,9 +87,9 @@ def next_change(head: model_pb2.Head, jobs: Mapping[str, JobRecord], progress: P
         outcome = _queued_end(record, wall_unix_ms)
         if outcome is not None:
             return Decide(outcome.SerializeToString(deterministic=True), ended)
-    if active.job_id or not queue:
+    first = next((item for item in queue if not is_paused(item.pause)), None)
+    if active.job_id or first is None:
         return None
-    first = queue[0]
     assert first.request is not None
     return Activate(first.job_id, first.request_digest, first.request.initial_manifest_digest)
 
@@ -136,6 +141,9 @@ def _active(head: model_pb2.Head, record: JobRecord, progress: Progress | None, 
     if record.problem:
         outcome = _outcome(record.job_id, model_pb2.JOB_STATE_FAILED, head.manifest_digest, record.problem)
         return Decide(outcome.SerializeToString(deterministic=True), ended)
+    if is_paused(record.pause) != (active.state == model_pb2.JOB_STATE_PAUSED):
+        after = model_pb2.JOB_STATE_PAUSED if is_paused(record.pause) else model_pb2.JOB_STATE_PLACING
+        return MoveJob(record.job_id, active.state, after)
     if progress is None:
         return None
     match active.state:

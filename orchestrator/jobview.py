@@ -33,6 +33,8 @@ def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orches
         reporter=shared.key.node_id,
         num_pnodes=sum(item.judgement.state in PLACEABLE and item.streams > 0 for item in shared.inventory.nodes().values()),
     )
+    if record is not None and record.pause is not None:
+        shown.pause.CopyFrom(record.pause)
     if head is not None:
         shown.epoch, shown.holder = head.epoch, head.holder
         shown.manifest_digest = head.manifest_digest if active else ""
@@ -47,7 +49,7 @@ def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orches
         shown.plan_number, shown.plan_digest = view.plan.number, view.head.plan_digest
         if with_vnodes:
             shown.vnodes.extend(_vnodes(runtime, job_id, now))
-        shown.eta_s = _eta_s(shown)
+        shown.eta_s = _eta_s(shown) if shown.state != model_pb2.JOB_STATE_PAUSED else 0.0
     elif with_vnodes and view is not None and view.job is not None and view.job.request.job_id == job_id:
         shown.vnodes.extend(orchestrator_pb2.VNodeView(vnode=cost.vnode) for cost in view.job.costs)
     return shown

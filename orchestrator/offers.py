@@ -122,6 +122,8 @@ class PlanRequest:
     allow_moves: bool
     """Off while the job settles: nothing is gained any more."""
     reason: str
+    halted: bool = False
+    """Whether the job is paused."""
     live: Mapping[str, int] = field(default_factory=dict)
     """Replicas at work, with the number of batches that their state holds, merged or not."""
     durable: Mapping[str, int] = field(default_factory=dict)

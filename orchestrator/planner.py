@@ -62,7 +62,8 @@ class Planner:
         plan = writer.plan(board, rejections, waiting)
         if has_followed:
             assert request.previous is not None
-            stays = not changed and not waiting and plan.lead_batches == request.previous.lead_batches
+            before = request.previous
+            stays = not changed and not waiting and (plan.lead_batches, plan.halted) == (before.lead_batches, before.halted)
         else:
             stays = same_placement(request.previous, plan)
         board.unfinished = {cost.vnode for cost in board.open_questions() if not is_finished(board, cost)}
@@ -81,7 +82,7 @@ def make_plan(request: PlanRequest, policy: PlanPolicy) -> model_pb2.Plan:
 
 
 def same_placement(old: model_pb2.Plan | None, new: model_pb2.Plan) -> bool:
-    """Whether ``new`` puts the same replicas of the same job on the same nodes, with the same roles, weights, lead and waiting list."""
+    """Whether ``new`` puts the same replicas of the same job on the same nodes, with the same roles, weights, lead and waiting list, halted or not."""
     return old is not None and _shape(old) == _shape(new)
 
 
@@ -196,4 +197,4 @@ def _away(lost: model_pb2.Assignment) -> model_pb2.Assignment:
 
 def _shape(plan: model_pb2.Plan) -> tuple[object, ...]:
     places = tuple(sorted((item.replica, item.pnode_id, item.role, item.weight) for item in plan.assignments))
-    return plan.job_id, plan.graph_digest, places, tuple(sorted(plan.waiting)), plan.lead_batches
+    return plan.job_id, plan.graph_digest, places, tuple(sorted(plan.waiting)), plan.lead_batches, plan.halted

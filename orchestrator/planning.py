@@ -81,6 +81,7 @@ def plan_request(
         since_last_plan_s=since_last_plan_s,
         allow_moves=head.active.state == model_pb2.JOB_STATE_RUNNING,
         reason="",
+        halted=head.active.state == model_pb2.JOB_STATE_PAUSED,
         live=LiveReplicas(view.hosted, inventory.nodes()),
         durable={vnode: len(lineage) for vnode, lineage in view.durable(head.active.job_id).items()},
         fences={one.vnode: int(one.first_replica) for one in view.manifest.fences} if view.manifest is not None else {},
@@ -127,6 +128,8 @@ def plan_reason(before: model_pb2.Plan | None, after: model_pb2.Plan) -> str:
         return f"now waiting: {', '.join(after.waiting) or 'nothing'}"
     if before.epoch != after.epoch:
         return "the head has a new holder; nothing moves"
+    if before.halted != after.halted:
+        return "the job is paused" if after.halted else "the job goes on"
     if before.lead_batches != after.lead_batches:
         return f"the lead in force is {after.lead_batches}"
     return "replicas share their batches by their present speed"

@@ -28,6 +28,7 @@ from orchestrator.jobs import state_of
 from orchestrator.jobview import job_view, node_views
 from orchestrator.metering import Metering, check_on_behalf
 from orchestrator.offers import PlanRequest
+from orchestrator.pauses import record_pause
 from orchestrator.planner import make_plan, seconds_per_batch
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView, ViewLoader
@@ -139,6 +140,18 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self._shared.history.say("cancel_recorded", cancel.job_id, cancel.reason or "called off")
         state = state_of(cancel.job_id, runtime.head, runtime.jobs.records.get(cancel.job_id))
         return orchestrator_pb2.CancelJobResponse(recorded=True, state=state)
+
+    async def PauseJob(self, request: orchestrator_pb2.PauseJobRequest, context: Any) -> orchestrator_pb2.PauseJobResponse:
+        """Recorded; the holder acts on it."""
+        del context
+        pause, is_new = await record_pause(request.pause, policy=self._shared.policy, store=self._shared.store)
+        runtime = self._models.runtime(pause.model)
+        runtime.refresh_jobs.fire()
+        if is_new:
+            kind = "pause_recorded" if pause.paused else "resume_recorded"
+            self._shared.history.say(kind, pause.job_id, pause.reason or "signed by its maintainers", number=pause.number)
+        state = state_of(pause.job_id, runtime.head, runtime.jobs.records.get(pause.job_id)) or model_pb2.JOB_STATE_QUEUED
+        return orchestrator_pb2.PauseJobResponse(recorded=True, state=state, paused=pause.paused)
 
     async def ListJobs(self, request: orchestrator_pb2.ListJobsRequest, context: Any) -> orchestrator_pb2.ListJobsResponse:
         """Newest first, without VNodes."""

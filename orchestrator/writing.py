@@ -60,6 +60,7 @@ class PlanWriter:
             lead_reason=lead_reason,
             reason=request.reason,
             next_replica=board.next_replica,
+            halted=request.halted,
         )
         return model_pb2.Plan.FromString(b"".join((head.SerializeToString(), *self._pieces.values())))
 

@@ -150,13 +150,10 @@ class ReplicaHost:
             ev.PlanChanged(
                 self._clock.monotonic(),
                 {edge: tuple(one.share for one in asked) for edge, asked in neighbours.predecessors.items()},
-                frozenset(neighbours.successors),
-                neighbours.lead_batches,
-                tuple(one.share for one in neighbours.siblings),
-                neighbours.role,
-                primary.replica if primary is not None else None,
+                frozenset(neighbours.successors), neighbours.lead_batches, tuple(one.share for one in neighbours.siblings), neighbours.role,
+                primary.replica if primary is not None else None, neighbours.halted,
             )
-        )
+        )  # fmt: skip
         self._links.plan(neighbours.successors)
         for edge in range(len(self.fixed.stage.inputs)):
             asked = neighbours.predecessors.get(edge, ())

@@ -46,6 +46,8 @@ class Neighbours:
     role: Role = Role.PRIMARY
     siblings: tuple[Planned, ...] = ()
     """All replicas of its VNode, itself included; none where it is alone."""
+    halted: bool = False
+    """Whether the job is paused."""
 
     @property
     def primary(self) -> Planned | None:

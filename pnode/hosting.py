@@ -242,6 +242,7 @@ def neighbours_of(host: local_pb2.HostReplica, stage: Stage) -> Neighbours:
         max(1, host.lead_batches),
         role_of(assignment.role),
         tuple(_planned(one) for one in assignment.siblings),
+        host.halted,
     )
 
 

@@ -105,6 +105,8 @@ def why(
             line("assignment_failed", f"{report.replica}: {report.reason}", "see limits in `pnode config show`")
         elif report.reason.startswith("waiting_for_audit"):
             line("waiting_for_audit", f"{report.replica}: {report.reason}", "nothing: it goes on when its work was checked")
+        elif report.reason.startswith("job_paused"):
+            line("job_paused", f"{report.replica}: {report.reason}", "nothing: it goes on when its maintainers resume it")
         elif report.held_back_by:
             line("held_back", f"{report.replica} waits for {report.held_back_by}, which is behind", "nothing: it goes on by itself")
     if upload_trouble:
@@ -130,7 +132,7 @@ def state_of(lines: list[local_pb2.WhyLine]) -> str:
     words = {
         "draining": "draining", "paused": "paused", "no_worker": "starting", "nobody_found": "joining", "not_attached": "alone",
         "assignment_failed": "refusing",
-        "quarantined": "quarantined", "rehab": "rehab", "waiting_for_audit": "waiting",
+        "quarantined": "quarantined", "rehab": "rehab", "waiting_for_audit": "waiting", "job_paused": "waiting",
         "held_back": "working", "upload_waits": "working", "no_assignment": "idle", "working": "working",
         "serving": "serving",
     }  # fmt: skip

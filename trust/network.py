@@ -100,6 +100,12 @@ class NetworkPolicy:
         self._require_network(cancel.network_id)
         return cancel
 
+    def open_pause(self, envelope: identity_pb2.Envelope) -> model_pb2.JobPause:
+        """A statement of this network that a job pauses or goes on, by k maintainers. Raises Corrupt, Refused (``unsigned_job``, ``wrong_network``)."""
+        pause = parse(model_pb2.JobPause, self._job_payload(envelope, identity_pb2.DOMAIN_JOB_PAUSE))
+        self._require_network(pause.network_id)
+        return pause
+
     def open_manifest(self, envelope: identity_pb2.Envelope, model: str) -> model_pb2.Manifest:
         """A manifest of that model in this network: number 0 by k maintainers, every other by the listed orchestrator that it names.
 

@@ -24,7 +24,7 @@ from vnode.holding import Holding
 from vnode.intake import Intake, LaneWork, lane_work
 from vnode.merging import Merging
 from vnode.outlet import Outlet
-from vnode.replica_config import MAX_ASKED_ROUNDS, MAX_KEPT_ROUNDS, ReplicaConfig, lowest_intervals
+from vnode.replica_config import HALTED, MAX_ASKED_ROUNDS, MAX_KEPT_ROUNDS, ReplicaConfig, lowest_intervals
 from vnode.replica_view import Computation, Counters, ReplicaView, words
 from vnode.retries import Retries
 from vnode.snapshots import Snapshots
@@ -58,7 +58,7 @@ class ReplicaCore:
         self._retries, self._named = Retries(), _NONE
         self._counters = Counters()
         self._last_loss: float | None = None
-        self._stopped = self._held_why = ""
+        self._stopped = self._held_why = self._halted_why = ""
 
     # ---- entry ---------------------------------------------------------------------------------------------------------------
 
@@ -139,6 +139,7 @@ class ReplicaCore:
         self._intake.plan(event.predecessors)
         self._outlet.plan(event.successors)
         self._lead_batches = max(1, min(config.lead_batches, config.spool_batches, event.lead_batches))
+        self._halted_why = HALTED if event.halted else ""
 
     # ---- computations --------------------------------------------------------------------------------------------------------
 
@@ -283,7 +284,7 @@ class ReplicaCore:
         if silent_s > self._config.horizon_s:
             return f"no news of the head for {silent_s:.0f} s, more than the horizon"
         waits = self._snapshots.waits_why(self._holding.lineage) if self._holding.leads else self._contributing.waits_why()
-        return self._held_why or waits
+        return self._halted_why or self._held_why or waits
 
     def _find_work(self) -> dict[Lane, LaneWork]:
         """By lane, what is needed now: own gaps, and of what successors ask that which is not to be learned here first (rule 6)."""

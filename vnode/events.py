@@ -32,7 +32,8 @@ class PlanChanged:
 
     ``predecessors``: by edge (those that read the data set are absent), the shares of all replicas of the predecessor, its primary
     first: evaluations are asked of that one. ``successors``: all replicas of all successors. ``siblings``: the shares of all replicas
-    of this VNode, itself included; empty for one that is alone and owns everything. ``primary``: who that is, None if nobody.
+    of this VNode, itself included; empty for one that is alone and owns everything. ``primary``: who that is, None if nobody. ``halted``: the job
+    is paused, so nobody learns.
     """
 
     now_s: float
@@ -42,6 +43,7 @@ class PlanChanged:
     siblings: tuple[Share, ...] = ()
     role: Role = Role.PRIMARY
     primary: ReplicaId | None = None
+    halted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ MAX_ASKED_ROUNDS: Final = 8
 """Validation rounds served at a time; further ones wait until one of them ends."""
 MAX_KEPT_ROUNDS: Final = 16
 """Own rounds whose results are kept."""
+HALTED: Final = "job_paused: its maintainers have called the job to a halt"
+"""Why nobody learns while a job is paused."""
 MAX_BACKOFF_S: Final = 60.0
 """Longest wait before a failed computation is tried again."""
 

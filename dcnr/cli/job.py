@@ -1,4 +1,4 @@
-"""``dcnr job``: where jobs stand, why, and calling one off."""
+"""``dcnr job``: where jobs stand, why, pausing one, and calling one off."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from dcnr.cli.session import BootstrapOption, KeyOption, NetworkIdOption, Networ
 from dcnr.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dcnr.sdk.client import AsyncClient
     from dcnr.v1 import orchestrator_pb2
 
-app = typer.Typer(help="Training jobs: follow, explain, cancel.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Training jobs: follow, explain, pause, cancel.", no_args_is_help=True, rich_markup_mode=None)
 
 ModelOption = Annotated[str, typer.Option("--model", help="Name of the model; empty: look through all.")]
 FAILED_EXIT = 1
@@ -109,6 +111,31 @@ def cancel(
 
 
 @app.command()
+def pause(
+    job: Annotated[str, typer.Argument(help="Id of the job.")],
+    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "",
+    key: KeyOption = None, model: ModelOption = "", home: HomeOption = None, network: NetworkOption = None,
+    bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Call a job to a halt, signed by maintainers: nobody learns, no deadline runs, it still answers. Pausing it again changes nothing.
+
+    Example: dcnr job pause mnist-1 --reason "the data are looked at"
+    """
+    _say(Session(home, network, bootstrap, network_id), key, job, model, reason, paused=True, as_json=as_json)
+
+
+@app.command()
+def resume(
+    job: Annotated[str, typer.Argument(help="Id of the job.")],
+    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "",
+    key: KeyOption = None, model: ModelOption = "", home: HomeOption = None, network: NetworkOption = None,
+    bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Let a paused job go on, signed by maintainers, from where it stood."""
+    _say(Session(home, network, bootstrap, network_id), key, job, model, reason, paused=False, as_json=as_json)
+
+
+@app.command()
 def explain(
     subject: Annotated[str, typer.Argument(help="A VNode's name, or a node's id, whole or its first 8 digits.")],
     batch: Annotated[int | None, typer.Option(min=0, help="Who needs this batch, from whom, since when.", show_default=False)] = None,
@@ -143,6 +170,26 @@ def explain(
         return "\n".join(shown) or "nothing is known about it"
 
     output.emit([plain(line) for line in lines], text, as_json=as_json)
+
+
+def _say(
+    session: Session, key: list[Path] | None, job: str, model: str, reason: str, *, paused: bool, as_json: bool
+) -> None:  # fmt: skip
+    from dcnr.sdk.plain import plain, word
+    from dcnr.v1 import model_pb2
+
+    keys = session.keys(key)
+
+    async def work(client: AsyncClient) -> orchestrator_pb2.PauseJobResponse:
+        return await (client.pause if paused else client.resume)(job, keys, model=model, reason=reason)
+
+    answer = session.run(work)
+    wish = "it pauses" if paused else "it goes on"
+    output.emit(
+        plain(answer),
+        lambda: f"recorded: {wish}; the job is {word(model_pb2.JobState, answer.state)} at the moment\nnext: dcnr job watch {job}",
+        as_json=as_json,
+    )
 
 
 async def _newest(client: AsyncClient, model: str) -> str:

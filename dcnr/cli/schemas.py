@@ -145,8 +145,8 @@ def _reachable(*kinds: Any) -> dict[str, Descriptor]:
 _DESCRIPTORS: Final = _reachable(
     local_pb2.StatusResponse, local_pb2.WhyResponse, orchestrator_pb2.GetStatusResponse, orchestrator_pb2.WatchJobResponse,
     orchestrator_pb2.SubmitJobResponse, orchestrator_pb2.CancelJobResponse, orchestrator_pb2.PreviewPlanResponse, orchestrator_pb2.Explanation,
-    orchestrator_pb2.StageAnswer, data_pb2.DatasetInfo, identity_pb2.NetworkDocument, ledger_pb2.CostQuote, ledger_pb2.PNodeScore,
-    ledger_pb2.ExpectedWork, ledger_pb2.UsageStatement,
+    orchestrator_pb2.PauseJobResponse, orchestrator_pb2.StageAnswer, data_pb2.DatasetInfo, identity_pb2.NetworkDocument, ledger_pb2.CostQuote,
+    ledger_pb2.PNodeScore, ledger_pb2.ExpectedWork, ledger_pb2.UsageStatement,
 )  # fmt: skip
 _STOPPED: Final = holds(stopped=constant(True))
 _SETTINGS: Final = by_name(holds(value=ANYTHING, origin=TEXT))
@@ -248,6 +248,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "dcnr job list": items(message(orchestrator_pb2.JobView)),
     "dcnr job watch": message(orchestrator_pb2.WatchJobResponse),
     "dcnr job cancel": message(orchestrator_pb2.CancelJobResponse),
+    "dcnr job pause": message(orchestrator_pb2.PauseJobResponse),
+    "dcnr job resume": message(orchestrator_pb2.PauseJobResponse),
     "dcnr job explain": items(message(orchestrator_pb2.Explanation)),
     "dcnr ledger verify": one_of(_VERIFIED, {"type": "array", "maxItems": 0, "description": "no audits were in force"}),
     "dcnr ledger receipt": holds(**_PROOF, file=TEXT),

@@ -185,6 +185,18 @@ class Client:
         """Calls a job off."""
         return self._loop.run(self._client.cancel(job_id, keys, model=model, reason=reason))
 
+    def pause(
+        self, job_id: str, keys: Sequence[NodeKey], *, model: str = "", reason: str = ""
+    ) -> orchestrator_pb2.PauseJobResponse:
+        """Calls a job to a halt."""
+        return self._loop.run(self._client.pause(job_id, keys, model=model, reason=reason))
+
+    def resume(
+        self, job_id: str, keys: Sequence[NodeKey], *, model: str = "", reason: str = ""
+    ) -> orchestrator_pb2.PauseJobResponse:
+        """Lets a paused job go on."""
+        return self._loop.run(self._client.resume(job_id, keys, model=model, reason=reason))
+
     def manifest(self, model: str, digest: str = "") -> tuple[Digest, model_pb2.Manifest]:
         """A verified manifest."""
         return self._loop.run(self._client.manifest(model, digest))

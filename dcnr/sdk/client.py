@@ -26,7 +26,7 @@ from dcnr.export import Export, weights_of_state, write_export
 from dcnr.graph import dataset_refs, graph_digest, graph_from_bytes, graph_to_bytes, stages_of_graph
 from dcnr.ids import Digest, check_digest, job_id_of
 from dcnr.rpc.dialer import Dialer
-from dcnr.sdk import submission, writing
+from dcnr.sdk import pausing, submission, writing
 from dcnr.sdk.asking import Answer, Ask, Inputs, answer_of, patiently, request_of
 from dcnr.sdk.contact import Contact, find
 from dcnr.sdk.progress import Shown, batches_of, shown
@@ -275,6 +275,24 @@ class AsyncClient:
             OrchestratorServiceStub, "CancelJob", orchestrator_pb2.CancelJobRequest(cancel=envelope)
         )
         return cast(orchestrator_pb2.CancelJobResponse, answer)
+
+    async def pause(
+        self, job_id: str, keys: Sequence[NodeKey], *, model: str = "", reason: str = "", paused: bool = True
+    ) -> orchestrator_pb2.PauseJobResponse:
+        """Records that a job pauses, signed by ``keys``: nobody learns until `resume`, no deadline of it runs, and what it has learned still answers.
+
+        Pausing what is paused changes nothing. Raises Refused, NotFound, Stale (``job_ended``).
+        """
+        view = await self.job(job_id, model)
+        return await pausing.say(
+            self.orchestrators, self.policy, view, keys, paused=paused, reason=reason, now_wall=self._clock.wall()
+        )
+
+    async def resume(
+        self, job_id: str, keys: Sequence[NodeKey], *, model: str = "", reason: str = ""
+    ) -> orchestrator_pb2.PauseJobResponse:
+        """Records that a paused job goes on, signed by ``keys``. Raises as `pause`."""
+        return await self.pause(job_id, keys, model=model, reason=reason, paused=False)
 
     # -- taking the model home -------------------------------------------------------------------------------------------------
 

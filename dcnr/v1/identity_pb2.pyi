@@ -74,6 +74,8 @@ class _DomainEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Domain.ValueTy
     """UsageStatement, signed by an orchestrator"""
     DOMAIN_QUOTE: _Domain.ValueType  # 23
     """CostQuote, signed by an orchestrator"""
+    DOMAIN_JOB_PAUSE: _Domain.ValueType  # 40
+    """JobPause, signed by k of n maintainers"""
 
 class Domain(_Domain, metaclass=_DomainEnumTypeWrapper):
     """What a signed payload is. The domain is part of the signed bytes, so one kind never passes for another."""
@@ -126,6 +128,8 @@ DOMAIN_USAGE: Domain.ValueType  # 22
 """UsageStatement, signed by an orchestrator"""
 DOMAIN_QUOTE: Domain.ValueType  # 23
 """CostQuote, signed by an orchestrator"""
+DOMAIN_JOB_PAUSE: Domain.ValueType  # 40
+"""JobPause, signed by k of n maintainers"""
 Global___Domain: _TypeAlias = Domain  # noqa: Y015
 
 class _Locality:

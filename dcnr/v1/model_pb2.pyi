@@ -662,6 +662,52 @@ class JobCancel(_message.Message):
 Global___JobCancel: _TypeAlias = JobCancel  # noqa: Y015
 
 @_typing.final
+class JobPause(_message.Message):
+    """Calls a job to a halt, or lets it go on (domain JOB_PAUSE, k of n). Of a job's statements the one of the highest number counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CREATED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    network_id: _builtins.str
+    """only valid here"""
+    job_id: _builtins.str
+    """which job"""
+    model: _builtins.str
+    """its model"""
+    number: _builtins.int
+    """one more than the newest statement about the job, from 1; so none is of use twice"""
+    paused: _builtins.bool
+    """false: it goes on"""
+    reason: _builtins.str
+    """in words"""
+    created_unix_ms: _builtins.int
+    """when"""
+    def __init__(
+        self,
+        *,
+        network_id: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        number: _builtins.int = ...,
+        paused: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        created_unix_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_ms", b"created_unix_ms", "job_id", b"job_id", "model", b"model", "network_id", b"network_id", "number", b"number", "paused", b"paused", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobPause: _TypeAlias = JobPause  # noqa: Y015
+
+@_typing.final
 class Outcome(_message.Message):
     """How a job ended, as decided by a head write."""
 
@@ -1023,6 +1069,7 @@ class Plan(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     NEXT_REPLICA_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    HALTED_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -1049,6 +1096,8 @@ class Plan(_message.Message):
     """next free replica number"""
     sequence: _builtins.int
     """of the head write that names it, as in its desired states"""
+    halted: _builtins.bool
+    """the job is paused: replicas stay where they are and learn nothing"""
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]:
         """every replica"""
@@ -1080,10 +1129,11 @@ class Plan(_message.Message):
         reason: _builtins.str = ...,
         next_replica: _builtins.int = ...,
         sequence: _builtins.int = ...,
+        halted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "lead_reason", b"lead_reason", "model", b"model", "network_id", b"network_id", "next_replica", b"next_replica", "number", b"number", "parent_digest", b"parent_digest", "reason", b"reason", "rejections", b"rejections", "sequence", b"sequence", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "graph_digest", b"graph_digest", "halted", b"halted", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "lead_reason", b"lead_reason", "model", b"model", "network_id", b"network_id", "next_replica", b"next_replica", "number", b"number", "parent_digest", b"parent_digest", "reason", b"reason", "rejections", b"rejections", "sequence", b"sequence", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1193,6 +1243,7 @@ class DesiredState(_message.Message):
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
     LEAD_BATCHES_FIELD_NUMBER: _builtins.int
+    HALTED_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -1215,6 +1266,8 @@ class DesiredState(_message.Message):
     """of the stored request envelope; verified by the PNode against its network document"""
     lead_batches: _builtins.int
     """lead in force"""
+    halted: _builtins.bool
+    """the job is paused: replicas stay and answer, and learn nothing"""
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___DesiredAssignment]:
         """full list"""
@@ -1234,10 +1287,11 @@ class DesiredState(_message.Message):
         request_digest: _builtins.str = ...,
         assignments: _abc.Iterable[Global___DesiredAssignment] | None = ...,
         lead_batches: _builtins.int = ...,
+        halted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "network_id", b"network_id", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "pnode_id", b"pnode_id", "request_digest", b"request_digest", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "halted", b"halted", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "network_id", b"network_id", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "pnode_id", b"pnode_id", "request_digest", b"request_digest", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

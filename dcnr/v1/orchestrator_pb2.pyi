@@ -1360,6 +1360,7 @@ class JobView(_message.Message):
     REPORTER_FIELD_NUMBER: _builtins.int
     NUM_PNODES_FIELD_NUMBER: _builtins.int
     AUDITED_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """which"""
     model: _builtins.str
@@ -1402,6 +1403,10 @@ class JobView(_message.Message):
     def outcome(self) -> _model_pb2.Outcome:
         """when ended"""
 
+    @_builtins.property
+    def pause(self) -> _model_pb2.JobPause:
+        """the newest statement that it pauses or goes on; absent if there was none"""
+
     def __init__(
         self,
         *,
@@ -1424,10 +1429,11 @@ class JobView(_message.Message):
         reporter: _builtins.str = ...,
         num_pnodes: _builtins.int = ...,
         audited: _builtins.bool = ...,
+        pause: _model_pb2.JobPause | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "pause", b"pause"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_unix_ms", b"as_of_unix_ms", "audited", b"audited", "epoch", b"epoch", "eta_s", b"eta_s", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "num_batches", b"num_batches", "num_pnodes", b"num_pnodes", "outcome", b"outcome", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "reporter", b"reporter", "running_s", b"running_s", "settling_s", b"settling_s", "state", b"state", "vnodes", b"vnodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_unix_ms", b"as_of_unix_ms", "audited", b"audited", "epoch", b"epoch", "eta_s", b"eta_s", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "num_batches", b"num_batches", "num_pnodes", b"num_pnodes", "outcome", b"outcome", "pause", b"pause", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "reporter", b"reporter", "running_s", b"running_s", "settling_s", b"settling_s", "state", b"state", "vnodes", b"vnodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1676,6 +1682,60 @@ class CancelJobResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelJobResponse: _TypeAlias = CancelJobResponse  # noqa: Y015
+
+@_typing.final
+class PauseJobRequest(_message.Message):
+    """Calls a job to a halt, or lets it go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAUSE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pause(self) -> _identity_pb2.Envelope:
+        """JobPause, k of n"""
+
+    def __init__(
+        self,
+        *,
+        pause: _identity_pb2.Envelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseJobRequest: _TypeAlias = PauseJobRequest  # noqa: Y015
+
+@_typing.final
+class PauseJobResponse(_message.Message):
+    """Recorded; the head's holder acts on it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    recorded: _builtins.bool
+    """the statement is in the store, or the newest one there says the same"""
+    state: _model_pb2.JobState.ValueType
+    """where the job stands now"""
+    paused: _builtins.bool
+    """what the newest statement says"""
+    def __init__(
+        self,
+        *,
+        recorded: _builtins.bool = ...,
+        state: _model_pb2.JobState.ValueType = ...,
+        paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["paused", b"paused", "recorded", b"recorded", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseJobResponse: _TypeAlias = PauseJobResponse  # noqa: Y015
 
 @_typing.final
 class ListJobsRequest(_message.Message):

@@ -60,6 +60,11 @@ class OrchestratorServiceStub:
                 request_serializer=dcnr_dot_v1_dot_orchestrator__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.CancelJobResponse.FromString,
                 _registered_method=True)
+        self.PauseJob = channel.unary_unary(
+                '/dcnr.v1.OrchestratorService/PauseJob',
+                request_serializer=dcnr_dot_v1_dot_orchestrator__pb2.PauseJobRequest.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.PauseJobResponse.FromString,
+                _registered_method=True)
         self.ListJobs = channel.unary_unary(
                 '/dcnr.v1.OrchestratorService/ListJobs',
                 request_serializer=dcnr_dot_v1_dot_orchestrator__pb2.ListJobsRequest.SerializeToString,
@@ -146,6 +151,13 @@ class OrchestratorServiceServicer:
 
     def CancelJob(self, request, context):
         """Records that a job is called off; the outcome is what its end says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseJob(self, request, context):
+        """Records that a job pauses, or goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -248,6 +260,11 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.CancelJobRequest.FromString,
                     response_serializer=dcnr_dot_v1_dot_orchestrator__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'PauseJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseJob,
+                    request_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.PauseJobRequest.FromString,
+                    response_serializer=dcnr_dot_v1_dot_orchestrator__pb2.PauseJobResponse.SerializeToString,
             ),
             'ListJobs': grpc.unary_unary_rpc_method_handler(
                     servicer.ListJobs,
@@ -436,6 +453,33 @@ class OrchestratorService:
             '/dcnr.v1.OrchestratorService/CancelJob',
             dcnr_dot_v1_dot_orchestrator__pb2.CancelJobRequest.SerializeToString,
             dcnr_dot_v1_dot_orchestrator__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dcnr.v1.OrchestratorService/PauseJob',
+            dcnr_dot_v1_dot_orchestrator__pb2.PauseJobRequest.SerializeToString,
+            dcnr_dot_v1_dot_orchestrator__pb2.PauseJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,8 @@ class OrchestratorServiceStub:
     """The same, as a stream with events until the job ends."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.CancelJobRequest, _orchestrator_pb2.CancelJobResponse]
     """Records that a job is called off; the outcome is what its end says."""
+    PauseJob: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.PauseJobRequest, _orchestrator_pb2.PauseJobResponse]
+    """Records that a job pauses, or goes on."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ListJobsRequest, _orchestrator_pb2.ListJobsResponse]
     """All jobs known."""
     ListNodes: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ListNodesRequest, _orchestrator_pb2.ListNodesResponse]
@@ -79,6 +81,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """The same, as a stream with events until the job ends."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.CancelJobRequest, _orchestrator_pb2.CancelJobResponse]  # type: ignore[assignment]
     """Records that a job is called off; the outcome is what its end says."""
+    PauseJob: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.PauseJobRequest, _orchestrator_pb2.PauseJobResponse]  # type: ignore[assignment]
+    """Records that a job pauses, or goes on."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ListJobsRequest, _orchestrator_pb2.ListJobsResponse]  # type: ignore[assignment]
     """All jobs known."""
     ListNodes: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ListNodesRequest, _orchestrator_pb2.ListNodesResponse]  # type: ignore[assignment]
@@ -142,6 +146,14 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.CancelJobResponse, _abc.Awaitable[_orchestrator_pb2.CancelJobResponse]]:
         """Records that a job is called off; the outcome is what its end says."""
+
+    @_abc_1.abstractmethod
+    def PauseJob(
+        self,
+        request: _orchestrator_pb2.PauseJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.PauseJobResponse, _abc.Awaitable[_orchestrator_pb2.PauseJobResponse]]:
+        """Records that a job pauses, or goes on."""
 
     @_abc_1.abstractmethod
     def ListJobs(

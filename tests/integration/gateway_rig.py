@@ -199,6 +199,15 @@ def cancelled(here: Town, job_id: str, *keys: NodeKey) -> identity_pb2.Envelope:
     return seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, *keys)
 
 
+def paused(here: Town, job_id: str, number: int, paused: bool, *keys: NodeKey) -> identity_pb2.Envelope:
+    """A job called to a halt, or let go on, by whoever has these keys."""
+    wish = model_pb2.JobPause(
+        network_id=here.policy.network_id, job_id=job_id, model=MODEL, number=number, paused=paused, reason="a test",
+        created_unix_ms=int(CLOCK.wall() * 1000),
+    )  # fmt: skip
+    return seal(identity_pb2.DOMAIN_JOB_PAUSE, wish, *keys)
+
+
 def code_of(answer: httpx.Response) -> tuple[int, str]:
     """Status and code of a refusal."""
     return answer.status_code, answer.json()["error"]["code"]

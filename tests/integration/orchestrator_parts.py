@@ -103,6 +103,8 @@ class Worker:
     reports: dict[str, orchestrator_pb2.ReplicaReport] = field(default_factory=dict)
     sequence: int = 0
     plan_digest: str = ""
+    halted: bool = False
+    """Whether it was last told to learn nothing."""
 
     @property
     def node_id(self) -> str:
@@ -110,7 +112,7 @@ class Worker:
 
     def host(self, desired: model_pb2.DesiredState) -> None:
         """Does what it is told: replicas begin empty."""
-        self.plan_digest = desired.plan_digest
+        self.plan_digest, self.halted = desired.plan_digest, desired.halted
         wanted = {item.replica: item for item in desired.assignments}
         self.reports = {name: report for name, report in self.reports.items() if name in wanted}
         for name, item in wanted.items():

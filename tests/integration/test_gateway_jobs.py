@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_rig import MODEL, Town, cancelled, in_base64, town
+from gateway_rig import MODEL, Town, cancelled, in_base64, paused, town
 
 from dcnr.ids import job_id_of
 from dcnr.settings import GatewaySettings
@@ -93,6 +93,32 @@ def test_a_job_ends_and_has_a_result(here: Town) -> None:
         here.until(lambda: client.get("/v1/jobs/to-end/result").status_code == 200, "the job has ended")
         result = client.get("/v1/jobs/to-end/result").json()
         assert (result["state"], result["outcome"]["job_id"]) == ("JOB_STATE_CANCELLED", "to-end")
+
+
+def test_a_job_is_called_to_a_halt_and_goes_on(here: Town) -> None:
+    """Signed by its maintainers, over the route that says the same; the state follows, and saying it again changes nothing."""
+    job_id = job_id_of(MODEL, BY_KEY)
+    with here.client(here.key()) as client:
+
+        def stands(state: str) -> bool:
+            return bool(client.get(f"/v1/jobs/{job_id}").json()["state"] == f"JOB_STATE_{state}")
+
+        here.until(lambda: stands("RUNNING"), "the job runs")
+        halt = in_base64(paused(here, job_id, 1, True, here.maintainer))
+        assert code_of(client.post(f"/v1/jobs/{job_id}/resume", json=halt)) == (400, "INVALID_PAYLOAD")
+        assert code_of(client.post(f"/v1/jobs/{job_id}/pause", json=in_base64(paused(here, job_id, 1, True, NodeKey.generate())))) == (
+            403, "REFUSED",
+        )  # fmt: skip
+        assert client.post(f"/v1/jobs/{job_id}/pause", json=halt).json()["paused"]
+        here.until(lambda: stands("PAUSED"), "the job is paused")
+        assert client.post(f"/v1/jobs/{job_id}/pause", json=halt).json()["recorded"]
+        here.until(lambda: client.get(f"/v1/jobs/{job_id}").json()["pause"]["reason"] == "a test", "the reason is shown")
+        late = client.post(f"/v1/jobs/{job_id}/resume", json=in_base64(paused(here, job_id, 1, False, here.maintainer)))
+        assert (code_of(late), late.json()["error"]["details"]["reason"]) == ((409, "CONFLICT_STATE"), "pause_not_next")
+        assert client.post(f"/v1/jobs/{job_id}/resume", json=in_base64(paused(here, job_id, 2, False, here.maintainer))).json()[
+            "recorded"
+        ]
+        here.until(lambda: stands("RUNNING"), "the job goes on")
 
 
 def test_a_result_has_its_manifest_inline_or_by_reference(here: Town, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from network_rig import BATCH_SIZE, SAMPLES, Rig, running_network
+from network_rig import BATCH_SIZE, MODEL, SAMPLES, Rig, running_network
 
 from dcnr.cli.local_door import ask
 from dcnr.errors import DcnrError
 from dcnr.testing import LocalPNode, Process
-from dcnr.v1 import local_pb2, orchestrator_pb2
+from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 from pnode.waking import STOOD_S
 
 PER_PASS = SAMPLES // BATCH_SIZE
@@ -77,6 +77,30 @@ def restored(rig: Rig, process: Process, replica: str) -> int:
     return int(line.split("restored ")[1].split()[0])
 
 
+def check_halt(rig: Rig, job_id: str) -> None:
+    """Nobody learns more than the step that was under way, every replica stays where it is, and it goes on."""
+
+    def learned() -> dict[str, int]:
+        return {report.replica: int(report.num_learned) for _, report in rig.hosted(60).values()}
+
+    with rig.client() as client:
+        client.pause(job_id, [rig.key], model=MODEL)
+        rig.until(
+            lambda: all(report.reason.startswith("job_paused") for _, report in rig.hosted(60).values()),
+            "every replica knows it",
+            60,
+        )
+        rig.until(lambda: client.job(job_id, MODEL).state == model_pb2.JOB_STATE_PAUSED, "every orchestrator knows it", 60)
+        stood, job = learned(), client.job(job_id, MODEL)
+        rig.until(lambda: client.job(job_id, MODEL).as_of_unix_ms > job.as_of_unix_ms + 2000, "two seconds go by", 60)
+        later = learned()
+        assert later.keys() == stood.keys()
+        assert all(stood[name] <= later[name] <= stood[name] + 1 for name in stood), (stood, later)
+        assert client.job(job_id, MODEL).running_s == job.running_s
+        client.resume(job_id, [rig.key], model=MODEL)
+    rig.until(lambda: all(count > later.get(name, 0) + 1 for name, count in learned().items()), "every replica learns again", 60)
+
+
 def test_no_batch_is_run_again_when_a_pnode_finishes(rig: Rig) -> None:
     """Goal: what it learned is in its successor's first state, and its successors have every frame, so nothing is learned or computed twice."""
     job_id = rig.submit("finish", passes=PASSES)
@@ -109,8 +133,10 @@ def test_no_batch_is_run_again_when_a_pnode_finishes(rig: Rig) -> None:
 
 
 def test_a_pause_frees_the_machine_within_seconds_and_lasts_over_a_restart(rig: Rig) -> None:
+    """Of a machine by its owner; and before that of the whole job by its maintainers, through which every replica stays and learns nothing."""
     job_id = rig.submit("pause", passes=PASSES)
     hosts = rig.learning(job_id, 20, 90)
+    check_halt(rig, job_id)
     paused = hosts["b"][0]
     worker = psutil.Process(rig.told(paused).worker_pid)
     ask(paused.home, "Pause", local_pb2.PauseRequest(), start="pnode start")

@@ -12,6 +12,7 @@ from dataservice import keys, manifests
 from dcnr.errors import NotFound, Refused, Stale
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
 from orchestrator.admission import admit, record_cancel
+from orchestrator.pauses import record_pause
 from trust.envelope import seal
 from trust.identity import NodeKey
 
@@ -85,6 +86,58 @@ def test_a_killed_pnode_is_replaced_within_seconds() -> None:
             assert len(kept) == 1
             events = [event.kind for event in holder.shared.history.since(0, 1000)]
             assert "replica_relocated" in events
+
+    asyncio.run(story())
+
+
+def test_a_paused_job_stands_still_through_a_takeover_and_goes_on_where_it_was() -> None:
+    """Its replicas stay and are told to learn nothing, no clock of it runs, and who takes the head over knows; resumed, the same replicas end it."""
+
+    async def said(made: World, number: int, paused: bool) -> bool:
+        wish = model_pb2.JobPause(network_id=made.policy.network_id, job_id=JOB, model=MODEL, number=number, paused=paused)
+        envelope = seal(identity_pb2.DOMAIN_JOB_PAUSE, wish, MAINTAINER)
+        return (await record_pause(envelope, policy=made.policy, store=made.store))[1]
+
+    async def story() -> None:
+        async with world(orchestrators=2) as made:
+            await made.submit()
+            first = await made.running()
+            replicas = {item.replica for item in first.plan.assignments} if first.plan else set()
+            assert await said(made, 1, True)
+            assert not await said(made, 1, True), "the same statement again"
+            assert not await said(made, 2, True), "what is paused is not paused twice"
+            await until(lambda: first.plan is not None and first.plan.halted, "the plan is halted")
+            await until(lambda: all(worker.halted for worker in made.workers), "every PNode is told")
+            head = first.runtime.head
+            assert head is not None
+            assert head.active.state == model_pb2.JOB_STATE_PAUSED
+            ran_s = head.active.running_s
+            for worker in made.workers:
+                worker.learn_all()  # were it running, it would settle now
+            await first.stop()
+            made.orchestrators.remove(first)
+            [second] = made.orchestrators
+            await until(lambda: second.runtime.is_holder, "the other takes over")
+            await until(lambda: second.plan is not None and second.plan.epoch == 2, "the plan is renewed in the new term")
+            head = second.runtime.head
+            assert head is not None
+            assert (head.active.state, head.active.running_s) == (model_pb2.JOB_STATE_PAUSED, ran_s)
+            assert second.plan is not None
+            assert second.plan.halted
+            assert await said(made, 2, False)
+            await until(lambda: second.state() == model_pb2.JOB_STATE_SETTLING, "it goes on, and every source is done")
+            await until(lambda: second.plan is not None and not second.plan.halted, "the plan goes on")
+            assert {item.replica for item in second.plan.assignments} == replicas
+            assert await said(made, 3, True)
+            await until(lambda: second.state() == model_pb2.JOB_STATE_PAUSED, "it pauses while it settles")
+            await made.record_all(second)
+            assert made.end() is None
+            assert await said(made, 4, False)
+            await until(lambda: made.end() is not None, "the job has ended")
+            assert made.end().state == model_pb2.JOB_STATE_COMPLETED  # type: ignore[union-attr]
+            with pytest.raises(Stale) as ended:
+                await said(made, 5, True)
+            assert ended.value.code == "job_ended"
 
     asyncio.run(story())
 

@@ -93,6 +93,18 @@ def called_off(rig: Rig, job_id: str) -> None:
     assert [item.job_id for item in Head(rig).read().decided].count(job_id) == 1
 
 
+def said(rig: Rig, job_id: str, *, paused: bool) -> None:
+    """The maintainer has said it; saying it again changes nothing."""
+
+    def asked() -> bool:
+        with contextlib.suppress(DcnrError), rig.client() as client:
+            answer = (client.pause if paused else client.resume)(job_id, [rig.key], model=MODEL)
+            return answer.recorded and answer.paused == paused
+        return False
+
+    rig.until(asked, f"{job_id} is {'paused' if paused else 'resumed'}", LONG_S, pause_s=0.5)
+
+
 def told(rig: Rig) -> list[str]:
     """Kinds of the newest events of an orchestrator that answers."""
     with contextlib.suppress(DcnrError), rig.client() as client:
@@ -111,9 +123,12 @@ def stopped(process: Process) -> Iterator[None]:
 
 
 def test_a_holder_that_stood_still_for_longer_than_its_term_writes_nothing_more(rig: Rig) -> None:
+    """What its maintainers said lasts over the change: the job that was paused before is paused after it, until it is resumed."""
     job_id = submitted(rig, "paused")
     head = Head(rig)
     rig.until(lambda: head.read().active.job_id == job_id, "the job is active", LONG_S, pause_s=0.5)
+    said(rig, job_id, paused=True)
+    rig.until(lambda: head.read().active.state == model_pb2.JOB_STATE_PAUSED, "the job is paused", LONG_S, pause_s=0.5)
     before = head.read()
     holder = process_of(rig, before.holder)
     mark = len(holder.log.read_text())
@@ -121,10 +136,13 @@ def test_a_holder_that_stood_still_for_longer_than_its_term_writes_nothing_more(
         rig.until(lambda: head.read().epoch > before.epoch, "another orchestrator has taken over", LONG_S, pause_s=0.5)
         after = head.read()
         assert after.holder != before.holder
-        assert after.active.job_id == job_id, "a takeover changes the term and nothing else"
+        assert after.active == before.active, "a takeover changes the term and nothing else"
     rig.until(lambda: logged(holder, mark, "term_lost"), "the old holder notices", LONG_S)
     seen = head.read()
     assert seen.epoch > after.epoch or seen.holder == after.holder, "whoever comes back writes nothing in a term that is over"
+    assert rig.job(job_id).state == model_pb2.JOB_STATE_PAUSED
+    said(rig, job_id, paused=False)
+    rig.until(lambda: head.read().active.state == model_pb2.JOB_STATE_PLACING, "the job goes on", LONG_S, pause_s=0.5)
     called_off(rig, job_id)
 
 

@@ -198,3 +198,16 @@ def test_where_following_would_not_be_exact_the_planner_begins_anew() -> None:
     assert not follows({"measured": {"v0": 9.0}}), "everybody's correction changes"
     assert not follows({}, model_pb2.Plan(job_id="j", waiting=["v0"])), "a VNode waits"
     assert not follows({}, model_pb2.Plan(job_id="another"))
+
+
+def test_pausing_is_a_plan_of_its_own_that_moves_nothing() -> None:
+    stages, nodes, planner = (stage(0), stage(1)), [node(1), node(2)], Planner(POLICY)
+    first = planner.make(request(stages, nodes, None, "")).plan
+    planner.named("p1")
+    halted = planner.make(replace(request(stages, nodes, first, "p1"), halted=True))
+    assert (halted.plan.halted, halted.stays) == (True, False)
+    assert halted.plan.assignments == first.assignments
+    assert not same_placement(first, halted.plan)
+    planner.named("p2")
+    assert planner.make(replace(request(stages, nodes, halted.plan, "p2"), halted=True)).stays
+    assert not planner.make(request(stages, nodes, halted.plan, "p2")).stays

@@ -87,7 +87,42 @@ def test_the_settling_deadline_names_what_is_missing() -> None:
     assert "b lacks 1 batches: [4, 5)" in ended.reason
 
 
-@pytest.mark.parametrize("state", [0, PLACING, RUNNING, SETTLING])
+PAUSED = model_pb2.JOB_STATE_PAUSED
+
+
+def said(paused: bool, number: int = 1) -> model_pb2.JobPause:
+    return model_pb2.JobPause(job_id="j1", number=number, paused=paused)
+
+
+@pytest.mark.parametrize("state", [PLACING, RUNNING, SETTLING])
+def test_a_job_pauses_from_every_state_and_goes_on_through_placing(state: model_pb2.JobState.ValueType) -> None:
+    paused, goes_on = {"j1": record(pause=said(True))}, {"j1": record(pause=said(False, 2))}
+    assert next_change(head(state), paused, PROGRESS, 0) == MoveJob("j1", state, PAUSED)
+    assert next_change(head(state), paused, None, 0) == MoveJob("j1", state, PAUSED), "whatever is known of its progress"
+    assert next_change(head(PAUSED), paused, PROGRESS, 0) is None, "everything is done, and it stays paused"
+    assert next_change(head(PAUSED), goes_on, None, 0) == MoveJob("j1", PAUSED, PLACING)
+    assert next_change(head(PLACING), goes_on, PROGRESS, 0) == MoveJob("j1", PLACING, RUNNING)
+
+
+def test_a_paused_job_can_be_called_off_and_fails_for_good() -> None:
+    called_off = {"j1": record(pause=said(True), cancel_reason="enough")}
+    assert outcome(next_change(head(PAUSED), called_off, None, 0)).state == model_pb2.JOB_STATE_CANCELLED
+    broken = {"j1": record(pause=said(True), problem="its graph is gone")}
+    assert outcome(next_change(head(PAUSED), broken, None, 0)).state == model_pb2.JOB_STATE_FAILED
+
+
+def test_a_job_paused_in_the_queue_lets_others_pass_and_keeps_its_expiry() -> None:
+    request = model_pb2.JobRequest(job_id="j1", expires_unix_ms=1000)
+    jobs = {"j1": record("j1", 1.0, request=request, pause=said(True)), "j2": record("j2", 2.0)}
+    assert next_change(head(), jobs, None, 0) == Activate("j2", "r0", "m0")
+    del jobs["j2"]
+    assert next_change(head(), jobs, None, 0) is None
+    assert outcome(next_change(head(), jobs, None, 1000)).state == model_pb2.JOB_STATE_EXPIRED
+    jobs["j1"] = record(pause=said(False, 2))
+    assert next_change(head(), jobs, None, 0) == Activate("j1", "r0", "m0")
+
+
+@pytest.mark.parametrize("state", [0, PLACING, RUNNING, SETTLING, PAUSED])
 def test_cancelling_is_a_decision_in_every_state(state: int) -> None:
     ended = outcome(next_change(head(state), {"j1": record(cancel_reason="enough")}, None, 0))
     assert (ended.state, ended.reason) == (model_pb2.JOB_STATE_CANCELLED, "enough")

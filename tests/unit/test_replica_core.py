@@ -223,6 +223,24 @@ def test_while_learning_is_held_nothing_is_learned_and_what_others_ask_for_is_co
     assert core.view().paused_why == ""
 
 
+def test_in_a_halted_plan_nothing_is_learned_and_what_others_ask_for_is_computed() -> None:
+    core = started(frozenset({NEXT}), lineage=span(0, 2))
+
+    def planned(now_s: float, *, halted: bool) -> list[Instruction]:
+        return core.handle(ev.PlanChanged(now_s, {0: (Share(BEFORE.replica, 1.0),)}, frozenset({NEXT}), 100, halted=halted))
+
+    planned(0.0, halted=True)
+    assert not of(ev.Learn, give(core, 2, now_s=1.0))
+    assert core.view().paused_why.startswith("job_paused")
+    core.handle(ev.LinkUp(1.0, 1, Peer(NEXT, 1)))
+    ask(core, span(0, 10), 4, now_s=1.0)
+    assert [item.batch for item in of(ev.Forward, give(core, 0, now_s=1.0))] == [0], "a successor that lost its state is served"
+    core.handle(ev.Forwarded(1.0, TRAIN_LANE, 0, None))
+    core.check()
+    assert [item.batch for item in of(ev.Learn, planned(2.0, halted=False))] == [2]
+    assert core.view().paused_why == ""
+
+
 def test_a_fatal_failure_stops_and_an_unasked_answer_is_a_bug() -> None:
     core = started()
     give(core, 0)

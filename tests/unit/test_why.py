@@ -39,6 +39,11 @@ def test_waiting_for_an_audit_is_told() -> None:
     assert "a.1" in found[0].reason
 
 
+def test_a_job_that_its_maintainers_paused_is_told() -> None:
+    found = lines(reason="job_paused: its maintainers have called the job to a halt")
+    assert (found[0].code, state_of(found)) == ("job_paused", "waiting")
+
+
 def test_what_ended_with_its_worker_is_not_called_refused() -> None:
     """A pause ends the worker, and with it every replica: that is no assignment that failed, and no limit would change it."""
     failed = orchestrator_pb2.ReplicaReport(
