@@ -1,5 +1,8 @@
 """How much of `trust` its tests hold: small changes to its code, one at a time, each of which should turn a test red (mutation testing, DeMillo, Lipton and
 Sayward 1978). Drawn anew by seed; run on a copy of the package, so nothing in the tree is touched.
+
+A change counts as noticed if a test fails, if nothing can be imported any more, or if the tests take more processor time than any honest run: a loop without
+an end. What a busy machine may be to blame for, such as too long a time by the clock, counts as not noticed.
 """
 
 from __future__ import annotations
@@ -7,7 +10,10 @@ from __future__ import annotations
 import ast
 import os
 import random
+import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +27,10 @@ from dcnr.errors import InvariantBroken
 
 PACKAGE: Final = "trust"
 PER_ROUND: Final = 40
-TEST_TIMEOUT_S: Final = 240.0
+TEST_CPU_S: Final = 240
+TEST_WALL_S: Final = 1800.0
+NOTICED: Final = (1, 2, -signal.SIGXCPU)
+"""How pytest ends where a test fails, where a module cannot be imported, and at the bound on processor time."""
 WANTED: Final = 0.90
 QUICK_MODULES: Final = ("findings",)
 COMPARED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
@@ -43,6 +52,19 @@ class Mutant:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Of the tests of one mutant: how pytest ended (None: stopped by the clock), and the test that failed, if one did."""
+
+    code: int | None
+    test: str = ""
+
+    @property
+    def is_kill(self) -> bool:
+        """Whether the change was noticed."""
+        return self.code in NOTICED
+
+
 def run(options: Options) -> Result:
     """``rounds`` times 40 mutants drawn from all modules that have tests of their own."""
     settings: Row = {"package": PACKAGE, "mutants_per_round": 2 if options.quick else PER_ROUND}
@@ -50,15 +72,23 @@ def run(options: Options) -> Result:
     modules = {path.stem: path for path in sorted((ROOT / PACKAGE).glob("*.py")) if tests_of(path.stem)}
     if options.quick:
         modules = {name: modules[name] for name in QUICK_MODULES}
-    for name, path in modules.items():
-        if is_killed(Mutant(name, 0, "nothing", path.read_text()), options.scratch):
-            raise InvariantBroken(f"the tests of {PACKAGE}.{name} fail without any change", code="bad_tests")
+    unchanged = run_tests(sorted({test for name in modules for test in tests_of(name)}), options.scratch)
+    if unchanged.code != 0:
+        raise InvariantBroken(f"the tests of {PACKAGE} fail without any change: {unchanged}", code="bad_tests")
     everything = [mutant for name, path in modules.items() for mutant in mutants_of(name, path.read_text())]
     for number in range(options.rounds):
-        drawn = random.Random(number).sample(everything, min(settings["mutants_per_round"], len(everything)))
-        result.rounds += [
-            {"module": one.module, "line": one.line, "what": one.what, "killed": is_killed(one, options.scratch)} for one in drawn
-        ]
+        for one in random.Random(number).sample(everything, min(settings["mutants_per_round"], len(everything))):
+            ending = run_tests(tests_of(one.module), options.scratch, one)
+            result.rounds.append(
+                {
+                    "module": one.module,
+                    "line": one.line,
+                    "what": one.what,
+                    "killed": ending.is_kill,
+                    "by": ending.test,
+                    "code": ending.code,
+                }
+            )
     conclude(result)
     return result
 
@@ -97,9 +127,8 @@ def mutants_of(module: str, source: str) -> Iterator[Mutant]:
 
 
 def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str, _Apply]]:
-    decorators = [part for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.decorator_list]
-    forms = {id(node) for part in decorators for node in ast.walk(part)}
-    for node in ast.walk(tree):
+    forms = {id(node) for part in _forms(tree) for node in ast.walk(part)}
+    for node in (one for one in ast.walk(tree) if id(one) not in forms):
         match node:
             case ast.Compare(ops=[op, *_]) if type(op) in COMPARED:
                 new = COMPARED[type(op)]()
@@ -112,12 +141,24 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str, _Appl
                 yield node, f"{type(op).__name__} to {type(other).__name__}", _Apply(node, "op", other)
             case ast.UnaryOp(op=ast.Not()):
                 yield node, "not left out", _Apply(node, "op", ast.UAdd())
-            case ast.Constant(value=bool() as value) if id(node) not in forms:
+            case ast.Constant(value=bool() as value):
                 yield node, f"{value} to {not value}", _Apply(node, "value", not value)
             case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
                 yield node, f"{value} to {value + 1}", _Apply(node, "value", value + 1)
             case ast.If(body=[ast.Raise(), *_]):
                 yield node, "refusal left out", _Apply(node, "test", ast.Constant(value=False))
+
+
+def _forms(tree: ast.Module) -> Iterator[ast.expr]:
+    """What says how a class is made or what types things have: the first is not the policy, and nobody evaluates the second."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(decorator_list=decorators):
+                yield from decorators
+            case ast.AnnAssign(annotation=ast.expr() as kind) | ast.arg(annotation=ast.expr() as kind):
+                yield kind
+            case ast.FunctionDef(returns=ast.expr() as kind):
+                yield kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +173,29 @@ class _Apply:
         setattr(self.node, self.name, self.value)
 
 
-def is_killed(mutant: Mutant, scratch: Path) -> bool:
-    """Whether a test of its module turns red, or does not end."""
+def run_tests(tests: list[Path], scratch: Path, mutant: Mutant | None = None) -> Ending:
+    """Runs these tests on a copy of the package with that change, up to the first that fails."""
     place = scratch / "mutant"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(ROOT / PACKAGE, place / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-    (place / PACKAGE / f"{mutant.module}.py").write_text(mutant.source)
+    if mutant is not None:
+        (place / PACKAGE / f"{mutant.module}.py").write_text(mutant.source)
     command = [
-        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", "-o", "addopts=",
-        *(str(path) for path in tests_of(mutant.module)),
+        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:xdist", "--hypothesis-seed=0", *map(str, tests),
     ]  # fmt: skip
     paths = [str(place), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(command, cwd=place, env=environment, capture_output=True, timeout=TEST_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, cwd=place, env=environment, capture_output=True, text=True, timeout=TEST_WALL_S, check=False,
+            preexec_fn=_bound_processor_time,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return True
-    return done.returncode != 0
+        return Ending(None)
+    failed = re.search(r"^(?:FAILED|ERROR) \S*?(tests/\S+)", done.stdout, re.MULTILINE)
+    return Ending(done.returncode, failed[1] if failed else "")
+
+
+def _bound_processor_time() -> None:
+    """In the child alone; what it would have to catch ends it."""
+    resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S, TEST_CPU_S + 5))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from dcnr.errors import InvalidInput
 from trust.comparison import Comparison, judge
+from trust.findings import DOUBT_FACTOR
 from trust.overturned import Finding
 
 
@@ -43,6 +45,15 @@ def test_all_within_passes_and_the_limit_itself_is_within() -> None:
     outcome = judge([compared(0, 0.0), compared(1, 1e-5)])
     assert outcome.passed
     assert outcome.worst == compared(1, 1e-5)
+
+
+def test_of_equals_the_first_is_the_worst_and_a_doubt_is_read_past() -> None:
+    at_the_factor = Comparison(0, "output", "", 2.0, 1.0)
+    assert at_the_factor.ratio == DOUBT_FACTOR
+    outcome = judge([at_the_factor, replace(at_the_factor, step=1), Comparison(2, "output", "", 9.0, 1.0), compared(3, 0.0)])
+    assert (outcome.num_compared, outcome.first_over) == (3, at_the_factor)
+    assert judge([at_the_factor, replace(at_the_factor, step=1)]).worst == at_the_factor
+    assert judge([compared(0, 1e-5)]).passed, "one is enough"
 
 
 def test_a_little_over_is_a_doubt_and_within_is_a_pass() -> None:

@@ -150,3 +150,18 @@ def test_a_canary_is_drawn_for_each_auditor_and_attempt_and_apart_from_the_audit
     assert len({tuple(kind) for kind in kinds.values()}) == 4
     drawn = [one for one in intervals if is_drawn(SECRET, one, 0.05)]
     assert any(task_of(SECRET, one, "a", 1) is Task.REAL for one in drawn), "what is drawn is not all canary"
+
+
+def test_what_lies_at_a_rate_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, canary, wrong = (SECRET.number(purpose, *names) for purpose, names in (
+        (b"dcnr/draw/v1\0", ("i",)), (b"dcnr/canary/v1\0", ("i", "a", "0")), (b"dcnr/wrong/v1\0", ("i", "a", "0")),
+    ))  # fmt: skip
+    assert [is_drawn(SECRET, "i", at) for at in (drawn, math.nextafter(drawn, 1.0))] == [False, True]
+    for canaries, wrongs, task in (
+        (canary, 1.0, Task.REAL),
+        (math.nextafter(canary, 1.0), wrong, Task.RIGHT_CANARY),
+        (math.nextafter(canary, 1.0), math.nextafter(wrong, 1.0), Task.WRONG_CANARY),
+    ):
+        monkeypatch.setattr("trust.draw.CANARY_RATE", canaries)
+        monkeypatch.setattr("trust.draw.WRONG_RATE", wrongs)
+        assert task_of(SECRET, "i", "a", 0) is task

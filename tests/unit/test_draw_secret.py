@@ -14,10 +14,10 @@ from trust.draw_secret import load_or_create_secret
 
 
 def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
-    path = tmp_path / "home" / "draw.key"
+    path = tmp_path / "deep" / "home" / "draw.key"
     first, again = (load_or_create_secret(path, secrets.token_bytes) for _ in range(2))
     assert first.number(b"p", "x") == again.number(b"p", "x")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (path, path.parent)] == [0o600, 0o700]
     assert [one.name for one in path.parent.iterdir()] == ["draw.key"]
     other = load_or_create_secret(tmp_path / "draw.key", secrets.token_bytes)
     assert other.number(b"p", "x") != first.number(b"p", "x")

@@ -166,6 +166,7 @@ def test_two_stories_about_one_place_prove_themselves_in_any_order() -> None:
     found = equivocation_of(one, other, PLACE)
     assert (found.pnode_id, found.replica, found.incarnation, found.sequence) == (NODE.node_id, "a.0", 3, 7)
     assert found == equivocation_of(other, one, PLACE)
+    assert found.statements == tuple(sorted((digest_of_envelope(one), digest_of_envelope(other))))
     assert verify(proof(one, other), NETWORK, never, TOLERANCE).accused == NODE.node_id
 
 

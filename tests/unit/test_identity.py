@@ -242,6 +242,8 @@ def test_an_envelope_has_a_domain_and_a_bounded_number_of_signatures() -> None:
             seal(domain, b"x", *signers)
     signed = [seal(HEAD, b"x", key) for key in keys]
     assert len(merge_signatures(signed).signatures) == MAX_SIGNATURES
+    assert merge_signatures(signed[:1]) == signed[0]
+    assert open_envelope(signed[0], HEAD, max_bytes=signed[0].ByteSize()).payload == b"x"
     for envelopes in ([], [signed[0], seal(PLAN, b"x", keys[0])]):
         with pytest.raises(InvalidInput):
             merge_signatures(envelopes)
@@ -311,6 +313,8 @@ def test_addresses() -> None:
     assert split_address("[2001:db8::1]:1") == ("2001:db8::1", 1)
     assert split_address("node.example.org:65535") == ("node.example.org", 65535)
     assert join_address(*split_address("[::1]:5")) == "[::1]:5"
+    longest = ".".join(["h" * 63] * 3 + ["h" * 61])
+    assert split_address(f"{longest}:1") == (longest, 1)
     for bad in (
         "",
         "host",
@@ -329,11 +333,14 @@ def test_addresses() -> None:
         "h:000080",
         "[host]:1",
         "[a:b]:1",
+        "[::1:5",
+        "::1]:5",
         "7700",
         "[127.0.0.1]:1",
         "[fe80::1%eth0]:1",
         "x" * 300 + ":1",
-        "127.0.0.1" + "0" * 300 + ":1",
+        longest + "h:1",
+        "h" * 64 + ":1",
     ):
         with pytest.raises(InvalidInput):
             split_address(bad)

@@ -32,6 +32,7 @@ def test_credibility_grows_and_never_reaches_certainty(one: float, other: float)
 def test_reliability_counts_newer_results_more() -> None:
     results = Punctuality()
     assert results.reliability == 0.0
+    assert results.on_time(T).reliability == 1.0
     for day in range(4):
         results = results.late(T + day * DAY_S)
     for day in range(4):

@@ -49,7 +49,8 @@ def test_what_holds_is_opened() -> None:
     assert open_commit(commit(), PLACE, now_wall=NOW).delegation.pnode_id == NODE.node_id
     found = open_delta(delta(), PLACE, now_wall=NOW)
     assert (found.replica, found.batches, found.digest) == ("a.1", IntervalSet.of((2, 3), (5, 6)), "4" * 64)
-    assert open_delta(delta(codec="int8", size_bytes=MAX_OBJECT_BYTES), PLACE).delta.codec == "int8"
+    for size_bytes in (1, MAX_OBJECT_BYTES):
+        assert open_delta(delta(codec="int8", size_bytes=size_bytes), PLACE).delta.codec == "int8"
 
 
 def test_a_delegation_that_has_ended_counts_for_what_was_said_before() -> None:
