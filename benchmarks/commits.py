@@ -104,7 +104,9 @@ async def _interval(codec: str, folder: Path, *, steps: int, audited: bool) -> R
     span = checks_of_stage(stage, REGISTRY).replay().span_steps
     books: Books | NoBooks = NoBooks()
     if audited:
-        books = Books(standing, order, info, inputs=[0], span_steps=span, capture=capture, held=_ignore, crowded=_ignore)
+        books = Books(
+            standing, order, info, inputs=[0], is_read=True, span_steps=span, capture=capture, held=_ignore, crowded=_ignore
+        )
     entries = [(entry, _arrival(entry.batch, entry.inputs[0], codec, peer)) for entry in case.entries()]
     begun, waited = time.perf_counter(), 0.0
     for number, (entry, arrival) in enumerate(entries):

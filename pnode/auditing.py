@@ -213,11 +213,13 @@ class _Check:
         if len(self._seed) != SEED_BYTES or task.network_id != self._auditor.network_id:
             raise Refused("a task that is none", code="bad_task")
         graph = graph_from_bytes(order.graph)
-        stage = next((one for one in stages_of_graph(graph, self._auditor.registry) if one.id == task.vnode), None)
+        stages = stages_of_graph(graph, self._auditor.registry)
+        stage = next((one for one in stages if one.id == task.vnode), None)
         if stage is None:
             raise Refused(f"the graph has no VNode {task.vnode!r:.80} with weights", code="bad_task")
         place = Place(task.network_id, task.model, task.job_id, task.vnode)
-        assigned = Assigned(place, stage, int(graph.train.batch_size), int(order.num_batches))
+        is_read = any(read.id == stage.id for one in stages for read in one.inputs)
+        assigned = Assigned(place, stage, int(graph.train.batch_size), int(order.num_batches), is_read)
         self._checker = Checker(assigned, self._auditor.registry, int(graph.train.seed), graph_digest(graph))
         self.samples = StagedSamples(Path(order.dataset_manifest_path), Path(order.shard_dir), graph)
         if self.samples.num_batches != order.num_batches:

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import numpy as np
 from blake3 import blake3
 
 from dcnr import limits
@@ -26,7 +25,7 @@ from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.arrivals import Arrival
 from pnode.chain import Standing
 from pnode.evidence import EvidenceFolder, Interval
-from pnode.outbox import as_array
+from pnode.outbox import bytes_of
 from pnode.spool import Frame
 from trust.evidence import MAX_STATEMENTS
 from trust.ledger import MAX_UNCLEARED
@@ -46,6 +45,8 @@ SPARED_SHARE: Final = 0.5
 """Evidence of intervals that were not drawn goes when all of it takes more than this part of the room."""
 
 T = TypeVar("T")
+_Output = asyncio.Future[Frame] | TensorHandle | None
+"""As it is encoded for whoever wants it, or as it was computed."""
 Capture = Callable[[StateInfo], Awaitable[bytes]]
 """The whole state as it is now, with that about itself."""
 
@@ -74,14 +75,15 @@ class _Told:
 class Books:
     """One per audited replica; used from one event loop. ``inputs``: numbers of the stage's inputs that come from other VNodes.
 
+    ``is_read``: whether other VNodes read its outputs. Then every entry states its output, also one that nobody wants now: what is not said cannot be checked.
     ``held`` hears why nothing more may be learned ("" when it may), ``crowded`` that the interval should end soon.
     """
 
     def __init__(
-        self, standing: Standing, order: local_pb2.HostReplica, info: StateInfo, *, inputs: Collection[int], span_steps: int, capture: Capture,
-        held: Callable[[str], None], crowded: Callable[[str], None],
+        self, standing: Standing, order: local_pb2.HostReplica, info: StateInfo, *, inputs: Collection[int], is_read: bool, span_steps: int,
+        capture: Capture, held: Callable[[str], None], crowded: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self._standing, self._inputs, self._span_steps = standing, frozenset(inputs), span_steps
+        self._standing, self._inputs, self._is_read, self._span_steps = standing, frozenset(inputs), is_read, span_steps
         self._capture, self._held, self._crowded, self._max_bytes = capture, held, crowded, int(order.evidence_bytes)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"evidence-{standing.peer.replica}")
         self._spared_bytes = int(SPARED_SHARE * self._max_bytes)
@@ -104,15 +106,20 @@ class Books:
         """One batch was learned; ``frame``: its output as encoded, where it is kept."""
         step = model_pb2.Step(batch=batch, num_learned=num_learned, loss=result.loss, lr=result.lr)
         self._lineage = self._lineage.add(batch)
-        await self._note(step, inputs, frame)
+        await self._note(step, inputs, result.output, frame)
         if self._entry % self._span_steps == 0:
             self._track(partial(self._name_state, step, await self._captured()))
 
     async def forwarded(
-        self, batch: int, inputs: Sequence[TensorHandle], num_learned: int, frame: asyncio.Future[Frame] | None
+        self,
+        batch: int,
+        inputs: Sequence[TensorHandle],
+        output: TensorHandle,
+        num_learned: int,
+        frame: asyncio.Future[Frame] | None,
     ) -> None:
         """One batch was computed again with the weights of now."""
-        await self._note(model_pb2.Step(batch=batch, num_learned=num_learned, forward_only=True), inputs, frame)
+        await self._note(model_pb2.Step(batch=batch, num_learned=num_learned, forward_only=True), inputs, output, frame)
 
     async def merged(self, displacements: Sequence[bytes]) -> None:
         """The state took these in; an anchor of it follows."""
@@ -120,22 +127,18 @@ class Books:
             self._write(f"delta-{self._merges}", data)
             self._merges += 1
 
-    async def _note(self, step: model_pb2.Step, inputs: Sequence[TensorHandle], frame: asyncio.Future[Frame] | None) -> None:
+    async def _note(
+        self, step: model_pb2.Step, inputs: Sequence[TensorHandle], output: TensorHandle, frame: asyncio.Future[Frame] | None
+    ) -> None:
         while len(self._tasks) >= MAX_BACKLOG:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         entry, self._entry = self._entry, self._entry + 1
         self._steps.append(step)
-        self._track(partial(self._keep, entry, step, inputs, frame))
+        self._track(partial(self._keep, entry, step, inputs, output if frame is None and self._is_read else frame))
 
-    async def _keep(
-        self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle], frame: asyncio.Future[Frame] | None
-    ) -> None:
-        await self._run(self._add_inputs, entry, step, inputs)
-        if frame is not None:
-            encoded = (await asyncio.shield(frame)).encoded
-            step.outputs.add(codec=encoded.header.codec, digest=bytes.fromhex(encoded.header.digest))
-            part = model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_OUTPUT, batch=step.batch, entry=entry)
-            await self._run(self._add, part, encoded.payload)
+    async def _keep(self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle], output: _Output) -> None:
+        sent = await asyncio.shield(output) if isinstance(output, asyncio.Future) else output
+        await self._run(self._add_tensors, entry, step, inputs, sent)
         self._judge()
 
     async def _captured(self) -> bytes:
@@ -324,7 +327,7 @@ class Books:
             ended.following.result().take("begin", state)
         self._folder.closed(interval, name)
 
-    def _add_inputs(self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle]) -> None:
+    def _add_tensors(self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle], output: Frame | TensorHandle) -> None:
         """All digests first: these have to be in the log whatever the disk does."""
         parts: list[tuple[model_pb2.EvidencePart, memoryview]] = []
         for port, handle in enumerate(inputs):
@@ -338,8 +341,17 @@ class Books:
                 payload = handle.encoded.payload
                 step.inputs.append(bytes.fromhex(handle.encoded.header.digest))
             else:
-                payload = np.ascontiguousarray(as_array(handle)).reshape(-1).view(np.uint8).data
+                payload = bytes_of(handle)
                 step.inputs.append(blake3(payload).digest())
+            parts.append((part, payload))
+        if output is not None:
+            part = model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_OUTPUT, batch=step.batch, entry=entry)
+            if isinstance(output, Frame):
+                payload, header = output.encoded.payload, output.encoded.header
+                step.outputs.add(codec=header.codec, digest=bytes.fromhex(header.digest))
+            else:
+                payload = bytes_of(output)
+                step.outputs.add(codec="raw", digest=blake3(payload).digest())
             parts.append((part, payload))
         for part, payload in parts:
             self._add(part, payload)

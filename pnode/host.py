@@ -313,7 +313,7 @@ class ReplicaHost:
             result, seconds = await self.on_thread(lambda: self.merges.held_out.forward(self._compute, job, inputs, target()))
             frame = await self._kept(job.lane, job, result.output, self.num_learned)
             if job.mode is Mode.FORWARD_ONLY:
-                await self.books.forwarded(job.batch, job.inputs, self.num_learned, frame)
+                await self.books.forwarded(job.batch, job.inputs, result.output, self.num_learned, frame)
             await self._pace.rest(self._leaving)
         except Exception as error:  # noqa: BLE001  VNode boundary: the core decides what a failed pass means
             self._computation_failed(job.lane, job.batch, error)

@@ -214,7 +214,7 @@ def books_of(
     return Books(
         prepared.standing, order, prepared.info,
         inputs=[port for port in range(len(prepared.stage.inputs)) if port not in prepared.config.input_edges],
-        span_steps=span_steps, capture=capture, held=lambda why: host.post(LearningHeld(clock.monotonic(), why)),
+        is_read=bool(prepared.successors), span_steps=span_steps, capture=capture, held=lambda why: host.post(LearningHeld(clock.monotonic(), why)),
         crowded=host.snapshot_again,
     )  # fmt: skip
 

@@ -199,3 +199,8 @@ def as_array(tensor: TensorHandle) -> Array:
     if isinstance(tensor, np.ndarray):
         return tensor
     return np.asarray(tensor.cpu() if hasattr(tensor, "cpu") else tensor)
+
+
+def bytes_of(tensor: TensorHandle) -> memoryview:
+    """The same as raw bytes."""
+    return np.ascontiguousarray(as_array(tensor)).reshape(-1).view(np.uint8).data

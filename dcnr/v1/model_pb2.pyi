@@ -1909,7 +1909,7 @@ class Step(_message.Message):
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepOutput]:
-        """sorted by codec; none where nobody wanted it"""
+        """sorted by codec; never none where other VNodes read them"""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -79,6 +79,15 @@ class Interval:
     def restate(self) -> None:
         """The commit names the log as it is now."""
         self.commit.steps_digest = digest_of(self.log_bytes)
+
+    def say_nothing_of_outputs(self, entries: Collection[int] | None = None) -> None:
+        """Whoever sends what it likes states no output at all, or none of these entries, and nothing can be compared."""
+        silent = range(len(self.log.steps)) if entries is None else entries
+        for entry in silent:
+            self.log.steps[entry].ClearField("outputs")
+        unsaid = {(model_pb2.EVIDENCE_KIND_OUTPUT, entry) for entry in silent}
+        self.parts = [one for one in self.parts if (one[0].kind, one[0].entry) not in unsaid]
+        self.restate()
 
     def write(self, path: Path, *, statement: identity_pb2.Envelope | None = None) -> Written:
         """The bundle."""

@@ -191,6 +191,10 @@ def test_what_cannot_be_checked_is_said_and_blames_nobody(tmp_path: Path, case: 
             unverifiable = model_pb2.AUDIT_FINDING_UNVERIFIABLE
             assert report_in(await one.audit(task(torn, "s2"), torn), key).finding == unverifiable
             assert (await found(case.interval("s1"))).finding == unverifiable
+            silent = case.interval("s1")
+            silent.say_nothing_of_outputs([3])
+            unsaid = await found(silent, vnode="s1")
+            assert (unsaid.finding, "entry 3 does not say" in unsaid.reason) == (unverifiable, True), "s2 reads it"
             assert (await found(honest, REFEREE)).finding == unverifiable
             assert (await found(case.interval("s2", state_every=1), REFEREE)).finding == model_pb2.AUDIT_FINDING_PASS
             refused = model_pb2.AUDIT_FINDING_REFUSED

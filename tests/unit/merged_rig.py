@@ -63,6 +63,7 @@ class Member:
             order,
             self.info,
             inputs=[],
+            is_read=True,
             span_steps=256,
             capture=self._capture,
             held=lambda _: None,
@@ -83,8 +84,8 @@ class Member:
             self.info = replace(self.info, lineage=self.info.lineage.add(batch))
 
     async def forward(self, batch: int) -> None:
-        self.compute.forward(batch, [DATA.read_input(batch)], Mode.FORWARD_ONLY)
-        await self.books.forwarded(batch, [DATA.read_input(batch)], len(self.info.lineage), None)
+        result = self.compute.forward(batch, [DATA.read_input(batch)], Mode.FORWARD_ONLY)
+        await self.books.forwarded(batch, [DATA.read_input(batch)], result.output, len(self.info.lineage), None)
 
     # ---- a contributor
 

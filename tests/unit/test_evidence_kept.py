@@ -13,17 +13,19 @@ from blake3 import blake3
 
 from dcnr.ids import Digest, ReplicaId, VNodeId, digest_of
 from dcnr.intervals import IntervalSet
+from dcnr.tensor import encode
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.books import MAX_BACKLOG, Books
 from pnode.chain import Standing
 from pnode.evidence import EvidenceFolder, closed_in, forget
+from pnode.spool import Frame
 from pnode.verdicts import LONGEST_KEPT_S, decided_of, sweep
 from vnode.bundle import read_bundle
 from vnode.compute import StepResult
 from vnode.state import StateInfo
 from vnode.vocabulary import Peer
 
-INPUT = model_pb2.EVIDENCE_KIND_INPUT
+INPUT, OUTPUT = model_pb2.EVIDENCE_KIND_INPUT, model_pb2.EVIDENCE_KIND_OUTPUT
 STANDING = Standing("5" * 40, "m", "j", VNodeId("a"), Peer(ReplicaId("a.1"), 3), "6" * 40)
 INFO = StateInfo("a", "m", "g", "", 1, 0, 100, 7, IntervalSet.empty())
 NAMES = [digest_of(bytes([number])) for number in range(6)]
@@ -94,15 +96,16 @@ def test_what_nobody_asked_for_in_a_week_goes_at_the_next_start(tmp_path: Path) 
 class Rig:
     """Books over a real directory; their replica is this test."""
 
-    def __init__(self, root: Path, *, max_bytes: int = 1 << 20, span_steps: int = 256) -> None:
+    def __init__(self, root: Path, *, max_bytes: int = 1 << 20, span_steps: int = 256, is_read: bool = False) -> None:
         self.root, self.held, self.crowded, self.captured = root, list[str](), list[str](), list[StateInfo]()
+        self.wanted = set[int]()
         (root / "begin.state").write_bytes(b"begin")
         order = local_pb2.HostReplica(
             evidence_dir=str(root / "evidence"), evidence_bytes=max_bytes, state_path=str(root / "begin.state"),
             assignment=model_pb2.DesiredAssignment(role=model_pb2.ROLE_PRIMARY),
         )  # fmt: skip
         self.books = Books(
-            STANDING, order, INFO, inputs=[0], span_steps=span_steps, capture=self._capture, held=self.held.append,
+            STANDING, order, INFO, inputs=[0], is_read=is_read, span_steps=span_steps, capture=self._capture, held=self.held.append,
             crowded=self.crowded.append,
         )  # fmt: skip
 
@@ -112,7 +115,15 @@ class Rig:
 
     async def learn(self, batch: int, num_bytes: int = 64) -> None:
         tensor = np.full(num_bytes // 4, batch, np.float32)
-        await self.books.learned(batch, [tensor], StepResult(tensor, 0.5, 1, 1, 1, 0.1), batch, None)
+        await self.books.learned(batch, [tensor], StepResult(tensor + 1, 0.5, 1, 1, 1, 0.1), batch, await self.frame(batch))
+
+    async def frame(self, batch: int) -> asyncio.Future[Frame] | None:
+        """Of an output that somebody wants, in the codec of its way."""
+        if batch not in self.wanted:
+            return None
+        frame: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        frame.set_result(Frame(encode(np.full(16, batch + 1, np.float32), "int8"), batch))
+        return frame
 
     async def end(self, name: Digest) -> model_pb2.StepLog:
         log = await self.books.log("begin")
@@ -149,6 +160,31 @@ def test_a_log_names_what_was_kept(tmp_path: Path) -> None:
         following = await rig.end(NAMES[1])
         assert [step.batch for step in following.steps] == [5]
         assert (closed_in(rig.folder)[NAMES[1]] / "begin").read_bytes() == b"end"
+        rig.books.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_others_read_is_stated_and_kept_also_where_nobody_wants_it_now(tmp_path: Path, *, is_read: bool) -> None:
+    """A batch that is learned again may be durable with everybody behind: an auditor asks what came out of it all the same."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path, is_read=is_read)
+        rig.wanted.add(1)
+        for batch in range(2):
+            await rig.learn(batch)
+        tensor = np.full(16, 2, np.float32)
+        await rig.books.forwarded(2, [tensor], tensor + 1, 2, await rig.frame(2))
+        log = await rig.end(NAMES[0])
+        codecs = [[output.codec for output in step.outputs] for step in log.steps]
+        assert codecs == ([["raw"], ["int8"], ["raw"]] if is_read else [[], ["int8"], []])
+        with read_bundle(closed_in(rig.folder)[NAMES[0]] / "parts") as parts:
+            for entry, step in enumerate(log.steps):
+                for output in step.outputs:
+                    payload = parts.data(OUTPUT, entry=entry, batch=step.batch)
+                    assert blake3(payload).digest() == output.digest
+                    assert output.codec != "raw" or np.frombuffer(payload, np.float32).tolist() == [step.batch + 1.0] * 16
         rig.books.close()
 
     run(scenario)
@@ -230,13 +266,19 @@ def test_more_than_four_open_intervals_hold_learning(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_costs_the_evidence_and_not_the_log(tmp_path: Path) -> None:
+    """Nothing that was sent may be missing in it."""
+
     async def scenario() -> None:
         (tmp_path / "evidence").write_bytes(b"a file where the directory should be")
-        rig = Rig(tmp_path)
+        rig = Rig(tmp_path, is_read=True)
+        rig.wanted.update(range(0, 3 * MAX_BACKLOG, 2))
         for batch in range(3 * MAX_BACKLOG):
             await rig.learn(batch)
         log = await rig.end(NAMES[0])
         assert [len(step.inputs) for step in log.steps] == [1] * (3 * MAX_BACKLOG)
+        assert [step.outputs[0].codec for step in log.steps] == [
+            "int8" if batch in rig.wanted else "raw" for batch in range(3 * MAX_BACKLOG)
+        ]
         rig.books.close()
 
     run(scenario)

@@ -37,7 +37,7 @@ class MapClaim:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An output as one receiver decodes it; None where nobody wanted it."""
+    """An output as one receiver decodes it; None where nobody reads it."""
 
     values: Array | None
     codec: str
@@ -56,7 +56,7 @@ class ClaimedStep:
     num_learned: int
     """Batches that the state's lineage held before this entry."""
     output: Array | None
-    """As the receiver decodes it; None where nobody wanted it."""
+    """As the receiver decodes it; None where nobody reads it."""
     codec: str
     """In which the output travelled: ``raw`` for a local hand-over."""
     loss: float

@@ -44,6 +44,8 @@ class Assigned:
     stage: Stage
     batch_size: int
     num_batches: int
+    is_read: bool
+    """Whether other VNodes read its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,8 @@ def _claimed(
     bundle: Bundle, assigned: Assigned, inputs: _Inputs, entry: int, step: model_pb2.Step, read: Array | None, target: Array,
     maps: tuple[str, ...],
 ) -> ClaimedStep:  # fmt: skip
+    if assigned.is_read and not step.outputs:
+        raise Refused(f"entry {entry} does not say what came out of it, and others read that", code=UNVERIFIABLE)
     sent = [_sent(bundle, assigned, entry, int(step.batch), port, output) for port, output in enumerate(step.outputs)]
     best = min(sent, key=lambda one: one.codec != "raw", default=Sent(None, "raw"))
     return ClaimedStep(
