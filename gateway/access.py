@@ -82,6 +82,10 @@ class Access:
         self._buckets = Buckets()
         self._seen: OrderedDict[str, float] = OrderedDict()
 
+    async def meet(self, asked: Asked) -> None:
+        """Before `admit`: a key that was made since the last look at the file is known from now on."""
+        await self._ring.seek(_bearer(asked))
+
     def admit(self, asked: Asked) -> Admitted:
         """Who asks. Raises RestError."""
         self._check_host(asked)
@@ -136,11 +140,9 @@ class Access:
             raise RestError("WRONG_HOST", "the header Host names another machine than this gateway's")
 
     def _key(self, asked: Asked) -> tuple[Key | None, str]:
-        header = asked.headers.get("authorization", "")
-        scheme, _, text = header.partition(" ")
-        if not header:
+        if not asked.headers.get("authorization", ""):
             return None, ""
-        text = text.strip() if scheme.lower() == "bearer" else ""
+        text = _bearer(asked)
         return self._ring.find(text), text or "-"
 
     def _once(self, mark: str, now: float) -> None:
@@ -151,6 +153,12 @@ class Access:
         if len(self._seen) >= MAX_SIGNATURES:
             raise RestError("RATE_LIMITED", "too many signed requests", headers={"Retry-After": "60"})
         self._seen[mark] = now
+
+
+def _bearer(asked: Asked) -> str:
+    """The key that the request bears; empty where it bears none."""
+    scheme, _, text = asked.headers.get("authorization", "").partition(" ")
+    return text.strip() if scheme.lower() == "bearer" else ""
 
 
 def check_origin(asked: Asked) -> None:

@@ -107,6 +107,7 @@ class Gate:
         with self._metrics.in_flight():
             try:
                 asked = _asked(scope)
+                await self._access.meet(asked)
                 admitted = self._access.admit(asked)
                 answer.add(admitted.headers)
                 body = await _body(scope, receive)
@@ -145,6 +146,7 @@ class Gate:
         try:
             asked = _asked({**scope, "method": "GET"})
             check_origin(asked)
+            await self._access.meet(asked)
             admitted = self._access.admit(asked)
             self._access.check_signature(asked, admitted, b"")
         except RestError as error:

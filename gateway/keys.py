@@ -1,7 +1,7 @@
 """API keys and the log of their use, in one SQLite file (0600): of a key only a salted hash is kept, so the file gives nobody away.
 
 A key is ``dcnr_<id>_<secret>``; the secret is 256 random bits, so one keyed BLAKE3 is enough. It is shown once, when it is made. Commands and a running gateway
-share the file: a change is in force within `RELOAD_S`.
+share the file: a new key and a new text are in force at once, an end within `RELOAD_S`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from dcnr.ports import Clock
 FILE: Final = "gateway.db"
 SCOPES: Final = ("client", "admin", "node-owner")
 RELOAD_S: Final = 1.0
+SEEK_S: Final = 0.2
+"""For keys that nobody knows the file is read no more often than this, however many ask."""
 MAX_KEYS: Final = 10_000
 MAX_NAME: Final = 64
 MAX_USES_QUEUED: Final = 10_000
@@ -182,6 +184,21 @@ class KeyRing:
         self._keys: Mapping[str, Key] = {}
         self._uses: deque[Use] = deque(maxlen=MAX_USES_QUEUED)
         self._told = False
+        self._seeking = asyncio.Lock()
+        self._sought_at = -SEEK_S
+
+    async def seek(self, text: str) -> None:
+        """Reads the file where ``text`` could be a key and is none that is known: it may have been made this moment. Waits for `SEEK_S` at most, and the disk."""
+        if self.find(text) is not None or not SHOWN.fullmatch(text):
+            return
+        asked_at = self._clock.monotonic()
+        async with self._seeking:
+            if self._sought_at > asked_at:
+                return  # somebody else's look began after this was asked
+            await asyncio.sleep(max(0.0, self._sought_at + SEEK_S - self._clock.monotonic()))
+            self._sought_at = self._clock.monotonic()
+            with contextlib.suppress(Unavailable):  # told by `turn`
+                await self.reload()
 
     def find(self, text: str) -> Key | None:
         """The key of that text, if it is one and in force. Takes as long for a wrong secret as for a right one."""

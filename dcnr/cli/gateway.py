@@ -112,7 +112,7 @@ def add(
         name, scope, expires=now + days * DAY_S if days else 0.0, signed=signed, now_wall=now, rng=secrets.token_bytes, owner=owner
     )  # fmt: skip
     output.emit({"id": key.id, "name": name, "scope": scope, "key": text}, lambda: text, as_json=as_json)
-    output.say(f"shown this once; in force within a second at the gateway that runs on {home_of(ClientSettings, home)}")
+    output.say(f"shown this once; in force from now on at the gateway that runs on {home_of(ClientSettings, home)}")
     if scope == "node-owner" and not owner:
         output.say("it names no owner, so it reads and sees no machines: --owner ID names one")
 
