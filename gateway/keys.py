@@ -188,7 +188,7 @@ class KeyRing:
         self._sought_at = -SEEK_S
 
     async def seek(self, text: str) -> None:
-        """Reads the file where ``text`` could be a key and is none that is known: it may have been made this moment. Waits for `SEEK_S` at most, and the disk."""
+        """Reads the file where ``text`` could be a key and is none that is known: it may be new. Waits for `SEEK_S` and the disk at most."""
         if self.find(text) is not None or not SHOWN.fullmatch(text):
             return
         asked_at = self._clock.monotonic()

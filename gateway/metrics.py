@@ -26,9 +26,35 @@ CATALOGUE: Final[Mapping[str, tuple[str, tuple[str, ...], str]]] = MappingProxyT
         "dcnr_job_batches": ("gauge", ("job", "model"), "batches of a job at work"),
         "dcnr_job_learned_batches": ("gauge", ("job", "model"), "batches learned by the VNode that has learned least"),
         "dcnr_job_batches_per_second": ("gauge", ("job", "model"), "rate of the slowest VNode"),
+        "dcnr_questions": ("gauge", ("orchestrator",), "questions asked at the orchestrator that answers, since its start"),
+        "dcnr_questions_answered": ("gauge", ("orchestrator",), "of those, answered"),
+        "dcnr_questions_degraded": ("gauge", ("orchestrator",), "of the answered, from a shallower exit than was asked"),
+        "dcnr_questions_failed": ("gauge", ("orchestrator", "code"), "the others, by error code"),
+        "dcnr_questions_in_flight": ("gauge", ("orchestrator",), "asked and not answered yet"),
+        "dcnr_questions_seconds_p50": ("gauge", ("orchestrator",), "median of the newest answers, from question to answer"),
+        "dcnr_questions_seconds_p95": ("gauge", ("orchestrator",), "95 % of them took no longer"),
+        "dcnr_questions_ways": ("gauge", ("orchestrator",), "ways tried for questions"),
+        "dcnr_questions_compared": ("gauge", ("orchestrator",), "answers compared with another way's"),
+        "dcnr_questions_differing": ("gauge", ("orchestrator",), "of those, by more than tolerance"),
+        "dcnr_text_passes_continued": ("gauge", ("orchestrator",), "passes of texts that went on from what stages had kept"),
+        "dcnr_text_passes_replayed": ("gauge", ("orchestrator",), "passes of texts that brought the whole window again, since a stage had lost it"),
     }
 )  # fmt: skip
 """Kind, labels and meaning by name of the family."""
+SERVING: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "num_questions": "dcnr_questions", "num_answered": "dcnr_questions_answered", "num_degraded": "dcnr_questions_degraded",
+        "in_flight": "dcnr_questions_in_flight", "p50_s": "dcnr_questions_seconds_p50", "p95_s": "dcnr_questions_seconds_p95",
+        "num_ways": "dcnr_questions_ways", "num_compared": "dcnr_questions_compared", "num_differing": "dcnr_questions_differing",
+        "num_continued": "dcnr_text_passes_continued", "num_replays": "dcnr_text_passes_replayed",
+    }
+)  # fmt: skip
+"""The family of each single figure of the contract's ServingFigures."""
+NETWORK: Final = (
+    "dcnr_nodes", "dcnr_jobs", "dcnr_job_batches", "dcnr_job_learned_batches", "dcnr_job_batches_per_second", "dcnr_questions_failed",
+    *SERVING.values(),
+)  # fmt: skip
+"""Families whose series are those of the last answer alone."""
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -71,7 +97,7 @@ class Metrics:
         """The exposition, with the network's figures of now; None where no orchestrator answered."""
         families = self._families
         families["dcnr_gateway_network_up"].set(stats is not None)
-        for name in ("dcnr_nodes", "dcnr_jobs", "dcnr_job_batches", "dcnr_job_learned_batches", "dcnr_job_batches_per_second"):
+        for name in NETWORK:
             families[name].clear()
         if stats is not None:
             for state, number in stats.nodes_by_state.items():
@@ -84,6 +110,10 @@ class Metrics:
                 families["dcnr_job_batches"].labels(job.job_id, job.model).set(job.num_batches)
                 families["dcnr_job_learned_batches"].labels(job.job_id, job.model).set(job.num_learned)
                 families["dcnr_job_batches_per_second"].labels(job.job_id, job.model).set(job.batches_per_s)
+            for field, value in stats.serving.items():
+                families[SERVING[field]].labels(stats.reporter).set(value)
+            for code, number in stats.questions_failed.items():
+                families["dcnr_questions_failed"].labels(stats.reporter, code).set(number)
         return generate_latest(self.registry)
 
     def _counter(self, name: str, meaning: str, labels: tuple[str, ...]) -> Counter | Gauge | Histogram:

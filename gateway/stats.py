@@ -16,6 +16,8 @@ AT_WORK: Final = frozenset({model_pb2.JOB_STATE_RUNNING, model_pb2.JOB_STATE_PAU
 ENDED: Final = frozenset(
     {model_pb2.JOB_STATE_COMPLETED, model_pb2.JOB_STATE_FAILED, model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_EXPIRED}
 )
+SERVING_FIELDS: Final = tuple(field for field in orchestrator_pb2.ServingFigures.DESCRIPTOR.fields if field.name != "failed")
+"""Single figures."""
 
 
 class Quantiles(BaseModel):
@@ -68,6 +70,10 @@ class Stats(BaseModel):
     failure_rate: float
     """Failed and expired jobs among the ended ones."""
     training: list[Training]
+    serving: dict[str, float]
+    """What questions to the model came to at the reporter since its start, by their names in the contract (ServingFigures)."""
+    questions_failed: dict[str, int]
+    """Of these questions, the failed ones by error code."""
     request_seconds: Quantiles
 
 
@@ -97,6 +103,8 @@ def stats_of(
         success_rate=states[model_pb2.JOB_STATE_COMPLETED] / ended if ended else 0.0,
         failure_rate=bad / ended if ended else 0.0,
         training=[_training(job) for job in at_work],
+        serving={field.name: getattr(status.serving, field.name) for field in SERVING_FIELDS},
+        questions_failed=dict(status.serving.failed),
         request_seconds=Quantiles(count=len(seconds), p50=quantile(seconds, 0.5), p95=quantile(seconds, 0.95)),
     )
 

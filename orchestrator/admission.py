@@ -8,7 +8,7 @@ from dataservice import keys
 from dataservice.dataset_manifest import DatasetManifest, parse_manifest
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import InvalidInput, NotFound, Refused, Stale
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale
 from dcnr.graph import dataset_refs, num_batches, tensor_spec
 from dcnr.ids import check_name
 from dcnr.ports import ObjectStore
@@ -19,8 +19,9 @@ from orchestrator.view import JobFacts, ViewLoader
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 
-SAME: Final = ("network_id", "job_id", "model", "graph_digest", "dataset_digest", "dataset_name", "num_batches")
-"""What a repeated submission must share with the stored one; times, estimates and signatures may differ."""
+SIGNED_ANEW: Final = frozenset(("created_unix_ms", "expires_unix_ms", "initial_manifest_digest"))
+"""What differs when the same wish is signed once more: when, and the signatures on manifest 0. Life and first states are compared instead."""
+LIFE_SLACK_MS: Final = 1000
 FIELDS: Final = ("input", "target")
 KEPT: Final = (
     "component", "config", "component_input_specs", "objective", "objective_config", "optimizer", "output", "target", "num_classes",
@@ -39,7 +40,7 @@ async def admit(
     request = policy.open_job_request(envelope)
     check_name(request.job_id)
     check_name(request.model)
-    stored = await _stored(store, policy, request)
+    stored = await _stored(store, policy, request, loader)
     if stored is not None:
         return stored, True
     if request.expires_unix_ms and request.expires_unix_ms <= wall_unix_ms:
@@ -54,28 +55,55 @@ async def admit(
     if found == data:
         return request, False
     other = policy.open_job_request(parse_envelope(found))
-    _require_same(other, request)
+    await _require_same(other, request, loader)
     return other, True
 
 
-async def _stored(store: ObjectStore, policy: NetworkPolicy, request: model_pb2.JobRequest) -> model_pb2.JobRequest | None:
+async def _stored(
+    store: ObjectStore, policy: NetworkPolicy, request: model_pb2.JobRequest, loader: ViewLoader
+) -> model_pb2.JobRequest | None:
     try:
         found = await store.get(keys.job_request(request.model, request.job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
     except NotFound:
         return None
     other = policy.open_job_request(parse_envelope(found.data))
-    _require_same(other, request)
+    await _require_same(other, request, loader)
     return other
 
 
-def _require_same(stored: model_pb2.JobRequest, request: model_pb2.JobRequest) -> None:
-    different = [name for name in SAME if getattr(stored, name) != getattr(request, name)]
+async def _require_same(stored: model_pb2.JobRequest, request: model_pb2.JobRequest, loader: ViewLoader) -> None:
+    """Everything that is signed is the same, but for what `SIGNED_ANEW` says."""
+    different = [
+        field.name
+        for field in request.DESCRIPTOR.fields
+        if field.name not in SIGNED_ANEW and getattr(stored, field.name) != getattr(request, field.name)
+    ]
+    if abs(_life_ms(stored) - _life_ms(request)) > LIFE_SLACK_MS:
+        different.append("expires_unix_ms")
+    if not await _begin_alike(stored, request, loader):
+        different.append("initial_manifest_digest")
     if different:
         raise Stale(
-            f"job {request.job_id} exists with another {', '.join(different)}",
-            code="job_id_taken",
-            remedy="use another idempotency key",
-        )
+            f"job {request.job_id} exists with another {', '.join(different)}", code="job_id_taken", remedy="use another idempotency key",
+            field=",".join(different),
+        )  # fmt: skip
+
+
+def _life_ms(request: model_pb2.JobRequest) -> int:
+    """How long it may wait; 0: for ever."""
+    return int(request.expires_unix_ms - request.created_unix_ms) if request.expires_unix_ms else 0
+
+
+async def _begin_alike(stored: model_pb2.JobRequest, request: model_pb2.JobRequest, loader: ViewLoader) -> bool:
+    """Whether both begin with the same manifest, whoever signed it."""
+    if stored.initial_manifest_digest == request.initial_manifest_digest:
+        return True
+    try:
+        return (await loader.manifest(stored.model, stored.initial_manifest_digest))[0] == (
+            await loader.manifest(request.model, request.initial_manifest_digest)
+        )[0]
+    except (NotFound, Corrupt, InvalidInput, Refused):
+        return False
 
 
 async def _facts(loader: ViewLoader, data: bytes) -> JobFacts:

@@ -21,7 +21,7 @@ from dataservice.released import released
 from dcnr import limits
 from dcnr.client import Orchestrators
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Unavailable
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Stale, Unavailable
 from dcnr.export import Export, weights_of_state, write_export
 from dcnr.graph import dataset_refs, graph_digest, graph_from_bytes, graph_to_bytes, stages_of_graph
 from dcnr.ids import Digest, check_digest, job_id_of
@@ -158,7 +158,9 @@ class AsyncClient:
     ) -> AsyncGenerator[orchestrator_pb2.WatchJobResponse, None]:
         """Views of a job with the events in between, until it has ended; goes on at another orchestrator when one is lost (`views_of`)."""
         with shown(progress) as tell:
-            async with aclosing(views_of(self.orchestrators, job_id, model=model, interval_s=interval_s)) as views:
+            async with aclosing(
+                views_of(self.orchestrators, job_id, model=model, interval_s=interval_s, clock=self._clock)
+            ) as views:
                 async for view in views:
                     tell("batches", *batches_of(view.job))
                     yield view
@@ -246,18 +248,21 @@ class AsyncClient:
         if known is not None:
             return known
         draft = (await self.prepare(graph, options, weights=weights, progress=progress)).sign(self.policy, *keys)
-        return await self.submit_draft(draft)
+        try:
+            return await self.submit_draft(draft)
+        except Stale as error:
+            if not submission.differs_by_estimate(error, options) or (known := await self._existing(graph, options)) is None:
+                raise
+            return known
 
     async def submit_draft(self, draft: Draft) -> orchestrator_pb2.SubmitJobResponse:
         """Stores manifest 0 and submits a draft that has its signatures. Raises Refused (``too_few_signatures``)."""
-        what, missing = draft.missing(self.policy)
-        if missing or draft.signed_request is None:
-            raise _too_few(what, missing)
+        signed = draft.require(self.policy)
         if draft.manifest is not None and draft.manifest_digest is not None:
             ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=draft.request.model, digest=draft.manifest_digest)
             await self.objects.write_bytes(ref, draft.manifest.SerializeToString(deterministic=True), directory=self.scratch)
             reached("manifest0.stored")
-        request = orchestrator_pb2.SubmitJobRequest(request=draft.signed_request)
+        request = orchestrator_pb2.SubmitJobRequest(request=signed)
         answer = await self.orchestrators.call(OrchestratorServiceStub, "SubmitJob", request)
         return cast(orchestrator_pb2.SubmitJobResponse, answer)
 
@@ -392,9 +397,3 @@ class AsyncClient:
                 "another graph was submitted under this idempotency key", code="idempotency_key_taken", remedy="use another key"
             )
         return orchestrator_pb2.SubmitJobResponse(job_id=job_id, existed=True, state=view.state)
-
-
-def _too_few(what: str, missing: int) -> Refused:
-    return Refused(
-        f"{missing} more maintainers must sign the {what}", code="too_few_signatures", remedy="let them run: dcnr model sign FILE"
-    )

@@ -57,6 +57,17 @@ class Draft:
         missing = int(policy.document.threshold) - _num_signers(policy, self.signed_request)
         return ("request", missing) if missing > 0 else ("", 0)
 
+    def require(self, policy: NetworkPolicy) -> identity_pb2.Envelope:
+        """The signed request. Raises Refused (``too_few_signatures``)."""
+        what, missing = self.missing(policy)
+        if missing or self.signed_request is None:
+            raise Refused(
+                f"{missing} more maintainers must sign the {what}",
+                code="too_few_signatures",
+                remedy="let them run: dcnr model sign FILE",
+            )
+        return self.signed_request
+
     def to_json(self) -> str:
         """The draft as a file: what is signed in readable form, and the bytes that count."""
         table = {

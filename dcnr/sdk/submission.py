@@ -14,7 +14,7 @@ from typing import Final
 from dataservice.objects import ObjectClient
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import InvalidInput, NotFound
+from dcnr.errors import InvalidInput, NotFound, Stale
 from dcnr.graph import dataset_refs, graph_digest, graph_to_bytes, num_batches, stages_of_graph
 from dcnr.ids import Digest, check_digest, digest_of, job_id_of
 from dcnr.sdk.progress import Progress
@@ -84,6 +84,11 @@ def unit_batches(seconds_per_batch: float) -> int:
     if seconds_per_batch <= 0:
         return 16
     return max(1, min(MAX_UNIT_BATCHES, round(UNIT_S / seconds_per_batch)))
+
+
+def differs_by_estimate(error: Stale, options: JobOptions) -> bool:
+    """Whether the job that is there differs only in a unit that nobody chose: the network was measured anew since the first try."""
+    return error.code == "job_id_taken" and error.details.get("field") == "unit_batches" and not options.unit_batches
 
 
 def request_of(

@@ -301,8 +301,26 @@ def test_only_jobs_that_can_run_are_taken_in() -> None:
         request = model_pb2.JobRequest.FromString(envelope.payload)
         request.created_unix_ms += 5
         assert await submit(seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER))
-        request.num_batches += 1
-        with pytest.raises(Stale):
-            await submit(seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER))
+        signed_anew = (await stage(made.store, made.policy, MAINTAINER, MODEL, CLOCK, JOB)).payload
+        begins = model_pb2.JobRequest.FromString(signed_anew).initial_manifest_digest
+        assert begins != request.initial_manifest_digest
+        assert await submit(seal(identity_pb2.DOMAIN_JOB_REQUEST, signed_anew, MAINTAINER)), (
+            "the same first states, signed once more"
+        )
+        others = {
+            "num_batches": BATCHES + 1, "unit_batches": 77, "lead_batches": 77, "horizon_s": 77.0, "settling_deadline_s": 77.0,
+            "expires_unix_ms": request.created_unix_ms + 77_000, "checkpoint_s": 77.0, "checkpoint_steps": 77, "dataset_name": "other",
+            "graph_digest": "1" * 64, "dataset_digest": "1" * 64, "initial_manifest_digest": "1" * 64,
+        }  # fmt: skip
+        names = {field.name for field in model_pb2.JobRequest.DESCRIPTOR.fields}
+        assert names - others.keys() == {"network_id", "job_id", "model", "created_unix_ms"}, (
+            "every field that is signed is compared"
+        )
+        for name, value in others.items():
+            other = model_pb2.JobRequest.FromString(envelope.payload)
+            setattr(other, name, value)
+            with pytest.raises(Stale) as taken:
+                await submit(seal(identity_pb2.DOMAIN_JOB_REQUEST, other, MAINTAINER))
+            assert (taken.value.code, taken.value.details["field"]) == ("job_id_taken", name)
 
     asyncio.run(story())
