@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 
 import dcnr.sdk
 from dcnr.audit_lineage import VNodeLineage, audit_lineage
-from dcnr.cli.local_door import status_of_home
+from dcnr.cli.local_door import asked
 from dcnr.errors import DcnrError
 from dcnr.graph import Graph
-from dcnr.sdk.client import connect_async
+from dcnr.sdk.client import AsyncClient, connect_async
 from dcnr.sdk.staging import Source
 from dcnr.sdk.submission import JobOptions
 from dcnr.specs import TensorSpec
@@ -36,7 +37,9 @@ ACTIVE = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
 LOOK_PAUSE_S = 0.25
 """Between looks at all PNodes: each is asked over a connection of its own, which costs both sides milliseconds of the processor."""
 CALL_PAUSE_S = 0.3
-"""Between questions to an orchestrator: each opens a connection, and workers that start need the processor."""
+"""Between questions to an orchestrator: workers that start need the processor."""
+
+T = TypeVar("T")
 
 
 class Rig:
@@ -50,6 +53,24 @@ class Rig:
         self._unanswered: dict[str, str] = {}
         self.silent: set[str] = set()
         """Names of PNodes that a test has stopped: they are not asked."""
+        self._runner = asyncio.Runner()
+        self._asking: AsyncClient | None = None
+
+    def close(self) -> None:
+        """Ends what its questions keep open."""
+        with self._runner:
+            if self._asking is not None:
+                self._runner.run(self._asking.close())
+
+    def ask(self, question: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
+        """What an orchestrator answers to a maintainer, over connections that stay open between questions."""
+
+        async def put() -> T:
+            if self._asking is None:
+                self._asking = await connect_async(self.network.bootstrap, network=self.network.network_file, key=self.key)
+            return await question(self._asking)
+
+        return self._runner.run(put())
 
     def client(self) -> dcnr.sdk.Client:
         """A maintainer's client; to be closed by the caller."""
@@ -79,13 +100,11 @@ class Rig:
     def submit(self, key: str, *, passes: int, replicas: int = 1, **options: float) -> str:
         """A job that is in the store when this returns; its id."""
         chosen = JobOptions(idempotency_key=key, **{"checkpoint_s": 1.0, "unit_batches": 8, "lead_batches": 512, **options})  # type: ignore[arg-type]
-        with self.client() as client:
-            return client.submit(self.graph(passes, replicas), [self.key], chosen).job_id
+        return self.ask(lambda client: client.submit(self.graph(passes, replicas), [self.key], chosen)).job_id
 
     def job(self, job_id: str) -> orchestrator_pb2.JobView:
         """As an orchestrator sees it."""
-        with self.client() as client:
-            return client.job(job_id, MODEL)
+        return self.ask(lambda client: client.job(job_id, MODEL))
 
     def holder(self, job_id: str) -> str:
         """Who decides on a job, as an orchestrator sees it; empty while none answers."""
@@ -121,24 +140,19 @@ class Rig:
     def audit(self) -> list[VNodeLineage]:
         """What the commits behind the manifest with which the last job ended say: another orchestrator may still know an older one."""
 
-        async def audited() -> list[VNodeLineage]:
-            async with await connect_async(self.network.bootstrap, network=self.network.network_file, key=self.key) as client:
-                return await audit_lineage(client, MODEL, manifest=self._outcome)
-
-        return asyncio.run(audited())
+        return self.ask(lambda client: audit_lineage(client, MODEL, manifest=self._outcome))
 
     def located(self, replica: str) -> int:
         """The incarnation that serves a replica, as an orchestrator finds it in the DHT; 0 if it does not."""
 
-        async def found() -> int:
-            async with await connect_async(self.network.bootstrap, network=self.network.network_file, key=self.key) as client:
-                request = orchestrator_pb2.ResolveRequest(model=MODEL, replica=replica)
-                answer = await client.orchestrators.call(OrchestratorServiceStub, "Resolve", request)
-                place = open_location(answer.location, network_id=client.policy.network_id, now_wall=time.time())
-                return place.delegation.incarnation
+        async def found(client: AsyncClient) -> int:
+            request = orchestrator_pb2.ResolveRequest(model=MODEL, replica=replica)
+            answer = await client.orchestrators.call(OrchestratorServiceStub, "Resolve", request)
+            place = open_location(answer.location, network_id=client.policy.network_id, now_wall=time.time())
+            return place.delegation.incarnation
 
         try:
-            return asyncio.run(found())
+            return self.ask(found)
         except DcnrError:
             return 0
 
@@ -147,10 +161,13 @@ class Rig:
         if not process.alive or process.name in self.silent:
             return None
         try:
-            return status_of_home(process.home)
+            answer: local_pb2.StatusResponse = self._runner.run(
+                asked(process.home, "Status", local_pb2.StatusRequest(), "pnode start")
+            )
         except DcnrError as error:
             self._unanswered[process.name] = f"{error.code}: {error}"
             return None
+        return answer
 
     def told(self, process: Process) -> local_pb2.StatusResponse:
         """What a PNode that must run says of itself."""
@@ -254,16 +271,18 @@ def running_network(
         data = Path(directory) / "dots.npz"
         np.savez(data, **dots(width, samples))  # type: ignore[arg-type]  # numpy's stub wants no arrays by keyword
         where = Path(directory) / "n"
-        with LocalNetwork(
-            where,
-            num_orchestrators=num_orchestrators,
-            pnodes=pnodes,
-            way_to_store=way_to_store,
-            audits=audits,
-            trusted=trusted,
-            terms=terms,
-        ) as network:
-            rig = Rig(network, data, width=width, vnodes=vnodes, batch_size=batch_size)
+        with (
+            LocalNetwork(
+                where,
+                num_orchestrators=num_orchestrators,
+                pnodes=pnodes,
+                way_to_store=way_to_store,
+                audits=audits,
+                trusted=trusted,
+                terms=terms,
+            ) as network,
+            contextlib.closing(Rig(network, data, width=width, vnodes=vnodes, batch_size=batch_size)) as rig,
+        ):
             rig.until(lambda: _all_attached(rig), "all PNodes are attached with a worker", 180.0, pause_s=CALL_PAUSE_S)
             rig.stage()
             yield rig
@@ -282,6 +301,6 @@ def dots(width: int, samples: int) -> dict[str, np.ndarray]:
 
 def _all_attached(rig: Rig) -> bool:
     wanted = {process.node_id for process in rig.network.pnodes}
-    with contextlib.suppress(DcnrError), rig.client() as client:
-        return wanted <= {node.node_id for node in client.nodes() if node.attached and node.state in USABLE}
+    with contextlib.suppress(DcnrError):
+        return wanted <= {node.node_id for node in rig.ask(lambda client: client.nodes()) if node.attached and node.state in USABLE}
     return False
