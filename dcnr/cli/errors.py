@@ -17,11 +17,16 @@ from dcnr import crashpoints
 from dcnr.errors import DcnrError
 
 INTERRUPTED: Final = 130
+LOADED_OBJECTS: Final = 100_000
+"""New objects between two searches for garbage: a daemon loads three times as many, and none of them is garbage."""
 _SHOWN_DETAILS: Final = 8
 
 
 def run(app: typer.Typer, name: str) -> NoReturn:
-    """Runs the command line of this process and ends it, without the interpreter's last searches for garbage: they take a quarter of a short command."""
+    """Runs the command line of this process and ends it. Garbage is searched for seldom while it loads (a daemon says when it has loaded,
+    `dcnr.cli.foreground.loaded`) and not at its end: otherwise that takes a third of a start, and a quarter of a short command.
+    """
+    gc.set_threshold(LOADED_OBJECTS)
     code = exit_code(app, name, sys.argv[1:])
     gc.freeze()
     sys.exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ from dcnr.limits import DRAIN_TIMEOUT_S
 T = TypeVar("T")
 SECOND_SIGNAL_S: Final = 2.0
 """An owner that vanished gets so much politeness."""
+USUAL_OBJECTS: Final = (700, 10, 10)
+"""The interpreter's own thresholds of its search for garbage."""
 
 
 class Outliving:
@@ -54,6 +57,12 @@ def start_logging(*, level: str, as_json: bool) -> None:
     sys.stderr = cast(TextIO, Outliving(sys.stderr))
     colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     logs.configure(level=level, as_json=as_json, colours=colours)
+
+
+def loaded() -> None:
+    """What a daemon has loaded is set aside from the search for garbage, which is as frequent as usual from now on."""
+    gc.freeze()
+    gc.set_threshold(*USUAL_OBJECTS)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

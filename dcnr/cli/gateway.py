@@ -64,6 +64,7 @@ def start(
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        foreground.loaded()
         await alone(
             settings.gateway,
             session.home,

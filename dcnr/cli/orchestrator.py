@@ -151,6 +151,7 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
     import secrets
     import signal
 
+    from dcnr.cli import foreground
     from dcnr.cli.gateway_serving import beside, gateways_of
     from dcnr.system import SystemClock
     from orchestrator.service import run_orchestrator
@@ -174,6 +175,7 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
         async with beside(settings.gateway, home, policy, clock, settings.tracing) as begin:
 
             def ready(host: str, port: int) -> None:
+                foreground.loaded()
                 begin(key.node_id, f"{host}:{port}")
                 running = {"pid": os.getpid(), "node_id": key.node_id, "address": f"{host}:{port}", "network_id": policy.network_id}
                 _write_running(home, running)

@@ -88,6 +88,7 @@ def start(
     believed = not settings.network_id and not settings.network and not Home(directory).network.exists()
 
     def ready(daemon: Daemon) -> None:
+        foreground.loaded()
         output.say(pnode_screen(daemon.status(), directory))
         if believed:
             output.say(f"note: believing the first document seen, network {daemon.status().network_id}; next time say --network-id")
@@ -265,6 +266,7 @@ def dashboard(
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        foreground.loaded()
         await serve(directory, listen or DEFAULT_LISTEN, on_ready=lambda address: output.say(f"your machine: {address}"), stop=stop)
 
     foreground.run(run())
