@@ -6,9 +6,12 @@ Test modules and what they import stay to the end: they are loaded without, and 
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
+from giving_out import NICE, FillingPauses, computes, fills_pauses
+from xdist.remote import Producer
 
 FIRST = (
     "test_trouble_store_faults", "test_trouble_interrupts", "test_trouble_store", "test_leaving", "test_proofs", "test_proofs_silence",
@@ -16,8 +19,8 @@ FIRST = (
     "test_control_under_load", "test_commands", "test_proofs_unlike", "test_replicas", "test_auditing",
     "test_trouble_start", "test_asking", "test_worker", "test_cpu_share",
 )  # fmt: skip
-"""Networks and workers by what they take on two cores, longest first: they mostly wait. All others follow as they come; tests that compute without a
-pause would starve a worker, which runs at a low priority.
+"""Networks and workers by what they take on two cores, longest first. All others follow as they come, and the last of several test processes begins at the
+other end (`giving_out`).
 """
 
 
@@ -40,7 +43,15 @@ def pytest_unconfigure() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FillingPauses | None:
+    """Only where whole files are given out."""
+    return FillingPauses(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The same order in every test process; whole files are given out in it."""
+    if fills_pauses(config) and computes(item.nodeid for item in items):
+        os.nice(NICE)
     place = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(FIRST)))

@@ -111,10 +111,10 @@ def test_wrong_numbers_are_refused() -> None:
 
 def test_a_million_batches_stay_cheap() -> None:
     lineage = IntervalSet.of(*((3 * n, 3 * n + 1) for n in range(16)), (100, 1_000_000))
-    begin = time.perf_counter()
+    begin = time.process_time()
     for number in range(1_000_000, 1_010_000):
         lineage = lineage.add(number)
         assert number in lineage
-    assert time.perf_counter() - begin < 1.0, "10,000 steps must cost far less than a second"
+    assert time.process_time() - begin < 1.0, "10,000 steps must cost far less than a second of the processor"
     assert lineage.highest() == 1_009_999
     assert len(lineage.pairs()) == 17
