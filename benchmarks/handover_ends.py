@@ -31,7 +31,7 @@ from dcnr.v1 import identity_pb2
 from pnode.hub import LinkHub
 from pnode.links import LinkService, PeerLinks
 from pnode.outbox import Outbox
-from pnode.rpc import HeldPort, data_server, dialling
+from pnode.rpc import HeldPort, data_server, outward
 from pnode.service import DataPlane
 from pnode.spool import Spool
 from trust.delegation import make_delegation, open_delegation
@@ -92,7 +92,7 @@ async def receive_ours(there: dict[str, Any]) -> None:
     delegation = make_delegation(node, NETWORK, worker.public_der, 1, ["127.0.0.1:1"], CLOCK.wall())
     with ThreadPoolExecutor(EXECUTOR_THREADS) as executor:
         peers = PeerLinks(
-            CLOCK, random.Random(1), executor, dialling(worker, NETWORK, CLOCK, lambda: delegation), lambda *_: None, _told
+            CLOCK, random.Random(1), executor, outward(worker, NETWORK, CLOCK, lambda: delegation).dial, lambda *_: None, _told
         )
         hub = LinkHub(CLOCK, node.node_id, peers, lambda *_: None)
         target = Target(hub, NETWORK)

@@ -322,6 +322,7 @@ class PNodeSettings:
     data_port: int = _port(7701, "TCP port of the worker")
     dht_port: int = _port(7700, "UDP port of the directory")
     advertise_host: str = setting("", "address that others are told; empty: found out")
+    outbound_only: bool = setting(False, "nobody can dial this machine: it tells no address, and others reach it through relays")
     bootstrap: tuple[str, ...] = setting((), "first nodes to ask, as id@host:port")
     network: str = setting("", "path of the network document")
     network_id: str = setting("", "id that the network document must have; empty: pin the first one seen")
@@ -373,6 +374,7 @@ class OrchestratorSettings:
     gateways: tuple[str, ...] = setting(
         (), "ids of gateways that limit their callers themselves (dcnr gateway id): their questions are not counted as a stranger's"
     )
+    relay_mbit: float = setting(100.0, "passed on for each PNode that nobody can dial; 0: nothing is", low=0, high=1e6)
     verifier: bool = setting(False, "check claimed training here too, in a process of its own, where no independent PNode can")
     log_level: str = _log_level()
     log_json: bool = setting(False, "log lines as JSON")

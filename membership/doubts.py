@@ -38,6 +38,8 @@ class Doubts:
         """Begins to look into each of them; returns at once."""
         now = self._time.monotonic()
         for advert in adverts:
+            if not advert.advert.control_addresses:
+                continue  # nobody can dial it, which says nothing: it goes when its advert expires
             if len(self._tasks) >= MAX_DOUBTS or now - self._looked_at.get(advert.node_id, float("-inf")) < AGAIN_S:
                 continue
             self._looked_at[advert.node_id] = now

@@ -16,6 +16,8 @@ from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from membership.bootstrap import Entry
 from membership.gossip import MAX_KNOWN_PER_EXCHANGE, View
 from membership.network_time import NetworkTime
+from membership.relay_desk import RelayDesk
+from membership.relay_streams import CallStream
 from trust.network import NetworkPolicy
 from trust.rates import Rate, TokenBuckets
 
@@ -46,6 +48,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         self._gossip, self._dialer, self._clock, self._time, self._rng = gossip, dialer, clock, time, rng
         self._joins, self._exchanges, self._probes = TokenBuckets(JOIN_RATE), TokenBuckets(EXCHANGE_RATE), TokenBuckets(PROBE_RATE)
         self._probing = asyncio.Semaphore(MAX_PROBES_AT_ONCE)
+        self.relay: RelayDesk | None = None
+        """Passes bytes on between others; None: this node does not."""
 
     async def Join(self, request: membership_pb2.JoinRequest, context: Any) -> membership_pb2.JoinResponse:
         """Introduces a newcomer: document, history and adverts, orchestrators first."""
@@ -112,6 +116,12 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await connection.close()
         return answer
+
+    async def Relay(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # a stream handler may write itself
+        """See `membership.relay_desk`."""
+        if self.relay is None:
+            raise Refused("this node passes nothing on", code="not_a_relay", remedy="ask an orchestrator")
+        await self.relay.serve(CallStream(context), peer_of(context))
 
     def _limit(self, buckets: TokenBuckets, name: str) -> None:
         wait_s = buckets.wait_s(name, self._clock.monotonic())

@@ -92,7 +92,7 @@ class AttachService:
         welcome = await self._welcome(stream, greeting.advert)
         yield orchestrator_pb2.OrchestratorMessage(welcome=welcome)
         shared.inventory.advertised(greeting.advert, shared.clock.monotonic(), greeting.owner)
-        shared.inventory.attached(peer_id, shared.clock.monotonic())
+        shared.inventory.attached(peer_id, shared.clock.monotonic(), address)
         if welcome.reachable:
             shared.inventory.probed(peer_id, shared.clock.monotonic(), reachable=True)
         shared.nodes_changed.fire()

@@ -20,6 +20,8 @@ from dcnr.v1.vnode_pb2_grpc import VNodeServiceStub
 from trust.delegation import VerifiedDelegation
 
 DIAL_S: Final = 2.0
+RELAYED_DIAL_S: Final = 6.0
+"""For a worker that is reached through a relay only."""
 IDLE_S: Final = 60.0
 TIDY_S: Final = 5.0
 MAX_STREAMS: Final = 512
@@ -173,11 +175,12 @@ class InferStreams:
                 return found
             if self._group is None or len(self._streams) >= MAX_STREAMS:
                 raise Unavailable("too many workers are asked at once", code="too_many_streams")
+            within_s = DIAL_S if worker.addresses else RELAYED_DIAL_S
             try:
-                async with asyncio.timeout(DIAL_S):
+                async with asyncio.timeout(within_s):
                     connection = await self._dial(worker.worker_id, worker.addresses)
             except TimeoutError:
-                raise Unavailable(f"the worker does not answer within {DIAL_S:g} s", code="unreachable") from None
+                raise Unavailable(f"the worker does not answer within {within_s:g} s", code="unreachable") from None
             finally:
                 self._opening.pop(worker.worker_id, None)
             stream = InferStream(worker.pnode_id, connection, self._clock.monotonic())

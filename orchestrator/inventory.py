@@ -74,7 +74,7 @@ class Inventory:
         record = self._record(advert.node_id, now)
         record.software, record.public_name = advert.software, shown_name(advert.public_name)
         record.address = advert.control_addresses[0] if advert.control_addresses else ""
-        record.subnet, record.owner = _public_subnet(record.address), owner
+        record.subnet, record.owner = _public_subnet(record.address or record.seen_from), owner
         record.incarnation = max(record.incarnation, advert.incarnation)
         self._renewed.add(advert.node_id)
         if record.beat_at is None:
@@ -89,9 +89,11 @@ class Inventory:
             self._stirred.add(node_id)
             self._renewed.add(node_id)
 
-    def attached(self, node_id: str, now: float) -> None:
-        """A stream of this PNode opened."""
+    def attached(self, node_id: str, now: float, address: str = "") -> None:
+        """A stream of this PNode opened, from that address as far as it is known: where a PNode that tells none of its own counts as being."""
         record = self._record(node_id, now)
+        record.seen_from = address
+        record.subnet = _public_subnet(record.address or address)
         if record.gone_at is not None:
             record.worker_seen, record.worker_dead_since = False, None  # a new life: its worker is still to come
         record.streams += 1

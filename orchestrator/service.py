@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -18,12 +18,14 @@ from grpc import aio
 
 from dataservice import keys
 from dataservice.embedded import EmbeddedStore, StoreFile, read_store_file
+from dataservice.pacing import BYTES_PER_MBIT
 from dataservice.probe import probe_store
 from dataservice.s3 import S3Store, StoreAddress
 from dcnr import __version__, limits
+from dcnr.client import Orchestrators
 from dcnr.errors import DcnrError, InvalidInput, Unavailable
 from dcnr.groups import apart, first_cause
-from dcnr.ids import check_name
+from dcnr.ids import NodeId, check_name
 from dcnr.logs import name_node
 from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
@@ -33,6 +35,8 @@ from dcnr.tracing import started
 from dcnr.v1 import data_pb2_grpc, ledger_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2, orchestrator_pb2_grpc
 from membership.gossip import Gone, GoneReason, GossipEvent
 from membership.node import Membership
+from membership.relay_desk import RelayDesk
+from membership.relays import RelayDialer
 from orchestrator.asking import Asking
 from orchestrator.attach import AttachService, tell_transitions
 from orchestrator.candidates import Workers
@@ -57,7 +61,7 @@ from trust.delegation import VerifiedDelegation
 from trust.draw_secret import load_or_create_secret
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
-from trust.session import RandomBytes
+from trust.session import Peer, RandomBytes
 from trust.trusted import OwnList, read_own_list
 from vnode.checks.verifying import Verifier
 from vnode.registry import default_registry
@@ -206,11 +210,17 @@ async def _serve(
         books = shared.books or HistoryBooks(shared.history, shared.policy.network_id)
         keeper = Keeper(shared, models.runtimes, books)
         await keeper.begin()
-        asking, metering = _asking(shared, membership, dialer, rng), Metering(shared, books)
+        own_host = "127.0.0.1" if settings.listen_host in ("0.0.0.0", "::", "") else settings.listen_host
+        relays = _relays(shared, membership, random_bytes, lambda: join_address(own_host, server.port))
+        membership.servicer.relay = _relay_desk(shared, membership, random_bytes, settings.relay_mbit)
+        asking, metering = (
+            _asking(shared, membership, RelayDialer(dialer, relays, prefer=shared.key.node_id), rng),
+            Metering(shared, books),
+        )
         services = OrchestratorServicer(models, attach, membership, asking, metering)
         _register(server, services, data, LedgerServicer(shared, books, keeper.passes), membership)
         port = await server.start(settings.listen_host, settings.control_port)
-        host = settings.advertise_host or ("127.0.0.1" if settings.listen_host in ("0.0.0.0", "::", "") else settings.listen_host)
+        host = settings.advertise_host or own_host
         membership.subscribe(lambda event: _gossiped(shared, event))
         membership.update_self(software=SOFTWARE)
         await membership.start(join_address(host, port), settings.listen_host, settings.dht_port)
@@ -223,6 +233,7 @@ async def _serve(
         await membership.stop()
         await server.stop(STOP_GRACE_S)
         await asking.close()
+        await relays.close()
         await metering.tell()
         for task in tasks:
             task.cancel()
@@ -264,14 +275,43 @@ def _known(shared: Shared, membership: Membership, node_id: str) -> bool:
     return (record is not None and record.beat_at is not None) or membership.find(node_id) is not None
 
 
-def _asking(shared: Shared, membership: Membership, dialer: Dialer, rng: Random) -> Asking:
+def _relays(shared: Shared, membership: Membership, random_bytes: RandomBytes, own: Callable[[], str]) -> Orchestrators:
+    """Through whom workers are asked that nobody can dial: this orchestrator, at whose desk most of them listen, and the others."""
+    dialer = Dialer(shared.key, shared.policy.network_id, clock=shared.clock, rng=random_bytes, own_connections=True)
+
+    def known() -> list[tuple[NodeId, Sequence[str]]]:
+        others = [
+            (one.node_id, tuple(one.advert.control_addresses))
+            for one in membership.orchestrators()
+            if one.node_id != shared.key.node_id
+        ]
+        return [(shared.key.node_id, (own(),)), *others]
+
+    return Orchestrators(dialer, known)
+
+
+def _relay_desk(shared: Shared, membership: Membership, random_bytes: RandomBytes, mbit: float) -> RelayDesk | None:
+    """What passes bytes on for PNodes that are known; None where ``mbit`` is 0."""
+
+    def may_use(peer: Peer) -> bool:
+        name = peer.pnode_id or peer.node_id
+        return name == shared.key.node_id or shared.policy.is_orchestrator(name) or _known(shared, membership, name)
+
+    def is_orchestrator(name: str) -> bool:
+        return name == shared.key.node_id or shared.policy.is_orchestrator(name)
+
+    desk = RelayDesk(shared.clock, random_bytes, may_use=may_use, is_orchestrator=is_orchestrator, bytes_s=mbit * BYTES_PER_MBIT)
+    return desk if mbit else None
+
+
+def _asking(shared: Shared, membership: Membership, dialer: RelayDialer, rng: Random) -> Asking:
     """What brings questions from here."""
     return Asking(
         shared,
         streams=InferStreams(dialer.connect, shared.clock),
         workers=Workers(shared.policy.network_id, shared.clock.wall, lambda node: _worker(membership, node)),
         rng=rng,
-        holders=Holders(dialer, membership.find),
+        holders=Holders(dialer.direct, membership.find),
     )
 
 

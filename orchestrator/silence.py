@@ -58,6 +58,8 @@ class NodeRecord:
     capability: membership_pb2.Capability = field(default_factory=membership_pb2.Capability)
     software: str = ""
     address: str = ""
+    seen_from: str = ""
+    """Where its last stream came from."""
     subnet: str = ""
     owner: str = ""
     public_name: str = ""

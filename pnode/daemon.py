@@ -27,6 +27,7 @@ from dcnr.rpc.server import RpcServer
 from dcnr.settings import PNodeSettings
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, membership_pb2, orchestrator_pb2
 from membership.node import Membership
+from membership.relays import LOOPBACK, RelayDialer
 from pnode.audits import Asked, Audits
 from pnode.authority import Source
 from pnode.budget import Budget
@@ -38,12 +39,13 @@ from pnode.halts import Halts
 from pnode.headcheck import HeadCheck
 from pnode.hearing import Hearing
 from pnode.home import Home
-from pnode.lent import advertised_host, limits_of, options_of, rule_of, threads_of
+from pnode.lent import advertised_host, limits_of, listened_host, options_of, rule_of, threads_of
 from pnode.local import LocalDoor, Owner
 from pnode.neighbours import Neighbours
 from pnode.pausing import Pausing
 from pnode.probe import Machine
 from pnode.provision import Provisioner
+from pnode.relaying import Relaying, reach_of
 from pnode.report import SOFTWARE, Journal, WorkerFacts, state_name
 from pnode.seat_duties import Around, SeatDuties
 from pnode.snapshots import Shelf
@@ -96,8 +98,8 @@ class Daemon:
         for remark in await asyncio.to_thread(self._shelf.load):
             self.journal.say("snapshot_damaged", self._key.node_id, remark)
         self._server.add(self._register_membership)
-        control_port = await self._server.start(self._settings.listen_host, self._settings.control_port)
-        self._now.control_address = f"{self._host}:{control_port}"
+        control_port = await self._server.start(listened_host(self._settings), self._settings.control_port)
+        self._now.control_address = f"{self._host or LOOPBACK}:{control_port}"
         try:
             async with asyncio.TaskGroup() as group:
                 self._wire(group)
@@ -106,17 +108,10 @@ class Daemon:
                     self._now.control_address, dht_host=self._settings.listen_host, dht_port=self._settings.dht_port
                 )
                 await self._door.open(self._home.socket)
-                supervised, streams, uploads = self._supervisor.run(), self._streams.run(), self._uploads.run()
                 works = (
-                    supervised,
-                    streams,
-                    uploads,
-                    self._tell(),
-                    self._watch(),
-                    self._halts.run(),
-                    self._audits.run(),
-                    self._seats.run(),
-                )
+                    self._supervisor.run(), self._streams.run(), self._uploads.run(), self._tell(), self._watch(), self._halts.run(),
+                    self._audits.run(), self._seats.run(),
+                )  # fmt: skip
                 tasks = [group.create_task(work) for work in works]
                 self._on_ready(self)
                 await self._stop.wait()
@@ -181,8 +176,7 @@ class Daemon:
     # -- parts -----------------------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
-        settings, home = self._settings, self._home
-        random_bytes = secrets.token_bytes
+        settings, home, random_bytes = self._settings, self._home, secrets.token_bytes
         self._server = RpcServer(self._key, self._policy.network_id, clock=self._clock, rng=random_bytes)
         self._dialer = Dialer(self._key, self._policy.network_id, clock=self._clock, rng=random_bytes)
         self._orchestrators = Orchestrators(self._dialer, self._known_orchestrators)
@@ -200,7 +194,8 @@ class Daemon:
             key=self._key, policy=self._policy, kind=membership_pb2.NODE_KIND_PNODE, dialer=self._dialer, clock=self._clock, rng=self._rng,
             cache_path=home.contacts, bootstrap=self._bootstrap, incarnation=home.next_incarnation(self._clock.wall()),
         )  # fmt: skip
-        self._membership.update_self(software=SOFTWARE, owner=self._owner, public_name=self._settings.name)
+        self._membership.update_self(software=SOFTWARE, owner=self._owner, public_name=self._settings.name, **reach_of(self._host))
+        self._relaying = Relaying(self._known_orchestrators, self._send, listen=not self._host)
         self._standing = Standing(
             key=self._key, network_id=self._policy.network_id, membership=self._membership, host=self._host, send=self._send, clock=self._clock,
         )  # fmt: skip
@@ -211,7 +206,7 @@ class Daemon:
         )  # fmt: skip
         self._supervisor = Supervisor(
             WorkerOptions(
-                listen_host=settings.listen_host, data_port=settings.data_port, threads=threads_of(self._allowed), device=settings.limits.device,
+                listen_host=listened_host(settings), data_port=settings.data_port, threads=threads_of(self._allowed), device=settings.limits.device,
                 log_path=home.log / "worker.log", environment=self._environment, program=self._program, tracing=settings.tracing,
             ),
             next_incarnation=lambda: home.next_incarnation(self._clock.wall()),
@@ -226,7 +221,8 @@ class Daemon:
     def _wire(self, group: asyncio.TaskGroup) -> None:
         """The parts that own tasks of the run's group."""
         self._group = group
-        gifts = Gifts(self._dialer, self._policy.network_id, self._key.node_id, self._membership.find, self._cache)
+        dialer = RelayDialer(self._dialer, self._bulk)
+        gifts = Gifts(dialer, self._policy.network_id, self._key.node_id, self._membership.find, self._cache)
         provisioner = Provisioner(
             policy=lambda: self._policy, registry=self._registry, fetch=self._cache.file, shelf=self._shelf, donated=gifts.state,
         )  # fmt: skip
@@ -312,6 +308,7 @@ class Daemon:
         await self._standing.begin(worker)
         self._membership.update_self(capability=self._telling.capability())
         self._neighbours.worker_up()
+        await self._relaying.worker_up()
         self.journal.say("worker_started", self._key.node_id, f"incarnation {worker.incarnation} on {worker.hello.device or 'cpu'}")
         await self._seats.worker_up()
         await self._duties.worker_up()
@@ -370,6 +367,7 @@ class Daemon:
             self._woke_up(self._gaps.look(now_s, self._clock.wall()))
             if now_s - measured_s >= MEASURE_DISK_S:
                 measured_s, self._now.disk_bytes = now_s, await asyncio.to_thread(self._home.disk_bytes)
+            await self._relaying.refresh()
             await self._neighbours.refresh()
             await self._standing.keep(self._duties.hosted)
 

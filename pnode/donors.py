@@ -27,6 +27,8 @@ SILENCE_S: Final = limits.CALL_TIMEOUT_S
 """A donor that sends nothing for so long is given up."""
 CONNECT_S: Final = 1.0
 """A donor that is not there is given up sooner than other peers: the store has the same bytes."""
+RELAYED_S: Final = limits.CONNECT_TIMEOUT_S
+"""The same for one that is reached through a relay only."""
 
 StateFile = Callable[[str, str, Digest], Path]
 """Where the state of a model's VNode with that digest lies. Raises NotFound."""
@@ -81,7 +83,7 @@ async def receive(
     Raises the donor's typed error, RemoteFault, Unavailable, TimedOut.
     """
     try:
-        async with asyncio.timeout(CONNECT_S):
+        async with asyncio.timeout(CONNECT_S if worker.addresses else RELAYED_S):
             connection = await dial(worker.worker_id, worker.addresses)
     except TimeoutError:
         raise TimedOut("the donor does not answer", code="connect_timeout") from None

@@ -8,8 +8,8 @@ from pathlib import Path
 from dcnr.errors import Unavailable
 from dcnr.ids import NodeId
 from dcnr.rpc.connection import Connection
-from dcnr.rpc.dialer import Dialer
 from dcnr.v1 import data_pb2, vnode_pb2
+from membership.relays import RelayDialer
 from pnode.cache import ObjectCache
 from pnode.donors import receive
 from trust.records import VerifiedAdvert
@@ -21,7 +21,7 @@ Find = Callable[[str], VerifiedAdvert | None]
 class Gifts:
     """`pnode.provision.Donated`, over the data plane and into the cache."""
 
-    def __init__(self, dialer: Dialer, network_id: str, node_id: NodeId, find: Find, cache: ObjectCache) -> None:
+    def __init__(self, dialer: RelayDialer, network_id: str, node_id: NodeId, find: Find, cache: ObjectCache) -> None:
         self._dialer, self._network_id, self._node_id, self._find, self._cache = dialer, network_id, node_id, find, cache
 
     async def state(self, pnode_id: str, ref: data_pb2.ObjectRef, size_bytes: int) -> Path:

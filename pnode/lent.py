@@ -12,6 +12,7 @@ from dcnr import limits
 from dcnr.errors import Unavailable
 from dcnr.settings import PNodeSettings
 from dcnr.v1 import identity_pb2, membership_pb2
+from membership.relays import LOOPBACK
 from pnode.budget import Budget, Limits
 from pnode.orders import HostingOptions
 from pnode.probe import Machine, printable
@@ -66,7 +67,11 @@ def options_of(settings: PNodeSettings, allowed: Limits, free_disk_bytes: Callab
 
 
 def advertised_host(settings: PNodeSettings, bootstrap: Sequence[str], *, single_host: bool) -> str:
-    """The host that others are told: as set, as listened on, or as this machine uses towards the first bootstrap entry (no packet is sent)."""
+    """The host that others are told: as set, as listened on, or as this machine uses towards the first bootstrap entry (no packet is sent); empty where
+    nobody can dial this machine.
+    """
+    if settings.outbound_only:
+        return ""
     if settings.advertise_host:
         return settings.advertise_host
     if settings.listen_host not in ("0.0.0.0", "::"):
@@ -82,6 +87,11 @@ def advertised_host(settings: PNodeSettings, bootstrap: Sequence[str], *, single
                 f"this machine has no way to {target}: {error}", code="no_address", remedy="set advertise_host"
             ) from error
         return str(probe.getsockname()[0])
+
+
+def listened_host(settings: PNodeSettings) -> str:
+    """Where the TCP ports are opened."""
+    return LOOPBACK if settings.outbound_only else settings.listen_host
 
 
 def rule_of(document: identity_pb2.NetworkDocument) -> AddressRule:

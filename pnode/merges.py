@@ -34,7 +34,7 @@ from vnode.merging import counts_of
 from vnode.state import StateInfo
 from vnode.vocabulary import Peer
 
-NOT_THERE: Final = frozenset({"no_address", "unreachable", "connect_timeout"})
+NOT_THERE: Final = frozenset({"no_address", "unreachable", "connect_timeout", "no_relay"})
 """What says that the primary is not where it was."""
 ANCHOR_SLACK_BYTES: Final = 2 * 1024 * 1024
 """An anchor may be a whole state with a centre of merges, and its lineage may have more intervals than that of the state with which this replica began."""

@@ -54,6 +54,8 @@ class WorkerFacts:
     rss_bytes: int = 0
     cpu_s: float = 0.0
     num_questions: int = 0
+    listens_at: Sequence[str] = ()
+    """Relays at which connections to it may come in."""
     replicas: dict[str, orchestrator_pb2.ReplicaReport] = field(default_factory=dict)
 
     @property

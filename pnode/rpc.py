@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
+from dcnr.client import Known, Orchestrators
 from dcnr.errors import Unavailable
-from dcnr.ids import NodeId
 from dcnr.ports import Clock
-from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.guard import peer_of
 from dcnr.rpc.server import RpcServer
 from dcnr.v1 import identity_pb2
+from membership.relays import RelayDialer
 from pnode.links import SERVICE, Dial
 from pnode.service import DataPlane
 from trust.identity import NodeKey
@@ -58,11 +59,18 @@ def pnode_of(context: Any) -> str:
     return peer.pnode_id or peer.node_id
 
 
-def dialling(key: NodeKey, network_id: str, clock: Clock, delegation: Callable[[], identity_pb2.Envelope | None]) -> Dial:
-    """Connections to other workers, each over a TCP connection of its own."""
+@dataclass(frozen=True, slots=True)
+class Outward:
+    """What a worker dials with: other workers, each over a TCP connection of its own or, where nobody can dial them, through relays."""
+
+    dial: Dial
+    relays: Orchestrators
+
+
+def outward(
+    key: NodeKey, network_id: str, clock: Clock, delegation: Callable[[], identity_pb2.Envelope | None], relays: Known = tuple
+) -> Outward:  # fmt: skip
+    """``relays``: those known now."""
     dialer = Dialer(key, network_id, clock=clock, rng=secrets.token_bytes, delegation=delegation, own_connections=True)
-
-    async def dial(worker_id: NodeId, addresses: Sequence[str]) -> Connection:
-        return await dialer.connect(worker_id, addresses)
-
-    return dial
+    known = Orchestrators(dialer, relays)
+    return Outward(RelayDialer(dialer, known).connect, known)

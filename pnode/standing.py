@@ -29,6 +29,7 @@ class Standing:
         send: Callable[[local_pb2.ToWorker], Awaitable[bool]],
         clock: Clock,
     ) -> None:
+        """``host``: where others dial the worker; empty: nobody can."""
         self._key, self._network_id, self._membership, self._host = key, network_id, membership, host
         self._send, self._clock = send, clock
         self._worker: Worker | None = None
@@ -80,7 +81,7 @@ class Standing:
                     self._published[replica] = now
 
     def _sign(self, worker: Worker) -> None:
-        addresses = [f"{self._host}:{worker.hello.data_port}"]
+        addresses = [f"{self._host}:{worker.hello.data_port}"] if self._host else []
         self._signed_at = self._clock.monotonic()
         self._delegation = make_delegation(
             self._key, self._network_id, worker.hello.public_key, worker.incarnation, addresses, self._membership.network_time()

@@ -39,6 +39,11 @@ class Condition:
     control_address: str = ""
     disk_bytes: int = 0
 
+    @property
+    def reached(self) -> str:
+        """How others reach this machine: direct, relayed, not, or unknown."""
+        return "relayed" if self.worker.listens_at else self.reachable
+
 
 @dataclass(frozen=True, slots=True)
 class Telling:
@@ -130,7 +135,7 @@ class Telling:
         return local_pb2.StatusResponse(
             node_id=self.node_id, network_id=self.policy.network_id, network_name=self.policy.document.name, software=SOFTWARE,
             uptime_s=self.clock.monotonic() - now.started_s, state=state_of(lines), reason=lines[0].reason, next_action=lines[0].change,
-            orchestrators=self.streams.contacts(), num_known=len(self.membership.members()), reachable=now.reachable,
+            orchestrators=self.streams.contacts(), num_known=len(self.membership.members()), reachable=now.reached,
             capability=self.capability(), replicas=self.reports(), memory_bytes=worker.rss_bytes, disk_bytes=now.disk_bytes,
             epoch=term.epoch if term else 0, holder=term.holder if term else "", control_address=now.control_address,
             dht_address=self.membership.dht_address, incarnation=worker.incarnation, locality=self.policy.document.locality,

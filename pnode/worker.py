@@ -14,9 +14,9 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
@@ -39,11 +39,12 @@ from pnode.infer_places import Place
 from pnode.infer_ways import Ways
 from pnode.job_traces import JobTraces
 from pnode.links import LinkService, PeerLinks
+from pnode.listening import Listening
 from pnode.making import Making
 from pnode.merge_calls import MergeCalls
 from pnode.pace import Pace
 from pnode.pipe import LocalPipe
-from pnode.rpc import GRACE_S, HeldPort, data_server, dialling
+from pnode.rpc import GRACE_S, HeldPort, data_server, outward
 from pnode.seats import Seats
 from pnode.service import DataPlane
 from pnode.uplink import Uplink
@@ -97,6 +98,8 @@ class Worker:
         self._auditing: Auditing
         self._seats: Seats
         self._desk: InferDesk
+        self._relays: list[tuple[NodeId, Sequence[str]]] = []
+        self._listening: Listening
         self._job_traces: JobTraces | None = None
 
     async def run(self, held: HeldPort) -> None:
@@ -112,7 +115,8 @@ class Worker:
             raise Corrupt("the daemon must send a delegation first", code="no_delegation")
         self._clock.offset_s = first.network_time_offset_s
         self._acting = self._act_for(first.delegation)
-        dial = dialling(self._key, self._acting.network_id, self._clock, lambda: self._delegation)
+        out = outward(self._key, self._acting.network_id, self._clock, lambda: self._delegation, lambda: self._relays)
+        dial = out.dial
         peers = PeerLinks(self._clock, random.Random(), self._executor, dial, self._lost, self._told)
         uplink = Uplink(self._clock)
         self._hub = LinkHub(self._clock, self._acting.pnode_id, peers, self._lost)
@@ -128,24 +132,19 @@ class Worker:
             self._key,
             self._acting.network_id,
             self._clock,
-            lambda peer: DataPlane(
-                LinkService(self._clock, self._key, self._hub.find, peer, self._told),
-                peer=peer,
-                desk=lambda replica: self._crew.desk(replica),
-                donor=Donor(self._acting.network_id, lambda *state: self._crew.state_file(*state), uplink),
-                uplink=uplink,
-                infer=self._desk,
-            ),
+            lambda peer: self._new_data_plane(peer, uplink),
         )
         held.free()
         await server.start(held.host, held.port)
+        self._listening = Listening(self._key.node_id, server.port, out.relays, random.Random(), self._told, self._news.set)
         try:
             async with asyncio.TaskGroup() as group:
                 pace = Pace(self._clock, time.process_time)
                 self._crew = self._new_crew(group, MergeCalls(dial, uplink), pace)
                 self._auditing = self._new_auditing(group, pace)
                 self._seats = self._new_seats(group, pace)
-                for work in (peers.run(), self._hub.run(), ways.run(), self._desk.run(), self._send(), self._report()):
+                own = (ways.run(), self._desk.run(), self._listening.run(), self._send(), self._report())
+                for work in (peers.run(), self._hub.run(), *own):
                     group.create_task(work)
                 await self._obey(group)
                 self._seats.close()
@@ -155,9 +154,20 @@ class Worker:
             if unexpected is not None:
                 raise unexpected from None
         finally:
+            await out.relays.close()
             await server.stop(GRACE_S)
             self._executor.shutdown(wait=False, cancel_futures=True)
             tracer.close()
+
+    def _new_data_plane(self, peer: Callable[[Any], str], uplink: Uplink) -> DataPlane:
+        return DataPlane(
+            LinkService(self._clock, self._key, self._hub.find, peer, self._told),
+            peer=peer,
+            desk=lambda replica: self._crew.desk(replica),
+            donor=Donor(self._acting.network_id, lambda *state: self._crew.state_file(*state), uplink),
+            uplink=uplink,
+            infer=self._desk,
+        )
 
     def _new_auditing(self, group: asyncio.TaskGroup, pace: Pace) -> Auditing:
         acting = self._acting
@@ -253,6 +263,9 @@ class Worker:
                 self._desk.allow(message.callers.orchestrators)
             case "caches":
                 self._seats.lend(message.caches.max_bytes)
+            case "relays":
+                self._relays = [(NodeId(relay.node_id), tuple(relay.addresses)) for relay in message.relays.relays]
+                self._listening.want(message.relays.listen)
             case "verdicts":
                 group.create_task(self._crew.decided(message.verdicts))
 
@@ -307,6 +320,7 @@ class Worker:
         return local_pb2.WorkerReport(
             replicas=reports, evidence=evidence[:MAX_EVIDENCE], rss_bytes=psutil.Process().memory_info().rss,
             seats=self._seats.reports(), cpu_s=time.process_time(), num_questions=self._desk.num_computed,
+            listens_at=self._listening.at,
         )  # fmt: skip
 
     def _snapshot(self, ready: local_pb2.SnapshotReady) -> None:

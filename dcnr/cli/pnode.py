@@ -22,6 +22,10 @@ DeviceOption = Annotated[
     str | None,
     typer.Option(help="auto, cpu, cuda or mps.", show_default=False, autocompletion=among("auto", "cpu", "cuda", "mps")),
 ]
+OutboundOption = Annotated[
+    bool | None,
+    typer.Option("--outbound-only", help="Nobody can dial this machine: it is reached through relays.", show_default=False),
+]
 
 app = typer.Typer(
     help="Lend this machine to a network that trains a model owned by its community.\n\nStart with: pnode start --bootstrap HOST:PORT",
@@ -54,6 +58,7 @@ def start(
     dht_port: Annotated[int | None, typer.Option(help="UDP port of the directory; 0: a free one.", show_default=False)] = None,
     listen_host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
     advertise_host: Annotated[str | None, typer.Option(help="Address that others are told.", show_default=False)] = None,
+    outbound_only: OutboundOption = None,
     checkpoint_s: Annotated[float | None, typer.Option(help="Longest time between checkpoints.", show_default=False)] = None,
     name: Annotated[str | None, typer.Option(help="Name shown beside this machine's id; '': none.", show_default=False)] = None,
     owner: Annotated[Path | None, typer.Option(help="Whose machine this is: a file from pnode own.", show_default=False)] = None,
@@ -71,8 +76,8 @@ def start(
         "bootstrap": tuple(bootstrap) if bootstrap else None, "network": str(network.absolute()) if network else None, "network_id": network_id,
         "limits_cores": cores, "limits_memory_mb": memory_mb, "limits_disk_mb": disk_mb, "limits_cpu_percent": cpu_percent,
         "limits_device": device, "control_port": control_port, "data_port": data_port, "dht_port": dht_port, "listen_host": listen_host,
-        "advertise_host": advertise_host, "checkpoint_s": checkpoint_s, "owner": str(owner.absolute()) if owner else None,
-        "name": name, "log_level": log_level, "log_json": log_json,
+        "advertise_host": advertise_host, "outbound_only": outbound_only, "checkpoint_s": checkpoint_s,
+        "owner": str(owner.absolute()) if owner else None, "name": name, "log_level": log_level, "log_json": log_json,
     }  # fmt: skip
     loaded = settings_of(PNodeSettings, directory, flags)
     settings = loaded.value

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from dcnr.cli.output import duration, short, size, table
 from dcnr.sdk.plain import word
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 
 _EVENTS = 5
+_SEEN_FROM_OUTSIDE: Final = "as seen from outside"
+_SEEN: Final = {
+    "relayed": "through orchestrators",
+    "not": f"{_SEEN_FROM_OUTSIDE} (forward the data port, or start with --outbound-only)",
+}
+"""How a PNode is reached, in words."""
 
 
 def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
@@ -16,6 +23,7 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
     capability = status.capability
     lent = f"{capability.cores:g} cores ({capability.gflops:.0f} GFLOP/s), {size(capability.memory_bytes)} memory"
     attached = sum(contact.attached for contact in status.orchestrators)
+    reached = f"{status.reachable} {_SEEN.get(status.reachable, _SEEN_FROM_OUTSIDE)}"
     lines = [
         f"PNode {status.node_id}  (version {status.software}, up {duration(status.uptime_s)})",
         *([f"shown as   {status.public_name}  (to everybody; pnode start --name '' shows none)"] if status.public_name else []),
@@ -23,7 +31,7 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
         f"state      {status.state}: {status.reason}",
         f"lends      {lent}, {size(capability.disk_bytes)} disk, {capability.device} on {capability.architecture} {capability.system}",
         f"uses       {size(status.memory_bytes)} memory, {size(status.disk_bytes)} disk in {home}",
-        f"reachable  {status.reachable} as seen from outside; control {status.control_address}, directory {status.dht_address or '-'}",
+        f"reachable  {reached}; control {status.control_address}, directory {status.dht_address or '-'}",
         f"attached   to {attached} of {len(status.orchestrators)} orchestrators; {status.num_known} nodes known",
         f"process    daemon {status.pid}, worker {status.worker_pid or '-'}",
     ]

@@ -7,7 +7,7 @@ session (it did not run) is made once more with a new one. Nothing else is retri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final, Protocol, TypeVar
 
 from grpc import ChannelConnectivity, StatusCode, aio
@@ -69,6 +69,7 @@ class Connection:
         self._known: OpenedSession | None = None
         self._opening = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
+        self._behind: Callable[[], Awaitable[None]] | None = None
 
     @property
     def closed(self) -> bool:
@@ -142,7 +143,16 @@ class Connection:
         if watcher is not None and watcher is not asyncio.current_task():
             watcher.cancel()
             await asyncio.wait([watcher])
-        await self._channel.close(None)
+        try:
+            await self._channel.close(None)
+        finally:
+            behind, self._behind = self._behind, None
+            if behind is not None:
+                await behind()
+
+    def end_with(self, behind: Callable[[], Awaitable[None]]) -> None:
+        """``behind`` is what the channel runs through: it is ended after the channel, whoever closes the connection."""
+        self._behind = behind
 
     async def _renew(self, used: OpenedSession | None) -> None:
         """A new session, unless another task has made one since ``used``."""

@@ -368,6 +368,62 @@ class WorkerDurable(_message.Message):
 Global___WorkerDurable: _TypeAlias = WorkerDurable  # noqa: Y015
 
 @_typing.final
+class RelayAddress(_message.Message):
+    """One node that passes bytes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """an orchestrator that the network document lists"""
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of its control server"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayAddress: _TypeAlias = RelayAddress  # noqa: Y015
+
+@_typing.final
+class WorkerRelays(_message.Message):
+    """Through whom workers are reached that nobody can dial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELAYS_FIELD_NUMBER: _builtins.int
+    LISTEN_FIELD_NUMBER: _builtins.int
+    listen: _builtins.bool
+    """nobody can dial this worker: it listens at relays"""
+    @_builtins.property
+    def relays(self) -> _containers.RepeatedCompositeFieldContainer[Global___RelayAddress]:
+        """replaces the list before; at most 64"""
+
+    def __init__(
+        self,
+        *,
+        relays: _abc.Iterable[Global___RelayAddress] | None = ...,
+        listen: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["listen", b"listen", "relays", b"relays"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerRelays: _TypeAlias = WorkerRelays  # noqa: Y015
+
+@_typing.final
 class ToWorker(_message.Message):
     """Daemon to worker."""
 
@@ -388,6 +444,7 @@ class ToWorker(_message.Message):
     SEAT_FIELD_NUMBER: _builtins.int
     CALLERS_FIELD_NUMBER: _builtins.int
     CACHES_FIELD_NUMBER: _builtins.int
+    RELAYS_FIELD_NUMBER: _builtins.int
     NETWORK_TIME_OFFSET_S_FIELD_NUMBER: _builtins.int
     network_time_offset_s: _builtins.float
     """network time minus this machine's wall clock, s; what the worker judges the age of records by"""
@@ -451,6 +508,10 @@ class ToWorker(_message.Message):
     def caches(self) -> Global___WorkerCaches:
         """what seats may keep of texts"""
 
+    @_builtins.property
+    def relays(self) -> Global___WorkerRelays:
+        """who passes bytes on"""
+
     def __init__(
         self,
         *,
@@ -469,13 +530,14 @@ class ToWorker(_message.Message):
         seat: Global___HostSeat | None = ...,
         callers: Global___WorkerCallers | None = ...,
         caches: Global___WorkerCaches | None = ...,
+        relays: Global___WorkerRelays | None = ...,
         network_time_offset_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "caches", b"caches", "callers", b"callers", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "release", b"release", "seat", b"seat", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "caches", b"caches", "callers", b"callers", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "relays", b"relays", "release", b"release", "seat", b"seat", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "caches", b"caches", "callers", b"callers", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "network_time_offset_s", b"network_time_offset_s", "release", b"release", "seat", b"seat", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "caches", b"caches", "callers", b"callers", "delegation", b"delegation", "drain", b"drain", "durable", b"durable", "gather", b"gather", "head_seen", b"head_seen", "host", b"host", "kind", b"kind", "neighbour", b"neighbour", "network_time_offset_s", b"network_time_offset_s", "relays", b"relays", "release", b"release", "seat", b"seat", "shard_ready", b"shard_ready", "snapshot", b"snapshot", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["delegation", "host", "release", "neighbour", "durable", "drain", "head_seen", "shard_ready", "snapshot", "gather", "audit", "verdicts", "seat", "callers", "caches"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["delegation", "host", "release", "neighbour", "durable", "drain", "head_seen", "shard_ready", "snapshot", "gather", "audit", "verdicts", "seat", "callers", "caches", "relays"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -945,6 +1007,7 @@ class WorkerReport(_message.Message):
     SEATS_FIELD_NUMBER: _builtins.int
     CPU_S_FIELD_NUMBER: _builtins.int
     NUM_QUESTIONS_FIELD_NUMBER: _builtins.int
+    LISTENS_AT_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
     """of the process"""
     cpu_s: _builtins.float
@@ -963,6 +1026,10 @@ class WorkerReport(_message.Message):
     def seats(self) -> _containers.RepeatedCompositeFieldContainer[_orchestrator_pb2.SeatReport]:
         """all seats, without delegations; at most 64"""
 
+    @_builtins.property
+    def listens_at(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """relays at which connections to it may come in"""
+
     def __init__(
         self,
         *,
@@ -972,10 +1039,11 @@ class WorkerReport(_message.Message):
         seats: _abc.Iterable[_orchestrator_pb2.SeatReport] | None = ...,
         cpu_s: _builtins.float = ...,
         num_questions: _builtins.int = ...,
+        listens_at: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "evidence", b"evidence", "num_questions", b"num_questions", "replicas", b"replicas", "rss_bytes", b"rss_bytes", "seats", b"seats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "evidence", b"evidence", "listens_at", b"listens_at", "num_questions", b"num_questions", "replicas", b"replicas", "rss_bytes", b"rss_bytes", "seats", b"seats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1178,7 +1246,7 @@ class StatusResponse(_message.Message):
     num_known: _builtins.int
     """nodes known by gossip"""
     reachable: _builtins.str
-    """direct, unknown or not: as seen from outside"""
+    """direct, relayed, unknown or not: as seen from outside"""
     memory_bytes: _builtins.int
     """used by the worker"""
     disk_bytes: _builtins.int

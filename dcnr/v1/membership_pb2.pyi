@@ -244,6 +244,160 @@ class Location(_message.Message):
 Global___Location: _TypeAlias = Location  # noqa: Y015
 
 @_typing.final
+class RelayListen(_message.Message):
+    """Worker to relay: connections to this worker may come over this relay, as long as the stream is open."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayListen: _TypeAlias = RelayListen  # noqa: Y015
+
+@_typing.final
+class RelayConnect(_message.Message):
+    """Caller to relay: a connection to a worker that listens there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """whose key the caller will find at the other end, by TLS of its own"""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayConnect: _TypeAlias = RelayConnect  # noqa: Y015
+
+@_typing.final
+class RelayIncoming(_message.Message):
+    """Relay to a worker that listens: somebody wants a connection."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.bytes
+    """16 random bytes that name the connection until it is accepted"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayIncoming: _TypeAlias = RelayIncoming  # noqa: Y015
+
+@_typing.final
+class RelayAccept(_message.Message):
+    """Worker to relay, on a stream of its own: takes the connection."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.bytes
+    """as in RelayIncoming"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayAccept: _TypeAlias = RelayAccept  # noqa: Y015
+
+@_typing.final
+class RelayOpened(_message.Message):
+    """Relay to whoever listens, connects or accepts: it is done. After connect and accept, bytes may follow."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayOpened: _TypeAlias = RelayOpened  # noqa: Y015
+
+@_typing.final
+class RelayMessage(_message.Message):
+    """Anything on a Relay stream. The end of a stream ends its connection."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LISTEN_FIELD_NUMBER: _builtins.int
+    CONNECT_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    INCOMING_FIELD_NUMBER: _builtins.int
+    OPENED_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """either way: the next bytes of the connection, at most 256 KiB"""
+    @_builtins.property
+    def listen(self) -> Global___RelayListen:
+        """first, of a worker"""
+
+    @_builtins.property
+    def connect(self) -> Global___RelayConnect:
+        """first, of a caller"""
+
+    @_builtins.property
+    def accept(self) -> Global___RelayAccept:
+        """first, of a worker"""
+
+    @_builtins.property
+    def incoming(self) -> Global___RelayIncoming:
+        """relay to a worker that listens"""
+
+    @_builtins.property
+    def opened(self) -> Global___RelayOpened:
+        """relay's first answer"""
+
+    def __init__(
+        self,
+        *,
+        listen: Global___RelayListen | None = ...,
+        connect: Global___RelayConnect | None = ...,
+        accept: Global___RelayAccept | None = ...,
+        incoming: Global___RelayIncoming | None = ...,
+        opened: Global___RelayOpened | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "connect", b"connect", "data", b"data", "incoming", b"incoming", "kind", b"kind", "listen", b"listen", "opened", b"opened"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "connect", b"connect", "data", b"data", "incoming", b"incoming", "kind", b"kind", "listen", b"listen", "opened", b"opened"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["listen", "connect", "accept", "incoming", "opened", "data"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___RelayMessage: _TypeAlias = RelayMessage  # noqa: Y015
+
+@_typing.final
 class JoinRequest(_message.Message):
     """First contact."""
 

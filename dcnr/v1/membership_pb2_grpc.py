@@ -50,6 +50,11 @@ class MembershipServiceStub:
                 request_serializer=dcnr_dot_v1_dot_membership__pb2.ProbeRequest.SerializeToString,
                 response_deserializer=dcnr_dot_v1_dot_membership__pb2.ProbeResponse.FromString,
                 _registered_method=True)
+        self.Relay = channel.stream_stream(
+                '/dcnr.v1.MembershipService/Relay',
+                request_serializer=dcnr_dot_v1_dot_membership__pb2.RelayMessage.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_membership__pb2.RelayMessage.FromString,
+                _registered_method=True)
 
 
 class MembershipServiceServicer:
@@ -77,6 +82,13 @@ class MembershipServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Relay(self, request_iterator, context):
+        """Passes bytes on between two nodes of which one cannot be dialled. What the stream is for is said by its first message: listen, connect or accept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MembershipServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_MembershipServiceServicer_to_server(servicer, server):
                     servicer.Probe,
                     request_deserializer=dcnr_dot_v1_dot_membership__pb2.ProbeRequest.FromString,
                     response_serializer=dcnr_dot_v1_dot_membership__pb2.ProbeResponse.SerializeToString,
+            ),
+            'Relay': grpc.stream_stream_rpc_method_handler(
+                    servicer.Relay,
+                    request_deserializer=dcnr_dot_v1_dot_membership__pb2.RelayMessage.FromString,
+                    response_serializer=dcnr_dot_v1_dot_membership__pb2.RelayMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class MembershipService:
             '/dcnr.v1.MembershipService/Probe',
             dcnr_dot_v1_dot_membership__pb2.ProbeRequest.SerializeToString,
             dcnr_dot_v1_dot_membership__pb2.ProbeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Relay(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/dcnr.v1.MembershipService/Relay',
+            dcnr_dot_v1_dot_membership__pb2.RelayMessage.SerializeToString,
+            dcnr_dot_v1_dot_membership__pb2.RelayMessage.FromString,
             options,
             channel_credentials,
             insecure,

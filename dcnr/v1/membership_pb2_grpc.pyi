@@ -39,6 +39,8 @@ class MembershipServiceStub:
     """Push-pull of adverts."""
     Probe: _grpc.UnaryUnaryMultiCallable[_membership_pb2.ProbeRequest, _membership_pb2.ProbeResponse]
     """Asks the callee to check whether a third node answers."""
+    Relay: _grpc.StreamStreamMultiCallable[_membership_pb2.RelayMessage, _membership_pb2.RelayMessage]
+    """Passes bytes on between two nodes of which one cannot be dialled. What the stream is for is said by its first message: listen, connect or accept."""
 
 @_typing.type_check_only
 class MembershipServiceAsyncStub(MembershipServiceStub):
@@ -51,6 +53,8 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     """Push-pull of adverts."""
     Probe: _aio.UnaryUnaryMultiCallable[_membership_pb2.ProbeRequest, _membership_pb2.ProbeResponse]  # type: ignore[assignment]
     """Asks the callee to check whether a third node answers."""
+    Relay: _aio.StreamStreamMultiCallable[_membership_pb2.RelayMessage, _membership_pb2.RelayMessage]  # type: ignore[assignment]
+    """Passes bytes on between two nodes of which one cannot be dialled. What the stream is for is said by its first message: listen, connect or accept."""
 
 class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
     """Gossip between all nodes."""
@@ -78,5 +82,13 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_membership_pb2.ProbeResponse, _abc.Awaitable[_membership_pb2.ProbeResponse]]:
         """Asks the callee to check whether a third node answers."""
+
+    @_abc_1.abstractmethod
+    def Relay(
+        self,
+        request_iterator: _MaybeAsyncIterator[_membership_pb2.RelayMessage],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_membership_pb2.RelayMessage], _abc.AsyncIterator[_membership_pb2.RelayMessage]]:
+        """Passes bytes on between two nodes of which one cannot be dialled. What the stream is for is said by its first message: listen, connect or accept."""
 
 def add_MembershipServiceServicer_to_server(servicer: MembershipServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

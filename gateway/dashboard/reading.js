@@ -140,10 +140,11 @@ export function witnessesOf(witnesses) {
   return { answering: witnesses.filter((one) => one.answers).length, asked: witnesses.length, views: [...said.values()] };
 }
 
-/** How a machine is reached: at its own address, or only over the stream that it opened itself; "" where this orchestrator does not know. */
+/** How a machine is reached: at its own address, through relays, or only over the stream that it opened itself; "" where this orchestrator does not know. */
 export function wayTo(node) {
   if (node.answers) return "direct";
-  return node.attached && isPNode(node) ? "outbound only" : "";
+  if (!node.attached || !isPNode(node)) return "";
+  return node.address ? "outbound only" : "relayed";
 }
 
 /** What the machines of each owner are credited with together, most first: [{owner, machines, cleared}]; those whose owner is not said are left out. */

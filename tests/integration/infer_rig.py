@@ -21,6 +21,7 @@ from dcnr.specs import TensorSpec
 from dcnr.system import SystemClock
 from dcnr.tensor import EncodedTensor, TensorAssembler, TensorHeader, chunks, encode
 from dcnr.v1 import local_pb2, vnode_pb2
+from membership.relays import RelayDialer
 from orchestrator.generation import Generation, Wanted
 from trust.identity import NodeKey
 from vnode.registry import default_registry
@@ -268,10 +269,13 @@ class Line:
 
 
 @asynccontextmanager
-async def line(key: NodeKey, end: DaemonEnd) -> AsyncIterator[Line]:
-    """A stream to that worker."""
-    dialer = Dialer(key, NETWORK_ID, clock=CLOCK, rng=secrets.token_bytes, own_connections=True)
-    connection = await dialer.connect(node_id_of(end.hello.public_key), [f"127.0.0.1:{end.hello.data_port}"])
+async def line(key: NodeKey, end: DaemonEnd, dialer: RelayDialer | None = None) -> AsyncIterator[Line]:
+    """A stream to that worker, at its own address or, with a dialer for it, through a relay."""
+    direct = Dialer(key, NETWORK_ID, clock=CLOCK, rng=secrets.token_bytes, own_connections=True)
+    worker_id = node_id_of(end.hello.public_key)
+    connection = await (
+        dialer.connect(worker_id, []) if dialer else direct.connect(worker_id, [f"127.0.0.1:{end.hello.data_port}"])
+    )
     call: Any = connection.channel.stream_stream(
         "/dcnr.v1.VNodeService/Infer",
         request_serializer=vnode_pb2.InferMessage.SerializeToString,

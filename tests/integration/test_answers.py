@@ -1,4 +1,6 @@
-"""Goal: a whole network answers questions while it learns and after, as the reference does, from either orchestrator, and through a PNode's SIGKILL."""
+"""Goal: a whole network answers questions while it learns and after, as the reference does, from either orchestrator, and through a PNode's SIGKILL;
+two of its three PNodes accept no connection.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ from vnode.registry import default_registry
 from vnode.torch_compute import TorchCompute
 from vnode.vocabulary import Mode
 
-PNODES = (LocalPNode("p1", 1.0, 1536), LocalPNode("p2", 1.0, 1536), LocalPNode("p3", 1.0, 1024))
+HIDDEN = ("p2", "p3")
+"""Nobody can dial these, not even each other."""
+PNODES = tuple(
+    LocalPNode(name, 1.0, memory_mb, ("--outbound-only",) if name in HIDDEN else ())
+    for name, memory_mb in (("p1", 1536), ("p2", 1536), ("p3", 1024))
+)
 WIDTH, BATCH = 32, 8
 WITHIN_S = 120.0
 
@@ -49,6 +56,9 @@ def test_a_network_answers_while_it_learns_after_it_and_through_a_kill(tmp_path:
         assert early.manifest
         rig.ended(job, 240.0)
         last = client.manifest(MODEL)[0]
+        for process in rig.network.pnodes:
+            if process.name in HIDDEN:
+                rig.until(lambda: rig.told(process).reachable == "relayed", "its owner sees how it is reached", WITHIN_S)  # noqa: B023  called at once
         late = until_answered(rig, client, asked, lambda answer: answer.manifest == last and not answer.degraded)
         np.testing.assert_allclose(late.output, reference(rig, asked, last), rtol=1e-5, atol=1e-5)
         for process in rig.network.orchestrators:
@@ -180,5 +190,9 @@ def through_a_kill(rig: Rig, client: dcnr.sdk.Client, asked: Any, wanted: Answer
         for thread in threads:
             thread.join(WITHIN_S)
     assert errors == []
+    hidden = {process.node_id for process in rig.network.pnodes if process.name in HIDDEN}
+    assert any(stage.pnode_id in hidden for answer in answers for stage in answer.stages), (
+        "machines that nobody can dial have a part in it"
+    )
     for answer in answers:
         np.testing.assert_allclose(answer.output, wanted.output, rtol=1e-5, atol=1e-5)

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import numpy as np
 from infer_rig import BATCH, Served, allow, expected, line, samples, seat, served
-from worker_rig import DaemonEnd, Job, make_job, worker, workers
+from relay_rig import dialling, relays, tell_of_relays
+from worker_rig import NETWORK_ID, DaemonEnd, Job, make_job, worker, workers
 
 from dcnr import limits
 from dcnr.v1 import orchestrator_pb2, vnode_pb2
@@ -19,11 +20,18 @@ from vnode.vocabulary import Mode
 
 
 def test_two_workers_answer_with_named_states_as_one_process_does(tmp_path: Path) -> None:
+    """The second one is dialled by nobody: questions reach it through a relay, from the caller and from the first one."""
     one, key = served(tmp_path), NodeKey.generate()
     asked = samples()
 
     async def scenario() -> None:
-        async with workers(tmp_path, 2) as (first, second):
+        async with (
+            relays(NETWORK_ID, key=key) as known,
+            dialling(NETWORK_ID, key, known) as dialer,
+            workers(tmp_path, 2) as (first, second),
+        ):
+            await tell_of_relays(first, known, outbound_only=False)
+            await tell_of_relays(second, known, outbound_only=True)
             await allow(key, first, second)
             await seat(first, one, "a", "c")
             await seat(second, one, "b")
@@ -36,7 +44,7 @@ def test_two_workers_answer_with_named_states_as_one_process_does(tmp_path: Path
                 assert [timing.vnode for timing in answer.timings] == ["a", "b", "c"]
                 assert answer.state_digest == one.digest("c")
                 hops = [one.hop("a", first, answers=True), one.hop("b", second, answers=True)]
-                async with line(key, second) as other:  # the way back is the caller's own stream, where it has one
+                async with line(key, second, dialer) as other:  # the way back is the caller's own stream, where it has one
                     await other.failure(await other.ask(key.node_id, [], {"a": asked}))  # from now on it has
                     question = other.expect(await asking.ask(key.node_id, hops, {"a": asked}))
                     await other.answer(question, "b")

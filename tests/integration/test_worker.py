@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from relay_rig import relays, tell_of_relays
 from worker_rig import JOB, MODEL, NETWORK_ID, DaemonEnd, Job, make_job, worker, workers
 
 from dcnr.errors import Refused
@@ -45,11 +46,15 @@ def check_snapshot(ready: local_pb2.SnapshotReady, end: DaemonEnd, job: Job) -> 
     return commit
 
 
-def test_two_workers_train_a_chain_to_a_complete_lineage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("outbound_only", [False, True], ids=["direct", "relayed"])
+def test_two_workers_train_a_chain_to_a_complete_lineage(tmp_path: Path, outbound_only: bool) -> None:
+    """Also where neither of them can be dialled."""
     job = make_job(tmp_path)
 
     async def scenario() -> None:
-        async with workers(tmp_path, 2) as (first, second):
+        async with relays(NETWORK_ID, int(outbound_only)) as known, workers(tmp_path, 2) as (first, second):
+            for end in (first, second) if outbound_only else ():
+                await tell_of_relays(end, known, outbound_only=True)
             places = {"s1": first, "s2": second}
             await first.host(job, "s1", places)
             await second.host(job, "s2", places)

@@ -128,6 +128,7 @@ class DaemonEnd:
     gathered: list[local_pb2.EvidenceGathered] = field(default_factory=list)
     drained: bool = False
     rss_bytes: int = 0
+    listens_at: list[str] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -139,9 +140,11 @@ class DaemonEnd:
             first = await self.pipe.receive()
         assert first is not None
         self.hello = first.hello
-        self.delegation = make_delegation(
-            self.key, NETWORK_ID, self.hello.public_key, self.incarnation, [f"127.0.0.1:{self.hello.data_port}"], time.time()
-        )
+        await self.delegate([f"127.0.0.1:{self.hello.data_port}"])
+
+    async def delegate(self, addresses: Sequence[str]) -> None:
+        """Signs for the worker that it is reached there."""
+        self.delegation = make_delegation(self.key, NETWORK_ID, self.hello.public_key, self.incarnation, addresses, time.time())
         await self.pipe.send(local_pb2.ToWorker(delegation=self.delegation))
 
     async def listen(self) -> None:
@@ -151,6 +154,7 @@ class DaemonEnd:
                     self.reports = {report.replica: report for report in message.report.replicas}
                     self.seats = {report.vnode: report for report in message.report.seats}
                     self.rss_bytes = message.report.rss_bytes
+                    self.listens_at = list(message.report.listens_at)
                 case "snapshot":
                     self.snapshots.append(message.snapshot)
                 case "lost":

@@ -1,0 +1,150 @@
+"""The way to a worker that cannot be dialled: a connection through a relay at which it listens, pinned and proven end to end like any other.
+
+gRPC dials sockets, so the bytes go through a door: a listening socket on loopback that lives as long as the connection. Whoever comes in there meets the
+worker's own TLS and its sessions, as at any open data port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from dcnr.client import Orchestrators
+from dcnr.errors import DcnrError, RemoteFault, TimedOut, Unavailable
+from dcnr.ids import NodeId, check_node_id
+from dcnr.rpc.connection import Connection
+from dcnr.rpc.dialer import Dialer
+from dcnr.v1 import membership_pb2, membership_pb2_grpc
+from membership.relay_streams import CallStream, first_of, pump
+from trust.addresses import join_address
+
+LOOPBACK: Final = "127.0.0.1"
+OPEN_S: Final = 6.0
+"""A relay that has not opened a connection within this time (dialling it included) is given up; a bit longer than relays wait themselves."""
+NUM_RELAYS: Final = 3
+"""At so many relays a worker listens."""
+MAX_COMERS: Final = 4
+"""Connections through one door at once: gRPC makes one, and another one for its certificate before."""
+
+
+def in_order(worker_id: str, relays: Sequence[tuple[NodeId, Sequence[str]]]) -> list[tuple[NodeId, Sequence[str]]]:
+    """The same order for the worker and whoever looks for it (rendezvous hashing), so that they meet at the first relay. Pure."""
+    return sorted(relays, key=lambda relay: hashlib.sha256(f"{worker_id} {relay[0]}".encode()).digest())
+
+
+async def open_stream(connection: Connection, first: membership_pb2.RelayMessage) -> CallStream:
+    """A Relay stream whose first message was answered with `RelayOpened`. Raises the relay's typed error, RemoteFault, Unavailable, TimedOut."""
+    metadata = await connection.fresh_metadata()
+    stub: Any = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+    call = CallStream(stub.Relay(metadata=metadata))
+    try:
+        await call.write(first)
+        answer = await first_of(call, OPEN_S)
+        if answer.WhichOneof("kind") != "opened":
+            raise RemoteFault("the relay does not say whether it opened the stream", code="bad_message")
+    except BaseException:
+        call.cancel()
+        raise
+    return call
+
+
+class Door:
+    """See the module. ``first`` is the stream for who comes first; further ones are opened when somebody comes."""
+
+    def __init__(self, first: CallStream, further: Callable[[], Awaitable[CallStream]]) -> None:
+        self._first: CallStream | None = first
+        self._further = further
+        self._server: asyncio.Server | None = None
+        self._comers: set[asyncio.Task[Any]] = set()
+        self.trouble: DcnrError | None = None
+        """What the relay said of the last connection that it did not open, or that broke."""
+
+    async def open(self) -> str:
+        """The address on loopback. Raises Unavailable."""
+        try:
+            self._server = await asyncio.start_server(self._came, LOOPBACK, 0)
+        except OSError as error:
+            raise Unavailable(f"no door on loopback: {error}", code="unreachable") from error
+        return join_address(LOOPBACK, self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Ends everything that goes through it."""
+        if self._server is not None:
+            self._server.close()
+        first, self._first = self._first, None
+        if first is not None:
+            first.cancel()
+        comers = list(self._comers)
+        for task in comers:
+            task.cancel()
+        if comers:
+            await asyncio.wait(comers)
+
+    async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._comers) >= MAX_COMERS:
+            writer.transport.abort()
+            return
+        self._comers.add(task)
+        try:
+            stream, self._first = self._first, None
+            await pump(stream or await self._further(), reader, writer)
+        except DcnrError as error:
+            self.trouble = error  # whoever came sees its connection end
+        finally:
+            self._comers.discard(task)
+            writer.transport.abort()
+
+
+class RelayDialer:
+    """Dials a worker at its own addresses; one that tells none, through relays, those at which it most likely listens first. ``prefer``: before all others."""
+
+    def __init__(self, dialer: Dialer, relays: Orchestrators, *, prefer: NodeId | None = None) -> None:
+        self.direct, self._relays, self._prefer = dialer, relays, prefer
+        self._failed: set[NodeId] = set()
+        """Relays that did not answer when they were last tried: they are tried last."""
+
+    async def connect(self, worker_id: str, addresses: Sequence[str], *, own_connection: bool | None = None) -> Connection:
+        """Raises what `Dialer.connect` raises; Unavailable (``no_relay``) where no relay leads to the worker."""
+        if addresses:
+            return await self.direct.connect(worker_id, addresses, own_connection=own_connection)
+        wanted, reasons = check_node_id(worker_id), []
+        relays = sorted(
+            in_order(wanted, self._relays.known()), key=lambda relay: (relay[0] != self._prefer, relay[0] in self._failed)
+        )
+        for relay_id, where in relays[: 2 * NUM_RELAYS]:
+            try:
+                connection = await self._through(relay_id, where, wanted)
+            except DcnrError as error:
+                reasons.append(f"relay {relay_id[:8]}: {error.message}")
+                if isinstance(error, Unavailable):
+                    self._failed.add(relay_id)
+            else:
+                self._failed.discard(relay_id)
+                return connection
+        why = "; ".join(reasons) or "no relay is known"
+        raise Unavailable(f"worker {wanted[:8]} cannot be dialled, and {why}", code="no_relay")
+
+    async def _through(self, relay_id: NodeId, where: Sequence[str], worker_id: NodeId) -> Connection:
+        wish = membership_pb2.RelayMessage(connect=membership_pb2.RelayConnect(worker_id=worker_id))
+
+        async def further() -> CallStream:
+            return await open_stream(await self._relays.connection(relay_id, where), wish)
+
+        try:
+            async with asyncio.timeout(OPEN_S):
+                door = Door(await further(), further)
+        except TimeoutError:
+            raise TimedOut(f"no connection within {OPEN_S:g} s", code="connect_timeout") from None
+        try:
+            connection = await self.direct.connect(worker_id, [await door.open()], own_connection=True)
+        except BaseException as error:
+            await door.close()
+            if door.trouble is not None and isinstance(error, Unavailable):
+                raise door.trouble from error
+            raise
+        connection.end_with(door.close)
+        return connection

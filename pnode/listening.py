@@ -1,0 +1,131 @@
+"""How a worker that nobody can dial is reached: it opens a stream to a few relays, and takes over streams of its own the connections that others want.
+
+What comes in that way is handed to the worker's own data server, on loopback: TLS, sessions, bounds and answers are those of an open port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from dcnr.client import Orchestrators
+from dcnr.errors import DcnrError, RemoteFault, Unavailable
+from dcnr.ids import NodeId
+from dcnr.ports import Random
+from dcnr.rpc.connection import Connection
+from dcnr.v1 import membership_pb2
+from membership.relay_streams import NUMBER_BYTES, pump
+from membership.relays import LOOPBACK, NUM_RELAYS, OPEN_S, in_order, open_stream
+from pnode.links import Told
+
+REVIEW_S: Final = 1.0
+RETRY_MIN_S: Final = 0.2
+RETRY_MAX_S: Final = 5.0
+MAX_TAKEN: Final = 128
+"""Connections at once, over all relays."""
+
+
+class Listening:
+    """One per worker. ``relays`` knows those that pass on; ``port``: of the data server on loopback."""
+
+    def __init__(
+        self, worker_id: NodeId, port: int, relays: Orchestrators, rng: Random, told: Told, changed: Callable[[], None]
+    ) -> None:
+        self._worker_id, self._port, self._relays, self._rng, self._told, self._changed = (
+            worker_id,
+            port,
+            relays,
+            rng,
+            told,
+            changed,
+        )
+        self._wanted = False
+        self._open: set[NodeId] = set()
+        self._streams: dict[NodeId, asyncio.Task[None]] = {}
+        self._num_taken = 0
+        self._news = asyncio.Event()
+
+    @property
+    def at(self) -> list[str]:
+        """Relays at which connections may come in now."""
+        return sorted(self._open)
+
+    def want(self, wanted: bool) -> None:
+        """Whether to listen. Called again whenever other relays are known."""
+        self._wanted = wanted
+        self._news.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._review(group)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(REVIEW_S):
+                        await self._news.wait()
+                self._news.clear()
+
+    def _review(self, group: asyncio.TaskGroup) -> None:
+        known = in_order(self._worker_id, self._relays.known())[:NUM_RELAYS] if self._wanted else []
+        chosen = {relay_id for relay_id, _ in known}
+        for relay_id in [relay_id for relay_id in self._streams if relay_id not in chosen]:
+            self._streams.pop(relay_id).cancel()
+        for relay_id in sorted(chosen - self._streams.keys()):
+            self._streams[relay_id] = group.create_task(self._keep(relay_id, group))
+
+    async def _keep(self, relay_id: NodeId, group: asyncio.TaskGroup) -> None:
+        wait_s = RETRY_MIN_S
+        while True:
+            try:
+                await self._listen(relay_id, group)
+            except DcnrError as error:
+                if not isinstance(error, Unavailable):
+                    self._told("relay_refused", relay_id, f"{error.code}: {error.message}")
+            except Exception as error:  # noqa: BLE001  RPC boundary: what one relay says never ends this worker
+                self._told("relay_refused", relay_id, f"{type(error).__name__}: {error}")
+            finally:
+                if relay_id in self._open:
+                    wait_s = RETRY_MIN_S
+                    self._open.discard(relay_id)
+                    self._changed()
+            await asyncio.sleep(wait_s * self._rng.uniform(0.5, 1.0))
+            wait_s = min(RETRY_MAX_S, 2 * wait_s)
+
+    async def _listen(self, relay_id: NodeId, group: asyncio.TaskGroup) -> None:
+        """One stream until its end. Raises what the relay says."""
+        connection = await self._relays.connection(relay_id, self._addresses_of(relay_id))
+        stream = await open_stream(connection, membership_pb2.RelayMessage(listen=membership_pb2.RelayListen()))
+        try:
+            self._open.add(relay_id)
+            self._changed()
+            while (message := await stream.read()) is not None:
+                if message.WhichOneof("kind") != "incoming" or len(message.incoming.number) != NUMBER_BYTES:
+                    raise RemoteFault("a relay tells a worker of connections only", code="bad_message")
+                if self._num_taken < MAX_TAKEN:
+                    group.create_task(self._take(connection, message.incoming.number))
+        finally:
+            stream.cancel()
+
+    async def _take(self, connection: Connection, number: bytes) -> None:
+        """One connection from its acceptance to its end; what goes wrong with it is nobody else's trouble."""
+        self._num_taken += 1
+        try:
+            stream = await open_stream(connection, membership_pb2.RelayMessage(accept=membership_pb2.RelayAccept(number=number)))
+            try:
+                async with asyncio.timeout(OPEN_S):
+                    reader, writer = await asyncio.open_connection(LOOPBACK, self._port)
+            except BaseException:
+                stream.cancel()
+                raise
+            await pump(stream, reader, writer)
+        except (DcnrError, OSError):
+            return  # the relay or the other end is gone
+        except Exception as error:  # noqa: BLE001  RPC boundary: what comes through a relay never ends this worker
+            self._told("relay_refused", connection.peer_id, f"{type(error).__name__}: {error}")
+        finally:
+            self._num_taken -= 1
+
+    def _addresses_of(self, relay_id: NodeId) -> list[str]:
+        return [address for known, where in self._relays.known() if known == relay_id for address in where]
