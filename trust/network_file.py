@@ -39,7 +39,7 @@ def save_policy(path: Path, policy: NetworkPolicy) -> None:
         reached("network.renamed")
     except OSError as error:
         with contextlib.suppress(OSError):  # where no directory is there is no draft
-            draft.unlink(missing_ok=True)
+            draft.unlink()
         raise Refused(f"{path} cannot be written: {error.strerror}", code="disk_trouble", remedy="choose another path") from error
 
 

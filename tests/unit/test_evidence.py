@@ -15,7 +15,7 @@ from trust.commits import Place, follows
 from trust.delegation import make_delegation
 from trust.envelope import digest_of_envelope, seal
 from trust.equivocation import equivocation_of
-from trust.evidence import MAX_CHALLENGED, MAX_RECORD_BYTES, MAX_STATEMENTS, Exhibit, verify
+from trust.evidence import MAX_CHALLENGED, MAX_RECORD_BYTES, MAX_STATEMENTS, Exhibit, exhibit_of, verify
 from trust.findings import DOUBT_FACTOR, finding_of
 from trust.identity import NodeKey
 from trust.overturned import Finding
@@ -167,7 +167,8 @@ def test_two_stories_about_one_place_prove_themselves_in_any_order() -> None:
     assert (found.pnode_id, found.replica, found.incarnation, found.sequence) == (NODE.node_id, "a.0", 3, 7)
     assert found == equivocation_of(other, one, PLACE)
     assert found.statements == tuple(sorted((digest_of_envelope(one), digest_of_envelope(other))))
-    assert verify(proof(one, other), NETWORK, never, TOLERANCE).accused == NODE.node_id
+    proven = verify(proof(one, other), NETWORK, never, TOLERANCE)
+    assert (proven.accused, proven.residual) == (NODE.node_id, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -341,6 +342,16 @@ def test_commits_of_anchors_and_the_state_after_them_are_one_interval() -> None:
     for pair in (*pairs, [delta("a.0"), last], [first, delta("a.0")]):
         with pytest.raises(Refused):
             verify(record(statements=pair, challenged=[ANCHOR]), NETWORK, never, TOLERANCE)
+
+
+def test_the_place_of_a_contradiction_is_counted_over_all_logs() -> None:
+    good, bad = log_of(), log_of(begin_digest=ANCHOR, steps=steps_of(loss=0.26))
+    first = commit(state_digest="", anchor_digest=ANCHOR, steps_digest=digest_of(good))
+    parent = digest_of_envelope(first)
+    last = commit(sequence=8, parent_digest=ANCHOR, parent_commit=parent, steps_digest=digest_of(bad))
+    found = exhibit_of([first, last], PLACE, [good, bad])
+    assert found.broken is not None
+    assert found.broken.entry == 2 + 1
 
 
 def test_an_interval_has_a_bounded_number_of_statements() -> None:

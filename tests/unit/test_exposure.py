@@ -113,7 +113,7 @@ def test_cheats_of_many_kinds_stay_under_the_share_that_is_shown() -> None:
 
 
 def test_intervals_until_caught_is_the_stated_formula() -> None:
-    assert [intervals_until_caught(p) for p in (1.0, 0.5, 0.05, 0.01)] == [1, 7, 90, 459]
+    assert [intervals_until_caught(p) for p in (1.0, 0.999, 0.5, 0.05, 0.01)] == [1, 1, 7, 90, 459]
     assert intervals_until_caught(0.05) == math.ceil(math.log(0.01) / math.log(0.95))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -283,6 +284,7 @@ def test_a_chain_that_contradicts_itself_is_refused(lie: str) -> None:
     with pytest.raises(Corrupt) as refused:
         chronicle_of(chain.manifests, ())
     assert refused.value.code == "bad_ledger"
+    assert not re.search("[0-9a-f]{13}", refused.value.message), "names are shown by their first twelve digits"
 
 
 def left_aside(**changed: object) -> Chain:

@@ -39,7 +39,7 @@ HEAD, PLAN = identity_pb2.DOMAIN_HEAD, identity_pb2.DOMAIN_PLAN
 def test_a_saved_key_comes_back_and_its_file_is_private(tmp_path: Path) -> None:
     path = tmp_path / "home" / "key.pem"
     key = NodeKey.load_or_create(path)
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert [one.stat().st_mode & 0o777 for one in (path, path.parent)] == [0o600, 0o700]
     assert NodeKey.load_or_create(path).node_id == NodeKey.load(path).node_id == key.node_id == node_id_of(key.public_der)
     assert [p.name for p in path.parent.iterdir()] == ["key.pem"]
 
@@ -80,9 +80,11 @@ def test_a_key_of_another_kind_or_behind_too_many_bytes_is_refused(tmp_path: Pat
         with pytest.raises(Corrupt) as refused:
             NodeKey.from_pem(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         assert refused.value.code == "bad_key"
-    path = tmp_path / "key.pem"
-    path.write_bytes(NodeKey.generate().private_pem() + b"\n" * 20_000)
+    path, pem = tmp_path / "key.pem", NodeKey.generate().private_pem()
+    path.write_bytes(pem.ljust(16 * 1024, b"\n"))
     path.chmod(0o600)
+    assert NodeKey.load(path).private_pem() == pem
+    path.write_bytes(pem.ljust(16 * 1024 + 1, b"\n"))
     with pytest.raises(Corrupt):
         NodeKey.load(path)
     assert "BEGIN" not in repr(NodeKey.generate())
@@ -300,6 +302,13 @@ def test_a_certificate_is_a_function_of_its_key() -> None:
     assert certificate_public_key(pem) == key.public_der
     assert certificate_id(pem) == key.node_id
     assert certificate_pem(pem) == pem
+    made = x509.load_pem_x509_certificate(pem)
+    assert (made.not_valid_before_utc, made.not_valid_after_utc) == (
+        datetime(2000, 1, 1, tzinfo=UTC),
+        datetime(2199, 12, 31, tzinfo=UTC),
+    )
+    assert made.serial_number == int(key.node_id[:30], 16) + 1, "never zero"
+    assert certificate_id(pem.ljust(8 * 1024, b"\n")) == key.node_id
     with pytest.raises(Corrupt) as refused:
         certificate_public_key(certificate_of(ec.generate_private_key(ec.SECP384R1())))
     assert refused.value.code == "bad_public_key"

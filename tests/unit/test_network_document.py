@@ -154,6 +154,21 @@ def test_a_document_has_a_size() -> None:
     assert refused.value.code == "envelope_too_large"
 
 
+def test_a_document_says_what_it_was_given_and_little_else() -> None:
+    plain = create_document(ALICE, name="demo", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id], trusted=["1" * 40])
+    assert identity_pb2.NetworkDocument.FromString(plain.payload) == identity_pb2.NetworkDocument(
+        version=1, name="demo", maintainer_keys=[ALICE.public_der], threshold=1, orchestrator_ids=[ORCHESTRATOR.node_id],
+        locality=identity_pb2.LOCALITY_SPREAD, store_scheme="https", protocol=common_pb2.ProtocolRange(min=1, max=1), audit_floor=0.05,
+        audits="none", first_quarantine_s=900.0, rehab_units=20, created_unix_ms=1_700_000_000_000,
+        trusted_pnodes=[identity_pb2.TrustedPNode(node_id="1" * 40, expires_unix_ms=1_700_000_000_000 + 365 * 86_400_000)],
+    )  # fmt: skip
+    assert identity_pb2.NetworkDocument.FromString(version_1(ALICE, lifetime_s=2.5).payload).expires_unix_ms == 1_700_000_002_500
+    second = draft_successor(verify_chain([plain]))
+    assert (second.version, second.network_id) == (2, verify_chain([plain]).network_id)
+    newer = verify_chain([plain, sign_document(second, ALICE)])
+    assert newer.envelope == newer.history[1] != plain
+
+
 def test_an_expired_document_is_stale() -> None:
     history = [version_1(ALICE, lifetime_s=100.0)]
     assert verify_chain(history, now_wall=NOW + 99).expired(NOW + 101)
@@ -204,6 +219,7 @@ def test_malformed_content_is_refused_when_made_and_when_read() -> None:
         changed(audit_floor=1.5),
         changed(audit_floor=-0.1),
     ]
+    assert verify_chain([sign_document(changed(audit_floor=0.0), ALICE)]).document.audit_floor == 0.0
     good_too = changed(
         name="n" * 63, maintainer_keys=MANY_KEYS[:32], orchestrator_ids=[f"{number:040x}" for number in range(256)],
         trusted_pnodes=[identity_pb2.TrustedPNode(node_id=f"{number:040x}") for number in range(1024)],
@@ -266,6 +282,7 @@ def test_what_a_fault_costs_is_signed() -> None:
 
     assert made(Terms(5.0, 3)) == Terms(5.0, 3)
     assert made(Terms(0.0, 0)) == made(ORDINARY) == Terms(900.0, 20), "nothing said"
+    assert made(Terms(7 * 86400.0, 1000)) == Terms(7 * 86400.0, 1000)
     for wrong in (Terms(7 * 86400.0 + 1), Terms(-1.0), Terms(5.0, 1001), Terms(float("nan"))):
         with pytest.raises(InvalidInput):
             made(wrong)

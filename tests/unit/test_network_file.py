@@ -18,7 +18,7 @@ ALICE, ORCHESTRATOR = NodeKey.generate(), NodeKey.generate()
 
 
 def saved(path: Path, lifetime_s: float = 0) -> Path:
-    document = create_document(ALICE, name="garden", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id], lifetime_s=lifetime_s)
+    document = create_document(ALICE, name="gärtchen", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id], lifetime_s=lifetime_s)
     first = verify_chain([document])
     second = sign_document(draft_successor(first), ALICE)
     save_policy(path, first.successor([document, second]))
@@ -27,9 +27,10 @@ def saved(path: Path, lifetime_s: float = 0) -> Path:
 
 def test_round_trip_keeps_the_chain(tmp_path: Path) -> None:
     policy = load_policy(saved(tmp_path / "deep" / "network.json"), NOW)
-    assert (policy.document.version, policy.document.name, len(policy.history)) == (2, "garden", 2)
+    assert (policy.document.version, policy.document.name, len(policy.history)) == (2, "gärtchen", 2)
     assert load_policy(tmp_path / "deep" / "network.json", NOW, network_id=policy.network_id) == policy
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["network.json"], "no draft is left behind"
+    assert '"name": "gärtchen"' in (tmp_path / "deep" / "network.json").read_text(encoding="utf-8"), "people can read it"
 
 
 def test_the_summary_is_never_believed(tmp_path: Path) -> None:

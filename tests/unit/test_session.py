@@ -124,6 +124,21 @@ def test_a_challenge_is_good_once_for_ten_seconds_and_for_its_caller() -> None:
     assert code_of(server.open, client.prove(foreign), caller(), now=1.0, now_wall=WALL) == "bad_nonce"
 
 
+def test_a_server_says_what_it_speaks() -> None:
+    server = SessionBook(
+        server_id=SERVER.node_id,
+        certificate_sha256=CERTIFICATE,
+        network_id=NETWORK,
+        random_bytes=random.Random(1).randbytes,
+        protocol=(2, 5),
+    )
+    ask = identity_pb2.ChallengeRequest(client_nonce=b"n" * 32)
+    challenge = server.challenge(ask, caller(), now=0.0, now_wall=WALL)
+    assert (challenge.protocol.min, challenge.protocol.max, challenge.network_id) == (2, 5, NETWORK)
+    request = opening(protocol=(1, 3)).prove(challenge)
+    assert server.open(request, caller(), now=0.0, now_wall=WALL).protocol == 3
+
+
 def test_a_nonce_has_its_length() -> None:
     for nonce in (b"", b"n" * 31, b"n" * 33):
         ask = identity_pb2.ChallengeRequest(client_nonce=nonce)
@@ -254,14 +269,17 @@ def test_token_buckets_refill_and_forget() -> None:
     assert buckets.wait_s("a", 0.5) == 0.0
     assert buckets.wait_s("a", 0.5) == 0.5
     for name in "bcd":
-        assert buckets.wait_s(name, 1.0) == 0.0
+        assert buckets.wait_s(name, 1.0, cost=3.0) == 0.0
     assert len(buckets) == 2
+    assert [buckets.wait_s(name, 1.0) for name in "dcb"] == [0.5, 0.5, 0.0], "the least recently used is forgotten"
 
 
 def test_the_client_keeps_the_servers_time() -> None:
     server, client = book(), opening()
     challenge = server.challenge(identity_pb2.ChallengeRequest(client_nonce=client.client_nonce), caller(), now=0.0, now_wall=WALL)
     response = server.open(client.prove(challenge), caller(), now=0.0, now_wall=WALL)
+    assert (challenge.time_unix_ms, response.expires_unix_ms) == (1_700_000_000_000, 1_700_003_600_000)
+    assert (response.observed_address, response.protocol) == (caller().address, 1)
     session = client.opened(challenge, response, asked_at=50.0, asked_wall=WALL - 30.1, round_trip_s=0.2)
     assert session.offset_s == pytest.approx(30.0)
     assert session.expires_at == pytest.approx(50.0 + 3600.0)

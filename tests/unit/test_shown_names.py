@@ -22,7 +22,7 @@ KEY = NodeKey.generate()
 
 GOOD = (
     "Ada", "ada lovelace", "O'Brien", "Jean-Luc", "garden_7", "R. Daneel", "Zoë", "Łukasz", "Αθηνά", "Ольга", "さくら 七海", "김민수", "नमिता",
-    "שרה", "ليلى", "x" * MAX_LETTERS, "Cafe au lait", "Ed 3",
+    "שרה", "ليلى", "aq\u0323\u0308", "x" * MAX_LETTERS, "Cafe au lait", "Ed 3",
 )  # fmt: skip
 BAD = {
     "markup": ("<b>x</b>", "a&amp;b", 'a"onload', "a`b", "[x](y)", "a/b", "a\\b", "$(id)", "a;b", "50%", "a@b", "#a", "*a*", "a|b"),

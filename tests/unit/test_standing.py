@@ -86,8 +86,9 @@ def test_a_doubt_ends_when_two_others_find_nothing() -> None:
 
 
 def test_a_second_doubt_about_an_interval_adds_nothing() -> None:
-    standing = after(active(), Doubted(T, "i", "a"))
-    assert after(standing, Doubted(T + 1, "i", "b")) == standing
+    standing = after(active(), Doubted(T + 1, "i", "a"))
+    assert after(standing, Doubted(T + 2, "i", "b")) == standing
+    assert standing.since_s == after(standing, Doubted(T + 3, "j", "a")).since_s == T + 1, "it was suspect already"
 
 
 def test_who_is_under_no_doubt_is_not_helped_by_who_finds_nothing() -> None:
@@ -166,6 +167,18 @@ def test_a_wrong_unit_in_rehab_begins_a_longer_quarantine() -> None:
     standing = folded(active(), [fault(T), Waited(T + 900), ShadowFailed(T + 950, "s")])
     assert (standing.state, standing.num_quarantines, standing.until_s) == (State.QUARANTINED, 2, T + 950 + 3600)
     assert after(active(), ShadowFailed(T, "s")).state is State.ACTIVE, "outside of rehab there are no shadow units"
+
+
+def test_what_was_committed_as_a_quarantine_begins_counts() -> None:
+    back = rehabilitated(after(active(), fault(T)))
+    at_s, edge_s = back.since_s, back.clean_from_s
+    assert (back.state, edge_s) == (State.PROBATION, T)
+    assert after(back, Passed(at_s, edge_s)).passes.amount == 1.0
+    assert after(back, Passed(at_s, edge_s - 1)) == back
+    assert after(back, fault(at_s, edge_s)).num_quarantines == 2
+    passed_once = after(back, Passed(at_s, edge_s))
+    assert after(passed_once, Unverified(at_s, edge_s)).passes.amount == 0.5
+    assert after(passed_once, Unverified(at_s, edge_s - 1)) == passed_once
 
 
 def test_what_was_committed_before_a_quarantine_is_the_same_offence() -> None:
@@ -285,7 +298,14 @@ QUARANTINED = after(active(), fault(T))
     ],
 )
 def test_a_standing_that_contradicts_itself_is_a_bug_of_ours(wrong: Standing) -> None:
-    for right in (active(), QUARANTINED, begun(T), after(active(), Doubted(T, "i", "a")), after(active(), Equivocated(T, "e"))):
+    for right in (
+        active(),
+        QUARANTINED,
+        replace(QUARANTINED, until_s=QUARANTINED.clean_from_s + 0.5),
+        begun(T),
+        after(active(), Doubted(T, "i", "a")),
+        after(active(), Equivocated(T, "e")),
+    ):
         right.check()
     with pytest.raises(InvariantBroken):
         wrong.check()

@@ -64,6 +64,13 @@ def test_a_wrong_file_is_refused_whole(data: bytes) -> None:
     assert refused.value.code == "bad_trusted_list"
 
 
+def test_the_largest_file_is_read_and_the_wrong_line_is_named() -> None:
+    assert own_list(b"\n" * (MAX_LINES - 1) + OWN.encode()).names(OWN, NOW)
+    assert own_list(OWN.encode().ljust(MAX_FILE_BYTES)).names(OWN, NOW)
+    with pytest.raises(InvalidInput, match="line 2:"):
+        own_list(f"{OWN}\nabc".encode())
+
+
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_list_or_a_typed_refusal(data: bytes) -> None:
