@@ -6,11 +6,10 @@ Test modules and what they import stay to the end: they are loaded without, and 
 from __future__ import annotations
 
 import gc
-import os
 from pathlib import Path
 
 import pytest
-from giving_out import NICE, FillingPauses, computes, fills_pauses
+from giving_out import FromBothEnds
 from xdist.remote import Producer
 
 FIRST = (
@@ -44,14 +43,12 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FillingPauses | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FromBothEnds | None:
     """Only where whole files are given out."""
-    return FillingPauses(config, log) if config.getvalue("dist") == "loadfile" else None
+    return FromBothEnds(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The same order in every test process; whole files are given out in it."""
-    if fills_pauses(config) and computes(item.nodeid for item in items):
-        os.nice(NICE)
     place = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(FIRST)))
