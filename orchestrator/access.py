@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from dataservice import keys
@@ -52,9 +53,14 @@ class Caller:
 
 def caller_of(policy: NetworkPolicy, node_id: str, pnode_id: str | None, known: Callable[[str], bool]) -> Caller:
     """The caller's standing. ``pnode_id``: the PNode that a worker acts for."""
-    maintainers: Collection[str] = {node_id_of(key) for key in policy.document.maintainer_keys}
+    maintainers = _node_ids(tuple(policy.document.maintainer_keys))
     identity = pnode_id or node_id
     return Caller(identity, node_id in maintainers, policy.is_orchestrator(node_id), known(identity))
+
+
+@lru_cache(maxsize=8)
+def _node_ids(keys: tuple[bytes, ...]) -> frozenset[str]:
+    return frozenset(node_id_of(key) for key in keys)
 
 
 class AskLimits:

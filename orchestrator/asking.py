@@ -15,7 +15,7 @@ from dcnr.ports import Random
 from dcnr.v1 import orchestrator_pb2
 from orchestrator.answered import Answered, alike, response
 from orchestrator.answering import BUSY_RETRY_S, Answering
-from orchestrator.candidates import Workers, live_table, served_tables
+from orchestrator.candidates import Workers, live_tables, served_tables
 from orchestrator.figures import Figures
 from orchestrator.infer_streams import InferStreams
 from orchestrator.questions import Question, context_of, deadline_of, question_of
@@ -61,7 +61,8 @@ class Asking:
         self._streams = streams
         self._answering = Answering(shared, streams=streams, workers=workers, rng=rng, figures=self.figures)
         self._checks: set[asyncio.Task[None]] = set()
-        self._known: dict[str, tuple[ModelRuntime, float, list[Table]]] = {}
+        self._known: dict[tuple[str, bool], tuple[ModelRuntime, float, list[Table]]] = {}
+        """By model, and whether its live weights are meant."""
 
     async def forward(
         self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest, *, may_pass_on: bool, places: int = MAX_IN_FLIGHT,
@@ -151,19 +152,19 @@ class Asking:
         return response(runtime.model, question.exit, found, num_agreeing=agreeing, total_s=total_s)
 
     def _tables(self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest) -> list[Table]:
-        if request.weights == orchestrator_pb2.WEIGHTS_LIVE:
-            live = live_table(runtime, self._workers)
-            return [live] if live is not None else []
-        only = request.manifest_digest if request.weights == orchestrator_pb2.WEIGHTS_NAMED else ""
-        if request.weights == orchestrator_pb2.WEIGHTS_NAMED and not only:
-            raise InvalidInput(
-                "named weights need the digest of a manifest",
-                code="no_manifest_named",
-                remedy="--manifest DIGEST; dcnr model evaluate prints one",
-            )
-        known, now = self._known.get(runtime.model), self._shared.clock.monotonic()
-        if known is None or known[0] is not runtime or now - known[1] > TABLES_S:
-            known = self._known[runtime.model] = (runtime, now, served_tables(runtime, self._workers))
+        only, is_live = "", request.weights == orchestrator_pb2.WEIGHTS_LIVE
+        if request.weights == orchestrator_pb2.WEIGHTS_NAMED:
+            only = request.manifest_digest
+            if not only:
+                raise InvalidInput(
+                    "named weights need the digest of a manifest",
+                    code="no_manifest_named",
+                    remedy="--manifest DIGEST; dcnr model evaluate prints one",
+                )
+        known, now = self._known.get((runtime.model, is_live)), self._shared.clock.monotonic()
+        if known is None or known[0] is not runtime or now - known[1] > TABLES_S or not known[2]:
+            tables = live_tables(runtime, self._workers) if is_live else served_tables(runtime, self._workers)
+            known = self._known[runtime.model, is_live] = (runtime, now, tables)
         return [table for table in known[2] if only in ("", table.manifest_digest)]
 
     def _reaches_too_little(self, tables: list[Table], request: orchestrator_pb2.ForwardRequest) -> bool:

@@ -88,11 +88,11 @@ def _table(version: Version, seats: dict[str, list[tuple[NodeRecord, orchestrato
     return Table(version.manifest_digest, version.stages, {stage.id: candidates(stage.id) for stage in version.stages})
 
 
-def live_table(runtime: ModelRuntime, workers: Workers) -> Table | None:
-    """Of the training replicas that the plan names and that are at work; None where nothing is planned."""
+def live_tables(runtime: ModelRuntime, workers: Workers) -> list[Table]:
+    """That of the training replicas that the plan names and that are at work; none where nothing is planned."""
     view = runtime.view
     if view is None or view.plan is None or view.job is None:
-        return None
+        return []
     inventory, now = runtime.shared.inventory, runtime.shared.clock.monotonic()
     found: dict[str, list[Candidate]] = {}
     for item in view.plan.assignments:
@@ -106,4 +106,4 @@ def live_table(runtime: ModelRuntime, workers: Workers) -> Table | None:
                 compute_s=bounded_s(report[0].step_s), owner=record.owner,
             )  # fmt: skip
             found.setdefault(item.vnode, []).append(one)
-    return Table("", view.job.stages, {stage.id: found.get(stage.id, ()) for stage in view.job.stages})
+    return [Table("", view.job.stages, {stage.id: found.get(stage.id, ()) for stage in view.job.stages})]

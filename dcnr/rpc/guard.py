@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
@@ -25,6 +26,8 @@ from trust.addresses import join_address, split_address, subnet_of
 from trust.session import Caller, Peer, SessionBook
 
 SESSION_METADATA: Final = "dcnr-session-bin"
+MAX_CALLERS: Final = 1024
+"""Connections of which is remembered where they come from; others are looked at again."""
 _log = structlog.get_logger(__name__)
 _peer: ContextVar[Peer | None] = ContextVar("dcnr_rpc_peer", default=None)
 
@@ -41,7 +44,11 @@ def peer_of(context: Any) -> Peer:
 
 def caller_of(context: Any) -> Caller:
     """Where the call comes from, session or not."""
-    connection = str(context.peer())
+    return _caller_behind(str(context.peer()))
+
+
+@lru_cache(maxsize=MAX_CALLERS)
+def _caller_behind(connection: str) -> Caller:
     kind, _, rest = connection.partition(":")
     try:
         host, port = split_address(unquote(rest))
