@@ -6,17 +6,18 @@ A stream that breaks tells everybody who waits for that worker at once: a killed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final, Protocol
 
 import grpc
 
-from dcnr import limits
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.ports import Clock
+from dcnr.question_outbox import Outbox
+from dcnr.question_wire import Chunk, Heard, Words, read_messages
 from dcnr.rpc.connection import Connection
 from dcnr.v1 import vnode_pb2
-from dcnr.v1.vnode_pb2_grpc import VNodeServiceStub
 from trust.delegation import VerifiedDelegation
 
 DIAL_S: Final = 2.0
@@ -25,8 +26,7 @@ RELAYED_DIAL_S: Final = 6.0
 IDLE_S: Final = 60.0
 TIDY_S: Final = 5.0
 MAX_STREAMS: Final = 512
-MAX_WAITING: Final = 64
-"""Messages that wait to be sent; who has more waits too."""
+INFER: Final = "/dcnr.v1.VNodeService/Infer"
 
 Dial = Callable[[str, Sequence[str]], Awaitable[Connection]]
 
@@ -34,7 +34,7 @@ Dial = Callable[[str, Sequence[str]], Awaitable[Connection]]
 class Listener(Protocol):
     """Who waits for the answer to one question."""
 
-    def heard(self, pnode_id: str, message: vnode_pb2.InferMessage) -> None:
+    def heard(self, pnode_id: str, message: Heard) -> None:
         """An answer, one of its chunks or a failure, from that worker."""
         ...
 
@@ -49,7 +49,7 @@ class InferStream:
     def __init__(self, pnode_id: str, connection: Connection, now: float) -> None:
         self.pnode_id, self.used_at, self.ended = pnode_id, now, False
         self._connection = connection
-        self._outbox: asyncio.Queue[vnode_pb2.InferMessage] = asyncio.Queue(MAX_WAITING)
+        self._outbox = Outbox()
         self._listeners: dict[bytes, Listener] = {}
 
     @property
@@ -68,15 +68,14 @@ class InferStream:
         self._listeners.pop(question, None)
         self.used_at = now
 
-    async def send(self, messages: Iterable[vnode_pb2.InferMessage]) -> None:
-        """In order, waiting while too much waits."""
-        for message in messages:
-            await self._outbox.put(message)
+    def say(self, words: Words) -> None:
+        """Queues a question. Raises Unavailable (``busy``) where too much waits already."""
+        self._outbox.say(words)
 
     def cancel(self, question: bytes) -> None:
         """Tells the worker that nobody waits, or goes on with that session, if there is room to say so."""
-        if not self._outbox.full():
-            self._outbox.put_nowait(vnode_pb2.InferMessage(cancel=vnode_pb2.InferCancel(id=question)))
+        with contextlib.suppress(Unavailable):
+            self._outbox.say(Words(vnode_pb2.InferMessage(cancel=vnode_pb2.InferCancel(id=question))))
 
     async def close(self) -> None:
         """Ends it: its connection goes, and with it the call."""
@@ -88,12 +87,13 @@ class InferStream:
         reason = "the worker ended the stream"
         try:
             metadata = await self._connection.fresh_metadata()
-            stub: Any = VNodeServiceStub(self._connection.channel)
-            call = stub.Infer(metadata=metadata)
+            channel: Any = self._connection.channel
+            call = channel.stream_stream(INFER)(metadata=metadata)
             writer = asyncio.create_task(self._write(call))
             try:
-                async for message in call:
-                    self._heard(message)
+                async for data in call:
+                    for message in read_messages(data):
+                        self._heard(message)
             finally:
                 writer.cancel()
                 call.cancel()
@@ -108,31 +108,22 @@ class InferStream:
             await self._connection.close()
 
     async def _write(self, call: Any) -> None:
-        beats = 0
-        while True:
-            message = await self._next(limits.WARM_BEAT_S if beats else None)
-            if message is None:
-                beats -= 1
-            elif len(message.chunk.chunk) > limits.WARM_BYTES:
-                beats = limits.WARM_BEATS
-            try:
-                await call.write(message or vnode_pb2.InferMessage())
-            except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
-                return  # the reading side says why
+        with contextlib.suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):  # the reading side says why
+            await self._outbox.run(call.write)
 
-    async def _next(self, within_s: float | None) -> vnode_pb2.InferMessage | None:
-        try:
-            async with asyncio.timeout(within_s):
-                return await self._outbox.get()
-        except TimeoutError:
-            return None
-
-    def _heard(self, message: vnode_pb2.InferMessage) -> None:
-        kind = message.WhichOneof("kind")
-        if kind in ("answer", "chunk", "failure"):
-            listener = self._listeners.get(getattr(message, kind).id)
-            if listener is not None:
-                listener.heard(self.pnode_id, message)
+    def _heard(self, message: Heard) -> None:
+        if isinstance(message, Chunk):
+            question = message.id
+        else:
+            kind = message.WhichOneof("kind")
+            if kind is None:  # a sign of life, or how the worker begins
+                self._outbox.is_joining |= message.takes_several
+            if kind not in ("answer", "failure"):
+                return
+            question = getattr(message, kind).id
+        listener = self._listeners.get(question)
+        if listener is not None:
+            listener.heard(self.pnode_id, message)
 
 
 class InferStreams:

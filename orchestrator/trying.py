@@ -12,7 +12,8 @@ from dcnr import tracing
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.groups import apart, first_cause
 from dcnr.question_tensors import header_of, tensor_message
-from dcnr.tensor import Array, TensorAssembler, chunks
+from dcnr.question_wire import Chunk, Heard, Words
+from dcnr.tensor import Array, TensorAssembler
 from dcnr.v1 import vnode_pb2
 from orchestrator.infer_streams import InferStream, InferStreams
 from orchestrator.questions import MAX_INPUT_BYTES, Question
@@ -73,14 +74,16 @@ class Try:
         try:
             await self._open(streams, workers, opened)
             first = opened[self.way.hops[0].pnode_id]
-            sending = asyncio.create_task(first.send(self._messages(network_id, model, caller, deadline_s)))
+            words = self._words(network_id, model, caller, deadline_s)
+            try:
+                first.say(words)
+            except Unavailable as error:
+                raise WayFailed(error.message, code="busy", pnode_id=first.pnode_id) from error
             try:
                 return await self._done
             finally:
                 if self._done.cancelled():
                     first.cancel(self._id)
-                sending.cancel()
-                await asyncio.wait([sending])
         finally:
             if not self._done.cancel() and not self._done.cancelled():
                 self._done.exception()  # whatever else went wrong is what counts
@@ -118,7 +121,7 @@ class Try:
         except BaseExceptionGroup as failed:
             raise first_cause(failed) from None
 
-    def _messages(self, network_id: str, model: str, caller: str, deadline_s: float) -> list[vnode_pb2.InferMessage]:
+    def _words(self, network_id: str, model: str, caller: str, deadline_s: float) -> Words:
         hops = self.way.hops
         if len(hops) > MAX_HOPS:
             raise Unavailable(f"a way of {len(hops)} stages is longer than {MAX_HOPS}", code="way_too_long")
@@ -133,15 +136,10 @@ class Try:
                 for number, hop in enumerate(hops)
             ],
         )  # fmt: skip
-        messages: list[vnode_pb2.InferMessage] = []
         needed = {hop.vnode for hop in hops}
-        for name, encoded in self._question.inputs.items():
-            if name in needed:
-                request.tensors.append(tensor_message(name, encoded.header))
-                messages.extend(
-                    vnode_pb2.InferMessage(chunk=vnode_pb2.InferChunk(id=self._id, chunk=bytes(part))) for part in chunks(encoded)
-                )
-        return [vnode_pb2.InferMessage(request=request), *messages]
+        inputs = {name: encoded for name, encoded in self._question.inputs.items() if name in needed}
+        request.tensors.extend(tensor_message(name, encoded.header) for name, encoded in inputs.items())
+        return Words(vnode_pb2.InferMessage(request=request), list(inputs.values()))
 
     # What the streams tell
 
@@ -149,22 +147,20 @@ class Try:
         """The connection to one of the way's workers broke."""
         self._fail(WayFailed(f"{pnode_id[:8]}: {reason}", code="stream_broken", pnode_id=pnode_id, is_gone=True))
 
-    def heard(self, pnode_id: str, message: vnode_pb2.InferMessage) -> None:
+    def heard(self, pnode_id: str, message: Heard) -> None:
         """An answer may come from the last hop or back along the way; the first one that begins is taken."""
         if self._done.done():
             return
         try:
-            match message.WhichOneof("kind"):
-                case "failure":
-                    self._failed(pnode_id, message.failure)
-                case "answer" if not self._from:
-                    self._from = pnode_id
-                    self._begin(message.answer)
-                case "chunk" if self._from == pnode_id and self._assembler is not None:
-                    self._assembler.add(message.chunk.chunk)
+            if isinstance(message, Chunk):
+                if self._from == pnode_id and self._assembler is not None:
+                    self._assembler.add(message.payload)
                     self._finish()
-                case _:
-                    return
+            elif message.WhichOneof("kind") == "failure":
+                self._failed(pnode_id, message.failure)
+            elif not self._from:
+                self._from = pnode_id
+                self._begin(message.answer)
         except DcnrError as error:
             self._fail(WayFailed(error.message, code="bad_answer", pnode_id=self.way.hops[-1].pnode_id))
 

@@ -17,11 +17,12 @@ from dcnr.errors import DcnrError, InvariantBroken, Refused, RemoteFault, TimedO
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
 from dcnr.question_tensors import tensor_message
+from dcnr.question_wire import Words
 from dcnr.tensor import EncodedTensor, TensorHeader
 from dcnr.tracing import UNTRACED, Tracer
 from dcnr.v1 import vnode_pb2
 from pnode.infer_places import Computed, Place, Session, Wish
-from pnode.infer_streams import InferStream, Words
+from pnode.infer_streams import InferStream
 from pnode.infer_ways import Route, Ways
 from pnode.infer_words import Arriving, Made, Travelling, check_request, failure_message
 from pnode.links import CallStream, Told

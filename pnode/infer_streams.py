@@ -1,42 +1,24 @@
 """One Infer stream, either end of it: whole questions and answers in and out, one after the other, each bounded before memory is taken for it.
 
-What is sent waits in memory, `MAX_UNSENT_BYTES` of it at most; the reader never waits for the writer, so two workers that answer each other cannot
-block each other.
+What is sent waits in memory, bounded (`dcnr.question_outbox`); the reader never waits for the writer, so two workers that answer each other cannot block
+each other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from dcnr import limits
 from dcnr.errors import DcnrError, RemoteFault, Unavailable
-from dcnr.tensor import EncodedTensor, chunks
+from dcnr.question_outbox import Outbox
+from dcnr.question_wire import Chunk, Words, read_messages
 from dcnr.v1 import vnode_pb2
 from pnode.exchange import Stream
-from pnode.infer_words import Arriving, read_infer
+from pnode.infer_words import Arriving
 
-MAX_UNSENT_BYTES: Final = 4 * limits.MAX_QUESTION_BYTES
 MAX_ARRIVING_BYTES: Final = 4 * limits.MAX_QUESTION_BYTES
-SIGN_OF_LIFE: Final = vnode_pb2.InferMessage().SerializeToString()
-"""Keeps a connection that just carried tensors from beginning slowly with the next ones (`limits.WARM_BEAT_S`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Something whole to be said: a message, and the tensors that it announces."""
-
-    message: vnode_pb2.InferMessage
-    tensors: Sequence[EncodedTensor] = ()
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the tensors."""
-        return sum(len(tensor.payload) for tensor in self.tensors)
 
 
 class Listener(Protocol):
@@ -65,24 +47,18 @@ class InferStream:
     def __init__(self, stream: Stream, listener: Listener, hears: frozenset[str]) -> None:
         self._stream, self._listener, self._hears = stream, listener, hears
         self._arriving: dict[bytes, Arriving] = {}
-        self._unsent: deque[Words] = deque()
-        self._unsent_bytes = 0
-        self._news = asyncio.Event()
+        self._outbox = Outbox()
         self.is_open = True
 
     def say(self, words: Words) -> None:
         """Queues something whole. Raises Unavailable: the stream has ended (``link_broken``), or the other side takes too little (``busy``)."""
         if not self.is_open:
             raise Unavailable("the stream has ended", code="link_broken")
-        if self._unsent and self._unsent_bytes + words.num_bytes > MAX_UNSENT_BYTES:
-            raise Unavailable("the other side takes too little", code="busy")
-        self._unsent.append(words)
-        self._unsent_bytes += words.num_bytes
-        self._news.set()
+        self._outbox.say(words)
 
     async def run(self) -> None:
         """Until the stream ends. Raises Unavailable where it breaks, RemoteFault and Corrupt where the other side breaks the protocol."""
-        reading, writing = asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write())
+        reading, writing = asyncio.ensure_future(self._read()), asyncio.ensure_future(self._outbox.run(self._stream.write))
         try:
             await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -102,15 +78,17 @@ class InferStream:
 
     async def _read(self) -> None:
         while (data := await self._stream.read()) is not None:
-            self._heard(read_infer(data))
+            for message in read_messages(data):
+                if isinstance(message, Chunk):
+                    self._chunk(message)
+                else:
+                    self._heard(message)
 
     def _heard(self, message: vnode_pb2.InferMessage) -> None:
         kind = message.WhichOneof("kind")
         match kind:
-            case None:
-                return  # a sign of life
-            case "chunk":
-                self._chunk(message.chunk)
+            case None:  # a sign of life, or how the other side begins
+                self._outbox.is_joining |= message.takes_several
             case _ if kind not in self._hears:
                 raise RemoteFault(f"this side of an Infer stream does not say {kind}", code="bad_message")
             case "request" | "answer":
@@ -127,12 +105,12 @@ class InferStream:
         else:
             self._arriving[arriving.id] = arriving
 
-    def _chunk(self, message: vnode_pb2.InferChunk) -> None:
+    def _chunk(self, message: Chunk) -> None:
         arriving = self._arriving.get(message.id)
         if arriving is None:
             return  # of a question that was refused, or of an answer that nobody waits for
         try:
-            arriving.add(message.chunk)
+            arriving.add(message.payload)
         except DcnrError as error:
             del self._arriving[message.id]
             self._listener.broken(self, arriving, error)
@@ -140,31 +118,3 @@ class InferStream:
         if arriving.is_whole:
             del self._arriving[message.id]
             self._listener.whole(self, arriving)
-
-    async def _write(self) -> None:
-        beats = 0
-        while True:
-            if not await self._has_news(limits.WARM_BEAT_S if beats else None):
-                beats -= 1
-                await self._stream.write(SIGN_OF_LIFE)
-            while self._unsent:
-                words = self._unsent[0]
-                await self._stream.write(words.message.SerializeToString())
-                question = getattr(words.message, words.message.WhichOneof("kind") or "").id
-                for tensor in words.tensors:
-                    for chunk in chunks(tensor):
-                        part = vnode_pb2.InferChunk(id=question, chunk=bytes(chunk))
-                        await self._stream.write(vnode_pb2.InferMessage(chunk=part).SerializeToString())
-                self._unsent.popleft()
-                self._unsent_bytes -= words.num_bytes
-                if words.num_bytes > limits.WARM_BYTES:
-                    beats = limits.WARM_BEATS
-
-    async def _has_news(self, within_s: float | None) -> bool:
-        try:
-            async with asyncio.timeout(within_s):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        self._news.clear()
-        return True

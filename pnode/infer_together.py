@@ -55,15 +55,16 @@ class Waiting:
 
 
 class Together:
-    """The questions that wait at one place. `enter` and `leave` belong to the event loop, `work` to the thread of ``compute``."""
+    """The questions that wait at one place. `work` belongs to the thread of ``compute``, everything else to the event loop."""
 
     def __init__(self, compute: Compute, most_samples: int, clock: Clock) -> None:
         self._compute, self._most, self._clock = compute, most_samples, clock
         self._lock = threading.Lock()
         self._waiting: dict[Waiting, None] = {}
+        self._num_reserved = 0
 
     def enter(self, inputs: Sequence[Travelling], wish: Wish) -> Waiting:
-        """A question waits; whoever works next may take it along."""
+        """A question waits until a call takes it."""
         one = Waiting(inputs, wish)
         with self._lock:
             self._waiting[one] = None
@@ -74,29 +75,45 @@ class Together:
         with self._lock:
             self._waiting.pop(one, None)
 
-    def work(self, one: Waiting, step: int) -> None:
-        """Computes ``one`` and those that fit it, unless it was taken along before; blocks. What goes wrong is found in each."""
-        group = self._taken(one)
-        if len(group) > 1:
-            group = self._by_one_call(group, step)
-        for left in group:
-            try:
-                left.found = infer(self._compute, left.inputs, step, self._clock, left.wish)
-            except Exception as error:  # noqa: BLE001  raised where the question is waited for
-                left.found = error
-
-    def _taken(self, one: Waiting) -> list[Waiting]:
-        """``one`` and the oldest of those that fit it, as many as a call may have; none where it has left or was taken."""
+    def reserve(self) -> bool:
+        """Whether one more call is needed, besides those that were reserved and did not begin. Whoever hears so has `work` called."""
         with self._lock:
-            if one not in self._waiting:
-                return []
-            group, room = [one], self._most - one.num_samples
-            for other in self._waiting:
-                if other is not one and other.num_samples <= room and other.fits(one):
-                    group.append(other)
-                    room -= other.num_samples
-            for taken in group:
-                del self._waiting[taken]
+            samples = sum(one.num_samples for one in self._waiting)
+            is_needed = bool(self._waiting) and self._num_reserved * self._most < max(1, samples)
+            self._num_reserved += is_needed
+            return is_needed
+
+    def work(self, step: int) -> Sequence[Waiting]:
+        """Computes who waits longest and those that fit it; blocks. What became of each is found in it."""
+        group = self._taken()
+        left = self._by_one_call(group, step) if len(group) > 1 else group
+        for one in left:
+            try:
+                one.found = infer(self._compute, one.inputs, step, self._clock, one.wish)
+            except Exception as error:  # noqa: BLE001  raised where the question is waited for
+                one.found = error
+        return group
+
+    def give_up(self, error: Exception) -> Sequence[Waiting]:
+        """All that wait find that."""
+        with self._lock:
+            group, self._waiting, self._num_reserved = list(self._waiting), {}, 0
+        for one in group:
+            one.found = error
+        return group
+
+    def _taken(self) -> list[Waiting]:
+        """The oldest, and those after it that fit it, as many as a call may have."""
+        with self._lock:
+            self._num_reserved = max(0, self._num_reserved - 1)
+            group: list[Waiting] = []
+            room = self._most
+            for one in self._waiting:
+                if not group or (one.num_samples <= room and one.fits(group[0])):
+                    group.append(one)
+                    room -= one.num_samples
+            for one in group:
+                del self._waiting[one]
         return group
 
     def _by_one_call(self, group: Sequence[Waiting], step: int) -> list[Waiting]:

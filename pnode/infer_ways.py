@@ -14,8 +14,9 @@ from typing import Any, Final
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
+from dcnr.question_wire import Words
 from dcnr.v1 import vnode_pb2
-from pnode.infer_streams import InferStream, Words
+from pnode.infer_streams import InferStream
 from pnode.infer_words import Arriving, check_answer, failure_message
 from pnode.links import SERVICE, CallStream, Dial, Told
 from trust.delegation import VerifiedDelegation

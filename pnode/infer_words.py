@@ -7,18 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from google.protobuf.message import DecodeError
-
 from dcnr import codecs, limits
-from dcnr.errors import Corrupt, DcnrError, InvalidInput, RemoteFault
+from dcnr.errors import DcnrError, InvalidInput, RemoteFault
 from dcnr.ids import check_name, check_node_id
 from dcnr.question_tensors import header_of
-from dcnr.tensor import EncodedTensor, TensorAssembler, TensorHeader, check_header, encode_final
+from dcnr.question_wire import ID_BYTES
+from dcnr.tensor import EncodedTensor, Payload, TensorAssembler, TensorHeader, check_header, encode_final
 from dcnr.v1 import vnode_pb2
 from pnode.outbox import QUICK_BYTES, as_array, is_at_hand
 from trust.delegation import MAX_DELEGATION_BYTES
 
-ID_BYTES: Final = 16
 MAX_TEXT: Final = 200
 """Characters of a failure's message."""
 
@@ -133,7 +131,7 @@ class Arriving:
         """Whether nothing is missing any more."""
         return all(assembler.missing_bytes == 0 for assembler in self._assemblers.values())
 
-    def add(self, chunk: bytes) -> None:
+    def add(self, chunk: Payload) -> None:
         """Takes the next chunk: of the first tensor that is not whole. Raises RemoteFault for a wrong size, Corrupt for a wrong digest."""
         for assembler in self._assemblers.values():
             if assembler.missing_bytes:
@@ -146,18 +144,6 @@ class Arriving:
     def tensors(self) -> dict[str, Travelling]:
         """All of them, once they are whole."""
         return {name: Arrived(name, assembler) for name, assembler in self._assemblers.items()}
-
-
-def read_infer(data: bytes) -> vnode_pb2.InferMessage:
-    """The message in ``data``. Raises Corrupt for what is none, RemoteFault for one about no question."""
-    try:
-        message = vnode_pb2.InferMessage.FromString(data)
-    except DecodeError as error:
-        raise Corrupt("not a message of an Infer stream", code="malformed_message") from error
-    kind = message.WhichOneof("kind")
-    if kind is not None and len(getattr(message, kind).id) != ID_BYTES:
-        raise RemoteFault(f"the id of a question has {ID_BYTES} bytes", code="bad_message")
-    return message
 
 
 def check_request(request: vnode_pb2.InferRequest, network_id: str) -> dict[str, TensorHeader]:

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound
 from dcnr.graph import graph_from_bytes, stages_of_graph
@@ -20,7 +21,8 @@ from dcnr.v1 import local_pb2, orchestrator_pb2
 from pnode.infer_places import Computed, Session, Wish, unless_gone
 from pnode.infer_reads import Asking, Reads
 from pnode.infer_sessions import infer_on, lost
-from pnode.infer_together import Together
+from pnode.infer_together import Together, Waiting
+from pnode.infer_turns import Turns
 from pnode.infer_words import Travelling
 from pnode.pace import Pace
 from pnode.seating import LOADING, Key
@@ -53,7 +55,7 @@ class Seat:
         self.order, self.reason = order, LOADING
         self.key: Key = (order.model, order.vnode, order.state_digest)
         self._thread, self._pace, self._clock, self._sessions = thread, pace, clock, sessions
-        self._loaded: _Loaded | None = None
+        self._loaded: tuple[_Loaded, Turns] | None = None
         self._never = asyncio.Event()
         self._queued = self._num_answered = 0
         self._compute_s = 0.0
@@ -66,12 +68,13 @@ class Seat:
     @property
     def asking(self) -> Asking:
         """What it takes. Raises NotFound (``not_here``) before it is loaded."""
-        return self._whole().asking
+        return self._whole()[0].asking
 
     async def load(self, prepare: Callable[[local_pb2.HostSeat], _Loaded]) -> None:
         """Restores the state; what goes wrong is the reason that reports show."""
         try:
-            self._loaded = await asyncio.get_running_loop().run_in_executor(self._thread, prepare, self.order)
+            loaded = await asyncio.get_running_loop().run_in_executor(self._thread, prepare, self.order)
+            self._loaded = loaded, Turns(loaded.together, partial(self._call, loaded))
             self.reason = ""
         except DcnrError as error:
             self.reason = f"{error.code}: {error.message}"[:200]
@@ -80,29 +83,23 @@ class Seat:
 
     async def compute(self, inputs: Sequence[Travelling], wish: Wish) -> Computed:
         """See `infer_places.Place`."""
-        loaded = self._whole()
+        loaded, turns = self._whole()
         memory = self._memory(loaded, wish.session) if wish.session is not None else None
         self._queued += 1
         try:
             if memory is not None and wish.session is not None:
                 computed = await self._going_on(loaded, memory, wish.session.offset, inputs, wish)
             else:
-                computed = await self._together(loaded, inputs, wish)
+                computed = await turns.computed(inputs, wish)
         finally:
             self._queued -= 1
         self._num_answered += 1
         self._compute_s += max(WEIGHT, 1 / self._num_answered) * (computed.seconds / computed.num_together - self._compute_s)
         return computed
 
-    async def _together(self, loaded: _Loaded, inputs: Sequence[Travelling], wish: Wish) -> Computed:
-        one = loaded.together.enter(inputs, wish)
-        try:
-            await self._pace.rest(self._never)
-            if one.found is None:
-                await self._turn(lambda: loaded.together.work(one, loaded.step))
-        finally:
-            loaded.together.leave(one)
-        return one.result()
+    async def _call(self, loaded: _Loaded) -> Sequence[Waiting]:
+        await self._pace.rest(self._never)
+        return cast(Sequence[Waiting], await self._turn(lambda: loaded.together.work(loaded.step)))
 
     async def _going_on(self, loaded: _Loaded, memory: Memory, offset: int, inputs: Sequence[Travelling], wish: Wish) -> Computed:
         await self._pace.rest(self._never)
@@ -139,7 +136,7 @@ class Seat:
             queued=self._queued, compute_s=self._compute_s, num_answered=self._num_answered, num_sessions=sessions[0], session_bytes=sessions[1],
         )  # fmt: skip
 
-    def _whole(self) -> _Loaded:
+    def _whole(self) -> tuple[_Loaded, Turns]:
         if self._loaded is None:
             raise NotFound(f"this seat does not answer yet: {self.reason}", code="not_here")
         return self._loaded

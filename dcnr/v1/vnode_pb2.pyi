@@ -464,6 +464,10 @@ class InferMessage(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    SEVERAL_FIELD_NUMBER: _builtins.int
+    TAKES_SEVERAL_FIELD_NUMBER: _builtins.int
+    takes_several: _builtins.bool
+    """said once, alone, where a stream begins: the other side may send several messages as one"""
     @_builtins.property
     def request(self) -> Global___InferRequest:
         """down the way, its chunks follow"""
@@ -484,6 +488,10 @@ class InferMessage(_message.Message):
     def cancel(self) -> Global___InferCancel:
         """down the way"""
 
+    @_builtins.property
+    def several(self) -> Global___InferMessages:
+        """only to who takes several"""
+
     def __init__(
         self,
         *,
@@ -492,16 +500,42 @@ class InferMessage(_message.Message):
         answer: Global___InferAnswer | None = ...,
         failure: Global___InferFailure | None = ...,
         cancel: Global___InferCancel | None = ...,
+        several: Global___InferMessages | None = ...,
+        takes_several: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "request", b"request", "several", b"several"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "request", b"request", "several", b"several", "takes_several", b"takes_several"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["request", "chunk", "answer", "failure", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["request", "chunk", "answer", "failure", "cancel", "several"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___InferMessage: _TypeAlias = InferMessage  # noqa: Y015
+
+@_typing.final
+class InferMessages(_message.Message):
+    """Messages of one Infer stream in one, in order: each counts as if it had come alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferMessage]:
+        """at most 256, none of them several again"""
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___InferMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InferMessages: _TypeAlias = InferMessages  # noqa: Y015
 
 @_typing.final
 class MergeOpen(_message.Message):

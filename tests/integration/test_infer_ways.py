@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dcnr.question_tensors import tensor_message
+from dcnr.question_wire import Words
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.system import SystemClock
@@ -21,7 +22,6 @@ from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode.infer_desk import Here, InferDesk
 from pnode.infer_places import Computed, Wish
 from pnode.infer_reads import Asking, Reads
-from pnode.infer_streams import Words
 from pnode.infer_ways import IDLE_S, Route, Ways
 from pnode.infer_words import Travelling
 from pnode.rpc import pnode_of

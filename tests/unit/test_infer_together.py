@@ -58,8 +58,8 @@ def rows(count: int, first: float = 0.0, width: int = 3) -> Made:
 
 
 def worked(together: Together, waiting: list[Waiting]) -> None:
-    for one in waiting:
-        together.work(one, 5)
+    while any(one.found is None for one in waiting) and together.work(5):
+        pass
 
 
 def test_one_call_computes_who_waits_and_each_gets_its_rows() -> None:
@@ -77,7 +77,7 @@ def test_one_call_computes_who_waits_and_each_gets_its_rows() -> None:
 def test_a_call_has_no_more_samples_than_a_batch_and_goes_by_age() -> None:
     together, compute = place()
     waiting = [together.enter([rows(3)], ANSWERS) for _ in range(5)]
-    together.work(waiting[0], 0)
+    together.work(0)
     assert [one.found is not None for one in waiting] == [True, True, False, False, False]
     worked(together, waiting[1:])
     assert compute.calls == [6, 6, 3]
@@ -94,8 +94,9 @@ def test_a_call_has_no_more_samples_than_a_batch_and_goes_by_age() -> None:
 )
 def test_what_does_not_fit_is_not_taken_along(other: Made, wish: Wish) -> None:
     together, compute = place()
-    one, unlike = together.enter([rows(1)], ANSWERS), together.enter([other], wish)
-    together.work(one, 0)
+    together.enter([rows(1)], ANSWERS)
+    unlike = together.enter([other], wish)
+    together.work(0)
     assert compute.calls == [1]
     assert unlike.found is None
 
@@ -105,7 +106,7 @@ def test_who_breaks_a_call_fails_alone() -> None:
     good, broken, breaks = (
         together.enter([tensor], ANSWERS) for tensor in (rows(2, 1.0), Bad("a", rows(1).tensor), rows(1, POISON))
     )
-    worked(together, [broken])
+    together.work(5)
     np.testing.assert_array_equal(good.result().output, np.full((2, 3), 2.0, np.float32))
     with pytest.raises(RemoteFault):
         broken.result()
