@@ -14,8 +14,7 @@ from dcnr.rpc.errors import error_from_rpc
 from dcnr.v1 import membership_pb2
 
 NUMBER_BYTES: Final = 16
-MAX_DATA_BYTES: Final = 256 * limits.KIB
-READ_BYTES: Final = 64 * limits.KIB
+MAX_DATA_BYTES: Final = 64 * limits.KIB
 IDLE_S: Final = 60.0
 """A connection over which nothing goes for so long is ended; those of this network are never silent for more than a few seconds."""
 LAST_BYTES_S: Final = 2.0
@@ -126,7 +125,7 @@ async def ended(*tasks: asyncio.Future[None]) -> None:
 
 async def _from_socket(call: CallStream, reader: asyncio.StreamReader) -> None:
     with contextlib.suppress(OSError):  # a reset is an end
-        while data := await reader.read(READ_BYTES):
+        while data := await reader.read(MAX_DATA_BYTES):
             await call.write(membership_pb2.RelayMessage(data=data))
 
 

@@ -21,7 +21,7 @@ from dcnr.v1 import vnode_pb2
 from trust.delegation import VerifiedDelegation
 
 DIAL_S: Final = 2.0
-RELAYED_DIAL_S: Final = 6.0
+RELAYED_DIAL_S: Final = 10.0
 """For a worker that is reached through a relay only."""
 IDLE_S: Final = 60.0
 TIDY_S: Final = 5.0

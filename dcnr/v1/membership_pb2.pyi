@@ -356,7 +356,7 @@ class RelayMessage(_message.Message):
     OPENED_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """either way: the next bytes of the connection, at most 256 KiB"""
+    """either way: the next bytes of the connection, at most 64 KiB"""
     @_builtins.property
     def listen(self) -> Global___RelayListen:
         """first, of a worker"""

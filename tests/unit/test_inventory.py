@@ -296,3 +296,16 @@ def test_who_leaves_politely_is_not_awaited() -> None:
     inventory.detached(A, 2.0, "it said goodbye")
     inventory.tick(9.0)
     assert inventory.offers(9.0)[0].awaited == frozenset()
+
+
+def test_a_pnode_that_tells_no_address_counts_in_the_subnet_from_which_its_stream_comes() -> None:
+    inventory = Inventory()
+    hidden = membership_pb2.Advert(node_id=A)
+    inventory.advertised(hidden, 0.0)
+    assert inventory.nodes()[A].subnet == "", "nobody has seen it"
+    inventory.attached(A, 0.0, "8.8.4.4:5000")
+    assert inventory.nodes()[A].subnet == "8.8.4.0/24"
+    inventory.advertised(hidden, 1.0)
+    assert inventory.nodes()[A].subnet == "8.8.4.0/24", "its next advert does not undo that"
+    inventory.advertised(membership_pb2.Advert(node_id=A, control_addresses=["9.9.9.9:7700"]), 2.0)
+    assert inventory.nodes()[A].subnet == "9.9.9.0/24"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
 
 from dcnr.ids import NodeId
+from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, membership_pb2
+from membership.doubts import Doubts
 from membership.gossip import RUMOUR_EXCHANGES, Gone, GoneReason, Joined, View
+from membership.network_time import NetworkTime
 from membership.probing import NUM_HELPERS, Answer, Findings, Verdict, helpers_for
 from trust.identity import NodeKey
 from trust.records import VerifiedAdvert, make_advert
@@ -101,3 +105,26 @@ def test_orchestrators_are_never_buried_and_a_claim_alone_buries_nobody() -> Non
     claims[1].sequence = 2  # of an older life than the one known here
     assert view.suspected(claims) == []
     assert view.find(PNODE, NOW) is not None
+
+
+def test_a_node_that_tells_no_address_is_not_probed_and_so_not_found_dead() -> None:
+    probed: list[NodeId] = []
+
+    class Nobody:
+        async def probe(self, subject: VerifiedAdvert) -> Findings:
+            probed.append(subject.node_id)
+            return Findings(subject.node_id, False, 1, (Answer(NAMES[2], False),))
+
+        async def close(self) -> None:
+            return
+
+    async def scene() -> list[NodeId]:
+        dead: asyncio.Queue[NodeId] = asyncio.Queue()
+        doubts = Doubts(Nobody(), NetworkTime(SystemClock()), lambda one: dead.put_nowait(one.node_id))  # type: ignore[arg-type]
+        doubts.about([advert(NAMES[0], addresses=()), advert(NAMES[1])])
+        async with asyncio.timeout(20):
+            first = await dead.get()
+        await doubts.close()
+        return [first]
+
+    assert asyncio.run(scene()) == probed == [NAMES[1]]
