@@ -2,15 +2,15 @@
 
 The compute thread only hands a tensor over; encoding, digest and disk belong to the executor, but for the digest of a small raw frame, which costs
 less than the way to another thread. A raw encoding is the tensor's own memory. What is held: the newest `HOT_BYTES` of live tensors with their
-encodings (at least one frame, at most `HOT_FRAMES`), and at most `MAX_BACKLOG` frames that are not in the spool yet, which `keep` waits for. A
-frame may be sent before it is in the spool: until then it stays here.
+encodings (at least one frame, at most `HOT_FRAMES`), and a backlog of frames that are not in the spool yet, which `keep` waits for. A
+frame may be sent before it is in the spool: until then it stays here. Small frames go to the disk together.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
@@ -27,12 +27,18 @@ from vnode.vocabulary import Lane, TensorHandle
 HOT_BYTES: Final = 24 * limits.MIB
 HOT_FRAMES: Final = 64
 MAX_BACKLOG: Final = 3
+"""Frames that may wait for the disk, whatever their size."""
+BACKLOG_BYTES: Final = 8 * limits.MIB
+"""Smaller frames may wait until they are so much together, or `HOT_FRAMES`."""
+WORTH_BYTES: Final = 4 * limits.MIB
+"""Worth the way to another thread, which costs as much as writing a frame of 1 MiB does (ADR 0034). Less is written after `WAIT_S`."""
+WAIT_S: Final = 0.02
 QUICK_BYTES: Final = 1 * limits.MIB
 """Raw frames of at most so much are digested at once."""
 _Key = tuple[Lane, int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Hot:
     tensor: TensorHandle
     num_bytes: int
@@ -48,10 +54,12 @@ class Outbox:
         self._spool, self._executor, self._codec, self._hot_bytes = spool, executor, codec, hot_bytes
         self._hot: OrderedDict[_Key, _Hot] = OrderedDict()
         self._held_bytes = 0
-        self._backlog = asyncio.Semaphore(MAX_BACKLOG)
+        self._backlog: list[_Hot] = []
+        self._room = asyncio.Event()
         self._not_kept: dict[str, int] = {}
         self._unwritten: list[tuple[_Key, _Hot]] = []
         self._writing = self._closed = False
+        self._later: asyncio.TimerHandle | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -70,7 +78,10 @@ class Outbox:
 
     async def keep(self, lane: Lane, batch: int, tensor: TensorHandle, step: int) -> None:
         """Takes over a detached tensor; returns when few enough are being encoded. Nothing may write to the tensor any more."""
-        await self._backlog.acquire()
+        while self._is_full():
+            self._write_behind()
+            self._room.clear()
+            await self._room.wait()
         self._forget((lane, batch))
         loop, codec = asyncio.get_running_loop(), self._codec()
         frame: asyncio.Future[Frame]
@@ -81,6 +92,7 @@ class Outbox:
             frame = loop.run_in_executor(self._executor, _encode, tensor, step, codec)
         hot = _Hot(tensor, 2 * int(tensor.nbytes), frame)  # with its encoding, at most
         self._hot[(lane, batch)] = hot
+        self._backlog.append(hot)
         self._held_bytes += hot.num_bytes
         frame.add_done_callback(lambda done: self._encoded((lane, batch), hot, done))
 
@@ -123,17 +135,35 @@ class Outbox:
 
     def _encoded(self, key: _Key, hot: _Hot, done: asyncio.Future[Frame]) -> None:
         if done.cancelled() or done.exception() is not None:
-            self._backlog.release()
+            self._leave(hot)
             if self._hot.get(key) is hot:
                 self._forget(key)
             return
         if self._hot.get(key) is hot:
             self._count(hot, done.result())
         self._unwritten.append((key, hot))
-        self._write_behind()
+        self._write_soon()
+
+    def _is_full(self) -> bool:
+        backlog = self._backlog
+        return len(backlog) >= MAX_BACKLOG and (len(backlog) >= HOT_FRAMES or _bytes_of(backlog) >= BACKLOG_BYTES)
+
+    def _leave(self, hot: _Hot) -> None:
+        self._backlog.remove(hot)
+        self._room.set()
+
+    def _write_soon(self) -> None:
+        """At once if it is worth it, else together with what comes within `WAIT_S`."""
+        if _bytes_of(hot for _, hot in self._unwritten) >= WORTH_BYTES:
+            self._write_behind()
+        elif self._later is None:
+            self._later = asyncio.get_running_loop().call_later(WAIT_S, self._write_behind)
 
     def _write_behind(self) -> None:
         """Writes all that waits, in order, by one thread at a time."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         if self._writing or self._closed or not self._unwritten:
             return
         due, self._unwritten, self._writing = self._unwritten, [], True
@@ -144,12 +174,13 @@ class Outbox:
     def _written(self, due: list[tuple[_Key, _Hot]], done: asyncio.Future[None]) -> None:
         self._writing = False
         for key, hot in due:
-            self._backlog.release()
+            self._leave(hot)
             hot.in_spool = True
             if key not in self._hot:  # dropped meanwhile; a newer tensor of that number replaces it in the spool itself
                 self._spool.drop(key[0], IntervalSet.of((key[1], key[1] + 1)))
         self._shrink()
-        self._write_behind()
+        if self._unwritten:
+            self._write_soon()
         if not done.cancelled():
             done.result()
 
@@ -177,6 +208,10 @@ class Outbox:
         hot = self._hot.pop(key, None)
         if hot is not None:
             self._held_bytes -= hot.num_bytes
+
+
+def _bytes_of(frames: Iterable[_Hot]) -> int:
+    return sum(int(hot.tensor.nbytes) for hot in frames)
 
 
 def _encode(tensor: TensorHandle, step: int, codec: str) -> Frame:

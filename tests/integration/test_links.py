@@ -19,7 +19,7 @@ from pnode import sending
 from pnode.exchange import SILENCE_S
 from pnode.frames import check_reason
 from pnode.hub import LinkHub
-from pnode.outbox import Outbox
+from pnode.outbox import BACKLOG_BYTES, Outbox
 from pnode.sending import SendingExchange
 from pnode.spool import Frame, Spool
 from trust.identity import NodeKey
@@ -193,7 +193,8 @@ def test_a_receiver_that_stops_reading_costs_a_bounded_number_of_frames(tmp_path
             source.ways[1].send(TRAIN_LANE, batch, Mode.TRAIN)
         await eventually(lambda: stream.written >= 4)
         assert len(loads) <= 3 + 1 + sending.FRAMES_AHEAD
-        assert outbox.held_bytes <= 4 * MIB
+        assert outbox.held_bytes <= 1 * MIB + BACKLOG_BYTES
+        await eventually(lambda: outbox.held_bytes <= 1 * MIB)
         stream.incoming.put_nowait(None)
         await running
         assert isinstance(source.events[-1], ev.LinkDown)

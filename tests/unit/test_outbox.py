@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ import pytest
 from dcnr.errors import NotFound
 from dcnr.intervals import IntervalSet
 from dcnr.limits import MIB
-from pnode.outbox import MAX_BACKLOG, QUICK_BYTES, Outbox
+from pnode.outbox import BACKLOG_BYTES, HOT_FRAMES, QUICK_BYTES, WORTH_BYTES, Outbox
 from pnode.spool import Frame, Spool
 from vnode.vocabulary import TRAIN_LANE, Lane
 
 LONG_S = 60.0
 SMALL = QUICK_BYTES // 4096
 """Rows of 4 KiB in a tensor that is digested at once; one more is not."""
+FULL = BACKLOG_BYTES // QUICK_BYTES
+"""Frames of either size that may wait for the disk."""
 
 
 class HeldSpool(Spool):
@@ -44,11 +46,27 @@ def one(batch: int) -> IntervalSet:
     return IntervalSet.of((batch, batch + 1))
 
 
-def run(tmp_path: Path, scenario: Callable[[Outbox, HeldSpool], Coroutine[Any, Any, None]], *, max_bytes: int = 64 * MIB) -> None:
+class CountedExecutor(ThreadPoolExecutor):
+    """Counts the ways to another thread."""
+
+    ways = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.ways += 1
+        return super().submit(fn, *args, **kwargs)
+
+
+def run(
+    tmp_path: Path,
+    scenario: Callable[[Outbox, HeldSpool], Coroutine[Any, Any, None]],
+    *,
+    max_bytes: int = 64 * MIB,
+    executor: ThreadPoolExecutor | None = None,
+) -> None:
     async def whole() -> None:
         spool = HeldSpool(tmp_path, max_bytes=max_bytes)
-        with ThreadPoolExecutor(2) as executor:
-            outbox = Outbox(spool, executor, lambda: "raw", hot_bytes=1)
+        with executor or ThreadPoolExecutor(2) as threads:
+            outbox = Outbox(spool, threads, lambda: "raw", hot_bytes=1)
             try:
                 async with asyncio.timeout(LONG_S):
                     await scenario(outbox, spool)
@@ -67,17 +85,17 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("rows", [SMALL, SMALL + 1])
 def test_a_frame_can_be_sent_before_the_disk_has_it_and_stays_until_then(tmp_path: Path, rows: int) -> None:
     async def scenario(outbox: Outbox, spool: HeldSpool) -> None:
-        for batch in range(MAX_BACKLOG):
+        for batch in range(FULL):
             await outbox.keep(TRAIN_LANE, batch, tensor(batch, rows), batch)
-        frames = [await outbox.frame(TRAIN_LANE, batch) for batch in range(MAX_BACKLOG)]
-        waiting = asyncio.ensure_future(outbox.keep(TRAIN_LANE, MAX_BACKLOG, tensor(MAX_BACKLOG, rows), MAX_BACKLOG))
+        frames = [await outbox.frame(TRAIN_LANE, batch) for batch in range(FULL)]
+        waiting = asyncio.ensure_future(outbox.keep(TRAIN_LANE, FULL, tensor(FULL, rows), FULL))
         await asyncio.sleep(0)
         assert spool.num_bytes == 0
         assert not waiting.done()
-        assert all(outbox.tensor(TRAIN_LANE, batch) is not None for batch in range(MAX_BACKLOG))
+        assert all(outbox.tensor(TRAIN_LANE, batch) is not None for batch in range(FULL))
         spool.writes.set()
         await waiting
-        await until(lambda: spool.num_bytes == (MAX_BACKLOG + 1) * rows * 4096)
+        await until(lambda: spool.num_bytes == (FULL + 1) * rows * 4096)
         await until(lambda: outbox.tensor(TRAIN_LANE, 0) is None)
         assert outbox.newest(TRAIN_LANE, 0) is None
         for batch, frame in enumerate(frames):
@@ -89,16 +107,16 @@ def test_a_frame_can_be_sent_before_the_disk_has_it_and_stays_until_then(tmp_pat
 
 def test_what_is_dropped_before_the_disk_has_it_is_gone(tmp_path: Path) -> None:
     async def scenario(outbox: Outbox, spool: HeldSpool) -> None:
-        for batch in range(MAX_BACKLOG):
+        for batch in range(FULL):
             await outbox.keep(TRAIN_LANE, batch, tensor(batch), 0)
         await asyncio.sleep(0)  # the first is being written now
-        for batch in range(MAX_BACKLOG - 1):
+        for batch in range(FULL - 1):
             outbox.drop(TRAIN_LANE, one(batch))
         spool.writes.set()
-        for batch in range(MAX_BACKLOG, 2 * MAX_BACKLOG):
+        for batch in range(FULL, 2 * FULL):
             await outbox.keep(TRAIN_LANE, batch, tensor(batch), 0)
-        await until(lambda: spool.num_bytes == (MAX_BACKLOG + 1) * SMALL * 4096)
-        for batch in range(MAX_BACKLOG - 1):
+        await until(lambda: spool.num_bytes == (FULL + 1) * SMALL * 4096)
+        for batch in range(FULL - 1):
             with pytest.raises(NotFound):
                 await outbox.frame(TRAIN_LANE, batch)
 
@@ -108,9 +126,45 @@ def test_what_is_dropped_before_the_disk_has_it_is_gone(tmp_path: Path) -> None:
 def test_a_full_disk_keeps_nobody_waiting_and_is_counted(tmp_path: Path) -> None:
     async def scenario(outbox: Outbox, spool: HeldSpool) -> None:
         spool.writes.set()
-        for batch in range(4 * MAX_BACKLOG):
+        for batch in range(4 * FULL):
             await outbox.keep(TRAIN_LANE, batch, tensor(batch), 0)
             assert (await outbox.frame(TRAIN_LANE, batch)).step == 0
-        await until(lambda: outbox.not_kept == {"spool_full": 4 * MAX_BACKLOG - 2})
+        await until(lambda: outbox.not_kept == {"spool_full": 4 * FULL - 2})
 
     run(tmp_path, scenario, max_bytes=2 * SMALL * 4096)
+
+
+def test_small_frames_go_to_the_disk_together_and_a_few_do_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(outbox: Outbox, spool: HeldSpool) -> None:
+        spool.writes.set()
+        monkeypatch.setattr("pnode.outbox.WAIT_S", LONG_S)
+        worth = WORTH_BYTES // (SMALL * 4096)
+        for batch in range(worth):
+            await outbox.keep(TRAIN_LANE, batch, tensor(batch), 0)
+            await asyncio.sleep(0)
+        await until(lambda: spool.num_bytes == worth * SMALL * 4096)
+        assert executor.ways == 1
+        monkeypatch.setattr("pnode.outbox.WAIT_S", 0.0)
+        await outbox.keep(TRAIN_LANE, worth, tensor(worth), 0)
+        await until(lambda: spool.num_bytes == (worth + 1) * SMALL * 4096)
+
+    executor = CountedExecutor(1)
+    run(tmp_path, scenario, executor=executor)
+
+
+@pytest.mark.parametrize("rows", [1, 3 * SMALL])
+def test_the_backlog_is_bounded_for_tiny_and_for_large_frames(tmp_path: Path, rows: int) -> None:
+    async def scenario(outbox: Outbox, spool: HeldSpool) -> None:
+        most = min(HOT_FRAMES, max(3, -(-BACKLOG_BYTES // (rows * 4096))))
+        for batch in range(most):
+            await outbox.keep(TRAIN_LANE, batch, tensor(batch, rows), 0)
+        waiting = asyncio.ensure_future(outbox.keep(TRAIN_LANE, most, tensor(most, rows), 0))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        spool.writes.set()
+        await waiting
+        await until(lambda: spool.num_bytes == (most + 1) * rows * 4096)
+
+    run(tmp_path, scenario)
