@@ -56,7 +56,7 @@ def load_policy(path: Path, now_wall: float | None = None, *, network_id: str | 
         raise NotFound(
             f"there is no network file at {path}",
             code="no_network",
-            remedy="ask a maintainer for it, or give --bootstrap id@host:port",
+            remedy="ask a maintainer for it and say --network FILE, or --bootstrap id@host:port",
         ) from None
     except OSError as error:
         raise Corrupt(f"{path} cannot be read: {error.strerror}", code="damaged_file") from error

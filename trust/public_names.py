@@ -32,7 +32,7 @@ def check_public_name(text: str) -> str:
     """``text``, if it may be shown; the empty one is no name. Raises InvalidInput (``bad_public_name``), naming what is wrong."""
     if text and (why := _trouble(text)):
         raise InvalidInput(
-            f"{why}: this cannot be shown as a name", code="bad_public_name",
+            f"{text[:MAX_LETTERS]!r} cannot be shown as a name: {why}", code="bad_public_name",
             remedy=f"letters of one script, digits, spaces and -_.' between them, at most {MAX_LETTERS}; no word that speaks for the network",
         )  # fmt: skip
     return text

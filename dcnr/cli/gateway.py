@@ -80,7 +80,7 @@ def start(
 
 @app.command("id")
 def show_id(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Id of the gateway that runs on this home: orchestrators whose setting ``gateways`` has it do not count its questions as a stranger's.
+    """Id of the gateway that runs on this home. Orchestrators whose setting ``gateways`` has it do not count its questions as a stranger's.
 
     Example: dcnr gateway id
     """
@@ -120,7 +120,7 @@ def add(
 
 @keys.command("list")
 def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """All keys, oldest first, with what they may do; never the keys themselves."""
+    """All keys, oldest first, with what they may do. Never the keys themselves."""
     now, rows = _now(), list(_file(home).keys().values())
     data = [
         {
@@ -138,7 +138,7 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @keys.command()
 def rotate(key_id: KeyArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Replace the secret of a key: the old one is refused within a second, the new one is shown once."""
+    """Replace the secret of a key. The old one is refused within a second, the new one is shown once."""
     import secrets
 
     text = _file(home).rotate(key_id, secrets.token_bytes)

@@ -39,7 +39,7 @@ def generate(
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Let the model write: the text as it comes, then its version and its depth on standard error.
+    """Let the model write. The text as it comes, then its version and its depth on standard error.
 
     Example: dcnr generate python-bytes --prompt "def main(" --max-tokens 80
     """

@@ -43,7 +43,7 @@ def import_model(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Turn a torch.nn.Module into a graph; every operation that no component stands for is named with its line.
+    """Turn a torch.nn.Module into a graph. Every operation that no component stands for is named with its line.
 
     Example: dcnr model import net.py:build --input 1x28x28 --weights net.safetensors && dcnr model validate model.toml
     """

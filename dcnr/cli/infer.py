@@ -50,7 +50,7 @@ def infer(
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Ask the model: the answer with its version, its depth, and who computed it.
+    """Ask the model. The answer comes with its version, its depth, and who computed it.
 
     Example: dcnr infer mnist --input images.npy
     """

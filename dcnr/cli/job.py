@@ -58,7 +58,7 @@ def watch(
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Follow a job until it ends: who holds what, batches, losses, accuracy per depth, events with reasons, ETA. Exits with 1 unless it completed.
+    """Follow a job until it ends. Who holds what, batches, losses, accuracy per depth, events with reasons, ETA. Exits with 1 unless it completed.
 
     With --json: one view per line, newest last. In a pipe: plain lines.
     """
@@ -142,7 +142,7 @@ def explain(
     model: ModelOption = "", home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None,
     network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Why a VNode is where it is, what it waits for, why a node is in its state.
+    """Why a VNode or a node is as it is. Where a VNode is and what it waits for, why a node is in its state.
 
     Example: dcnr job explain conv2 --batch 118
     """

@@ -33,7 +33,7 @@ def verify(
     model: ModelArgument, manifest: ManifestOption = "", home: HomeOption = None, network: NetworkOption = None,
     bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Check every job's chain of manifests, and of the newest job the receipts, the evidence and the states. Exits with 1 at the first bad entry.
+    """Check the ledger of a model anew. Every job's chain of manifests; of the newest job receipts, evidence and states too. Exits with 1 at the first bad one.
 
     Example: dcnr ledger verify mnist-residual
     """
@@ -69,7 +69,7 @@ def receipt(
     manifest: ManifestOption = "", home: HomeOption = None, network: NetworkOption = None,
     bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Write what a PNode is credited with in a job into a file that anybody can check, also when the network is gone.
+    """Write a file that proves what a PNode is credited with. It is about one job; anybody can check it, also when the network is gone.
 
     Example: dcnr ledger receipt mnist-residual 3f0c… --out receipt.json
     """
@@ -88,7 +88,7 @@ def verify_receipt(
     file: Annotated[Path, typer.Argument(help="A receipt, from dcnr ledger receipt or pnode receipt.")],
     home: HomeOption = None, network: NetworkOption = None, network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Check a receipt and say what it proves: every signature, every link of the chain, the reckoning. Asks nobody. Exits with 1 where it does not hold.
+    """Check a receipt and say what it proves. Every signature, every link of the chain, the reckoning; nobody is asked. Exits with 1 where it does not hold.
 
     Example: dcnr ledger verify-receipt receipt.json --network-id ID
     """
@@ -108,7 +108,7 @@ def scores(
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """By PNode: its score, 100 times C times R, with C (credibility), R (reliability) and k (audits passed), and the batches behind it.
+    """The score of each PNode, with its parts. 100 times C (credibility) times R (reliability), k (audits passed), and the batches behind it.
 
     Batches and audits are read from the chain of manifests, scores come from one orchestrator's own history; "-" where it has none.
     """
@@ -125,7 +125,7 @@ def usage(
     model: ModelArgument, home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None,
     network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Who used what, as one orchestrator's history has it, signed: jobs, and answered questions by client and by for whom it asked.
+    """Who used what, by one orchestrator's history. Signed: jobs, and answered questions by client and by for whom it asked.
 
     Of questions everybody sees its own, and a maintainer's key all; gateways say which of their keys asked.
     """
@@ -150,7 +150,7 @@ def quote(
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """What questions would cost, as an orchestrator signs it; no money. What a job would cost: dcnr model plan."""
+    """What questions would cost, as signed. No money. What a job would cost: dcnr model plan."""
     from dcnr.sdk.plain import plain
     from dcnr.sdk.quoting import quote_questions
 
@@ -167,7 +167,7 @@ def export(
     model: ModelArgument, manifest: ManifestOption = "", home: HomeOption = None, network: NetworkOption = None,
     bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
 ) -> None:  # fmt: skip
-    """Every interval with its last verdict, every score, and every signed statement of usage, one JSON object a line; "record" says which it is."""
+    """The whole ledger, one JSON object a line. Every interval with its last verdict, every score, every signed statement of usage; "record" says which."""
     from dcnr.ledger_rows import export_rows
 
     for row in export_rows(*_read(Session(home, network, bootstrap, network_id), model, manifest)):

@@ -43,7 +43,7 @@ def _demo(
         bool, typer.Option("--reference/--no-reference", help="Train the same model in one process and compare.")
     ] = True,
 ) -> None:
-    """A whole network on this machine: from raw data to a trained, exported model, with machines killed on the way."""
+    """A whole network on this machine, start to end. From raw data to a trained, exported model, with machines killed on the way."""
     from dcnr.demo.run import Options, run_demo
 
     options = Options(
@@ -60,7 +60,7 @@ def up(
     cores: Annotated[float, typer.Option(min=0.1, help="Cores of each PNode.")] = 1.0,
     memory_mb: Annotated[int, typer.Option(min=64, help="Memory of each PNode in MiB.")] = 1024,
 ) -> None:
-    """Start a network in the foreground: Ctrl-C, or `dcnr local down` elsewhere, ends it with everything it made running."""
+    """Start a network in the foreground. Ctrl-C, or `dcnr local down` elsewhere, ends it with everything it made running."""
     from dcnr.testing import LocalNetwork, LocalPNode
 
     where = directory.absolute()

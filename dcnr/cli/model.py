@@ -70,7 +70,7 @@ def plan(
     graph: GraphArgument, home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None,
     network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Where the graph would run now, why there, how long it would take and what it would cost. Changes nothing."""
+    """Where the graph would run now, and why. How long it would take and what it would cost. Changes nothing."""
     from dcnr.sdk.plain import plain
 
     message, _ = _graph(graph)
@@ -100,7 +100,7 @@ def submit(
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Make checkpoint 0, sign, and ask the network to train the model; returns when the job is safely stored.
+    """Sign a job and ask the network to train the model. Makes checkpoint 0 first; returns when the job is safely stored.
 
     Example: dcnr model submit model.toml && dcnr job watch
     """
@@ -142,7 +142,7 @@ def sign(
     draft: Annotated[Path, typer.Argument(help="Draft made by: dcnr model submit --save-draft.")],
     key: KeyOption = None, home: HomeOption = None, network: NetworkOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Add a maintainer's signature to a draft, and say what is still missing."""
+    """Add a maintainer's signature to a draft. Says what is still missing."""
     session = Session(home, network, None)
     policy = session.policy()
     signed = _read_draft(draft).sign(policy, *session.keys(key))
@@ -168,7 +168,7 @@ def export(
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Write the trained weights as safetensors, with the graph and a description; the same manifest gives the same bytes."""
+    """Write the trained weights as safetensors. With the graph and a description; the same manifest gives the same bytes."""
 
     async def work(client: AsyncClient) -> tuple[Digest, Export]:
         return await client.export(model, out, manifest=manifest, progress=output.Steps())
@@ -195,7 +195,7 @@ def evaluate(
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Judge the model on this machine: loss and accuracy at every depth."""
+    """Judge the model on this machine, at every depth. Loss and accuracy."""
     if split not in ("train", "validation", "test"):
         raise InvalidInput(f"{split!r} is none of train, validation, test", code="bad_split")
 
@@ -230,7 +230,8 @@ def _graph(path: Path) -> tuple[model_pb2.ModelGraph, tuple[Stage, ...]]:
             data = file.read(limits.MAX_GRAPH_BYTES + 1)
         text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} cannot be read: {error}", code="bad_graph", remedy="name a graph in TOML or JSON") from error
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidInput(f"{path} cannot be read: {why}", code="bad_graph", remedy="name a graph in TOML or JSON") from error
     try:
         message = graph_from_json(text) if path.suffix == ".json" else graph_from_toml(text)
         return message, stages_of_graph(message, default_registry())

@@ -89,7 +89,7 @@ def show(
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """The verified document of a network: from its file, or from a node that is asked."""
+    """The verified document of a network. From its file, or from a node that is asked."""
     session = Session(home, network, bootstrap, network_id)
     if session.network is None and session.bootstrap:
 

@@ -42,7 +42,7 @@ def _root(version: VersionOption = False) -> None:
 
 @app.command()
 def key(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Print this orchestrator's id (its key is made first if there is none): what `dcnr network create --orchestrator` wants."""
+    """Print this orchestrator's id. Its key is made first if there is none; `dcnr network create --orchestrator` wants the id."""
     from trust.identity import NodeKey
 
     path = home_of(OrchestratorSettings, home) / KEY_FILE
@@ -116,7 +116,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def stop(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """End the running orchestrator; another one takes over what it decides."""
+    """End the running orchestrator. Another one takes over what it decides."""
     import os
     import signal
     import time
@@ -139,7 +139,7 @@ def config_show(
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The settings that a start without flags takes here: file < environment. Flags of a running orchestrator are not seen."""
+    """The settings that a start without flags takes here. The file, then the environment. Flags of a running orchestrator are not seen."""
     show_settings(OrchestratorSettings, home_of(OrchestratorSettings, home), origin=origin, as_json=as_json)
 
 

@@ -67,7 +67,7 @@ def start(
     home: HomeOption = None,
     until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", help="End when standard input closes.")] = False,
 ) -> None:
-    """Join a network and work for it until Ctrl-C (hands over first; a second Ctrl-C stops now).
+    """Join a network and work for it until Ctrl-C. It hands over first; a second Ctrl-C stops now.
 
     Example: pnode start --bootstrap 203.0.113.7:7700 --cores 4 --memory-mb 4096
     """
@@ -107,7 +107,7 @@ def start(
 
 @app.command()
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """One screen: who this node is, what it lends, what it does, whom it talks to."""
+    """One screen that tells all about this node. Who it is, what it lends, what it does, whom it talks to."""
     from dcnr.cli.local_door import ask
     from dcnr.cli.screens import pnode_screen
     from dcnr.sdk.plain import plain
@@ -137,7 +137,7 @@ def stop(
 
 @app.command()
 def finish(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Hand everything over, then stop: nothing that was learned here is learned again elsewhere."""
+    """Hand everything over, then stop. Nothing that was learned here is learned again elsewhere."""
     stop(home=home, now=False, as_json=as_json)
 
 
@@ -148,7 +148,7 @@ def pause(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute nothing for a while; without a time, until it is resumed. Work is handed over, memory is free within seconds.
+    """Compute nothing for a while. Without a time, until it is resumed. Work is handed over, memory is free within seconds.
 
     Example: pnode pause --for 2h
     """
@@ -204,7 +204,7 @@ def own(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Sign that a machine is yours, so that replicas of one VNode are not all put onto machines of yours. It counts from the next start.
+    """Sign that a machine is yours. So replicas of one VNode are not all put onto machines of yours. It counts from the next start.
 
     The key need not lie on that machine: pnode own --key owner.pem --node ID --out owner.pb, and there pnode start --owner owner.pb
     """
@@ -229,7 +229,7 @@ def receipt(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write what this machine is credited with into a file that anybody can check, also when the network is gone.
+    """Write a file that proves what this machine is credited with. Anybody can check it, also when the network is gone.
 
     Others check it with: dcnr ledger verify-receipt FILE --network-id ID
     """
@@ -250,7 +250,7 @@ def dashboard(
     home: HomeOption = None,
     until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", help="End when standard input closes.")] = False,
 ) -> None:
-    """Serve the dashboard to you alone, with a page for this machine: pause, finish, limits, history, logs. Until Ctrl-C.
+    """Serve the dashboard to you alone until Ctrl-C. It has a page for this machine: pause, finish, limits, history, logs.
 
     The address that is printed holds the token of this run: whoever has it has this machine's PNode in hand.
 
@@ -283,7 +283,7 @@ def config_show(
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The settings of the daemon that runs here, its flags included; else those that a start without flags takes: file < environment."""
+    """The settings of the daemon that runs here, flags included. Else those that a start without flags takes: file < environment."""
     directory = home_of(PNodeSettings, home)
     running = _running_settings(directory)
     if running is None:

@@ -45,7 +45,7 @@ def top(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch this node at work: state, VNodes, what it uses of its limits, questions, events; Ctrl-C ends it. With --json one object per line and look.
+    """Watch this node at work until Ctrl-C. State, VNodes, what it uses of its limits, questions, events. With --json one object per line and look.
 
     Example: pnode top --interval 5
     """

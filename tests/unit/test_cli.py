@@ -9,7 +9,9 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -52,6 +54,20 @@ def failing(error: Exception) -> typer.Typer:
         raise error
 
     return app
+
+
+def test_lists_of_commands_hold_whole_sentences() -> None:
+    """What a command is for stands in one sentence that fits the list on a terminal of 80 columns."""
+
+    def cut(group: Any, path: str) -> Iterator[str]:
+        room = 80 - 2 - 6 - max(map(len, group.commands))
+        for name, command in group.commands.items():
+            if not command.get_short_help_str(room).endswith("."):
+                yield f"{path} {name}"
+            if hasattr(command, "commands"):
+                yield from cut(command, f"{path} {name}")
+
+    assert [line for name, app in APPS.items() for line in cut(typer.main.get_command(app), name)] == []
 
 
 @pytest.mark.parametrize("name", sorted(APPS))
