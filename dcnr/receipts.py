@@ -27,7 +27,6 @@ from trust.network import MAX_DOCUMENT_BYTES, MAX_HISTORY, NetworkPolicy, verify
 FORMAT: Final = "dcnr-receipt-1"
 MAX_RECEIPT_BYTES: Final = 64 * limits.MIB
 MAX_RECEIPT_MANIFESTS: Final = 20_000
-_NO_RECEIPT: Final = "bad_receipt"
 ReadEnvelope = Callable[[str], Awaitable[identity_pb2.Envelope]]
 
 
@@ -116,12 +115,12 @@ def prove(receipt: Receipt, *, network_id: str | None = None) -> Proof:
     opened = [policy.open_manifest(envelope, receipt.model) for envelope in receipt.manifests]
     digests = [digest_of_envelope(envelope) for envelope in receipt.manifests]
     if len(opened) < 2:  # what the job began with, and what it made of it
-        raise Corrupt("the receipt holds no manifest of its job", code=_NO_RECEIPT)
+        raise Corrupt("the receipt holds no manifest of its job", code="bad_receipt")
     if (request.model, request.initial_manifest_digest) != (receipt.model, digests[0]):
-        raise Corrupt("the chain does not begin with the manifest that the job's request names", code=_NO_RECEIPT)
+        raise Corrupt("the chain does not begin with the manifest that the job's request names", code="bad_receipt")
     for manifest, parent in zip(opened[1:], digests, strict=False):
         if manifest.parent_digest != parent or manifest.job_id != request.job_id:
-            raise Corrupt(f"manifest {manifest.number} does not follow the one before it in that job", code=_NO_RECEIPT)
+            raise Corrupt(f"manifest {manifest.number} does not follow the one before it in that job", code="bad_receipt")
     ledger = folded_job(digests[0], opened)
     if ledger.problem:
         raise Corrupt(f"the ledger does not hold: {ledger.problem}", code="bad_ledger")
@@ -157,7 +156,7 @@ def read_receipt(path: Path) -> Receipt:
             f"there is no receipt at {path}", code="no_receipt", remedy="dcnr ledger receipt MODEL NODE --out FILE"
         ) from None
     except OSError as error:
-        raise Corrupt(f"{path} cannot be read: {error.strerror}", code=_NO_RECEIPT) from error
+        raise Corrupt(f"{path} cannot be read: {error.strerror}", code="bad_receipt") from error
     return receipt_of(data)
 
 
@@ -194,7 +193,7 @@ def _envelopes(texts: Any, most: int, max_bytes: int) -> tuple[identity_pb2.Enve
 
 def _wrong(why: str) -> Corrupt:
     return Corrupt(
-        f"this is no receipt: {why}", code=_NO_RECEIPT, remedy="have it made again: dcnr ledger receipt MODEL NODE --out FILE"
+        f"this is no receipt: {why}", code="bad_receipt", remedy="have it made again: dcnr ledger receipt MODEL NODE --out FILE"
     )
 
 

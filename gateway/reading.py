@@ -238,18 +238,18 @@ def _figures(router: APIRouter, context: Context) -> None:
 
 
 def audit_rows(ledgers: Sequence[JobLedger], node_id: str, most: int = MAX_AUDITS) -> list[dict[str, Any]]:
-    """The newest verdicts on a node's intervals, the newest first; ``batches`` are how many."""
-    rows = [
-        {
-            "job": ledger.job_id, "interval": one.interval, "vnode": known.vnode, "batches": len(known.batches), "verdict": one.verdict.value,
-            "decided_s": one.decided_s, "evidence": one.evidence,
-        }
-        for ledger in ledgers
-        for one in ledger.chronicle.told
-        if one.pnode_id == node_id
-        for known in (ledger.chronicle.ledger.intervals[one.interval],)
-    ]  # fmt: skip
-    return rows[-most:][::-1]
+    """What is known now of a node's intervals, each once, the newest verdict first; ``batches`` are how many."""
+    rows: dict[str, dict[str, Any]] = {}
+    for ledger in ledgers:
+        for one in ledger.chronicle.told:
+            if one.pnode_id == node_id:
+                known = ledger.chronicle.ledger.intervals[one.interval]
+                rows.pop(one.interval, None)
+                rows[one.interval] = {
+                    "job": ledger.job_id, "interval": one.interval, "vnode": known.vnode, "batches": len(known.batches),
+                    "verdict": one.verdict.value, "decided_s": one.decided_s, "evidence": one.evidence,
+                }  # fmt: skip
+    return list(rows.values())[-most:][::-1]
 
 
 def account_row(one: Account) -> dict[str, Any]:

@@ -114,7 +114,12 @@ class Auditing:
         if self._desk is None:
             return  # not the holder any more
         self._desk.answered(pnode_id, evidence.interval, bundle, self._shared.clock.wall())
-        self._say("evidence_brought" if bundle is not None else "evidence_missing", pnode_id, evidence.reason, evidence.interval)
+        self._say(
+            "evidence_brought" if bundle is not None else "evidence_missing",
+            pnode_id,
+            evidence.reason or "what it was asked for came",
+            evidence.interval,
+        )
         self._stirred.fire()
 
     def reported(self, report: Report, envelope: identity_pb2.Envelope | None = None) -> None:

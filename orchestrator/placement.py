@@ -309,7 +309,7 @@ def _explain(
         late = f", lost {load.offer.num_losses} times lately" if load.offer.num_losses else ""
         known = scored(load)
         rejections.add(
-            cost.vnode, load.offer.node_id, f"fits, but another is better: {seconds:.3g} s per batch with it{late}{known}"
+            cost.vnode, load.offer.node_id, f"fits, but another is better: {1000 * seconds:.3g} ms per batch with it{late}{known}"
         )
     room = rejections.room(cost.vnode)
     named = nsmallest(room, _refused(board, cost, role, fits, room)) if room > 0 else []

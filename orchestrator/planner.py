@@ -177,7 +177,10 @@ def _give_primary(board: Board, cost: StageCost, loss: Loss | None, rejections: 
         why += "in probation, and nobody else can hold this only copy; "
     seconds = load.seconds + board.share_s(cost, load)
     board.seat(
-        cost, load, model_pb2.ROLE_PRIMARY, f"{why}least loaded of those that fit: {seconds:.3g} s per batch with it{scored(load)}"
+        cost,
+        load,
+        model_pb2.ROLE_PRIMARY,
+        f"{why}least loaded of those that fit: {1000 * seconds:.3g} ms per batch with it{scored(load)}",
     )
     return True
 

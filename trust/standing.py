@@ -189,7 +189,9 @@ class Standing:
 
 def begun(now_s: float, terms: Terms = ORDINARY) -> Standing:
     """Of a PNode about which nothing is known."""
-    return Standing(State.PROBATION, now_s, "nothing is known of it yet", terms)
+    return Standing(
+        State.PROBATION, now_s, f"new: everything it does is checked until {ACTIVE_PASSES:.0f} audits have passed", terms
+    )
 
 
 def folded(first: Standing, events: Iterable[Event]) -> Standing:

@@ -19,13 +19,17 @@ _SEEN: Final = {
 
 
 def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
-    """One screen that tells all about a PNode."""
+    """One screen that tells all about a PNode; of one that looks for its network, what it waits for."""
+    head = f"PNode {status.node_id}  (version {status.software}, up {duration(status.uptime_s)})"
+    if not status.network_id:
+        looking = [head, f"state      {status.state}: {status.reason}", f"process    daemon {status.pid}, home {home}"]
+        return "\n".join([*looking, *(["", f"next: {status.next_action}"] if status.next_action else [])])
     capability = status.capability
     lent = f"{capability.cores:g} cores ({capability.gflops:.0f} GFLOP/s), {size(capability.memory_bytes)} memory"
     attached = sum(contact.attached for contact in status.orchestrators)
     reached = f"{status.reachable} {_SEEN.get(status.reachable, _SEEN_FROM_OUTSIDE)}"
     lines = [
-        f"PNode {status.node_id}  (version {status.software}, up {duration(status.uptime_s)})",
+        head,
         *([f"shown as   {status.public_name}  (to everybody; pnode start --name '' shows none)"] if status.public_name else []),
         f"network    {status.network_name} {short(status.network_id)}" + single_host(status.locality),
         f"state      {status.state}: {status.reason}",

@@ -119,7 +119,8 @@ const TOPICS = [
   ["took over", (e) => /^(holder_|term_)/.test(e.kind)],
   ["refused", (e) => /refused|refuted|taken$|not_proven|differs/.test(e.kind)],
   ["validated", (e) => /^(audit|auditor|evidence|interval|checkpoint|manifest)_/.test(e.kind)],
-  ["job", (e) => /^(job_|cancel_)/.test(e.kind)],
+  ["serving", (e) => /^(seat_|serving)/.test(e.kind)],
+  ["job", (e) => /^(job_|cancel_|usage_)/.test(e.kind)],
   ["store", (e) => /^store_/.test(e.kind)],
 ];
 

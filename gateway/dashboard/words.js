@@ -29,9 +29,10 @@ export function bytes(count) {
   return `${value >= 100 || power === 0 ? Math.round(value) : value.toFixed(1)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
 }
 
-/** Three significant figures; thousands are grouped. */
+/** Three significant figures; thousands are grouped, what is next to nothing is nothing. */
 export function figure(value) {
   if (value == null || !Number.isFinite(value)) return "—";
+  if (Math.abs(value) < 1e-6) return "0";
   if (Math.abs(value) >= 100) return GROUPED.format(Math.round(value));
   return String(Number(value.toPrecision(3)));
 }

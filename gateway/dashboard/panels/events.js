@@ -5,7 +5,7 @@ import { topicOf, TOPIC_WORDS } from "../reading.js";
 import { ago, short } from "../words.js";
 
 const SHOWN = 200;
-const SHAPES = { joined: "+", left: "−", quarantined: "■", "changed state": "◇", relocated: "→", "took over": "⇄", refused: "✕", validated: "✓", job: "▣", store: "▤", other: "·" };
+const SHAPES = { joined: "+", left: "−", quarantined: "■", "changed state": "◇", relocated: "→", "took over": "⇄", refused: "✕", validated: "✓", serving: "◎", job: "▣", store: "▤", other: "·" };
 
 export function Events({ known, now }) {
   const [topic, setTopic] = useState("");

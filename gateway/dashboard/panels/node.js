@@ -24,10 +24,10 @@ export function NodePage({ known, now, store, id }) {
     <dl class="facts">
       ${row("State", html`<span class=${`state ${shapeOf(node.state).tone}`}><span aria-hidden="true">${shapeOf(node.state).shape}</span> ${node.state}</span>: ${node.reason || shapeOf(node.state).means}`)}
       ${row("Last seen", `${span(node.last_seen_s + age)} ago, ${node.attached ? "attached to this orchestrator" : "heard of from others"}`)}
-      ${row("Version", `${node.software || "unknown"}, start ${node.incarnation}`)}
+      ${row("Version", node.software || "unknown")}
       ${row("Address", `${node.address || "none told"}${wayTo(node) ? `, ${wayTo(node)}` : ""}`)}
       ${row("Round trip", `${delay(node.round_trip_s)}${node.round_trip_s > 0 ? ", as it measures to this orchestrator" : ""}`)}
-      ${lent ? row("Lends", `${plural(lent.cores, "core")} of ${lent.device_name || lent.device || "a device"} (${[lent.architecture, lent.system].filter(Boolean).join(", ") || "not said"}), ${bytes(lent.memory_bytes)} memory of which ${bytes(node.free_memory_bytes)} free, ${bytes(lent.disk_bytes)} disk, ${figure(lent.gflops)} GFLOP/s, ${figure(lent.uplink_mbit)} Mbit/s up, ${figure(lent.downlink_mbit)} down${lent.accepts_work ? "" : "; takes no new work now"}`) : ""}
+      ${lent ? row("Lends", `${plural(lent.cores, "core")} of ${lent.device_name || lent.device || "a device"} (${[lent.architecture, lent.system].filter(Boolean).join(", ") || "not said"}), ${bytes(lent.memory_bytes)} memory of which ${bytes(node.free_memory_bytes)} free, ${bytes(lent.disk_bytes)} disk, ${figure(lent.gflops)} GFLOP/s${lent.uplink_mbit ? `, ${figure(lent.uplink_mbit)} Mbit/s up` : ""}${lent.downlink_mbit ? `, ${figure(lent.downlink_mbit)} Mbit/s down` : ""}${lent.accepts_work ? "" : "; takes no new work now"}`) : ""}
       ${row("Owner", node.owner ? html`<code>${short(node.owner)}</code>` : "not said")}
       ${node.kind === "orchestrator" ? "" : row("Score", node.num_results ? html`<b>${node.score}</b> of 100: credibility C ${figure(node.credibility)} from ${figure(node.passes || 0)} audits passed, as far as they still count; reliability R ${figure(node.reliability)} from ${plural(node.num_results, "result")}, as this orchestrator saw them` : "none yet: nothing of it has come in this orchestrator's sight")}
       ${row("In the ledger", accountOf(known.ledger, id))}
@@ -92,5 +92,5 @@ function Why({ id, state }) {
   }, [id, state]);
   if (!lines) return html`<p>Asked …</p>`;
   if (!lines.length) return html`<p>No reasons are given now.</p>`;
-  return html`<ul>${lines.map((line, index) => html`<li key=${index}><b>${line.verdict}</b>${/^[0-9a-f]{40}$/.test(line.subject) ? "" : ` ${line.subject}`}: ${line.reason}${Object.entries(line.inputs || {}).length ? html` <small>${Object.entries(line.inputs).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(" · ")}</small>` : ""}</li>`)}</ul>`;
+  return html`<ul>${lines.map((line, index) => html`<li key=${index}><b>${line.verdict.replaceAll("_", " ")}</b>${/^[0-9a-f]{40}$/.test(line.subject) ? "" : ` ${line.subject}`}: ${line.reason}${Object.entries(line.inputs || {}).length ? html` <small>${Object.entries(line.inputs).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(" · ")}</small>` : ""}</li>`)}</ul>`;
 }

@@ -26,7 +26,7 @@ const COLUMNS = [
   { name: "memory", heading: "Memory", rank: "mid", value: (node) => -memoryUsed(node), cell: (node) => memoryUsed(node) < 0 ? "—" : html`<${Bar} part=${memoryUsed(node)} label=${`of ${bytes(node.capability.memory_bytes)} in use`} /> ${bytes(node.capability.memory_bytes)}` },
   { name: "device", heading: "Device", rank: "roomy", value: (node) => -(node.capability?.gflops || 0), cell: (node) => node.kind === "orchestrator" ? "orchestrator" : node.capability ? `${node.capability.device} ${plural(node.capability.cores, "core")}, ${figure(Math.round(node.capability.gflops))} GFLOP/s` : "—" },
   { name: "score", heading: "Score", rank: "wide", value: (node) => (node.num_results ? -node.score - 1 : 0), cell: (node) => node.num_results ? html`<b>${node.score}</b> <small title=${SCORE_MEANS}>C ${node.credibility.toFixed(2)} R ${node.reliability.toFixed(2)} k ${figure(node.passes || 0)}</small>` : "—" },
-  { name: "version", heading: "Version", rank: "spare", value: (node) => node.software || "", cell: (node) => node.software || "—" },
+  { name: "version", heading: "Version", rank: "spare", value: (node) => node.software || "", cell: (node) => (node.software || "—").replace(/^dcnr /, "") },
   { name: "reach", heading: "Reached", rank: "spare", value: (node) => wayTo(node) || "~", cell: (node) => wayTo(node) || (node.attached ? "—" : "by others") },
   { name: "trip", heading: "Round trip", rank: "wide", value: (node) => node.round_trip_s || Infinity, cell: (node) => delay(node.round_trip_s) },
   { name: "seen", heading: "Last seen", value: (node) => node.last_seen_s ?? Infinity, cell: (node, age) => span((node.last_seen_s || 0) + age) },
@@ -86,7 +86,7 @@ function Window({ rows, age, sort, setSort }) {
   const first = Math.max(0, Math.min(rows.length, Math.floor(view.top / ROW_PX) - MARGIN_ROWS));
   const slots = Math.ceil(view.height / ROW_PX) + 2 * MARGIN_ROWS; // a row that scrolls out lends its elements to one that scrolls in
   const end = Math.min(rows.length, first + slots);
-  return html`<div class="window" ref=${box} tabindex="0" role="region" aria-label="Machines; scrolls">
+  return html`<div class="window" ref=${box} tabindex="0" role="region" aria-label="Machines; scrolls" style=${{ "--rows": `${rows.length * ROW_PX}px` }}>
     <table aria-rowcount=${rows.length + 1}>
       <thead><tr aria-rowindex="1">${COLUMNS.map((column) => html`<${Heading} key=${column.name} column=${column} sort=${sort} setSort=${setSort} />`)}</tr></thead>
       <tbody>
