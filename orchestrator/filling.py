@@ -71,7 +71,7 @@ def _one_more(board: Board, cost: StageCost, rejections: Rejections) -> bool:
         return False
     number = len(board.working(cost.vnode)) + 1
     seconds = load.seconds + board.share_s(cost, load)
-    reason = f"replica {number} of {cost.wanted_replicas} that the graph wants; {1000 * seconds:.3g} ms per batch with it, least of those that fit{scored(load)}"
+    reason = f"replica {number} of {cost.wanted_replicas} wanted by the graph; {1000 * seconds:.3g} ms per batch with it, least of those that fit{scored(load)}"
     board.seat(cost, load, model_pb2.ROLE_CONTRIBUTOR, reason)
     return True
 
