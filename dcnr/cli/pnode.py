@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pnode.daemon import Daemon
 
 _START = "pnode start --bootstrap HOST:PORT"
+MemoryOption = Annotated[
+    int | None, typer.Option(help="Memory to lend in MiB, 256 of it for the daemon; 0: found out.", show_default=False)
+]
 DeviceOption = Annotated[
     str | None,
     typer.Option(help="auto, cpu, cuda or mps.", show_default=False, autocompletion=among("auto", "cpu", "cuda", "mps")),
@@ -47,9 +50,7 @@ def start(
     network: Annotated[Path | None, typer.Option(help="Network file from a maintainer.", show_default=False)] = None,
     network_id: Annotated[str | None, typer.Option(help="Id that the network must have.", show_default=False)] = None,
     cores: Annotated[float | None, typer.Option(help="Cores to lend; 0: found out.", show_default=False)] = None,
-    memory_mb: Annotated[
-        int | None, typer.Option(help="Memory to lend in MiB, 256 of it for the daemon; 0: found out.", show_default=False)
-    ] = None,
+    memory_mb: MemoryOption = None,
     disk_mb: Annotated[int | None, typer.Option(help="Disk to lend in MiB.", show_default=False)] = None,
     cpu_percent: Annotated[float | None, typer.Option(help="Share of those cores' time, in percent.", show_default=False)] = None,
     device: DeviceOption = None,
