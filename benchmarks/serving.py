@@ -72,7 +72,7 @@ def run(options: Options) -> Result:
     result = Result("serving", "Questions to a network on loopback against one process", settings)
     for number in range(options.rounds):
         row: Row = {"round": number}
-        for threads in THREADS:
+        for threads in THREADS[:1] if options.quick else THREADS:
             for together in BATCHES:
                 row[f"one_process_{threads}_threads_{together}_together_samples_s"] = round(
                     reference(chain, threads, together, options), 1

@@ -109,6 +109,8 @@ def test_serving_asks_a_network_and_one_process(tmp_path: Path) -> None:
     assert row["network_small_samples_s"] > 0
     assert row["network_large_samples_s"] > 0
     assert row["one_process_1_threads_16_together_samples_s"] > 0
+    assert row["served_small_1_threads_samples_s"] > 0
+    assert row["served_large_1_threads_samples_s"] > 0
 
 
 @pytest.mark.long
