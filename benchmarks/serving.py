@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import psutil
 
 from benchmarks.jobs import SEED, Chain
 from benchmarks.machine import ROOT
@@ -150,8 +151,11 @@ async def served(chain: Chain, threads: int, options: Options) -> Row:
                 return answer_of(answer)
 
             await one()
-            samples_s, _ = await throughput(one, ASKERS[size], len(asked), options)
+            before_s = [cpu_s(pid) for pid in (process.pid, None)]
+            samples_s, count = await throughput(one, ASKERS[size], len(asked), options)
             row[f"served_{size}_{threads}_threads_samples_s"] = round(samples_s, 1)
+            for kind, pid, used_s in zip(("server", "client"), (process.pid, None), before_s, strict=True):
+                row[f"cpu_ms_served_{size}_{threads}_threads_{kind}"] = rounded(1e3 * (cpu_s(pid) - used_s) / count, 2)
         await orchestrators.close()
         return row
     finally:
@@ -161,6 +165,12 @@ async def served(chain: Chain, threads: int, options: Options) -> Row:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+def cpu_s(pid: int | None) -> float:
+    """Processor time of a process so far; None: of this one."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def questions(chain: Chain) -> dict[str, Any]:
@@ -189,7 +199,7 @@ async def ask(chain: Chain, options: Options) -> Row:
                 partial(bench.client.forward, samples, last), ASKERS[size], len(samples), options
             )
             for kind, used_s in bench.cpu_s().items():
-                rates[f"network_{size}_cpu_ms_{kind}"] = 1e3 * (used_s - before_s[kind]) / count
+                rates[f"cpu_ms_network_{size}_{kind}"] = 1e3 * (used_s - before_s[kind]) / count
     hops = len({stage.pnode_id for stage in warm.stages}) - 1
     added_s = float(np.median([away_s(item) for item in answers]) - np.median(shallow))
     return {
