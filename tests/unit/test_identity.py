@@ -37,7 +37,7 @@ HEAD, PLAN = identity_pb2.DOMAIN_HEAD, identity_pb2.DOMAIN_PLAN
 
 
 def test_a_saved_key_comes_back_and_its_file_is_private(tmp_path: Path) -> None:
-    path = tmp_path / "home" / "key.pem"
+    path = tmp_path / "deep" / "home" / "key.pem"
     key = NodeKey.load_or_create(path)
     assert [one.stat().st_mode & 0o777 for one in (path, path.parent)] == [0o600, 0o700]
     assert NodeKey.load_or_create(path).node_id == NodeKey.load(path).node_id == key.node_id == node_id_of(key.public_der)

@@ -26,11 +26,12 @@ def saved(path: Path, lifetime_s: float = 0) -> Path:
 
 
 def test_round_trip_keeps_the_chain(tmp_path: Path) -> None:
-    policy = load_policy(saved(tmp_path / "deep" / "network.json"), NOW)
+    path = tmp_path / "far" / "deep" / "network.json"
+    policy = load_policy(saved(path), NOW)
     assert (policy.document.version, policy.document.name, len(policy.history)) == (2, "gärtchen", 2)
-    assert load_policy(tmp_path / "deep" / "network.json", NOW, network_id=policy.network_id) == policy
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["network.json"], "no draft is left behind"
-    assert '"name": "gärtchen"' in (tmp_path / "deep" / "network.json").read_text(encoding="utf-8"), "people can read it"
+    assert load_policy(path, NOW, network_id=policy.network_id) == policy
+    assert [one.name for one in path.parent.iterdir()] == ["network.json"], "no draft is left behind"
+    assert '"name": "gärtchen"' in path.read_text(encoding="utf-8"), "people can read it"
 
 
 def test_the_summary_is_never_believed(tmp_path: Path) -> None:
