@@ -33,6 +33,7 @@ NAMES: Final = (
     "audit_cost",
     "commits",
     "mutants",
+    "refusals",
     "split_check",
     "optimizers",
     "dashboard",

@@ -78,32 +78,24 @@ def run(options: Options) -> Result:
     everything = [mutant for name, path in modules.items() for mutant in mutants_of(name, path.read_text())]
     for number in range(options.rounds):
         for one in random.Random(number).sample(everything, min(settings["mutants_per_round"], len(everything))):
-            tests = tests_of(one.module)
-            ending = run_tests(tests[:FIRST_TESTS], options.scratch, one)
-            if ending.code == 0 and tests[FIRST_TESTS:]:
-                ending = run_tests(tests[FIRST_TESTS:], options.scratch, one)
-            if ending.test and ending.test not in sound:
-                check_without_change(ending.test, options.scratch)
-                sound.add(ending.test)
-            result.rounds.append(
-                {
-                    "module": one.module,
-                    "line": one.line,
-                    "what": one.what,
-                    "killed": ending.is_kill,
-                    "by": ending.test,
-                    "code": ending.code,
-                }
-            )
+            result.rounds.append(tried(one, options.scratch, sound))
     conclude(result)
     return result
 
 
-def check_without_change(test: str, scratch: Path) -> None:
-    """A test notices a change only if it passes without one. Raises InvariantBroken."""
-    ending = run_tests([ROOT / test], scratch)
-    if ending.code != 0:
-        raise InvariantBroken(f"{test} fails without any change: {ending}", code="bad_tests")
+def tried(mutant: Mutant, scratch: Path, sound: set[str]) -> Row:
+    """What its tests made of a change. A test notices one only if it passes without: that is seen once and kept in ``sound``. Raises InvariantBroken."""
+    tests = tests_of(mutant.module)
+    ending = run_tests(tests[:FIRST_TESTS], scratch, mutant)
+    if ending.code == 0 and tests[FIRST_TESTS:]:
+        ending = run_tests(tests[FIRST_TESTS:], scratch, mutant)
+    if ending.test and ending.test not in sound:
+        without = run_tests([ROOT / ending.test], scratch)
+        if without.code != 0:
+            raise InvariantBroken(f"{ending.test} fails without any change: {without}", code="bad_tests")
+        sound.add(ending.test)
+    told = {"killed": ending.is_kill, "by": ending.test, "code": ending.code}
+    return {"module": mutant.module, "line": mutant.line, "what": mutant.what, **told}
 
 
 def conclude(result: Result) -> None:

@@ -17,6 +17,7 @@ from benchmarks.bad_deltas import WAYS as BAD_WAYS
 from benchmarks.merging import WAYS
 from benchmarks.meter import Meter
 from benchmarks.profiles import parse, summary, thread_cpu_s, thread_table
+from benchmarks.refusals import refusals_of
 from benchmarks.result import Options, Result, Target
 from benchmarks.tolerances import table_of
 from vnode.checks.tolerances import table, tolerances_for
@@ -218,6 +219,35 @@ def test_what_a_step_waits_for_its_entry_is_measured(tmp_path: Path) -> None:
 def test_changes_to_the_policy_are_noticed_by_its_tests(tmp_path: Path) -> None:
     rows = run_short("mutants", tmp_path)["rounds"]
     assert [row["killed"] for row in rows] == [True] * len(rows)
+
+
+@pytest.mark.long
+def test_a_refusal_that_is_left_out_is_missed_by_a_test(tmp_path: Path) -> None:
+    document = run_short("refusals", tmp_path)
+    assert len(document["rounds"]) > 3
+    assert [target["met"] for target in document["targets"]] == [True]
+
+
+def test_each_refusal_and_each_part_of_one_is_left_out_once() -> None:
+    source = """
+def opened(data):
+    if not 0 < len(data) <= 9 or data in KNOWN:
+        raise Refused
+    check_name(data)
+    try:
+        found = Found(check_digest(data))
+    except ValueError as error:
+        raise Corrupt("x") from error
+    return found.a and found.b
+"""
+    left_out = {one.what: one.source for one in refusals_of("m", source)}
+    assert sorted(left_out) == sorted([
+        "not 0 < len(data) <= 9 or data in KNOWN", "not 0 < len(data) <= 9", "0 < len(data)", "len(data) <= 9", "data in KNOWN",
+        "found.a and found.b", "found.a", "found.b", "check_name(data)", "raise Corrupt('x') from error", "check_digest(data)",
+    ])  # fmt: skip
+    assert len(set(left_out.values())) == len(left_out)
+    assert "if not len(data) <= 9 or data in KNOWN:" in left_out["0 < len(data)"]
+    assert "found = Found(data)" in left_out["check_digest(data)"]
 
 
 def test_optimizers_are_compared_on_the_same_batches(tmp_path: Path) -> None:
