@@ -47,8 +47,6 @@ def _trouble(text: str) -> str:
     """What is wrong with a name; empty where nothing is."""
     if len(text) > MAX_LETTERS or len(text.encode("utf-8", "replace")) > MAX_BYTES:
         return f"it is longer than {MAX_LETTERS} letters"
-    if not text:
-        return "it is empty"
     if unicodedata.normalize("NFKC", text) != text:
         return "it has letters that stand for others"
     if any(not _is_allowed(letter) for letter in text):

@@ -89,17 +89,24 @@ def test_threshold_of_statements() -> None:
         policy.open_cancel(request(policy, ALICE, BOB))
 
 
-def test_a_cancellation_is_the_maintainers_too() -> None:
+@pytest.mark.parametrize("kind", ["cancel", "pause"])
+def test_a_cancellation_and_a_pause_are_the_maintainers_too(kind: str) -> None:
     policy = two_of_three()
 
-    def cancel(*keys: NodeKey, network_id: str = policy.network_id) -> identity_pb2.Envelope:
-        return seal(identity_pb2.DOMAIN_JOB_CANCEL, model_pb2.JobCancel(network_id=network_id, job_id="j"), *keys)
+    def opened(*keys: NodeKey, network_id: str = policy.network_id) -> str:
+        if kind == "cancel":
+            cancel = model_pb2.JobCancel(network_id=network_id, job_id="j")
+            return policy.open_cancel(seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, *keys)).job_id
+        pause = model_pb2.JobPause(network_id=network_id, job_id="j")
+        return policy.open_pause(seal(identity_pb2.DOMAIN_JOB_PAUSE, pause, *keys)).job_id
 
-    assert policy.open_cancel(cancel(ALICE, BOB)).job_id == "j"
-    for bad, code in ((cancel(ALICE), "unsigned_job"), (cancel(ALICE, BOB, network_id="0" * 40), "wrong_network")):
-        with pytest.raises(Refused) as refused:
-            policy.open_cancel(bad)
-        assert refused.value.code == code
+    assert opened(ALICE, BOB) == "j"
+    with pytest.raises(Refused) as alone:
+        opened(ALICE)
+    assert alone.value.code == "unsigned_job"
+    with pytest.raises(Refused) as elsewhere:
+        opened(ALICE, BOB, network_id="0" * 40)
+    assert elsewhere.value.code == "wrong_network"
 
 
 def test_rotation_needs_old_and_new_keys() -> None:

@@ -32,7 +32,7 @@ BAD = {
     ),
     "lookalikes of other letters": ("Ａda", "𝐀da", "ﬁn", "²x", "Ⅻ", "ℌ", "A\u0301da"),
     "mixed scripts": ("Аda", "аdmin", "Οlga", "pаypal", "ada さくら"),
-    "shape": ("", " ada", "ada ", "a  b", "-a", "a.", "...", "7", "2 3", "\u0301a", "a\u0334\u0335\u0336b", "x" * (MAX_LETTERS + 1)),
+    "shape": ("", " ada", "ada ", "a  b", "-a", "a.", "...", "7", "2 3", "\u0301a", "a\u0334\u0335\u0336b", "x" * (MAX_LETTERS + 1), "\U00020000" * 25),
     "somebody else": (
         "Orchestrator", "orch-estrator", "DCNR", "dcnr team", "the admin", "Official garden", "0rchestrator", "4dmin", "s.y.s.t.e.m", "verified ada",
         "deadbeef", "DEADBEEF01", "3f0c9a1b2c", "3f0c 9a1b", "abc-def",
