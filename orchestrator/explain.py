@@ -47,12 +47,13 @@ def explain_model(runtime: ModelRuntime, vnode: str, batch: int | None) -> list[
         return [*lines, line(runtime.model, "unplaced", "the head names no plan")]
     _check_named(view.plan, vnode)
     if batch is not None:
-        return [*lines, *_batch(runtime, view.plan, vnode, batch)][:MAX_LINES]
+        return [*lines, *evaluated(view.plan, vnode), *_batch(runtime, view.plan, vnode, batch)][:MAX_LINES]
     lines.append(
         line(
             f"plan {view.plan.number}", "in force", view.plan.reason, lead=view.plan.lead_batches, lead_reason=view.plan.lead_reason
         )
     )
+    lines += evaluated(view.plan, vnode)
     for item in view.plan.assignments:
         if vnode in ("", item.vnode, *item.hosted):
             lines.extend(_assignment(runtime, item))
@@ -65,6 +66,18 @@ def explain_model(runtime: ModelRuntime, vnode: str, batch: int | None) -> list[
             verdict = "rejected" if refused.pnode_id else "waiting"
             lines.append(line(refused.vnode, verdict, refused.reason, pnode=refused.pnode_id))
     return lines[:MAX_LINES]
+
+
+def evaluated(plan: model_pb2.Plan, vnode: str) -> list[orchestrator_pb2.Explanation]:
+    """For a VNode without state: which replicas evaluate it, and with which VNode; nothing for one that has replicas of its own."""
+    return [
+        line(
+            vnode, "evaluated", f"it has no state: {item.replica} on {item.pnode_id[:8]} evaluates it with {item.vnode}", replica=item.replica,
+            pnode=item.pnode_id,
+        )
+        for item in plan.assignments
+        if vnode in item.hosted
+    ]  # fmt: skip
 
 
 def _paused(runtime: ModelRuntime, job_id: str) -> orchestrator_pb2.Explanation:

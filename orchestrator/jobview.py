@@ -29,6 +29,7 @@ def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orches
         state=state_of(job_id, head, record),
         num_batches=request.num_batches if request is not None else 0,
         graph_digest=request.graph_digest if request is not None else "",
+        expires_unix_ms=request.expires_unix_ms if request is not None else 0,
         as_of_unix_ms=int(shared.clock.wall() * 1000),
         reporter=shared.key.node_id,
         num_pnodes=sum(item.judgement.state in PLACEABLE and item.streams > 0 for item in shared.inventory.nodes().values()),

@@ -29,6 +29,9 @@ STEADY_S = 30.0
 HELLO_TIMEOUT_S = 60.0
 """From process start to the worker's first message: importing torch on a slow disk."""
 HELD = "the worker was ended for a pause"
+STOPPED = "the worker was ended, as it was told"
+UNKNOWN_CODE = 255
+"""What asyncio says of a process that a signal came too late for: sending it looked for the end, and took the exit code along."""
 """Whatever signal it took: its owner wanted it to end, and nothing is wrong with it."""
 MAX_LAST_WORDS = 400
 """Bytes of the worker's log that are searched for the reason of its end."""
@@ -82,6 +85,8 @@ class Supervisor:
         self._process: asyncio.subprocess.Process | None = None
         self.worker: Worker | None = None
         self.reason = "the worker has not started yet"
+        self._is_ours = False
+        """Whether the end of the process that runs was asked for with a signal."""
 
     async def run(self) -> None:
         """Returns after `stop`. Every end of a worker is reported with its reason before the next one starts."""
@@ -142,6 +147,7 @@ class Supervisor:
                 await asyncio.wait_for(process.wait(), wait_s / 2)
                 return
             except TimeoutError:
+                self._is_ours = True
                 _signal(process, number)
 
     def kill(self) -> None:
@@ -150,6 +156,7 @@ class Supervisor:
             _signal(self._process, signal.SIGKILL)
 
     async def _one_life(self) -> str:
+        self._is_ours = False
         ours, theirs = socket.socketpair()
         try:
             process = await self._spawn(theirs)
@@ -160,6 +167,7 @@ class Supervisor:
             theirs.close()
         self._process = process
         if self._stopping.is_set() or self.is_held:  # since the start began: whoever said so saw no process to end
+            self._is_ours = True
             _signal(process, signal.SIGKILL)
         pipe: WorkerPipe = await LocalPipe.over(ours, local_pb2.FromWorker)
         why = ""
@@ -198,6 +206,8 @@ class Supervisor:
             _signal(process, signal.SIGKILL)
             await process.wait()
         code = process.returncode or 0
+        if self._is_ours and (code < 0 or code == UNKNOWN_CODE):
+            return STOPPED
         if code == -signal.SIGKILL:
             return "the worker was killed (SIGKILL: by hand, or by the system for memory)"
         if code < 0:

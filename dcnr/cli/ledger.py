@@ -15,6 +15,7 @@ from dcnr.errors import NotFound
 
 if TYPE_CHECKING:
     from dcnr.audit_ledger import LedgerAudit
+    from dcnr.audit_lineage import VNodeLineage
     from dcnr.ledger_check import JobLedger
     from dcnr.ledger_rows import Usage
     from dcnr.receipts import Proof
@@ -35,11 +36,14 @@ def verify(
 ) -> None:  # fmt: skip
     """Check the ledger of a model anew. Every job's chain of manifests; of the newest job receipts, evidence and states too. Exits with 1 at the first bad one.
 
+    Where no audits were in force nobody checked what was computed, and that is said; then the signed statements are held against states and manifests.
+
     Example: dcnr ledger verify mnist-residual
     """
-    found = _audited(Session(home, network, bootstrap, network_id), model, manifest)
+    session = Session(home, network, bootstrap, network_id)
+    found = _audited(session, model, manifest)
     if found is None:
-        output.emit([], lambda: "no audits were in force: the chain holds no intervals to check", as_json=as_json)
+        _verify_statements(session, model, manifest, as_json=as_json)
         return
     header = ("job", "manifests", "intervals", "")
     rows = [
@@ -233,6 +237,49 @@ def _audited(session: Session, model: str, manifest: str) -> LedgerAudit | None:
             return None
 
     return session.run(work)
+
+
+def _verify_statements(session: Session, model: str, manifest: str, *, as_json: bool) -> None:
+    """What can be verified without audits: who says to have learned what, and that states, commits and manifests agree on it."""
+    from dcnr.audit_lineage import audit_lineage
+    from dcnr.v1 import model_pb2
+
+    async def work(client: AsyncClient) -> tuple[list[VNodeLineage], bool]:
+        digest, newest = await client.manifest(model, manifest)
+        ended = [job.outcome for job in await client.jobs(model) if job.state == model_pb2.JOB_STATE_COMPLETED]
+        is_done = any((one.job_id, one.manifest_digest) == (newest.job_id, digest) for one in ended)
+        return await audit_lineage(client, model, manifest=digest), is_done
+
+    lineages, is_done = session.run(work)
+    problem = next((f"{one.vnode}: {one.reason}" for one in lineages if not one.exact), "") if is_done else ""
+    data = {
+        "audits": "none", "completed": is_done, "problem": problem,
+        "vnodes": [
+            {"vnode": one.vnode, "state": one.state_digest, "batches": one.num_batches, "commits": one.num_commits, "exact": one.exact,
+             "reason": one.reason, "pnodes": list(one.pnodes)}
+            for one in lineages
+        ],
+    }  # fmt: skip
+    output.emit(data, lambda: _statements_text(lineages, problem, is_done=is_done), as_json=as_json)
+    if problem:
+        raise typer.Exit(BAD_EXIT)
+
+
+def _statements_text(lineages: list[VNodeLineage], problem: str, *, is_done: bool) -> str:
+    def said(one: VNodeLineage) -> str:
+        return "every batch of the job once" if one.exact else one.reason if is_done else "so far"
+
+    rows = [
+        (one.vnode, one.num_batches, one.num_commits, ", ".join(map(output.short, one.pnodes)) or "-", said(one))
+        for one in lineages
+    ]
+    return "\n".join(
+        [
+            "no audits were in force (audits = none): nobody checked what was computed; below is what was signed",
+            output.table(("vnode", "batches", "commits", "by", ""), rows),
+            problem or f"{len(lineages)} states are there, and agree with signed commits back to checkpoint 0",
+        ]
+    )
 
 
 def _read(session: Session, model: str, manifest: str) -> tuple[list[JobLedger], ledger_pb2.ListScoresResponse, list[Usage]]:

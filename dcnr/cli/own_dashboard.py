@@ -26,6 +26,9 @@ FOLDER: Final = "dashboard"
 """In the PNode's home: the gateway's own key."""
 START: Final = "pnode start"
 ASK_EVERY_S: Final = 5.0
+FIRST_WITHIN_S: Final = 5.0
+"""A daemon that has just begun may know no orchestrator yet; so long it is waited for before the page opens."""
+LOOK_S: Final = 0.2
 LOG_TAIL_BYTES: Final = 64 * KIB
 _TOKEN_BYTES: Final = 24
 
@@ -61,6 +64,7 @@ async def serve(home: Path, listen: str, *, on_ready: Callable[[str], None], sto
         here = Here(
             token, lambda method, request: asked(home, method, request, START), lambda lines: tail(paths.log / "worker.log", lines)
         )
+        await first_known(home, known)
         serving = asyncio.create_task(
             serve_gateway(
                 GatewaySettings(), listening, orchestrators, policy=policy, clock=clock, home=folder, here=here,
@@ -91,6 +95,18 @@ def tail(path: Path, lines: int) -> list[str]:
     except OSError:
         return []
     return found[1 if first else 0 :][-lines:]
+
+
+async def first_known(home: Path, known: list[tuple[NodeId, Sequence[str]]]) -> None:
+    """Returns when the daemon knows an orchestrator, at once where no daemon answers, and after `FIRST_WITHIN_S` anyway."""
+    from dcnr.v1 import local_pb2
+
+    with contextlib.suppress(DcnrError, TimeoutError):
+        async with asyncio.timeout(FIRST_WITHIN_S):
+            while not known:
+                known[:] = contacts(await asked(home, "Status", local_pb2.StatusRequest(), START))
+                if not known:
+                    await asyncio.sleep(LOOK_S)
 
 
 async def _keep_known(home: Path, known: list[tuple[NodeId, Sequence[str]]]) -> None:

@@ -175,6 +175,11 @@ _VERIFIED: Final = holds(
     jobs=items(holds(job=TEXT, manifests=WHOLE, intervals=WHOLE, problem=TEXT)), problem=TEXT, receipts=WHOLE, statements_gone=WHOLE,
     states=WHOLE, evidence=by_name(TEXT), verdicts=by_name(WHOLE), cleared=by_name(holds(batches=WHOLE, of=WHOLE)),
 )  # fmt: skip
+_STATED: Final = holds(
+    audits=constant("none"), completed=FLAG, problem=TEXT,
+    vnodes=items(holds(vnode=TEXT, state=TEXT, batches=WHOLE, commits=WHOLE, exact=FLAG, reason=TEXT, pnodes=items(TEXT))),
+)  # fmt: skip
+"""Where no audits were in force: what was signed, and whether it agrees."""
 _PROOF: Final = {
     "pnode": TEXT, "network_id": TEXT, "network_name": TEXT, "pinned": FLAG, "model": TEXT, "job": TEXT, "manifest": TEXT, "number": WHOLE,
     "as_of_s": NUMBER, "cleared": WHOLE, "of": WHOLE, "waiting": WHOLE, "taken_back": WHOLE, "passed": WHOLE, "failed": WHOLE,
@@ -251,7 +256,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "dcnr job pause": message(orchestrator_pb2.PauseJobResponse),
     "dcnr job resume": message(orchestrator_pb2.PauseJobResponse),
     "dcnr job explain": items(message(orchestrator_pb2.Explanation)),
-    "dcnr ledger verify": one_of(_VERIFIED, {"type": "array", "maxItems": 0, "description": "no audits were in force"}),
+    "dcnr ledger verify": one_of(_VERIFIED, _STATED),
     "dcnr ledger receipt": holds(**_PROOF, file=TEXT),
     "dcnr ledger verify-receipt": holds(**_PROOF),
     "dcnr ledger scores": items(_SCORE),

@@ -75,12 +75,13 @@ def test_from_data_to_an_exported_model(shell: Shell, data: Path) -> None:
     staged = json.loads(shell.run("dcnr data stage --json --name tiny --licence CC0", str(data / "tiny.npz")))
     assert staged["splits"] == {"train": 640, "validation": 64, "test": 100}
     assert [info["digest"] for info in json.loads(shell.run("dcnr data list --json"))] == [staged["digest"]]
-    submit = "dcnr model submit --json --idempotency-key one --checkpoint-s 2"
+    submit = "dcnr model submit --json --idempotency-key one --checkpoint-s 2 --expires-after-s 3600"
     job = json.loads(shell.run(submit, str(data / "model.toml")))
     again = json.loads(shell.run(submit, str(data / "model.toml")))
     assert (again["job_id"], again["existed"]) == (job["job_id"], True)
     views = [json.loads(line) for line in shell.run("dcnr job watch --json", job["job_id"]).splitlines()]
     assert views[-1]["job"]["state"] == "completed"
+    assert views[-1]["job"]["expires_unix_ms"] > 0
     assert {result["vnode"] for result in views[-1]["job"]["outcome"]["exits"]} == {"a", "b"}
     assert [item["report"]["num_learned"] for item in views[-1]["job"]["vnodes"]] == [NUM_BATCHES] * 2
     exports = [json.loads(shell.run(f"dcnr model export tiny --json --out {data / name}")) for name in ("one", "two")]
@@ -91,7 +92,15 @@ def test_from_data_to_an_exported_model(shell: Shell, data: Path) -> None:
         assert item["accuracy"] * item["count"] == pytest.approx(told[item["vnode"]]["correct"])
     assert "placed" in shell.run("dcnr job explain b")
     assert "active" in shell.run("dcnr job explain", shell.network.pnodes[0].node_id[:8]), "ids as screens show them are enough"
-    assert "b: placed" in shell.run("dcnr job explain r"), "what has no weights is hosted by its successor"
+    told_of_r = shell.run("dcnr job explain r")
+    assert "r: evaluated" in told_of_r, "what has no weights is evaluated by its successor"
+    assert "b: placed" in told_of_r
+    manifest = views[-1]["job"]["outcome"]["manifest_digest"]
+    found = json.loads(shell.run("dcnr ledger verify tiny --json --manifest", manifest))
+    assert (found["audits"], found["completed"], found["problem"]) == ("none", True, "")
+    assert [(one["vnode"], one["batches"], one["exact"]) for one in found["vnodes"]] == [(name, NUM_BATCHES, True) for name in "ab"]
+    assert "nobody checked" in shell.run("dcnr ledger verify tiny --manifest", manifest)
+    shell.run("dcnr job pause", job["job_id"], code=1)  # it has ended
     shell.run("dcnr job explain nobody", code=1)
     assert "had ended before" in shell.run("dcnr job cancel", job["job_id"])
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dcnr.v1 import local_pb2
-from pnode.supervisor import HELD, Supervisor, Worker, WorkerOptions
+from pnode.supervisor import HELD, STOPPED, Supervisor, Worker, WorkerOptions
 
 SILENT = ("-c", "import time; time.sleep(600)")
 
 
 async def _nothing(*_: object) -> None:
     return
+
+
+def begun() -> psutil.Process | None:
+    """The worker's process, once it runs its own program."""
+    for one in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if SILENT[1] in one.cmdline():
+                return one
+    return None
 
 
 def supervisor(tmp_path: Path, on_down: Callable[[str], Awaitable[None]] = _nothing) -> Supervisor:
@@ -33,16 +44,44 @@ def supervisor(tmp_path: Path, on_down: Callable[[str], Awaitable[None]] = _noth
 
 @pytest.mark.parametrize("turns", range(6))
 def test_a_stop_in_the_middle_of_a_start_ends_it(tmp_path: Path, turns: int) -> None:
-    """Goal: however far the start of the process has come when it is stopped, `run` returns."""
+    """Goal: however far the start of the process has come when it is stopped, `run` returns, and nothing is told as a failure."""
 
     async def scenario() -> None:
-        subject = supervisor(tmp_path)
+        reasons = list[str]()
+
+        async def ended(reason: str) -> None:
+            reasons.append(reason)
+
+        subject = supervisor(tmp_path, ended)
         running = asyncio.create_task(subject.run())
         for _ in range(turns):
             await asyncio.sleep(0)
         await subject.stop(within_s=0.2)
         async with asyncio.timeout(20):
             await running
+        assert reasons == [STOPPED] * bool(turns)  # before its first turn it starts nothing
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_others_kill_is_told_as_killed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        down, reasons = asyncio.Event(), list[str]()
+
+        async def ended(reason: str) -> None:
+            reasons.append(reason)
+            down.set()
+
+        subject = supervisor(tmp_path, ended)
+        running = asyncio.create_task(subject.run())
+        async with asyncio.timeout(60):
+            while (worker := begun()) is None:  # noqa: ASYNC110  another process: nothing here could signal its start
+                await asyncio.sleep(0.01)
+            worker.kill()
+            await down.wait()
+            await subject.stop(within_s=0.2)
+            await running
+        assert "SIGKILL" in reasons[0]
 
     asyncio.run(scenario())
 
