@@ -34,6 +34,12 @@ def test_round_trip_keeps_the_chain(tmp_path: Path) -> None:
     assert '"name": "gärtchen"' in path.read_text(encoding="utf-8"), "people can read it"
 
 
+def test_a_first_version_alone_is_a_chain(tmp_path: Path) -> None:
+    first = create_document(ALICE, name="garden", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id])
+    save_policy(tmp_path / "network.json", verify_chain([first]))
+    assert load_policy(tmp_path / "network.json", NOW).history == (first,)
+
+
 def test_the_summary_is_never_believed(tmp_path: Path) -> None:
     path = saved(tmp_path / "network.json")
     table = json.loads(path.read_text())

@@ -87,6 +87,8 @@ def test_what_was_signed_comes_out() -> None:
     assert found.delegation.addresses == ("192.0.2.1:7701",)
     place = open_location(location(), network_id=NETWORK, now_wall=NOW)
     assert (place.pnode_id, place.delegation.incarnation, place.location.replica) == (NODE.node_id, 7, "conv1.0")
+    assert (found.expires_wall, place.expires_wall) == (NOW + ADVERT_LIFETIME_S, NOW + DHT_RECORD_LIFETIME_S)
+    assert open_location(location(lifetime_s=0.5), network_id=NETWORK, now_wall=NOW).expires_wall == NOW + 0.5
 
 
 def test_every_byte_of_a_record_counts() -> None:
@@ -180,6 +182,7 @@ def test_newer_records_have_higher_sequences() -> None:
     orders = [f.sequence for f in facts if f is not None]
     assert len(orders) == 4
     assert orders == sorted(set(orders))
+    assert orders[1] == 2**64 + 2**40
 
 
 ADDRESSES = [f"192.0.2.1:{port}" for port in range(7700, 7709)]
@@ -230,6 +233,7 @@ def test_an_advert_is_believed_up_to_its_bounds() -> None:
     for envelope in (
         signed_advert(dht_address="192.0.2.1:7702", control_addresses=ADDRESSES[:8]),
         signed_advert(issued_unix_ms=ms(NOW - 1), expires_unix_ms=ms(NOW) + 1),
+        advert(lifetime_s=0.5),
         signed_advert(issued_unix_ms=ms(NOW + MAX_CLOCK_SKEW_S)),
         advert(lifetime_s=ADVERT_LIFETIME_S, dht_address="192.0.2.1:7702"),
     ):
