@@ -180,6 +180,7 @@ _STATED: Final = holds(
     vnodes=items(holds(vnode=TEXT, state=TEXT, batches=WHOLE, commits=WHOLE, exact=FLAG, reason=TEXT, pnodes=items(TEXT))),
 )  # fmt: skip
 """Where no audits were in force: what was signed, and whether it agrees."""
+_AMENDED: Final = holds(network_id=TEXT, version=WHOLE, missing=WHOLE, file=TEXT, changed=by_name(ANYTHING))
 _PROOF: Final = {
     "pnode": TEXT, "network_id": TEXT, "network_name": TEXT, "pinned": FLAG, "model": TEXT, "job": TEXT, "manifest": TEXT, "number": WHOLE,
     "as_of_s": NUMBER, "cleared": WHOLE, "of": WHOLE, "waiting": WHOLE, "taken_back": WHOLE, "passed": WHOLE, "failed": WHOLE,
@@ -233,6 +234,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "orchestrator stop": _STOPPED,
     "orchestrator config show": holds(home=TEXT, settings=_SETTINGS),
     "dcnr network create": holds(network_id=TEXT, network_file=TEXT, keys=items(TEXT)),
+    "dcnr network amend": _AMENDED,
+    "dcnr network sign": _AMENDED,
     "dcnr network show": extended(identity_pb2.NetworkDocument, maintainer_ids=items(TEXT), network_id=TEXT),
     "dcnr data stage": holds(
         name=TEXT, digest=TEXT, splits=by_name(WHOLE), fields=by_name(holds(dtype=TEXT, shape=_SHAPE)), size_bytes=WHOLE

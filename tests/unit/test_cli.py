@@ -184,6 +184,37 @@ def test_network_create_and_show(homes: Path, capsys: pytest.CaptureFixture[str]
     assert run("dcnr network create --name x --orchestrator nonsense --out", str(homes / "other")) == 2
 
 
+def test_the_next_version_of_a_network_document(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: what one maintainer drafts is in force when another has signed it, and changes nothing before."""
+    first, second, file = "ab" * 20, "cd" * 20, homes / "dcnr" / "network.json"
+    run(f"dcnr network create --name garden --orchestrator {first}@127.0.0.1:7700 --maintainers 3 --threshold 2")
+    capsys.readouterr()
+    assert run(f"dcnr network amend --add-orchestrator {second}@127.0.0.1:7701 --audits drawn --json") == 0
+    drafted = json.loads(capsys.readouterr().out)
+    assert (drafted["missing"], drafted["version"], sorted(drafted["changed"])) == (
+        1,
+        2,
+        ["audits", "bootstrap", "orchestrator_ids"],
+    )
+    assert load_policy(file).document.version == 1
+    assert run("dcnr network sign", drafted["file"]) == 0, "the same maintainer again"
+    assert load_policy(file).document.version == 1
+    stranger = homes / "orchestrator" / "key.pem"
+    run("orchestrator key")
+    assert run("dcnr network sign", drafted["file"], "--key", str(stranger)) == 5
+    capsys.readouterr()
+    assert run("dcnr network sign", drafted["file"], "--key", str(homes / "dcnr" / "key-2.pem")) == 0
+    assert "orchestrator start --network" in capsys.readouterr().out
+    policy = load_policy(file)
+    assert (policy.document.version, list(policy.document.orchestrator_ids), policy.audits_drawn) == (2, [first, second], True)
+    assert run("dcnr network amend") == 2, "nothing would change"
+    assert run("dcnr network sign", str(homes / "nowhere.json")) == 2
+    assert run(f"dcnr network amend --add-orchestrator {'ef' * 20} --draft", str(homes / "no" / "directory.json")) == 5
+    both = [argument for number in ("", "-3") for argument in ("--key", str(homes / "dcnr" / f"key{number}.pem"))]
+    assert run(f"dcnr network amend --remove-orchestrator {first}", *both) == 0
+    assert load_policy(file).document.version == 3
+
+
 def test_a_network_names_whom_it_trusts_and_how_large_a_vnode_may_be(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: the document that the command signs holds them, and `show` says until when."""
     trusted = "ab" * 20

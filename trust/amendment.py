@@ -1,0 +1,161 @@
+"""The next version of a network document on its way to its signatures: maintainers sign one after the other, each on their own machine. Pure.
+
+What is signed is the document before with a few changes and the next number. It is in force once k maintainers of the version before, and k of its own, have
+signed. It travels as a JSON file that holds no secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from dcnr.errors import Corrupt, InvalidInput, Refused, Stale
+from dcnr.ids import check_node_id
+from dcnr.v1 import identity_pb2
+from trust.envelope import merge_signatures, open_envelope, parse, parse_envelope
+from trust.identity import NodeKey
+from trust.network import MAX_DOCUMENT_BYTES, MAX_HISTORY, NetworkPolicy, draft_successor, sign_document, verify_chain
+
+FORMAT: Final = "dcnr-network-draft-1"
+MAX_DRAFT_BYTES: Final = 2 * (MAX_HISTORY + 1) * MAX_DOCUMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the next version has otherwise; None leaves a value as it is."""
+
+    add_orchestrators: Sequence[str] = ()
+    remove_orchestrators: Sequence[str] = ()
+    add_bootstrap: Sequence[str] = ()
+    remove_bootstrap: Sequence[str] = ()
+    trust: Sequence[str] = ()
+    """PNodes, until ``trusted_until_unix_ms``; one that is trusted already is trusted until then."""
+    untrust: Sequence[str] = ()
+    trusted_until_unix_ms: int = 0
+    audits: str | None = None
+    store: tuple[str, str] | None = None
+    """Scheme and host:port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amendment:
+    """The version before, as policy, and the signed draft of the next one."""
+
+    before: NetworkPolicy
+    envelope: identity_pb2.Envelope
+
+    @property
+    def document(self) -> identity_pb2.NetworkDocument:
+        """What is to be in force."""
+        opened = open_envelope(self.envelope, identity_pb2.DOMAIN_NETWORK_DOCUMENT, max_bytes=MAX_DOCUMENT_BYTES)
+        return parse(identity_pb2.NetworkDocument, opened.payload)
+
+    def missing(self) -> int:
+        """How many signatures it lacks."""
+        opened = open_envelope(self.envelope, identity_pb2.DOMAIN_NETWORK_DOCUMENT, max_bytes=MAX_DOCUMENT_BYTES)
+        signed = {signer.public_der for signer in opened.signers}
+        return max(
+            0, *(int(one.threshold) - len(signed & set(one.maintainer_keys)) for one in (self.before.document, self.document))
+        )
+
+    def sign(self, *keys: NodeKey) -> Amendment:
+        """With these maintainers' signatures. Raises Refused (``not_a_maintainer``), InvalidInput."""
+        known = {*self.before.document.maintainer_keys, *self.document.maintainer_keys}
+        for key in keys:
+            if key.public_der not in known:
+                raise Refused(
+                    f"key {key.node_id} is not a maintainer's of this network", code="not_a_maintainer", remedy="give another --key"
+                )
+        return replace(self, envelope=merge_signatures([self.envelope, sign_document(self.document, *keys)]))
+
+    def policy(self) -> NetworkPolicy:
+        """What is in force with it. Raises Refused (``too_few_signatures``)."""
+        return self.before.successor([*self.before.history, self.envelope])
+
+    def to_json(self) -> str:
+        """As a file."""
+        documents = [_text(envelope) for envelope in self.before.history]
+        summary = {
+            "network_id": self.before.network_id,
+            "version": int(self.document.version),
+            "signatures_missing": self.missing(),
+        }
+        return (
+            json.dumps({"format": FORMAT, "summary": summary, "documents": documents, "draft": _text(self.envelope)}, indent=2)
+            + "\n"
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Amendment:
+        """The draft in a file, its chain verified. Raises InvalidInput."""
+        if len(text) > MAX_DRAFT_BYTES:
+            raise InvalidInput(f"a draft of more than {MAX_DRAFT_BYTES} bytes", code="bad_draft")
+        try:
+            table = json.loads(text)
+            if not isinstance(table, dict) or table.get("format") != FORMAT or not isinstance(table.get("documents"), list):
+                raise InvalidInput(f"not a draft of format {FORMAT}", code="bad_draft")
+            history = [_envelope(one) for one in table["documents"][: MAX_HISTORY + 1]]
+            made = cls(verify_chain(history), _envelope(table.get("draft")))
+            document = made.document
+        except (ValueError, RecursionError, binascii.Error, Corrupt, Refused, Stale) as error:
+            raise InvalidInput(f"the draft is damaged: {error}", code="bad_draft") from error
+        if (document.network_id, document.version) != (made.before.network_id, made.before.document.version + 1):
+            raise InvalidInput("the draft is not of the next version of the chain beside it", code="bad_draft")
+        return made
+
+
+def amend(policy: NetworkPolicy, changes: Changes, keys: Sequence[NodeKey], *, now_wall: float) -> Amendment:
+    """The next version, signed by ``keys``. Raises InvalidInput for changes that change nothing or do not fit, Refused (``not_a_maintainer``)."""
+    document = draft_successor(policy)
+    _apply(document, changes)
+    same = draft_successor(policy)
+    if not document.orchestrator_ids:
+        raise InvalidInput("nobody would be left to decide", code="no_orchestrator_left", remedy="add another orchestrator")
+    if document == same:
+        raise InvalidInput("nothing would change", code="nothing_to_change", remedy="dcnr network amend --help")
+    document.created_unix_ms = int(now_wall * 1000)
+    if not keys:
+        raise InvalidInput("a draft is signed by at least one maintainer", code="no_key")
+    return Amendment(policy, sign_document(document, *keys)).sign(*keys)
+
+
+def _apply(document: identity_pb2.NetworkDocument, changes: Changes) -> None:
+    added = [check_node_id(name) for name in changes.add_orchestrators]
+    document.orchestrator_ids[:] = _swapped(document.orchestrator_ids, added, changes.remove_orchestrators, "orchestrator")
+    document.bootstrap[:] = _swapped(document.bootstrap, changes.add_bootstrap, changes.remove_bootstrap, "bootstrap entry")
+    trusted = {one.node_id: int(one.expires_unix_ms) for one in document.trusted_pnodes}
+    for node_id in changes.untrust:
+        if trusted.pop(node_id, None) is None:
+            raise InvalidInput(f"{node_id} is not a trusted PNode", code="not_there")
+    trusted.update((check_node_id(node_id), changes.trusted_until_unix_ms) for node_id in changes.trust)
+    del document.trusted_pnodes[:]
+    document.trusted_pnodes.extend(
+        identity_pb2.TrustedPNode(node_id=name, expires_unix_ms=until) for name, until in trusted.items()
+    )
+    if changes.audits is not None:
+        document.audits = changes.audits
+    if changes.store is not None:
+        document.store_scheme, document.store_address = changes.store
+
+
+def _swapped(names: Iterable[str], add: Iterable[str], remove: Sequence[str], what: str) -> list[str]:
+    found = list(names)
+    for name in remove:
+        if name not in found:
+            raise InvalidInput(f"{name} is no {what} of the network document", code="not_there", remedy="dcnr network show")
+        found.remove(name)
+    return [*found, *(name for name in dict.fromkeys(add) if name not in found)]
+
+
+def _text(envelope: identity_pb2.Envelope) -> str:
+    return base64.b64encode(envelope.SerializeToString(deterministic=True)).decode()
+
+
+def _envelope(text: object) -> identity_pb2.Envelope:
+    if not isinstance(text, str):
+        raise InvalidInput("a document of the draft is no text", code="bad_draft")
+    return parse_envelope(base64.b64decode(text, validate=True), MAX_DOCUMENT_BYTES)
