@@ -137,6 +137,8 @@ def test_a_server_says_what_it_speaks() -> None:
     challenge = server.challenge(ask, caller(), now=0.0, now_wall=WALL)
     assert (challenge.protocol.min, challenge.protocol.max, challenge.network_id) == (2, 5, NETWORK)
     request = opening(protocol=(1, 3)).prove(challenge)
+    said = identity_pb2.SessionProof.FromString(request.proof.payload)
+    assert (said.protocol.min, said.protocol.max) == (1, 3)
     assert server.open(request, caller(), now=0.0, now_wall=WALL).protocol == 3
 
 
