@@ -60,14 +60,15 @@ class Options:
 
 
 def run_demo(
-    options: Options, *, environment: Mapping[str, str], chosen: Example | None = None, pnodes: Sequence[LocalPNode] = PNODES
+    options: Options, *, environment: Mapping[str, str], chosen: Example | None = None, pnodes: Sequence[LocalPNode] = PNODES,
+    num_orchestrators: int = 3,
 ) -> int:  # fmt: skip
     """Runs it and returns the exit code: 0 only if everything held. ``chosen``: another example than the one that the options name."""
     screen = Screen(Console(no_color="NO_COLOR" in environment, soft_wrap=True))
     chosen = chosen or example(options.model)
     directory = options.directory or _directory(Path.cwd() / ".demo")
     _make_empty(directory, ours=options.directory is None)
-    network = _network(directory, pnodes, screen, environment)
+    network = _network(directory, pnodes, num_orchestrators, screen, environment)
     try:
         verdict = asyncio.run(_Demo(options, chosen, directory, network, screen).run())
         if options.reference:
@@ -91,13 +92,15 @@ def run_demo(
             _tidy(directory)
 
 
-def _network(directory: Path, pnodes: Sequence[LocalPNode], screen: Screen, environment: Mapping[str, str]) -> LocalNetwork:
+def _network(
+    directory: Path, pnodes: Sequence[LocalPNode], num_orchestrators: int, screen: Screen, environment: Mapping[str, str]
+) -> LocalNetwork:
     """Where somebody cheats, work is audited, and the network trusts the others."""
     honest = [spec.name for spec in pnodes if spec.program != CHEAT]
     is_audited = len(honest) < len(pnodes)
     return LocalNetwork(
-        directory, pnodes=pnodes, name="demo", say=screen.say, environment=environment, audits="drawn" if is_audited else "none",
-        trusted=honest if is_audited else (), orchestrator_flags=("--verifier",) if is_audited else (),
+        directory, num_orchestrators=num_orchestrators, pnodes=pnodes, name="demo", say=screen.say, environment=environment,
+        audits="drawn" if is_audited else "none", trusted=honest if is_audited else (), orchestrator_flags=("--verifier",) if is_audited else (),
     )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def example(folder: Path, *, prepare: str = PREPARE, passes: int = 20) -> Path:
     ],
 )
 def test_ctrl_c_ends_the_demo(short: Path, moment: str, flags: tuple[str, ...], prepare: str) -> None:
-    folder, directory = example(short / "example", prepare=prepare, passes=2 if flags else 80), short / "demo"
+    folder, directory = example(short / "example", prepare=prepare, passes=2 if flags else 40), short / "demo"
     outside = {path.name for path in short.iterdir()} | {"demo"}
     with (
         nothing_left(directory, short / "tmp"),

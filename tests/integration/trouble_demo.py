@@ -16,4 +16,4 @@ if __name__ == "__main__":
     folder, directory = Path(sys.argv[1]), Path(sys.argv[2])
     chosen = Example("tiny", "tiny", folder, "CC0", "a teacher", 60.0, as_bytes=True)
     options = Options(directory=directory, reference=False, kills="--no-kills" not in sys.argv)
-    sys.exit(run_demo(options, environment=dict(os.environ), chosen=chosen, pnodes=PNODES))
+    sys.exit(run_demo(options, environment=dict(os.environ), chosen=chosen, pnodes=PNODES, num_orchestrators=2))
