@@ -9,7 +9,7 @@ import pytest
 
 from dcnr.errors import InvalidInput, Refused
 from dcnr.v1 import identity_pb2
-from trust.amendment import Amendment, Changes, amend
+from trust.amendment import MAX_DRAFT_BYTES, Amendment, Changes, amend
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy, create_document, draft_successor, sign_document, verify_chain
 
@@ -90,3 +90,15 @@ def test_a_draft_of_another_version_or_with_other_bytes_is_refused() -> None:
     for text in ("", "[]", "{", "null", '{"format": "dcnr-network-draft-1"}'):
         with pytest.raises(InvalidInput):
             Amendment.from_json(text)
+
+
+def test_a_draft_has_a_size_and_a_signature_from_the_beginning() -> None:
+    text = amend(two_of_three(), Changes(audits="drawn"), [ALICE], now_wall=NOW).to_json()
+    assert Amendment.from_json(text.ljust(MAX_DRAFT_BYTES)).missing() == 1
+    for refused, code in (
+        (lambda: Amendment.from_json(text.ljust(MAX_DRAFT_BYTES + 1)), "bad_draft"),
+        (lambda: amend(two_of_three(), Changes(audits="drawn"), [], now_wall=NOW), "no_key"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            refused()
+        assert caught.value.code == code
