@@ -94,9 +94,10 @@ def check_halt(rig: Rig, job_id: str) -> None:
         stood, job = learned(), client.job(job_id, MODEL)
         rig.until(lambda: client.job(job_id, MODEL).as_of_unix_ms > job.as_of_unix_ms + 2000, "two seconds go by", 60)
         later = learned()
-        assert later.keys() == stood.keys()
-        assert all(stood[name] <= later[name] <= stood[name] + 1 for name in stood), (stood, later)
-        assert client.job(job_id, MODEL).running_s == job.running_s
+        stayed = later.keys() & stood.keys()
+        assert stayed
+        assert all(stood[name] <= later[name] <= stood[name] + 1 for name in stayed), (stood, later)
+        rig.until(lambda: client.job(job_id, MODEL).running_s == job.running_s, "whoever is asked, no time was used", 60)
         client.resume(job_id, [rig.key], model=MODEL)
     rig.until(lambda: all(count > later.get(name, 0) + 1 for name, count in learned().items()), "every replica learns again", 60)
 
