@@ -3,13 +3,14 @@
 Shares no code with the orchestrator's decisions. For each VNode of a manifest it reads the stored state with the safetensors library, walks the commits by
 their parents, and holds six things against each other: the lineage in the state file, the lineage in the manifest, the batches that the commits and the
 deltas in them name in order, checkpoint 0 in the manifest that the signed request names, who is credited in the manifests in between, and who was to
-contribute by the plans of the job. Every signature (worker keys, their delegations, maintainers) is verified on the way.
+contribute by the plans of the job. A batch is credited once, to whoever brought it into a named state first: where that state was left aside for one that
+goes on from an older one, who learned it again has no credit for it. Every signature (worker keys, their delegations, maintainers) is verified on the way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,6 +65,24 @@ class _Walk:
     num_commits: int
     parent: str
     """Of the newest state."""
+    states: frozenset[str]
+    """Digests of the states and anchors on the way."""
+
+
+@dataclass(slots=True)
+class _Chain:
+    """What the manifests of one job say, from the newest back."""
+
+    credited: dict[tuple[str, str, str], set[int]] = field(default_factory=dict)
+    """By VNode, replica and PNode: batches."""
+    named: dict[str, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
+    """By VNode and digest of a state that any of them names: its lineage."""
+
+    def left_aside(self, vnode: str, states: frozenset[str]) -> set[int]:
+        """Batches that somebody was credited with who had learned them on the way to a named state that is none of ``states``."""
+        lineages = [pairs for digest, pairs in self.named.get(vnode, {}).items() if digest not in states]
+        by_anybody = set[int]().union(*(batches for (of, _, _), batches in self.credited.items() if of == vnode))
+        return by_anybody.intersection(number for pairs in lineages for first, end in pairs for number in range(first, end))
 
 
 async def audit_lineage(client: AsyncClient, model: str, *, manifest: str = "") -> list[VNodeLineage]:
@@ -97,16 +116,16 @@ class LineageAudit:
             raise Corrupt(
                 "the manifest does not have the VNodes of the manifest that the request names", code="incomplete_manifest"
             )
-        credited = await self._credited(manifest, request)
+        chain = await self._chain(manifest, request)
         self._planned = PlannedMerges(self._documents, plan_digest, Place(self._policy.network_id, self._model, request.job_id, ""))
-        return [await self._vnode(entry, request, first[entry.vnode], credited) for entry in manifest.entries]
+        return [await self._vnode(entry, request, first[entry.vnode], chain) for entry in manifest.entries]
 
     async def _vnode(
         self,
         entry: model_pb2.ManifestEntry,
         request: model_pb2.JobRequest,
         first: str,
-        credited: dict[tuple[str, str, str], set[int]],
+        chain: _Chain,
     ) -> VNodeLineage:
         if not entry.working:
             return VNodeLineage(entry.vnode, "", 0, 0, False, "the manifest names no checkpoint", ())
@@ -133,8 +152,9 @@ class LineageAudit:
         elif sorted(batches) != list(range(int(request.num_batches))):
             reason = "the commits name a batch twice"
         else:
+            again = chain.left_aside(entry.vnode, walk.states)
             for (replica, pnode_id), own in by_whom.items():
-                if not credited.get((entry.vnode, replica, pnode_id), set()).issuperset(own):
+                if not (chain.credited.get((entry.vnode, replica, pnode_id), set()) | again).issuperset(own):
                     reason = reason or f"no manifest credits {replica} with what it learned"
         learned = tuple((replica, pnode_id, len(own)) for (replica, pnode_id), own in by_whom.items() if own)
         return VNodeLineage(entry.vnode, checkpoint.digest, len(batches), walk.num_commits, not reason, reason, learned)
@@ -142,6 +162,7 @@ class LineageAudit:
     async def _walk(self, checkpoint: model_pb2.Checkpoint, request: model_pb2.JobRequest, first: str) -> _Walk:
         """Raises Corrupt where the chain breaks. A commit begins where its parent ended: at its state, or at the anchor that contributors took."""
         newest_first: list[list[_Learned]] = []
+        states: set[str] = {checkpoint.digest}
         state, commit_digest, parent, count = checkpoint.digest, checkpoint.commit_digest, "", 0
         while commit_digest:
             commit, pnode_id = await self._documents.commit(checkpoint.vnode, commit_digest, request.job_id)
@@ -157,13 +178,14 @@ class LineageAudit:
             await self._planned.check(commit)
             newest_first.append(self._learned(commit, pnode_id, request))
             state, commit_digest, count = commit.parent_digest, commit.parent_commit, count + 1
+            states |= {commit.state_digest, commit.anchor_digest, state}
             if count > MAX_COMMITS:
                 raise Corrupt(f"{checkpoint.vnode}: more than {MAX_COMMITS} commits", code="broken_chain")
         if state != first:
             raise Corrupt(
                 f"{checkpoint.vnode}: its ancestry ends in {state[:12]}, not in checkpoint 0 ({first[:12]})", code="broken_chain"
             )
-        return _Walk([piece for pieces in reversed(newest_first) for piece in pieces], count, parent)
+        return _Walk([piece for pieces in reversed(newest_first) for piece in pieces], count, parent, frozenset(states))
 
     def _learned(self, commit: model_pb2.Commit, pnode_id: str, request: model_pb2.JobRequest) -> list[_Learned]:
         """What a commit says in the order in which it happened: own batches, and deltas in between."""
@@ -179,24 +201,29 @@ class LineageAudit:
         pieces.append(_Learned(commit.replica, pnode_id, list(commit.batches[at:])))
         return pieces
 
-    async def _credited(self, newest: model_pb2.Manifest, request: model_pb2.JobRequest) -> dict[tuple[str, str, str], set[int]]:
-        """By VNode, replica and PNode: the batches of this job with which any manifest up to ``newest`` credits it."""
-        credited: dict[tuple[str, str, str], set[int]] = {}
+    async def _chain(self, newest: model_pb2.Manifest, request: model_pb2.JobRequest) -> _Chain:
+        """From ``newest`` back to where the job began."""
+        chain = _Chain()
         manifest, count = newest, 0
         while manifest.job_id == request.job_id:
             for one in manifest.contributions:
-                numbers = credited.setdefault((one.vnode, one.replica, one.pnode_id), set())
+                numbers = chain.credited.setdefault((one.vnode, one.replica, one.pnode_id), set())
                 for interval in one.batches.intervals:
                     if not 0 <= interval.first < interval.end <= request.num_batches:
                         raise Corrupt(
                             f"manifest {manifest.number} credits batches that the job does not have", code="bad_contribution"
                         )
                     numbers.update(range(interval.first, interval.end))
+            for entry in manifest.entries:
+                for checkpoint in entry.working:
+                    if checkpoint.job_id == request.job_id:
+                        pairs = [(max(0, one.first), min(one.end, request.num_batches)) for one in checkpoint.lineage.intervals]
+                        chain.named.setdefault(entry.vnode, {})[checkpoint.digest] = pairs
             count += 1
             if not manifest.parent_digest or count > MAX_COMMITS:
                 break
             manifest = await self._documents.manifest(manifest.parent_digest)
-        return credited
+        return chain
 
     async def _state(self, checkpoint: model_pb2.Checkpoint) -> tuple[dict[str, str], list[list[int]]]:
         """Metadata and lineage in the state file, as the safetensors library reads them."""

@@ -79,8 +79,11 @@ class World:
         worker: NodeKey = WORKER, credited: str = PNODE.node_id, base_parent: str | None = None, signer: NodeKey = ORCHESTRATOR,
         asker: NodeKey = MAINTAINER, skip: int | None = None, deltas: dict[int, list[model_pb2.Merged]] | None = None,
         anchored: tuple[int, ...] = (), given: dict[tuple[str, str], list[int]] | None = None,
+        aside: dict[tuple[str, str], list[int]] | None = None,
     ) -> str:  # fmt: skip
-        """The digest of the final manifest after commits of these batches."""
+        """The digest of the final manifest after commits of these batches; the one before names a state that none of them goes on from: what that held
+        and who was credited with it is ``aside``.
+        """
         first = state([], "")
         first_digest = self.put(data_pb2.OBJECT_KIND_STATE, first, "a")
         base = model_pb2.Manifest(
@@ -124,17 +127,29 @@ class World:
         )  # fmt: skip
         if given is None:
             given = {("a.0", PNODE.node_id): [batch for piece in pieces for batch in piece if batch < N]}
-        for (replica, pnode_id), batches in given.items():
-            manifest.contributions.add(
-                vnode="a",
-                replica=replica,
-                pnode_id=pnode_id,
-                batches=spans(*((batch, batch + 1) for batch in sorted(set(batches)))),
+        credit(manifest, given)
+        if aside is not None:
+            before = model_pb2.Manifest()
+            before.CopyFrom(manifest)
+            held = spans(*((batch, batch + 1) for batches in aside.values() for batch in batches))
+            before.entries[0].working[0].MergeFrom(model_pb2.Checkpoint(digest="e" * 64))
+            before.entries[0].working[0].lineage.CopyFrom(held)
+            del before.contributions[:]
+            credit(before, aside)
+            manifest.number = 2
+            manifest.parent_digest = self._envelope(
+                data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, before, signer)
             )
         return self._envelope(data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, manifest, signer))
 
     def _envelope(self, kind: int, envelope: identity_pb2.Envelope, owner: str = "") -> str:
         return self.put(kind, envelope.SerializeToString(deterministic=True), owner, digest_of_envelope(envelope))
+
+
+def credit(manifest: model_pb2.Manifest, given: dict[tuple[str, str], list[int]]) -> None:
+    for (replica, pnode_id), batches in given.items():
+        numbers = spans(*((batch, batch + 1) for batch in sorted(set(batches))))
+        manifest.contributions.add(vnode="a", replica=replica, pnode_id=pnode_id, batches=numbers)
 
 
 def seat(
@@ -230,6 +245,21 @@ def test_who_learned_must_be_credited(given: dict[tuple[str, str], list[int]], t
     result = audit(world, helped(world, given=given), tmp_path)
     assert not result.exact
     assert "no manifest credits" in result.reason
+
+
+def test_who_learned_again_what_a_state_left_aside_held_has_no_credit_for_it(tmp_path: Path) -> None:
+    """Goal: a batch is credited once; the same without such a state, or with one that held other batches, is a credit that lacks."""
+    first, later = list(range(4)), list(range(4, N))
+    given: dict[tuple[str, str], list[int]] = {("a.0", PNODE.node_id): later}
+    held: dict[tuple[str, str], list[int]] = {("a.1", HELPER.node_id): first}
+    fewer: dict[tuple[str, str], list[int]] = {("a.1", HELPER.node_id): first[1:]}
+    world = World()
+    result = audit(world, world.train([list(range(N))], given=given, aside=held), tmp_path)
+    assert result.exact, result.reason
+    for aside in (None, fewer):
+        world = World()
+        result = audit(world, world.train([list(range(N))], given=given, aside=aside), tmp_path)
+        assert (result.exact, result.reason) == (False, "no manifest credits a.0 with what it learned")
 
 
 @pytest.mark.parametrize(
