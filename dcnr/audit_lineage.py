@@ -76,13 +76,18 @@ class _Chain:
     credited: dict[tuple[str, str, str], set[int]] = field(default_factory=dict)
     """By VNode, replica and PNode: batches."""
     named: dict[str, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
-    """By VNode and digest of a state that any of them names: its lineage."""
+    """By VNode and digest of a state that any of them names, the one named last first: its lineage."""
 
     def left_aside(self, vnode: str, states: frozenset[str]) -> set[int]:
-        """Batches that somebody was credited with who had learned them on the way to a named state that is none of ``states``."""
-        lineages = [pairs for digest, pairs in self.named.get(vnode, {}).items() if digest not in states]
-        by_anybody = set[int]().union(*(batches for (of, _, _), batches in self.credited.items() if of == vnode))
-        return by_anybody.intersection(number for pairs in lineages for first, end in pairs for number in range(first, end))
+        """Credited batches that came into a named state first with one that is none of ``states``."""
+        seen: set[int] = set()
+        aside: set[int] = set()
+        for digest, pairs in reversed(self.named.get(vnode, {}).items()):
+            fresh = {number for first, end in pairs for number in range(first, end)} - seen
+            seen |= fresh
+            if digest not in states:
+                aside |= fresh
+        return aside & set[int]().union(*(batches for (of, _, _), batches in self.credited.items() if of == vnode))
 
 
 async def audit_lineage(client: AsyncClient, model: str, *, manifest: str = "") -> list[VNodeLineage]:
@@ -218,7 +223,9 @@ class LineageAudit:
                 for checkpoint in entry.working:
                     if checkpoint.job_id == request.job_id:
                         pairs = [(max(0, one.first), min(one.end, request.num_batches)) for one in checkpoint.lineage.intervals]
-                        chain.named.setdefault(entry.vnode, {})[checkpoint.digest] = pairs
+                        named = chain.named.setdefault(entry.vnode, {})
+                        named.pop(checkpoint.digest, None)  # its place is that of the manifest that named it first
+                        named[checkpoint.digest] = pairs
             count += 1
             if not manifest.parent_digest or count > MAX_COMMITS:
                 break

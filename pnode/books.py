@@ -137,8 +137,16 @@ class Books:
         self._track(partial(self._keep, entry, step, inputs, output if frame is None and self._is_read else frame))
 
     async def _keep(self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle], output: _Output) -> None:
-        sent = await asyncio.shield(output) if isinstance(output, asyncio.Future) else output
-        await self._run(self._add_tensors, entry, step, inputs, sent)
+        refused: OSError | None = None
+        try:
+            await self._run(self._add_inputs, entry, step, inputs)  # at once: the first entry of a sender carries its delegation
+        except OSError as error:
+            refused = error  # the output belongs in the log all the same
+        if output is not None:
+            sent = await asyncio.shield(output) if isinstance(output, asyncio.Future) else output
+            await self._run(self._add_output, entry, step, sent)
+        if refused is not None:
+            raise refused
         self._judge()
 
     async def _captured(self) -> bytes:
@@ -327,7 +335,7 @@ class Books:
             ended.following.result().take("begin", state)
         self._folder.closed(interval, name)
 
-    def _add_tensors(self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle], output: Frame | TensorHandle) -> None:
+    def _add_inputs(self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle]) -> None:
         """All digests first: these have to be in the log whatever the disk does."""
         parts: list[tuple[model_pb2.EvidencePart, memoryview]] = []
         for port, handle in enumerate(inputs):
@@ -344,17 +352,18 @@ class Books:
                 payload = bytes_of(handle)
                 step.inputs.append(blake3(payload).digest())
             parts.append((part, payload))
-        if output is not None:
-            part = model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_OUTPUT, batch=step.batch, entry=entry)
-            if isinstance(output, Frame):
-                payload, header = output.encoded.payload, output.encoded.header
-                step.outputs.add(codec=header.codec, digest=bytes.fromhex(header.digest))
-            else:
-                payload = bytes_of(output)
-                step.outputs.add(codec="raw", digest=blake3(payload).digest())
-            parts.append((part, payload))
         for part, payload in parts:
             self._add(part, payload)
+
+    def _add_output(self, entry: int, step: model_pb2.Step, output: Frame | TensorHandle) -> None:
+        """The digest first, as with inputs."""
+        if isinstance(output, Frame):
+            payload, header = output.encoded.payload, output.encoded.header
+            step.outputs.add(codec=header.codec, digest=bytes.fromhex(header.digest))
+        else:
+            payload = bytes_of(output)
+            step.outputs.add(codec="raw", digest=blake3(payload).digest())
+        self._add(model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_OUTPUT, batch=step.batch, entry=entry), payload)
 
     def _add(self, part: model_pb2.EvidencePart, data: memoryview) -> None:
         self._open_bytes = self._folder.add(part, data)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from giving_out import FromBothEnds
+from hypothesis import settings
 from xdist.remote import Producer
 
 FIRST = (
@@ -28,6 +29,8 @@ def pytest_configure() -> None:
     gone = set(FIRST) - {path.stem for path in Path(__file__).parent.rglob("test_*.py")}
     if gone:
         raise pytest.UsageError(f"tests/conftest.py names files that do not exist: {', '.join(sorted(gone))}")
+    settings.register_profile("dcnr", deadline=None)  # an example's seconds say how busy the machine is
+    settings.load_profile("dcnr")
     gc.disable()
 
 

@@ -271,7 +271,6 @@ def test_what_a_fuzzer_finds(here: Town) -> None:
 
         @hypothesis.settings(
             max_examples=EXAMPLES,
-            deadline=None,
             derandomize=True,
             database=None,
             suppress_health_check=list(hypothesis.HealthCheck),

@@ -236,7 +236,7 @@ class Desks(RuleBasedStateMachine):
 
 
 TestDesks = Desks.TestCase
-TestDesks.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestDesks.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_where_every_auditor_is_silent_a_busy_verifier_has_each_interval_in_turn() -> None:

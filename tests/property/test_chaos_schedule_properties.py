@@ -42,7 +42,7 @@ def made(recipe: Recipe) -> Schedule | None:
         return None
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(recipe=recipes())
 def test_a_schedule_keeps_its_recipe_or_is_refused(recipe: Recipe) -> None:
     schedule = made(recipe)
@@ -58,7 +58,7 @@ def test_a_schedule_keeps_its_recipe_or_is_refused(recipe: Recipe) -> None:
         assert abs(kinds[kind] - share * recipe.num_faults) <= 1 + 1e-6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(recipe=recipes(), data=st.data())
 def test_one_more_fault_on_a_machine_under_a_fault_is_refused(recipe: Recipe, data: st.DataObject) -> None:
     schedule = made(recipe)

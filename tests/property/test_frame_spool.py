@@ -78,7 +78,7 @@ class SpoolModel(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
-SpoolModel.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+SpoolModel.TestCase.settings = settings(max_examples=25, stateful_step_count=25)
 TestSpoolModel = SpoolModel.TestCase
 
 

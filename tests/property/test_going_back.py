@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dcnr.errors import InvariantBroken, NotFound
@@ -84,7 +84,6 @@ def held(ledger: Ledger, vnode: str) -> IntervalSet:
     return ledger.held(vnode, len(ledger.lines[vnode]) - 1)
 
 
-@settings(deadline=None)
 @given(cases())
 def test_batches_are_kept_or_needed_again_and_never_both(case: Case) -> None:
     case.after.check()
@@ -99,7 +98,6 @@ def test_batches_are_kept_or_needed_again_and_never_both(case: Case) -> None:
             assert (kept.digest, kept.is_kept or kept.digest == f"{vnode}0") == (found.target, True)
 
 
-@settings(deadline=None)
 @given(cases())
 def test_nothing_bad_stays_and_no_newer_checkpoint_would_do(case: Case) -> None:
     failed = case.failed
@@ -129,7 +127,6 @@ def test_nothing_bad_stays_and_no_newer_checkpoint_would_do(case: Case) -> None:
             assert not one.is_kept or any(is_bad(case.ledger.intervals[name]) for name in up_to), "a newer one was clean and kept"
 
 
-@settings(deadline=None)
 @given(cases())
 def test_only_the_accused_is_blamed_and_only_where_somebody_is(case: Case) -> None:
     changed = {
@@ -153,7 +150,6 @@ def gone_names(ledger: Ledger, vnode: str, retracted: tuple[str, ...]) -> set[st
     return {name for one in ledger.lines[vnode] if one.digest in retracted for name in one.intervals}
 
 
-@settings(deadline=None)
 @given(cases())
 def test_told_again_nothing_follows(case: Case) -> None:
     again = way_back(case.after, case.name, case.cause, BEHIND)
@@ -161,7 +157,6 @@ def test_told_again_nothing_follows(case: Case) -> None:
     assert gone_back(case.after, again) == case.after
 
 
-@settings(deadline=None)
 @given(cases())
 def test_credit_only_falls_and_nothing_that_went_back_is_credited(case: Case) -> None:
     before, now = case.ledger.credit(WEIGHT), case.after.credit(WEIGHT)

@@ -52,7 +52,7 @@ ORDERS = [advert(KEYS[i], (incarnation, sequence)) for i in range(4) for incarna
 
 
 @given(st.lists(st.sampled_from(ORDERS), max_size=40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_newest_advert_wins_in_any_order(offers: list[identity_pb2.Envelope]) -> None:
     here = view()
     newest: dict[str, tuple[int, int]] = {}
@@ -68,7 +68,7 @@ def test_the_newest_advert_wins_in_any_order(offers: list[identity_pb2.Envelope]
 
 
 @given(st.integers(0, 2**32), st.integers(2, 7))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_everybody_learns_everything_by_exchanges(seed: int, count: int) -> None:
     rng = random.Random(seed)
     views = [view(key) for key in KEYS[:count]]
@@ -92,7 +92,7 @@ def test_everybody_learns_everything_by_exchanges(seed: int, count: int) -> None
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 6), st.booleans()), max_size=120), st.integers(1, 20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_view_stays_bounded_and_keeps_orchestrators(nodes: list[tuple[int, int, bool]], bound: int) -> None:
     here = View("f" * 40, NETWORK, is_orchestrator=lambda n: int(n, 16) % 10 == 0, salt=b"s", max_pnodes=bound)
     listed = set()

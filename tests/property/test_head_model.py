@@ -225,7 +225,7 @@ def _healed(world: World, processes: list[Process]) -> None:
     assert len(holders) <= 1
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32))
 def test_one_decider_and_nothing_lost(seed: int) -> None:
     run(seed, 1500)

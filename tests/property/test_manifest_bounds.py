@@ -53,7 +53,7 @@ def readable(manifest: Manifest) -> None:
     assert from_proto(parse(model_pb2.Manifest, payload, limits.MAX_MANIFEST_BYTES)) == manifest
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     num_vnodes=st.integers(1, 40),
     rounds=st.lists(st.lists(st.tuples(st.integers(0, 39), st.integers(1, 6000), st.integers(0, 2**40)), max_size=8), max_size=4),

@@ -341,13 +341,13 @@ def where_only_calls_fail(script: Script, *, audited: bool = False) -> None:
     assert not play.world.verdicts[Verdict.REFUSED], "a delta that was merged is asked about again, and gets the same answer"
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(ANY, st.booleans())
 def test_nothing_is_counted_twice_and_nothing_is_lost(script: Script, audited: bool) -> None:
     whatever_happens(script, audited=audited)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(CALM, st.booleans())
 def test_where_only_calls_fail_nothing_is_learned_in_vain(script: Script, audited: bool) -> None:
     where_only_calls_fail(script, audited=audited)
@@ -375,7 +375,7 @@ def test_without_one_of_its_rules_merging_turns_red(plant: planted.Plant) -> Non
                 return True
         return False
 
-    quick = settings(max_examples=300, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+    quick = settings(max_examples=300, database=None, derandomize=True, phases=[Phase.generate],
                      suppress_health_check=list(HealthCheck))  # fmt: skip
     pairs = st.one_of(st.tuples(CALM, st.just(where_only_calls_fail)), st.tuples(ANY, st.just(whatever_happens)))
     find(pairs, lambda pair: breaks(*pair), settings=quick)

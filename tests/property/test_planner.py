@@ -67,7 +67,7 @@ def check(plan: model_pb2.Plan, asked: PlanRequest) -> None:
 
 
 @given(STAGES, NODES, NODES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_capacity_determinism_and_reasons(stages: list[StageCost], first: list[NodeOffer], second: list[NodeOffer]) -> None:
     asked = request(stages, first)
     plan = make_plan(asked, POLICY)
@@ -83,7 +83,7 @@ def test_capacity_determinism_and_reasons(stages: list[StageCost], first: list[N
 
 
 @given(STAGES, NODES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_planning_again_settles(stages: list[StageCost], nodes: list[NodeOffer]) -> None:
     plan = make_plan(request(stages, nodes), POLICY)
     for _ in range(2 * len(stages) + 2):

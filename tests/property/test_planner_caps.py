@@ -80,7 +80,7 @@ def offers(rows: list[tuple[int, str, float]]) -> list[NodeOffer]:
 
 
 @given(rows=NODES, sizes=SIZES, changed=NODES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_plans_keep_the_caps_and_a_plan_that_follows_is_a_new_one(
     rows: list[tuple[int, str, float]], sizes: list[tuple[int, float]], changed: list[tuple[int, str, float]]
 ) -> None:

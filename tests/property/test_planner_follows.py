@@ -108,7 +108,7 @@ def changed(data: st.DataObject, nodes: list[NodeOffer], stages: tuple[StageCost
 
 
 @given(STAGES, st.lists(st.tuples(st.floats(1, 100), st.integers(200, 2500)), min_size=1, max_size=9), st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_remembering_changes_no_plan(stages: tuple[StageCost, ...], machines: list[tuple[float, int]], data: st.DataObject) -> None:
     """Over random histories; plans that leave everything in place are not put into force, others are, or are lost on the way."""
     nodes = [node(index, speed, memory) for index, (speed, memory) in enumerate(machines)]

@@ -26,7 +26,7 @@ def with_records(data: st.DataObject, nodes: list[NodeOffer]) -> list[NodeOffer]
 
 
 @given(STAGES, NODES, st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_record_moves_what_is_seated(stages: list[StageCost], nodes: list[NodeOffer], data: st.DataObject) -> None:
     """Whatever the history comes to say, what stays without it stays with it, in the same role, and nobody leaves for it."""
     first = make_plan(request(stages, nodes), POLICY)
@@ -46,7 +46,7 @@ def test_no_record_moves_what_is_seated(stages: list[StageCost], nodes: list[Nod
 
 
 @given(STAGES, NODES, st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_equal_requests_with_records_get_equal_plans(stages: list[StageCost], nodes: list[NodeOffer], data: st.DataObject) -> None:
     asked = request(stages, with_records(data, nodes))
     assert make_plan(asked, POLICY) == make_plan(replace(asked, nodes=tuple(reversed(asked.nodes))), POLICY)

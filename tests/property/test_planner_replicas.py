@@ -59,7 +59,7 @@ def check(plan: model_pb2.Plan, asked: PlanRequest) -> None:
 
 
 @given(STAGES, NODES, NODES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_two_plans_keep_the_rules(stages: list[StageCost], first: list[NodeOffer], second: list[NodeOffer]) -> None:
     asked = request(stages, first)
     plan = make_plan(asked, POLICY)
@@ -74,7 +74,7 @@ def test_any_two_plans_keep_the_rules(stages: list[StageCost], first: list[NodeO
 
 
 @given(STAGES, NODES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_without_a_fault_plans_settle_and_every_change_is_worth_it(stages: list[StageCost], nodes: list[NodeOffer]) -> None:
     plan = make_plan(request(stages, nodes), POLICY)
     for _ in range(4 * len(stages) + 4):
@@ -90,7 +90,7 @@ def test_without_a_fault_plans_settle_and_every_change_is_worth_it(stages: list[
 
 
 @given(STAGES, st.integers(4, 10), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_fault_places_at_most_what_it_cost_and_one_more(stages: list[StageCost], count: int, data: st.DataObject) -> None:
     """Over a random history of nodes that die and come back, no plan places more than was lost, was lacking before, one, and an idle node's part."""
     nodes = [node(index, gflops=10.0 + index, memory_mib=4000) for index in range(count)]
@@ -277,7 +277,7 @@ def test_no_vnodes_rejections_are_cut_off_by_anothers() -> None:
 
 
 @given(STAGES, NODES, st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_looking_at_all_nodes_at_once_finds_the_same_node(stages: list[StageCost], nodes: list[NodeOffer], owner_seed: int) -> None:
     """The search by columns chooses as one that asks every node, one after the other."""
     nodes = [
@@ -312,7 +312,7 @@ def asking_everybody(board: Board, cost: StageCost) -> Load | None:
 
 
 @given(STAGES, NODES, st.integers(0, 7))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_vnode_that_went_back_gets_new_replicas_only(stages: list[StageCost], nodes: list[NodeOffer], index: int) -> None:
     """Its fence is what the plan's next number was; the others stay where they are, whether the planner carries its board on or not."""
     planner = Planner(POLICY)

@@ -80,7 +80,7 @@ def test_only_copies_move_to_an_idle_machine_once_things_have_settled() -> None:
 
 
 @given(STAGES, st.integers(4, 9), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_return_moves_at_most_one_part_of_everything(stages: list[StageCost], count: int, data: st.DataObject) -> None:
     """Machines die and come back at random; after each change plans settle, and what moves of its own accord is in proportion to the returns."""
     nodes = [node(index, gflops=10.0 + index, memory_mib=6000) for index in range(count)]

@@ -78,7 +78,7 @@ def answer(draw: Any, now_s: float, busy: ev.Instruction, lineage: IntervalSet) 
             return ev.SnapshotTaken(now_s, lineage, "digest")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_events_keep_the_bounds_and_learn_once(data: st.DataObject) -> None:
     core = ReplicaCore(config(is_new_primary=True), IntervalSet.empty(), 0.0)

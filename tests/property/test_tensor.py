@@ -59,7 +59,6 @@ def assembled(encoded: EncodedTensor, chunk_bytes: int) -> NDArray[Any]:
     return assembler.array()
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(NUMPY_DTYPES)), SHAPES, SEEDS, st.integers(1, 5000))
 def test_raw_is_exact_for_every_dtype_shape_and_chunking(dtype: str, shape: tuple[int, ...], seed: int, chunk_bytes: int) -> None:
     kind = NUMPY_DTYPES[dtype]
@@ -74,7 +73,7 @@ def test_raw_is_exact_for_every_dtype_shape_and_chunking(dtype: str, shape: tupl
         assert back.flags.c_contiguous
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(LOSSY), SIZES, SEEDS, st.sampled_from([1e-3, 1.0, 100.0]))
 def test_lossy_codecs_stay_within_their_error(codec: str, size: int, seed: int, scale: float) -> None:
     array = normal(seed, size, scale)
@@ -99,7 +98,6 @@ def test_int8_error_on_gaussian_data_is_below_one_percent() -> None:
     assert encoded.header.encoded_bytes == array.size * (1 + 4 / BLOCK_VALUES)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300))
 def test_bf16_equals_the_definition_on_any_bits(patterns: list[int]) -> None:
     array = np.array(patterns, np.uint32).view(F32)
@@ -217,7 +215,7 @@ def test_a_final_array_is_not_copied_and_says_the_same() -> None:
     assert encode_final(np.zeros((0, 3), F32), "raw").payload == b""
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.sampled_from(["raw", "fp16"]), st.integers(0, 70_000), st.sampled_from([np.nan, np.inf, -np.inf]), st.integers(201, 300_000)
 )

@@ -101,7 +101,7 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestBooks.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def test_ten_thousand_sessions_take_no_more_than_is_lent() -> None:
@@ -207,7 +207,7 @@ def key_of(session: bytes) -> SessionKey:
     return SessionKey("x", session, SEATS[0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.binary(min_size=1, max_size=24), st.integers(1, 60), st.integers(0, MAX_DRAFT), st.lists(st.sampled_from(["kept", "lost", "full"]), max_size=30)
 )  # fmt: skip

@@ -63,7 +63,6 @@ def same_as_protobuf(data: bytes) -> None:
     assert whole(read_message(data)) == expected
 
 
-@settings(deadline=None)
 @given(EDGES, HEADERS, CHUNKS)
 def test_a_frame_is_what_protobuf_makes_of_it(edge: int, header: vnode_pb2.FrameHeader, chunk: bytes) -> None:
     data = frame_bytes(edge, header, memoryview(chunk))
@@ -75,7 +74,6 @@ def test_a_frame_is_what_protobuf_makes_of_it(edge: int, header: vnode_pb2.Frame
         assert (heard.message.edge, heard.message.frame, bytes(heard.chunk)) == (edge, header, chunk)
 
 
-@settings(deadline=None)
 @given(EDGES, CHUNKS)
 def test_a_chunk_is_what_protobuf_makes_of_it(edge: int, chunk: bytes) -> None:
     data = chunk_bytes(edge, memoryview(chunk))
@@ -95,7 +93,7 @@ def test_a_chunk_is_not_copied_out_of_what_came() -> None:
         assert read_message(data).chunk.obj is data
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(st.data(), EDGES, HEADERS, st.binary(max_size=40), OTHERS)
 def test_changed_bytes_mean_the_same_to_both_readers(
     draw: st.DataObject, edge: int, header: vnode_pb2.FrameHeader, chunk: bytes, other: vnode_pb2.LinkMessage
@@ -115,7 +113,7 @@ def test_changed_bytes_mean_the_same_to_both_readers(
     same_as_protobuf(bytes(data))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(EDGES, HEADERS, st.binary(max_size=20), st.binary(max_size=20))
 def test_doubled_and_unknown_fields_mean_the_same_to_both_readers(
     edge: int, header: vnode_pb2.FrameHeader, first: bytes, second: bytes

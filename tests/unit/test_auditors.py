@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trust.auditors import Candidate, Choice, Subject, choose
@@ -89,7 +89,6 @@ PARTIES = st.builds(Party, st.sampled_from("abcdef"), st.sampled_from(["", "x", 
 CANDIDATES = st.lists(st.builds(Candidate, PARTIES, st.sampled_from(State), st.booleans()), max_size=12)
 
 
-@settings(deadline=None)
 @given(CANDIDATES, PARTIES, st.frozensets(st.sampled_from("abcdefv")), st.binary(min_size=32, max_size=32), st.randoms())
 def test_whoever_is_chosen_may_and_order_does_not_matter(
     candidates: list[Candidate], accused: Party, asked: frozenset[str], key: bytes, rng: random.Random

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trust.caps import IDS_PER_SUBNET, PROBATION_VNODES, Cap, Host, Wanted, cap_of
@@ -46,7 +46,6 @@ def test_two_names_of_a_subnet_are_enough() -> None:
     assert cap_of(host(), COPY, others, Separation(single_host=True)) is Cap.NONE
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), st.sampled_from(State)), max_size=200))
 def test_a_flood_from_four_subnets_gets_at_most_two_names_each(wanted: list[tuple[int, State]]) -> None:
     placed: dict[str, tuple[Party, int]] = {}

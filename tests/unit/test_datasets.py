@@ -125,7 +125,7 @@ def test_a_batch_index_covers_each_pass_once_and_touches_two_shards() -> None:
     st.integers(0, 2**40),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_batches_are_a_pure_function_of_their_number(
     counts: Sequence[int], size: int, passes: int, seed: int, order: random.Random
 ) -> None:

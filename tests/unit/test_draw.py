@@ -46,7 +46,6 @@ def test_whom_nobody_knows_is_always_audited() -> None:
     assert rate(1e6, State.PROBATION, FLOORS, trusted=False) == 1.0
 
 
-@settings(deadline=None)
 @given(MIDDLE, MIDDLE, st.sampled_from(State), st.floats(0.0, 1.0), st.booleans())
 def test_rates_are_never_zero_and_never_rise_with_a_better_record(
     one: float, other: float, state: State, floor: float, trusted: bool
@@ -71,7 +70,6 @@ def test_a_document_raises_and_lowers_floors_within_bounds() -> None:
 # ---- the draw -------------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=32, max_size=64), st.text(max_size=80), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_a_draw_repeats_and_a_higher_rate_draws_whatever_a_lower_one_drew(
     key: bytes, interval: str, one: float, other: float
@@ -132,7 +130,7 @@ def test_a_cheat_in_every_interval_is_drawn_within_the_stated_number_in_99_of_10
 # ---- canaries -------------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.binary(min_size=32, max_size=32))
 def test_one_audit_in_twenty_is_a_canary_and_half_of_them_are_wrong(key: bytes) -> None:
     tasks = [task_of(Secret(key), one, "auditor", 1) for one in names(2_000)]

@@ -190,6 +190,27 @@ def test_what_others_read_is_stated_and_kept_also_where_nobody_wants_it_now(tmp_
     run(scenario)
 
 
+def test_inputs_are_kept_in_their_order_while_an_output_is_not_encoded_yet(tmp_path: Path) -> None:
+    """Whose key signed stands with a sender's first entry: a later one must not come before it."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path, is_read=True)
+        late: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        tensor = np.zeros(16, np.float32)
+        await rig.books.learned(0, [tensor], StepResult(tensor + 1, 0.5, 1, 1, 1, 0.1), 0, late)
+        await rig.learn(1)
+        while len(rig.books._tasks) > 1:
+            await asyncio.wait(rig.books._tasks, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+        late.set_result(Frame(encode(np.full(16, 1, np.float32), "int8"), 0))
+        log = await rig.end(NAMES[0])
+        assert [(len(step.inputs), len(step.outputs)) for step in log.steps] == [(1, 1), (1, 1)]
+        with read_bundle(closed_in(rig.folder)[NAMES[0]] / "parts") as parts:
+            assert [key[:2] for key in parts._parts] == [(INPUT, 0), (INPUT, 1), (OUTPUT, 1), (OUTPUT, 0)]
+        rig.books.close()
+
+    run(scenario)
+
+
 def test_an_interval_begins_with_the_state_before_it_however_late_that_is_written(tmp_path: Path) -> None:
     """Snapshots are written beside learning: the next interval may have ended by then."""
 

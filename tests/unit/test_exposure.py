@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dcnr.errors import InvalidInput
@@ -32,14 +32,12 @@ def expected(life: list[Drawn], cheats: tuple[bool, ...], caught: float) -> floa
     return total
 
 
-@settings(deadline=None)
 @given(LIVES, st.floats(0.1, 1.0))
 def test_it_is_the_best_of_all_ways_to_cheat(life: list[Drawn], caught: float) -> None:
     best = max(expected(life, cheats, caught) for cheats in itertools.product((False, True), repeat=len(life)))
     assert undetected_steps(alive(life), caught) == pytest.approx(best)
 
 
-@settings(deadline=None)
 @given(LIVES, st.floats(0.0, 1.0))
 def test_higher_rates_and_shorter_lives_never_show_more(life: list[Drawn], up: float) -> None:
     stricter = [Drawn(one.num_steps, one.rate + up * (1 - one.rate)) for one in life]

@@ -346,7 +346,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(STEPS)
 def test_whatever_happens_the_chain_reads_as_the_holder_meant_it(steps: list[tuple[str, str, Verdict, Cause]]) -> None:
     chain = Chain()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from trust.network import create_document, verify_chain
 NOW = 1_700_000_000.0
 MAINTAINER, ORCHESTRATOR, PNODE, WORKER, STRANGER, HELPER, HELPING = (NodeKey.generate() for _ in range(7))
 GRAPH, MODEL, JOB, N = "a" * 64, "tiny", "tiny-1", 10
+Credits = dict[tuple[str, str], list[int]]
 POLICY = verify_chain([create_document(MAINTAINER, name="n", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id])])
 
 
@@ -79,10 +80,10 @@ class World:
         worker: NodeKey = WORKER, credited: str = PNODE.node_id, base_parent: str | None = None, signer: NodeKey = ORCHESTRATOR,
         asker: NodeKey = MAINTAINER, skip: int | None = None, deltas: dict[int, list[model_pb2.Merged]] | None = None,
         anchored: tuple[int, ...] = (), given: dict[tuple[str, str], list[int]] | None = None,
-        aside: dict[tuple[str, str], list[int]] | None = None,
+        earlier: Sequence[tuple[str, Credits]] = (),
     ) -> str:  # fmt: skip
-        """The digest of the final manifest after commits of these batches; the one before names a state that none of them goes on from: what that held
-        and who was credited with it is ``aside``.
+        """The digest of the final manifest after commits of these batches. ``earlier``: what manifests before it named, the oldest first: the digest of a state
+        that held just what was credited with it.
         """
         first = state([], "")
         first_digest = self.put(data_pb2.OBJECT_KIND_STATE, first, "a")
@@ -128,18 +129,18 @@ class World:
         if given is None:
             given = {("a.0", PNODE.node_id): [batch for piece in pieces for batch in piece if batch < N]}
         credit(manifest, given)
-        if aside is not None:
+        for state_digest, batches_of in earlier:
             before = model_pb2.Manifest()
             before.CopyFrom(manifest)
-            held = spans(*((batch, batch + 1) for batches in aside.values() for batch in batches))
-            before.entries[0].working[0].MergeFrom(model_pb2.Checkpoint(digest="e" * 64))
-            before.entries[0].working[0].lineage.CopyFrom(held)
-            del before.contributions[:]
-            credit(before, aside)
-            manifest.number = 2
-            manifest.parent_digest = self._envelope(
-                data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, before, signer)
+            before.entries[0].working[0].digest = state_digest
+            before.entries[0].working[0].lineage.CopyFrom(
+                spans(*((one, one + 1) for batches in batches_of.values() for one in batches))
             )
+            del before.contributions[:]
+            credit(before, batches_of)
+            envelope = seal(identity_pb2.DOMAIN_MANIFEST, before, signer)
+            manifest.parent_digest = self._envelope(data_pb2.OBJECT_KIND_MANIFEST, envelope)
+            manifest.number += 1
         return self._envelope(data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, manifest, signer))
 
     def _envelope(self, kind: int, envelope: identity_pb2.Envelope, owner: str = "") -> str:
@@ -247,19 +248,29 @@ def test_who_learned_must_be_credited(given: dict[tuple[str, str], list[int]], t
     assert "no manifest credits" in result.reason
 
 
-def test_who_learned_again_what_a_state_left_aside_held_has_no_credit_for_it(tmp_path: Path) -> None:
-    """Goal: a batch is credited once; the same without such a state, or with one that held other batches, is a credit that lacks."""
-    first, later = list(range(4)), list(range(4, N))
-    given: dict[tuple[str, str], list[int]] = {("a.0", PNODE.node_id): later}
-    held: dict[tuple[str, str], list[int]] = {("a.1", HELPER.node_id): first}
-    fewer: dict[tuple[str, str], list[int]] = {("a.1", HELPER.node_id): first[1:]}
+MIDDLE = digest_of(state([[0, 1]], digest_of(state([], ""))))
+"""The first of two states on the way."""
+FIRST: Credits = {("a.1", HELPER.node_id): [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "is_right"),
+    [
+        ([("e" * 64, FIRST)], True),
+        ([("e" * 64, FIRST), (MIDDLE, FIRST)], True),
+        ([], False),
+        ([("e" * 64, {("a.1", HELPER.node_id): [1, 2, 3]})], False),
+        ([(MIDDLE, FIRST), ("e" * 64, FIRST)], False),
+    ],
+)
+def test_who_learned_again_what_a_state_left_aside_held_has_no_credit_for_it(
+    earlier: list[tuple[str, Credits]], is_right: bool, tmp_path: Path
+) -> None:
+    """Goal: a batch is credited once, to who brought it into a named state first; what came in on the way itself is credited to who learned it."""
     world = World()
-    result = audit(world, world.train([list(range(N))], given=given, aside=held), tmp_path)
-    assert result.exact, result.reason
-    for aside in (None, fewer):
-        world = World()
-        result = audit(world, world.train([list(range(N))], given=given, aside=aside), tmp_path)
-        assert (result.exact, result.reason) == (False, "no manifest credits a.0 with what it learned")
+    given: Credits = {("a.0", PNODE.node_id): list(range(4, N))}
+    result = audit(world, world.train([list(range(4)), list(range(4, N))], given=given, earlier=earlier), tmp_path)
+    assert (result.exact, result.reason) == (is_right, "" if is_right else "no manifest credits a.0 with what it learned")
 
 
 @pytest.mark.parametrize(

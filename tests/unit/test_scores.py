@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dcnr.errors import InvalidInput
@@ -21,7 +21,6 @@ def test_credibility_is_sarmentas() -> None:
     assert credibility(100.0) == pytest.approx(1 - 0.25 / (100 * math.e))
 
 
-@settings(deadline=None)
 @given(st.floats(0.0, 1e9), st.floats(0.0, 1e9))
 def test_credibility_grows_and_never_reaches_certainty(one: float, other: float) -> None:
     low, high = sorted((one, other))
@@ -48,7 +47,6 @@ def test_the_shown_score_is_the_product_and_shows_its_parts() -> None:
     assert str(score) == "49 (C 0.990, R 0.500, k 9.0)"
 
 
-@settings(deadline=None)
 @given(st.floats(0.0, 1e6), st.lists(st.tuples(TIMES, st.booleans()), max_size=20))
 def test_a_new_name_is_never_better_than_an_old_one(passes: float, results: list[tuple[float, bool]]) -> None:
     record = Punctuality()
@@ -60,7 +58,6 @@ def test_a_new_name_is_never_better_than_an_old_one(passes: float, results: list
 # ---- what fades -----------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(TIMES, st.floats(0.0, 100.0)), max_size=20), st.floats(1.0, 1e8))
 def test_a_fading_sum_stays_between_nothing_and_everything_and_only_falls_with_time(
     added: list[tuple[float, float]], half_life_s: float

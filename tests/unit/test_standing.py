@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dcnr.errors import InvariantBroken
@@ -236,7 +236,6 @@ def steps(events: Iterable[Event]) -> list[Standing]:
     return standings
 
 
-@settings(deadline=None)
 @given(HISTORIES)
 def test_every_standing_is_sound_and_only_known_ways_lead_on(events: list[Event]) -> None:
     leads = {
@@ -255,7 +254,6 @@ def test_every_standing_is_sound_and_only_known_ways_lead_on(events: list[Event]
         assert now.since_s >= before.since_s
 
 
-@settings(deadline=None)
 @given(st.lists(EVENTS, max_size=30).map(lambda events: sorted(events, key=lambda event: event.at_s)))
 def test_looking_in_between_changes_nothing(events: list[Event]) -> None:
     plain = folded(begun(T), events)
@@ -272,7 +270,6 @@ def test_looking_in_between_changes_nothing(events: list[Event]) -> None:
     )
 
 
-@settings(deadline=None)
 @given(HISTORIES)
 def test_nothing_but_verified_facts_against_it_takes_work_away(events: list[Event]) -> None:
     harmless = [event for event in events if not isinstance(event, Faulted | Equivocated | ShadowFailed)]

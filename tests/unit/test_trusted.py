@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dcnr.errors import InvalidInput
@@ -71,7 +71,6 @@ def test_the_largest_file_is_read_and_the_wrong_line_is_named() -> None:
         own_list(f"{OWN}\nabc".encode())
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_list_or_a_typed_refusal(data: bytes) -> None:
     with contextlib.suppress(InvalidInput):
