@@ -180,9 +180,9 @@ class Decider:
         match change:
             case Activate(job_id=job_id):
                 self._history.say("job_state_changed", job_id, "it is its turn", state="placing")
-            case MoveJob(job_id=job_id, after=after):
+            case MoveJob(job_id=job_id, before=before, after=after):
                 name = model_pb2.JobState.Name(after).removeprefix("JOB_STATE_").lower()
-                reason = self._why_moved(job_id, name)
+                reason = self._why_moved(job_id, before, name)
                 self._history.say("job_state_changed", job_id, reason, state=name)
             case Decide(outcome=data):
                 outcome = model_pb2.Outcome.FromString(data)
@@ -192,13 +192,16 @@ class Decider:
             case NamePlan() | NameManifest():
                 pass  # told where they are made
 
-    def _why_moved(self, job_id: str, state: str) -> str:
+    def _why_moved(self, job_id: str, before: model_pb2.JobState.ValueType, state: str) -> str:
         record = self._jobs.records.get(job_id)
         said = record.pause.reason if record is not None and record.pause is not None else ""
+        if before == model_pb2.JOB_STATE_PAUSED:
+            return said or "its maintainers let it go on"
         return {
-            "running": "every replica works", "settling": "every source has learned every batch",
-            "paused": said or "its maintainers paused it", "placing": said or "its maintainers let it go on",
-        }.get(state, "")  # fmt: skip
+            "running": "every replica works",
+            "settling": "every source has learned every batch",
+            "paused": said or "its maintainers paused it",
+        }.get(state, "")
 
     # Ends
 

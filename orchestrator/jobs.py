@@ -1,7 +1,7 @@
 """The life of a job, decided from the head, the stored objects and the reports: queued → placing → running → settling → one of four ends. Pure.
 
-Maintainers may pause it on the way; it goes on through placing. While it is paused nobody learns and no clock of its runs; one that is paused in the
-queue lets others pass.
+Maintainers may pause it on the way; it goes on through placing, or in settling where it had come so far. While it is paused nobody learns and no clock of
+its runs; one that is paused in the queue lets others pass.
 Nothing here writes: each call returns at most one change for the head. A job's outcome is decided by a head write and only then repeated in its
 `end` object. *Finished* always means durable: a job is completed when the manifest under the head has every lineage exactly [0, N).
 """
@@ -142,7 +142,7 @@ def _active(head: model_pb2.Head, record: JobRecord, progress: Progress | None, 
         outcome = _outcome(record.job_id, model_pb2.JOB_STATE_FAILED, head.manifest_digest, record.problem)
         return Decide(outcome.SerializeToString(deterministic=True), ended)
     if is_paused(record.pause) != (active.state == model_pb2.JOB_STATE_PAUSED):
-        after = model_pb2.JOB_STATE_PAUSED if is_paused(record.pause) else model_pb2.JOB_STATE_PLACING
+        after = model_pb2.JOB_STATE_PAUSED if is_paused(record.pause) else _resumed(active, progress)
         return MoveJob(record.job_id, active.state, after)
     if progress is None:
         return None
@@ -155,6 +155,12 @@ def _active(head: model_pb2.Head, record: JobRecord, progress: Progress | None, 
             return _settling(head, progress, ended)
         case _:
             return None
+
+
+def _resumed(active: model_pb2.ActiveJob, progress: Progress | None) -> model_pb2.JobState.ValueType:
+    """Where a paused job goes on. One that settles needs no place for everybody: its deadline has to run, whoever left meanwhile."""
+    is_settling = active.settling_s > 0 or (progress is not None and _sources_done(progress))
+    return model_pb2.JOB_STATE_SETTLING if is_settling else model_pb2.JOB_STATE_PLACING
 
 
 def _sources_done(progress: Progress) -> bool:

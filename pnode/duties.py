@@ -314,14 +314,15 @@ class Duties:
             try:
                 hosted.state = orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING
                 self._hosted_changed()
-                await self._host(entry, hosted)
+                told_worker = await self._host(entry, hosted)
                 hosted.task = None
+                if entry.desired != told_worker:  # a newer one came meanwhile, and `reconcile` leaves alone what is provisioned
+                    await self._update(entry, hosted)
                 return self._hosted_changed()
             except (Refused, InvalidInput) as error:
                 hosted.state, hosted.reason, hosted.task = orchestrator_pb2.ASSIGNMENT_STATE_FAILED, error.message, None
                 self._say("assignment_refused", replica, f"{error.code}: {error.message}")
-                self._hosted_changed()
-                return
+                return self._hosted_changed()
             except DcnrError as error:
                 if error.code != told:
                     self._say("provisioning_waits", replica, error.message)
@@ -329,21 +330,19 @@ class Duties:
             await asyncio.sleep(pause_s)
             pause_s = min(RETRY_LONGEST_S, pause_s * 2)
 
-    async def _host(self, entry: Model, hosted: Hosted) -> None:
+    async def _host(self, entry: Model, hosted: Hosted) -> model_pb2.DesiredState:
         desired, assignment = entry.desired, hosted.assignment
         assert desired is not None
         job = await self._provisioner.job(desired)
         cost = self._provisioner.cost(job, assignment.vnode)
         disk = 3 * cost.state_bytes + self._orders.disk_bytes
-        free_bytes = self._orders.options.free_disk_bytes()
         memory = cost.memory_bytes + (cost.sharing_bytes if len(assignment.siblings) > 1 else 0)
-        self._budget.admit(assignment.replica, Reservation(memory, disk), free_disk_bytes=free_bytes)
+        self._budget.admit(assignment.replica, Reservation(memory, disk), free_disk_bytes=self._orders.options.free_disk_bytes())
         head = entry.authority.head
         hosted.await_head(head, desired, self._policy())
         donors = [one.pnode_id for one in assignment.siblings if one.pnode_id != self._node_id]
-        state, remarks = await self._provisioner.state(
-            job, assignment.vnode, head.manifest_digest if head else "", donors, replica=assignment.replica
-        )
+        named = head.manifest_digest if head else ""
+        state, remarks = await self._provisioner.state(job, assignment.vnode, named, donors, replica=assignment.replica)
         for remark in remarks:
             self._say("checkpoint_unusable", assignment.replica, remark)
         message = self._orders.host(desired, hosted.assignment, job)
@@ -354,6 +353,7 @@ class Duties:
             raise Unavailable("the worker does not run", code="no_worker")
         hosted.reason = f"restored {len(state.lineage)} batches from {state.origin}"
         self._say("replica_hosted", assignment.replica, hosted.reason)
+        return desired
 
     async def _update(self, entry: Model, hosted: Hosted) -> None:
         desired = entry.desired

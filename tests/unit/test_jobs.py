@@ -95,13 +95,25 @@ def said(paused: bool, number: int = 1) -> model_pb2.JobPause:
 
 
 @pytest.mark.parametrize("state", [PLACING, RUNNING, SETTLING])
-def test_a_job_pauses_from_every_state_and_goes_on_through_placing(state: model_pb2.JobState.ValueType) -> None:
+def test_a_job_pauses_from_every_state_and_goes_on(state: model_pb2.JobState.ValueType) -> None:
     paused, goes_on = {"j1": record(pause=said(True))}, {"j1": record(pause=said(False, 2))}
     assert next_change(head(state), paused, PROGRESS, 0) == MoveJob("j1", state, PAUSED)
     assert next_change(head(state), paused, None, 0) == MoveJob("j1", state, PAUSED), "whatever is known of its progress"
     assert next_change(head(PAUSED), paused, PROGRESS, 0) is None, "everything is done, and it stays paused"
     assert next_change(head(PAUSED), goes_on, None, 0) == MoveJob("j1", PAUSED, PLACING)
     assert next_change(head(PLACING), goes_on, PROGRESS, 0) == MoveJob("j1", PLACING, RUNNING)
+
+
+def test_a_job_that_had_come_to_settling_goes_on_settling_though_nobody_has_room_for_what_left() -> None:
+    """In placing no clock runs: without room it would wait there for ever."""
+    jobs = {"j1": record(pause=said(False, 2))}
+    gap = replace(PROGRESS, placed=False, durable={"a": FULL, "b": IntervalSet.span(0, 4)})
+    forgotten = replace(gap, learned={}, durable={})
+    assert next_change(head(PAUSED), jobs, gap, 0) == MoveJob("j1", PAUSED, SETTLING), "every source is done"
+    assert next_change(head(PAUSED, settling_s=1.0), jobs, forgotten, 0) == MoveJob("j1", PAUSED, SETTLING), "it had settled before"
+    assert next_change(head(PAUSED, settling_s=1.0), jobs, None, 0) == MoveJob("j1", PAUSED, SETTLING), "whatever is known"
+    assert next_change(head(PAUSED), jobs, forgotten, 0) == MoveJob("j1", PAUSED, PLACING)
+    assert outcome(next_change(head(SETTLING, settling_s=600), jobs, gap, 0)).state == model_pb2.JOB_STATE_EXPIRED
 
 
 def test_a_paused_job_can_be_called_off_and_fails_for_good() -> None:

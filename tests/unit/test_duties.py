@@ -1,0 +1,171 @@
+"""Goal: a replica ends up with the newest desired state, also where that came while the replica was being provisioned under an older one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dataservice.addresses import AddressRule
+from dcnr.errors import Refused, Unavailable
+from dcnr.ids import NodeId
+from dcnr.intervals import IntervalSet
+from dcnr.limits import MIB
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2
+from pnode.authority import Source
+from pnode.budget import Budget, Limits
+from pnode.duties import Duties
+from pnode.headcheck import HeadCheck
+from pnode.home import Home
+from pnode.orders import HostingOptions
+from pnode.provision import Job
+from pnode.snapshots import StartingState
+from trust.envelope import seal
+from trust.identity import NodeKey
+from trust.network import create_document, verify_chain
+from vnode.costs import ReplicaCost
+
+MAINTAINER, HOLDER = NodeKey.generate(), NodeKey.generate()
+POLICY = verify_chain([create_document(MAINTAINER, name="n", now_wall=1_700_000_000.0, orchestrator_ids=[HOLDER.node_id])])
+ME, MODEL, JOB, REPLICA = NodeId("0" * 40), "m", "j", "a.1"
+WITHIN_S = 60.0
+
+
+class Supply:
+    """Stands for what is fetched: a state that comes when the test lets it come, or fails first with what the test says."""
+
+    def __init__(self, root: Path) -> None:
+        request = model_pb2.JobRequest(network_id=POLICY.network_id, model=MODEL, job_id=JOB, num_batches=8)
+        self._job = Job(request, model_pb2.ModelGraph(), b"graph", {}, root / "data")
+        self._state = StartingState(root / "state", "d" * 64, "", IntervalSet.empty(), "local")
+        self.asked, self.come = asyncio.Event(), asyncio.Event()
+        self.fails: Iterator[Exception] = iter(())
+
+    async def job(self, desired: model_pb2.DesiredState) -> Job:
+        return self._job
+
+    def cost(self, job: Job, vnode: str) -> ReplicaCost:
+        return ReplicaCost(1, 1, 1, 1, 1.0)
+
+    async def state(self, *arguments: object, **named: object) -> tuple[StartingState, list[str]]:
+        self.asked.set()
+        await self.come.wait()
+        for error in self.fails:
+            raise error
+        return self._state, []
+
+
+class Rig:
+    """Duties that host one replica, and what their worker is told."""
+
+    def __init__(self, root: Path, group: asyncio.TaskGroup) -> None:
+        home, nobody = Home(root / "home"), SimpleNamespace(known=list)
+        home.open()
+        self.supply = Supply(root)
+        self.told: list[local_pb2.ToWorker] = []
+        self.duties = Duties(
+            node_id=ME, policy=lambda: POLICY, home=home, provisioner=self._any(self.supply), budget=Budget(Limits(1, 1024 * MIB, MIB, 0)),
+            heads=HeadCheck(policy=lambda: POLICY, orchestrators=self._any(nobody), rule=AddressRule),
+            options=HostingOptions(threads=1, spool_bytes=0, free_disk_bytes=lambda: MIB), send=self._send, hosted_changed=lambda: None,
+            say=lambda kind, subject, reason: None, clock=self._any(None), group=group,
+        )  # fmt: skip
+
+    @staticmethod
+    def _any(found: object) -> Any:
+        return found
+
+    async def _send(self, message: local_pb2.ToWorker) -> bool:
+        self.told.append(message)
+        return True
+
+    async def head(self) -> None:
+        content = model_pb2.Head(network_id=POLICY.network_id, model=MODEL, epoch=1, holder=HOLDER.node_id, sequence=1)
+        await self.duties.head_received(seal(identity_pb2.DOMAIN_HEAD, content, HOLDER), Source.OWN_GET)
+
+    async def desire(self, sequence: int, *, halted: bool, placed: bool = True) -> None:
+        assignment = model_pb2.DesiredAssignment(vnode="a", replica=REPLICA, role=model_pb2.ROLE_PRIMARY)
+        state = model_pb2.DesiredState(
+            network_id=POLICY.network_id, model=MODEL, job_id=JOB, epoch=1, holder=HOLDER.node_id, sequence=sequence, pnode_id=ME,
+            halted=halted, assignments=[assignment] if placed else [],
+        )  # fmt: skip
+        await self.duties.desired_received(seal(identity_pb2.DOMAIN_DESIRED_STATE, state, HOLDER))
+
+    def orders(self) -> list[local_pb2.HostReplica]:
+        return [message.host for message in self.told if message.WhichOneof("kind") == "host"]
+
+    def is_provisioned(self) -> bool:
+        return all(item.task is None for item in self.duties.hosted)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = asyncio.get_running_loop().time() + WITHIN_S
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("was_halted", [True, False])
+def test_what_was_desired_while_a_replica_was_provisioned_reaches_the_worker(tmp_path: Path, was_halted: bool) -> None:
+    """A job that goes on, or pauses, during a download of minutes."""
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            await rig.head()
+            await rig.desire(1, halted=was_halted)
+            await rig.supply.asked.wait()
+            await rig.desire(2, halted=not was_halted)
+            rig.supply.come.set()
+            await until(rig.is_provisioned)
+            await until(lambda: bool(rig.orders()) and rig.orders()[-1].halted != was_halted)
+            assert rig.orders()[0].state_path, "it is hosted first"
+            assert {order.assignment.replica for order in rig.orders()} == {REPLICA}
+
+    asyncio.run(story())
+
+
+def test_a_provisioning_tried_again_begins_with_what_is_desired_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pnode.duties.RETRY_FIRST_S", 0.001)
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            rig.supply.fails = iter([Unavailable("not now", code="no_state")])
+            await rig.head()
+            await rig.desire(1, halted=True)
+            await rig.supply.asked.wait()
+            await rig.desire(2, halted=False)
+            rig.supply.come.set()
+            await until(rig.is_provisioned)
+            assert [(bool(order.state_path), order.halted) for order in rig.orders()] == [(True, False)]
+
+    asyncio.run(story())
+
+
+def test_neither_a_refused_nor_a_released_replica_is_updated(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            rig.supply.fails = iter([Refused("too large", code="too_little_disk")])
+            await rig.head()
+            await rig.desire(1, halted=True)
+            await rig.supply.asked.wait()
+            await rig.desire(2, halted=False)
+            rig.supply.come.set()
+            await until(rig.is_provisioned)
+            assert rig.orders() == []
+            rig.supply.come.clear()
+            rig.supply.asked.clear()
+            await rig.desire(3, halted=False, placed=False)
+            await rig.desire(4, halted=True)
+            await rig.supply.asked.wait()
+            await rig.desire(5, halted=False, placed=False)
+            rig.supply.come.set()
+        assert rig.orders() == [], "the group has ended, and with it every task"
+        assert [message.WhichOneof("kind") for message in rig.told if message.HasField("release")] == ["release", "release"]
+
+    asyncio.run(story())
