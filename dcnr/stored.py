@@ -38,7 +38,7 @@ class StoredDocuments:
         return envelope
 
     async def plan(self, digest: str) -> model_pb2.Plan:
-        """By the digest of its envelope, signed by a listed orchestrator."""
+        """By the digest of its envelope, signed by an orchestrator that some version of the network document listed."""
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_PLAN, model=self._model, digest=digest)
         envelope = parse_envelope(await self.data(ref, limits.MAX_PLAN_BYTES), limits.MAX_PLAN_BYTES)
         if digest_of_envelope(envelope) != digest:
@@ -47,8 +47,10 @@ class StoredDocuments:
         plan = parse(model_pb2.Plan, payload, limits.MAX_PLAN_BYTES)
         if (plan.network_id, plan.model, plan.holder) != (self._policy.network_id, self._model, signer.node_id):
             raise Corrupt(f"plan {digest[:12]} is of another network, model or holder", code="wrong_network")
-        if not self._policy.is_orchestrator(signer.node_id):
-            raise Corrupt(f"plan {digest[:12]} is signed by a node that is no orchestrator of this network", code="wrong_signer")
+        if not self._policy.has_listed(signer.node_id):
+            raise Corrupt(
+                f"plan {digest[:12]} is signed by a node that never was an orchestrator of this network", code="wrong_signer"
+            )
         return plan
 
     async def request(self, job_id: str) -> model_pb2.JobRequest:

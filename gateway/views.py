@@ -149,7 +149,9 @@ class Views:
         head = self._opened(model_pb2.Head, answer.head, identity_pb2.DOMAIN_HEAD)
         if not answer.HasField("plan"):
             raise NotFound("the model has no plan yet", code="no_such_model", remedy="wait until a job is placed")
-        return head.plan_digest, self._opened(model_pb2.Plan, answer.plan, identity_pb2.DOMAIN_PLAN, limits.MAX_PLAN_BYTES)
+        return head.plan_digest, self._opened(
+            model_pb2.Plan, answer.plan, identity_pb2.DOMAIN_PLAN, limits.MAX_PLAN_BYTES, may_sign=self.policy.has_listed
+        )
 
     async def manifest(self, model: str = "", digest: str = "") -> tuple[str, model_pb2.Manifest]:
         """A manifest with its digest, its signatures verified: that one, or the newest."""
@@ -231,10 +233,11 @@ class Views:
         await asyncio.to_thread(path.write_bytes, b"".join(parts))
 
     def _opened(
-        self, kind: type[T], envelope: identity_pb2.Envelope, domain: identity_pb2.Domain.ValueType, max_bytes: int = limits.MAX_ENVELOPE_BYTES
+        self, kind: type[T], envelope: identity_pb2.Envelope, domain: identity_pb2.Domain.ValueType, max_bytes: int = limits.MAX_ENVELOPE_BYTES,
+        *, may_sign: Callable[[str], bool] | None = None,
     ) -> T:  # fmt: skip
         payload, signer = open_single(envelope, domain, max_bytes=max_bytes)
-        if not self.policy.is_orchestrator(signer.node_id):
+        if not (may_sign or self.policy.is_orchestrator)(signer.node_id):
             raise Corrupt("signed by a node that is no orchestrator of this network", code="wrong_signer")
         return cast(T, parse(cast(Any, kind), payload, max_bytes))
 

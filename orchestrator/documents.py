@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,20 +41,34 @@ def sealed(domain: identity_pb2.Domain.ValueType, message: object, key: NodeKey)
 
 def open_head(data: bytes, policy: NetworkPolicy, model: str) -> model_pb2.Head:
     """A head of this model, signed by the listed orchestrator that it names. Raises Corrupt."""
+    return _head(data, policy, model, policy.is_orchestrator)
+
+
+def open_stored_head(data: bytes, policy: NetworkPolicy, model: str, before: model_pb2.Head | None) -> model_pb2.Head:
+    """As `open_head`, for the one who reads the store after ``before``: also by an orchestrator removed since, until a listed one has taken over from it.
+
+    Without that nobody could take over from a removed holder; and whoever is removed and has still access to the store does not get a term back in front of
+    those who saw it lost.
+    """
+    taken_over = before is not None and policy.is_orchestrator(before.holder)
+    return _head(data, policy, model, policy.is_orchestrator if taken_over else policy.has_listed)
+
+
+def _head(data: bytes, policy: NetworkPolicy, model: str, may_sign: Callable[[str], bool]) -> model_pb2.Head:
     payload, signer = open_single(parse_envelope(data, limits.MAX_HEAD_BYTES), identity_pb2.DOMAIN_HEAD)
     head = parse(model_pb2.Head, payload)
     _belongs(head.network_id, head.model, policy, model, "head")
-    _by_orchestrator(signer.node_id, head.holder, policy, "head")
+    _in_own_name(signer.node_id, head.holder, may_sign, "head")
     return head
 
 
 def open_plan(data: bytes, policy: NetworkPolicy, model: str) -> model_pb2.Plan:
-    """A plan of this model by a listed orchestrator. Raises Corrupt."""
+    """A plan of this model by an orchestrator that some version of the network document listed. Raises Corrupt."""
     envelope = parse_envelope(data, limits.MAX_PLAN_BYTES)
     payload, signer = open_single(envelope, identity_pb2.DOMAIN_PLAN, max_bytes=limits.MAX_PLAN_BYTES)
     plan = parse(model_pb2.Plan, payload, limits.MAX_PLAN_BYTES)
     _belongs(plan.network_id, plan.model, policy, model, "plan")
-    _by_orchestrator(signer.node_id, plan.holder, policy, "plan")
+    _in_own_name(signer.node_id, plan.holder, policy.has_listed, "plan")
     return plan
 
 
@@ -63,7 +77,7 @@ def open_desired(data: bytes, policy: NetworkPolicy, model: str) -> model_pb2.De
     payload, signer = open_single(parse_envelope(data), identity_pb2.DOMAIN_DESIRED_STATE)
     desired = parse(model_pb2.DesiredState, payload)
     _belongs(desired.network_id, desired.model, policy, model, "desired state")
-    _by_orchestrator(signer.node_id, desired.holder, policy, "desired state")
+    _in_own_name(signer.node_id, desired.holder, policy.is_orchestrator, "desired state")
     return desired
 
 
@@ -75,8 +89,8 @@ def open_manifest(data: bytes, policy: NetworkPolicy, model: str) -> model_pb2.M
 def open_end(data: bytes, policy: NetworkPolicy) -> model_pb2.Outcome:
     """The outcome that a job's `end` repeats. Raises Corrupt."""
     payload, signer = open_single(parse_envelope(data), identity_pb2.DOMAIN_JOB_END)
-    if not policy.is_orchestrator(signer.node_id):
-        raise Corrupt("a job's end that no listed orchestrator signed", code="wrong_signer")
+    if not policy.has_listed(signer.node_id):
+        raise Corrupt("a job's end that no orchestrator of any version of the network document signed", code="wrong_signer")
     return parse(model_pb2.JobEnd, payload).outcome
 
 
@@ -132,6 +146,6 @@ def _belongs(network_id: str, found: str, policy: NetworkPolicy, model: str, wha
         raise Corrupt(f"a {what} of another network or model", code="wrong_network")
 
 
-def _by_orchestrator(signer: str, holder: str, policy: NetworkPolicy, what: str) -> None:
-    if signer != holder or not policy.is_orchestrator(signer):
+def _in_own_name(signer: str, holder: str, may_sign: Callable[[str], bool], what: str) -> None:
+    if signer != holder or not may_sign(signer):
         raise Corrupt(f"a {what} that no listed orchestrator signed in its own name", code="wrong_signer")

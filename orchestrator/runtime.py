@@ -19,7 +19,7 @@ from orchestrator.audit_events import Wait
 from orchestrator.auditing import Auditing
 from orchestrator.checkpoints import FENCED, STATE_MISSING, CheckpointJudge, condemned, is_fenced, named
 from orchestrator.decider import Decider
-from orchestrator.documents import open_head, sealed
+from orchestrator.documents import open_head, open_stored_head, sealed
 from orchestrator.drawing import Drawing
 from orchestrator.exits import ExitBook
 from orchestrator.head import HeadCore
@@ -120,8 +120,9 @@ class ModelRuntime:
             model,
             shared.key.node_id,
             lambda head: sealed(identity_pb2.DOMAIN_HEAD, head, shared.key).data,
-            lambda data: open_head(data, shared.policy, model),
+            lambda data: open_stored_head(data, shared.policy, model, self.head),
             times=shared.times,
+            may_hold=shared.policy.is_orchestrator(shared.key.node_id),
         )
         self.loop = HeadLoop(
             core, shared.store, keys.head(model), shared.clock, self._on_news, request_timeout_s=shared.times.request_timeout_s

@@ -197,7 +197,7 @@ async def _serve(
     # adverts, delegations and expiries are judged by network time: a wrong wall clock is no reason to refuse
     shared.clock = membership.clock
     if not shared.policy.is_orchestrator(shared.key.node_id):
-        _log.warning("not_listed", reason="the network document does not list this orchestrator: PNodes will not obey it")
+        _log.warning("not_listed", reason="the network document does not list this orchestrator: it decides nothing")
     async with asyncio.TaskGroup() as group:
         models = ModelTable(shared, group)
         presigner = store if store.address.public_endpoint else None

@@ -41,6 +41,8 @@ class NetworkPolicy:
     network_id: NetworkId
     document: identity_pb2.NetworkDocument
     history: tuple[identity_pb2.Envelope, ...]
+    ever_listed: frozenset[str]
+    """Orchestrators of any version of the chain."""
 
     @property
     def envelope(self) -> identity_pb2.Envelope:
@@ -71,6 +73,10 @@ class NetworkPolicy:
     def is_orchestrator(self, node_id: str) -> bool:
         """Whether PNodes obey that node."""
         return node_id in self.document.orchestrator_ids
+
+    def has_listed(self, node_id: str) -> bool:
+        """Whether any version listed it: what it signed then stays readable. Nobody obeys it for that: `is_orchestrator`."""
+        return node_id in self.ever_listed
 
     def is_trusted(self, node_id: str, now_wall: float) -> bool:
         """Whether maintainers trust that PNode at the moment: it is checked less, never not at all."""
@@ -107,7 +113,7 @@ class NetworkPolicy:
         return pause
 
     def open_manifest(self, envelope: identity_pb2.Envelope, model: str) -> model_pb2.Manifest:
-        """A manifest of that model in this network: number 0 by k maintainers, every other by the listed orchestrator that it names.
+        """A manifest of that model in this network: number 0 by k maintainers, every other by the orchestrator that it names, which some version listed.
 
         Raises Corrupt (``wrong_network``, ``wrong_signer``), Refused (``too_few_signatures``).
         """
@@ -117,7 +123,7 @@ class NetworkPolicy:
             raise Corrupt("the manifest is of another network or model", code="wrong_network")
         if manifest.number == 0:
             _require_threshold(self.document, opened.signers, "the manifest")
-        elif not any(self.is_orchestrator(signer.node_id) and signer.node_id == manifest.holder for signer in opened.signers):
+        elif not any(self.has_listed(signer.node_id) and signer.node_id == manifest.holder for signer in opened.signers):
             raise Corrupt("the manifest is not signed by the listed orchestrator that it names", code="wrong_signer")
         return manifest
 
@@ -226,7 +232,7 @@ def verify_chain(
     if network_id is not None and found != network_id:
         raise Refused("the network document belongs to another network", code="wrong_network", wanted=network_id, got=found)
     _require_threshold(first, opened.signers, "version 1")
-    previous = first
+    previous, ever_listed = first, set(first.orchestrator_ids)
     for envelope in history[1:]:
         document, opened = _version(envelope)
         if document.version <= previous.version:
@@ -236,7 +242,8 @@ def verify_chain(
         _require_threshold(previous, opened.signers, f"version {document.version}, by the keys of version {previous.version},")
         _require_threshold(document, opened.signers, f"version {document.version}")
         previous = document
-    policy = NetworkPolicy(found, previous, tuple(history))
+        ever_listed.update(document.orchestrator_ids)
+    policy = NetworkPolicy(found, previous, tuple(history), frozenset(ever_listed))
     if now_wall is not None and policy.expired(now_wall):
         raise Stale("the network document has expired", code="document_expired", remedy="ask a maintainer for a new version")
     return policy
