@@ -11,7 +11,7 @@ from dcnr.cli import output
 from dcnr.cli.completion import among
 from dcnr.cli.homes import HomeOption, JsonOption, home_of
 from dcnr.cli.session import KEY_FILE, NETWORK_FILE, BootstrapOption, KeyOption, NetworkIdOption, NetworkOption, Session
-from dcnr.errors import InvalidInput, Refused
+from dcnr.errors import InvalidInput, Refused, Stale
 from dcnr.settings import ClientSettings
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def sign(
     file: Annotated[Path | None, typer.Option(help="The network file to write; default: the home directory's.", show_default=False)] = None,
     key: KeyOption = None, home: HomeOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Sign the draft of a network document; with enough signatures it becomes the network file. Look at it first: it says what changes.
+    """Sign the draft of a network document; with enough signatures it becomes the network file. Says first what changes.
 
     Example: dcnr network sign network-draft.json --key key-2.pem
     """
@@ -165,7 +165,30 @@ def sign(
             f"{draft} cannot be read: {error}", code="bad_draft", remedy="name a file that dcnr network amend wrote"
         ) from error
     path = (file or session.home / NETWORK_FILE).expanduser().absolute()
+    _check_follows(found, path)
+    output.say("\n".join(["this signs:", *_change_lines(found)]))
     _amended(found.sign(*session.keys(key)), path, draft, as_json=as_json)
+
+
+def _check_follows(found: Amendment, path: Path) -> None:
+    """Raises Refused (``wrong_network``), Stale (``document_not_newer``) where ``path`` holds another network, or a version that the draft does not know."""
+    from trust.network_file import load_policy
+
+    if not path.exists():
+        return
+    own, draft_id = load_policy(path), found.before.network_id
+    if own.network_id != draft_id:
+        raise Refused(
+            f"the draft is of network {draft_id}, {path} holds {own.network_id}",
+            code="wrong_network",
+            remedy="choose the file of the draft's network: --file",
+        )
+    if own.document.version > found.before.document.version:
+        raise Stale(
+            f"the draft follows version {found.before.document.version}, {path} holds version {own.document.version}",
+            code="document_not_newer",
+            remedy="draft it anew from the newest version: dcnr network amend",
+        )
 
 
 def _amended(found: Amendment, path: Path, draft: Path | None, *, as_json: bool) -> None:
@@ -203,6 +226,17 @@ def _changed(found: Amendment) -> dict[str, Any]:
         for name, value in after.items()
         if value != before[name] and name not in ("version", "network_id", "created_unix_ms")
     }
+
+
+def _change_lines(found: Amendment) -> list[str]:
+    """As what is signed says it, in full: the version, and each field that changes with what it was and what it will be."""
+    from dcnr.sdk.plain import plain
+
+    before = plain(found.before.document)
+    lines = [
+        f"  version {found.document.version} of network {found.before.network_id}, after version {found.before.document.version}"
+    ]
+    return [*lines, *(f"  {name}: {before[name]!r} -> {value!r}" for name, value in _changed(found).items())]
 
 
 def _amended_text(data: dict[str, Any], found: Amendment, target: Path) -> str:

@@ -215,6 +215,43 @@ def test_the_next_version_of_a_network_document(homes: Path, capsys: pytest.Capt
     assert load_policy(file).document.version == 3
 
 
+def test_a_draft_is_shown_before_it_is_signed_and_replaces_no_other_network_and_no_newer_version(
+    homes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: who signs sees what the signed bytes change, whatever the file says of them, and loses nothing that is newer or of another network."""
+    file, more = homes / "dcnr" / "network.json", "cd" * 20
+    run(f"dcnr network create --name garden --orchestrator {'ab' * 20} --maintainers 3 --threshold 2")
+    run(f"dcnr network amend --add-orchestrator {more}")
+    draft = homes / "dcnr" / "network-draft.json"
+    table = json.loads(draft.read_text())
+    draft.write_text(json.dumps({**table, "summary": {"version": 9, "network_id": "harmless"}}))
+    second = str(homes / "dcnr" / "key-2.pem")
+    run(f"dcnr network create --name other --orchestrator {'ab' * 20} --out", str(homes / "elsewhere"))
+    capsys.readouterr()
+    other, before = homes / "elsewhere" / "network.json", draft.read_text()
+    held = other.read_text()
+    assert run("dcnr network sign", str(draft), "--key", second, "--file", str(other)) == 5
+    refused = capsys.readouterr().err
+    assert "wrong_network" in refused
+    assert "this signs" not in refused
+    assert (other.read_text(), draft.read_text()) == (held, before)
+    both = [argument for number in ("", "-3") for argument in ("--key", str(homes / "dcnr" / f"key{number}.pem"))]
+    assert run("dcnr network amend --audits drawn", *both) == 0
+    held = file.read_text()
+    capsys.readouterr()
+    assert run("dcnr network sign", str(draft), "--key", second) == 1, "Stale"
+    assert "document_not_newer" in capsys.readouterr().err
+    assert (file.read_text(), draft.read_text()) == (held, before)
+    assert (
+        run("dcnr network sign", str(draft), "--key", str(homes / "elsewhere" / "key.pem"), "--file", str(homes / "new.json")) == 5
+    )
+    shown = capsys.readouterr().err
+    assert f"version 2 of network {load_policy(file).network_id}, after version 1" in shown
+    assert f"orchestrator_ids: ['{'ab' * 20}'] -> ['{'ab' * 20}', '{more}']" in shown, "before the key was looked at"
+    assert run("dcnr network sign", str(draft), "--key", second, "--file", str(homes / "new.json")) == 0
+    assert load_policy(homes / "new.json").document.version == 2
+
+
 def test_a_network_names_whom_it_trusts_and_how_large_a_vnode_may_be(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: the document that the command signs holds them, and `show` says until when."""
     trusted = "ab" * 20
