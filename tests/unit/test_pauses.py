@@ -113,13 +113,33 @@ def test_a_maintainer_whose_view_is_older_signs_the_number_that_is_next(books: B
             found, _ = await record_pause(request.pause, policy=books.policy, store=books.store)
             return orchestrator_pb2.PauseJobResponse(recorded=True, paused=found.paused)
 
-    old = orchestrator_pb2.JobView(job_id=JOB, model=MODEL)
+    old = orchestrator_pb2.JobView(job_id=JOB, model=MODEL, pause=model_pb2.JobPause(number=1))
     told = pausing.say(Direct(), books.policy, old, [MAINTAINER], paused=True, reason="", now_wall=0.0)  # type: ignore[arg-type]
     assert asyncio.run(told).paused
     assert books.paused()
     with pytest.raises(Refused):
         asyncio.run(pausing.say(Direct(), books.policy, old, [STRANGER], paused=False, reason="", now_wall=0.0))  # type: ignore[arg-type]
     assert books.paused()
+
+
+@pytest.mark.parametrize(
+    ("told", "signed"), [([9], [5]), ([5], [5]), ([4], [5]), ([""], [5]), (["six"], [5]), ([6, 7, 8, 9], [5, 6]), ([6, 6], [5, 6])]
+)
+def test_an_orchestrator_that_names_numbers_collects_no_signatures_for_later_ones(
+    books: Books, told: list[object], signed: list[int]
+) -> None:
+    """What the SDK signs where each answer says that another number is next."""
+    seen: list[int] = []
+
+    class Liar:
+        async def call(self, stub: object, method: str, request: orchestrator_pb2.PauseJobRequest) -> None:
+            seen.append(books.policy.open_pause(request.pause).number)
+            raise Stale("not the next", code="pause_not_next", number=told[len(seen) - 1])
+
+    view = orchestrator_pb2.JobView(job_id=JOB, model=MODEL, pause=model_pb2.JobPause(number=4))
+    with pytest.raises(Stale):
+        asyncio.run(pausing.say(Liar(), books.policy, view, [MAINTAINER], paused=True, reason="", now_wall=0.0))  # type: ignore[arg-type]
+    assert seen == signed
 
 
 def test_strangers_other_jobs_and_ended_ones_are_refused(books: Books) -> None:
