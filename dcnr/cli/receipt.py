@@ -117,7 +117,8 @@ def _write(path: Path, data: bytes) -> None:
         draft.write_bytes(data)
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where no directory is there is no draft
+            draft.unlink()
         raise Refused(
             f"{path} cannot be written: {error.strerror}", code="disk_trouble", remedy="choose another path with --out"
         ) from error

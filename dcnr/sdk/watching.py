@@ -41,6 +41,7 @@ async def views_of(
                 newest = max((int(event.sequence) for event in view.events), default=0)
                 last = (reporter, max(newest, last[1] if reporter == last[0] else 0))
                 yield view
+                seen_s = clock.monotonic()  # the time that the reader took is nobody's silence
                 if view.job.state in ENDED:
                     return
         except Unavailable as error:

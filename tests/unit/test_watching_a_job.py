@@ -81,6 +81,20 @@ def test_streams_that_end_without_a_view_are_no_views() -> None:
         watched([(LOST_S, [], None)])
 
 
+def test_the_time_that_the_reader_takes_is_no_loss() -> None:
+    clock = Steps()
+
+    async def story() -> JobStates:
+        told = Told(clock, [(1, [RUNNING], AWAY), (1, [COMPLETED], None)])
+        found: JobStates = []
+        async for view in views_of(told, "j", model="m", interval_s=1.0, clock=clock):  # type: ignore[arg-type]
+            found.append(view.job.state)
+            clock.now += 2 * LOST_S
+        return found
+
+    assert asyncio.run(story()) == [RUNNING, COMPLETED]
+
+
 def test_a_job_that_does_not_exist_is_told_at_once() -> None:
     with pytest.raises(NotFound):
         watched([(0, [], NotFound("there is no job j", code="job_not_found"))])
