@@ -23,13 +23,16 @@ class Turns:
     def __init__(self, together: Together, call: Callable[[], Awaitable[Sequence[Waiting]]]) -> None:
         self._together, self._call = together, call
         self._waiting: dict[Waiting, asyncio.Future[None]] = {}
+        self._num_turns = 0
+        """Turns that will look once more for who waits: a turn is none any more in the very step in which it found nobody."""
         self._turns: set[asyncio.Task[None]] = set()
 
     async def computed(self, inputs: Sequence[Travelling], wish: Wish) -> Computed:
         """What was computed for one question. Raises what went wrong with it, or with the call."""
         one = self._together.enter(inputs, wish)
         done = self._waiting[one] = asyncio.get_running_loop().create_future()
-        if len(self._turns) < AT_ONCE and self._together.reserve():
+        if self._num_turns < AT_ONCE and self._together.reserve():
+            self._num_turns += 1
             turn = asyncio.create_task(self._turn())
             self._turns.add(turn)
             turn.add_done_callback(self._turns.discard)
@@ -48,6 +51,8 @@ class Turns:
                     return
         except Exception as error:  # noqa: BLE001  raised where the questions are waited for
             self._tell(self._together.give_up(error))
+        finally:
+            self._num_turns -= 1
 
     def _tell(self, found: Sequence[Waiting]) -> None:
         for one in found:
