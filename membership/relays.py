@@ -36,16 +36,24 @@ def in_order(worker_id: str, relays: Sequence[tuple[NodeId, Sequence[str]]]) -> 
 
 async def open_stream(connection: Connection, first: membership_pb2.RelayMessage) -> CallStream:
     """A Relay stream whose first message was answered with `RelayOpened`. Raises the relay's typed error, RemoteFault, Unavailable, TimedOut."""
-    metadata = await connection.fresh_metadata()
-    stub: Any = membership_pb2_grpc.MembershipServiceStub(connection.channel)
-    call = CallStream(stub.Relay(metadata=metadata))
+    task, call = asyncio.current_task(), None
     try:
-        await call.write(first)
-        answer = await first_of(call, OPEN_S)
+        async with asyncio.timeout(OPEN_S):
+            metadata = await connection.fresh_metadata()
+            stub: Any = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+            call = CallStream(stub.Relay(metadata=metadata))
+            await call.write(first)
+            answer = await first_of(call, OPEN_S)
         if answer.WhichOneof("kind") != "opened":
             raise RemoteFault("the relay does not say whether it opened the stream", code="bad_message")
-    except BaseException:
-        call.cancel()
+    except BaseException as error:
+        if call is not None:
+            call.cancel()
+        if isinstance(error, TimeoutError):
+            raise TimedOut(f"no Relay stream within {OPEN_S:g} s", code="connect_timeout") from None
+        if isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling():
+            # gRPC raises it where somebody else closes the channel
+            raise Unavailable("the connection to the relay was closed", code="relay_broken") from error
         raise
     return call
 

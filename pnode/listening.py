@@ -70,7 +70,7 @@ class Listening:
     def _review(self, group: asyncio.TaskGroup) -> None:
         known = in_order(self._worker_id, self._relays.known())[:NUM_RELAYS] if self._wanted else []
         chosen = {relay_id for relay_id, _ in known}
-        for relay_id in [relay_id for relay_id in self._streams if relay_id not in chosen]:
+        for relay_id in [relay_id for relay_id, task in self._streams.items() if relay_id not in chosen or task.done()]:
             self._streams.pop(relay_id).cancel()
         for relay_id in sorted(chosen - self._streams.keys()):
             self._streams[relay_id] = group.create_task(self._keep(relay_id, group))
