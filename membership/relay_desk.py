@@ -24,7 +24,9 @@ MAX_LISTENERS: Final = 512
 MAX_CONNECTIONS: Final = 256
 """Each holds two of a server's places for calls; a listener holds one."""
 MAX_OF_A_NODE: Final = 64
-"""Connections of one PNode, to it and from it. Orchestrators of the network are bounded by `MAX_CONNECTIONS` only."""
+"""Connections of one PNode, to it and from it. What orchestrators of the network call is bounded by `MAX_CONNECTIONS` only."""
+MAX_OF_A_PAIR: Final = 16
+"""Connections of one PNode to one other: nobody takes alone all that another may have."""
 MAX_INCOMING: Final = 16
 """Connections of which a worker that listens has not been told yet."""
 OPEN_S: Final = 5.0
@@ -83,7 +85,7 @@ class _Listener:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """From the moment when somebody wants it. ``names``: the PNodes that it is counted for."""
+    """From the moment when somebody wants it. ``names``: the PNodes whose rates its bytes count for."""
 
     worker_id: str
     names: tuple[str, ...]
@@ -157,8 +159,11 @@ class RelayDesk:
         listener = self._listeners.get(worker_id)
         if listener is None:
             raise NotFound("no such worker listens here", code="not_listening")
-        names = tuple(name for name in (_name_of(peer), _name_of(listener.peer)) if not self._is_orchestrator(name))
-        if len(self._connections) >= MAX_CONNECTIONS or any(self._counts[name] >= MAX_OF_A_NODE for name in names):
+        caller, called = _name_of(peer), _name_of(listener.peer)
+        names = tuple(name for name in (caller, called) if not self._is_orchestrator(name))
+        pair = f"{caller} {called}"
+        most = {} if self._is_orchestrator(caller) else {caller: MAX_OF_A_NODE, called: MAX_OF_A_NODE, pair: MAX_OF_A_PAIR}
+        if len(self._connections) >= MAX_CONNECTIONS or any(self._counts[name] >= number for name, number in most.items()):
             raise Unavailable("too many connections are passed on already", code="too_many_connections")
         number, connection = self._random_bytes(NUMBER_BYTES), _Connection(worker_id, names)
         try:
@@ -166,7 +171,7 @@ class RelayDesk:
         except asyncio.QueueFull:
             raise Unavailable("the worker does not take its connections", code="not_accepted") from None
         self._connections[number] = connection
-        self._counts.update(names)
+        self._counts.update(most.keys())
         try:
             try:
                 async with asyncio.timeout(OPEN_S):
@@ -178,7 +183,7 @@ class RelayDesk:
             connection.there.end()
             connection.back.drop()
             del self._connections[number]
-            self._counts -= Counter(names)  # keeps what is above zero
+            self._counts -= Counter(most.keys())  # keeps what is above zero
 
     async def _accept(self, stream: RelayStream, peer: Peer, number: bytes) -> None:
         connection = self._connections.get(number)

@@ -18,7 +18,7 @@ from membership.relay_streams import MAX_DATA_BYTES
 from membership.relays import in_order
 from trust.session import Peer
 
-WORKER, NODE, CALLER, OTHER = (NodeId(digit * 40) for digit in "1234")
+WORKER, NODE, CALLER, OTHER, FRIEND, RELAY = (NodeId(digit * 40) for digit in "123456")
 Message = membership_pb2.RelayMessage
 LISTEN = Message(listen=membership_pb2.RelayListen())
 CONNECT = Message(connect=membership_pb2.RelayConnect(worker_id=WORKER))
@@ -71,7 +71,7 @@ def at_desk(test: Callable[[RelayDesk], Awaitable[None]]) -> None:
     async def run() -> None:
         desk = RelayDesk(
             SystemClock(), lambda size: next(numbers).to_bytes(size, "big"), may_use=lambda one: one.node_id != OTHER,
-            is_orchestrator=lambda name: False, bytes_s=1e9,
+            is_orchestrator=lambda name: name == RELAY, bytes_s=1e9,
         )  # fmt: skip
         await test(desk)
         assert desk.num_connections == 0, "nothing is left"
@@ -85,9 +85,9 @@ async def listening(desk: RelayDesk) -> Talk:
     return talk
 
 
-async def joined(desk: RelayDesk, listener: Talk) -> tuple[Talk, Talk]:
+async def joined(desk: RelayDesk, listener: Talk, caller_id: NodeId = CALLER) -> tuple[Talk, Talk]:
     """Both ends of a connection."""
-    caller = Talk(desk, peer(CALLER), CONNECT)
+    caller = Talk(desk, peer(caller_id), CONNECT)
     number = (await listener.next("incoming")).incoming.number
     worker = Talk(desk, peer(WORKER, NODE), Message(accept=membership_pb2.RelayAccept(number=number)))
     await worker.next("opened")
@@ -165,11 +165,31 @@ def test_what_is_too_much_is_refused_and_what_nobody_takes_is_given_up(monkeypat
         monkeypatch.setattr(membership.relay_desk, "OPEN_S", SECONDS)
         caller, worker = await joined(desk, listener)
         assert (await Talk(desk, peer(CALLER), CONNECT).failure()).code == "too_many_connections"
+        assert (await Talk(desk, peer(FRIEND), CONNECT).failure()).code == "too_many_connections", "the worker has its own bound"
         await caller.end()
         await worker.end()
         again, taken = await joined(desk, listener)
         await again.end()
         await taken.end()
+
+    at_desk(scene)
+
+
+def test_a_stranger_makes_no_worker_unreachable_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership.relay_desk, "MAX_OF_A_PAIR", 1)
+    monkeypatch.setattr(membership.relay_desk, "MAX_OF_A_NODE", 2)
+
+    async def scene(desk: RelayDesk) -> None:
+        listener = await listening(desk)
+        ends = list(await joined(desk, listener))
+        assert (await Talk(desk, peer(CALLER), CONNECT).failure()).code == "too_many_connections"
+        ends += await joined(desk, listener, FRIEND)
+        for _ in range(3):
+            ends += await joined(desk, listener, RELAY)  # an orchestrator comes through beside all of them
+        for talk in ends:
+            await talk.end()
+        for talk in await joined(desk, listener):
+            await talk.end()
 
     at_desk(scene)
 
