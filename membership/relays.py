@@ -120,10 +120,7 @@ class RelayDialer:
         if addresses:
             return await self.direct.connect(worker_id, addresses, own_connection=own_connection)
         wanted, reasons = check_node_id(worker_id), []
-        relays = sorted(
-            in_order(wanted, self._relays.known()), key=lambda relay: (relay[0] != self._prefer, relay[0] in self._failed)
-        )
-        for relay_id, where in relays[: 2 * NUM_RELAYS]:
+        for relay_id, where in self._ordered(wanted):
             try:
                 connection = await self._through(relay_id, where, wanted)
             except DcnrError as error:
@@ -135,6 +132,13 @@ class RelayDialer:
                 return connection
         why = "; ".join(reasons) or "no relay is known"
         raise Unavailable(f"worker {wanted[:8]} cannot be dialled, and {why}", code="no_relay")
+
+    def _ordered(self, worker_id: NodeId) -> list[tuple[NodeId, Sequence[str]]]:
+        """Twice as many as it listens at, and the preferred one; those that failed last."""
+        relays = in_order(worker_id, self._relays.known())
+        near, far = relays[: 2 * NUM_RELAYS], relays[2 * NUM_RELAYS :]
+        tried = near + [relay for relay in far if relay[0] == self._prefer]
+        return sorted(tried, key=lambda relay: (relay[0] != self._prefer, relay[0] in self._failed))
 
     async def _through(self, relay_id: NodeId, where: Sequence[str], worker_id: NodeId) -> Connection:
         wish = membership_pb2.RelayMessage(connect=membership_pb2.RelayConnect(worker_id=worker_id))
