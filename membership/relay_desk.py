@@ -21,6 +21,8 @@ from trust.rates import Rate, TokenBuckets
 from trust.session import Peer, RandomBytes
 
 MAX_LISTENERS: Final = 512
+MAX_LISTENERS_OF_A_NODE: Final = 2
+"""Workers of one PNode that listen: the one that runs, and the one that follows it; a further one takes the place of the oldest."""
 MAX_CONNECTIONS: Final = 256
 """Each holds two of a server's places for calls; a listener holds one."""
 MAX_OF_A_NODE: Final = 64
@@ -138,10 +140,8 @@ class RelayDesk:
     async def _listen(self, stream: RelayStream, peer: Peer) -> None:
         if peer.pnode_id is None:
             raise Refused("only a worker listens at a relay", code="not_a_worker")
-        older = self._listeners.get(peer.node_id)
-        if older is not None:
-            older.replaced.set()  # a worker has one stream here: the newest
-        elif len(self._listeners) >= MAX_LISTENERS:
+        self._make_room(peer)
+        if len(self._listeners) >= MAX_LISTENERS:
             raise Unavailable("too many workers listen here already", code="overloaded")
         listener = self._listeners[peer.node_id] = _Listener(peer)
         tasks = [asyncio.ensure_future(work) for work in (_until_over(stream), _tell(stream, listener), _flag(listener.replaced))]
@@ -154,6 +154,18 @@ class RelayDesk:
         for task in tasks:
             if not task.cancelled():
                 task.result()
+
+    def _make_room(self, peer: Peer) -> None:
+        """A worker has one stream here, and a PNode few workers: the newest."""
+        own = [
+            worker_id
+            for worker_id, one in self._listeners.items()
+            if one.peer.pnode_id == peer.pnode_id and worker_id != peer.node_id
+        ]
+        for worker_id in (peer.node_id, *own[: max(0, len(own) + 1 - MAX_LISTENERS_OF_A_NODE)]):
+            older = self._listeners.pop(worker_id, None)
+            if older is not None:
+                older.replaced.set()
 
     async def _connect(self, stream: RelayStream, peer: Peer, worker_id: str) -> None:
         listener = self._listeners.get(worker_id)

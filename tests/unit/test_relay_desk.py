@@ -128,6 +128,25 @@ def test_who_listens_anew_takes_the_place_of_its_older_stream() -> None:
     at_desk(scene)
 
 
+def test_workers_of_one_node_take_few_places_and_the_newest_keep_theirs() -> None:
+    async def scene(desk: RelayDesk) -> None:
+        talks = [Talk(desk, peer(worker_id, NODE), LISTEN) for worker_id in (WORKER, FRIEND, RELAY)]
+        for talk in talks[1:]:
+            await talk.next("opened")
+        async with asyncio.timeout(SECONDS):
+            await talks[0].serving
+        assert desk.num_listeners == 2
+        assert (await Talk(desk, peer(CALLER), CONNECT).failure()).code == "not_listening"
+        stranger = Talk(desk, peer(WORKER, CALLER), LISTEN)
+        await stranger.next("opened")
+        assert desk.num_listeners == 3, "another PNode has places of its own"
+        for talk in (*talks[1:], stranger):
+            await talk.end()
+        assert desk.num_listeners == 0
+
+    at_desk(scene)
+
+
 def test_forged_and_oversized_words_are_refused() -> None:
     async def scene(desk: RelayDesk) -> None:
         assert isinstance(await Talk(desk, peer(OTHER), CONNECT).failure(), Refused)
