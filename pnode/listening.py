@@ -23,6 +23,8 @@ from pnode.links import Told
 REVIEW_S: Final = 1.0
 RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 5.0
+REFUSED_S: Final = 60.0
+"""A relay that refuses is chosen after all others for so long."""
 MAX_TAKEN: Final = 128
 """Connections at once, over all relays."""
 
@@ -43,6 +45,7 @@ class Listening:
         )
         self._wanted = False
         self._open: set[NodeId] = set()
+        self._refused: set[NodeId] = set()
         self._streams: dict[NodeId, asyncio.Task[None]] = {}
         self._num_taken = 0
         self._news = asyncio.Event()
@@ -68,8 +71,8 @@ class Listening:
                 self._news.clear()
 
     def _review(self, group: asyncio.TaskGroup) -> None:
-        known = in_order(self._worker_id, self._relays.known())[:NUM_RELAYS] if self._wanted else []
-        chosen = {relay_id for relay_id, _ in known}
+        known = [relay_id for relay_id, _ in in_order(self._worker_id, self._relays.known())]
+        chosen = set(sorted(known, key=lambda relay_id: relay_id in self._refused)[:NUM_RELAYS]) if self._wanted else set[NodeId]()
         for relay_id in [relay_id for relay_id, task in self._streams.items() if relay_id not in chosen or task.done()]:
             self._streams.pop(relay_id).cancel()
         for relay_id in sorted(chosen - self._streams.keys()):
@@ -81,10 +84,10 @@ class Listening:
             try:
                 await self._listen(relay_id, group)
             except DcnrError as error:
-                if not isinstance(error, Unavailable):
-                    self._told("relay_refused", relay_id, f"{error.code}: {error.message}")
+                if not isinstance(error, Unavailable) or error.code == "overloaded":
+                    self._refuses(relay_id, f"{error.code}: {error.message}")
             except Exception as error:  # noqa: BLE001  RPC boundary: what one relay says never ends this worker
-                self._told("relay_refused", relay_id, f"{type(error).__name__}: {error}")
+                self._refuses(relay_id, f"{type(error).__name__}: {error}")
             finally:
                 if relay_id in self._open:
                     wait_s = RETRY_MIN_S
@@ -92,6 +95,13 @@ class Listening:
                     self._changed()
             await asyncio.sleep(wait_s * self._rng.uniform(0.5, 1.0))
             wait_s = min(RETRY_MAX_S, 2 * wait_s)
+
+    def _refuses(self, relay_id: NodeId, why: str) -> None:
+        self._told("relay_refused", relay_id, why)
+        if relay_id not in self._refused:
+            self._refused.add(relay_id)
+            asyncio.get_running_loop().call_later(REFUSED_S, self._refused.discard, relay_id)
+            self._news.set()
 
     async def _listen(self, relay_id: NodeId, group: asyncio.TaskGroup) -> None:
         """One stream until its end. Raises what the relay says."""

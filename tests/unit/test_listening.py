@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import membership.relays
-from dcnr.errors import TimedOut, Unavailable
+from dcnr.errors import DcnrError, Refused, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.v1 import membership_pb2
-from membership.relays import in_order, open_stream
+from membership.relays import NUM_RELAYS, in_order, open_stream
 from pnode.listening import Listening
 
 WORKER = NodeId("1" * 40)
@@ -52,6 +52,25 @@ def test_a_relay_whose_channel_somebody_closed_is_asked_again() -> None:
             raise asyncio.CancelledError  # as gRPC does in whoever waits for a call
 
         await asked(connection, again, 1)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [Refused("no", code="not_a_relay"), RemoteFault("no", code="unimplemented"), Unavailable("no", code="overloaded")],
+    ids=lambda error: error.code,
+)
+def test_a_relay_that_refuses_makes_room_for_the_next_one(refusal: DcnrError) -> None:
+    async def story() -> None:
+        next_one = asyncio.Event()
+
+        async def connection(relay_id: NodeId) -> Any:
+            if relay_id == RELAYS[NUM_RELAYS][0]:
+                next_one.set()
+            raise refusal
+
+        await asked(connection, next_one, NUM_RELAYS + 1)
 
     asyncio.run(story())
 
