@@ -117,7 +117,7 @@ def test_connections_of_one_node_are_counted_and_its_bytes_are_paced(monkeypatch
             wish = membership_pb2.RelayMessage(connect=membership_pb2.RelayConnect(worker_id=SERVER.node_id))
             streams = [await open_stream(at_relay, wish) for _ in range(2)]
             with pytest.raises(Unavailable, match="too many connections"):
-                await dialer.connect(SERVER.node_id, [])
+                await open_stream(at_relay, wish)
             for stream in streams:
                 stream.cancel()
             await until(lambda: not known[0].desk.num_connections, "both are over")
