@@ -140,15 +140,17 @@ class Connection:
         """Ends the channel and all its calls. Idempotent."""
         self._closed.set()
         watcher, self._watcher = self._watcher, None
-        if watcher is not None and watcher is not asyncio.current_task():
-            watcher.cancel()
-            await asyncio.wait([watcher])
         try:
-            await self._channel.close(None)
+            if watcher is not None and watcher is not asyncio.current_task():
+                watcher.cancel()
+                await asyncio.wait([watcher])
         finally:
-            behind, self._behind = self._behind, None
-            if behind is not None:
-                await behind()
+            try:
+                await self._channel.close(None)
+            finally:
+                behind, self._behind = self._behind, None
+                if behind is not None:
+                    await behind()
 
     def end_with(self, behind: Callable[[], Awaitable[None]]) -> None:
         """``behind`` is what the channel runs through: it is ended after the channel, whoever closes the connection."""

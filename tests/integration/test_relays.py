@@ -64,7 +64,11 @@ def test_the_next_relay_leads_there_when_one_dies() -> None:
             await first.close()
             second = await dialer.connect(SERVER.node_id, [])
             assert await probe(second)
-            await second.close()
+            closing = asyncio.ensure_future(second.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            await until(lambda: not any(relay.desk.num_connections for relay in known), "who stops waiting for the end leaves nothing open")
 
     in_house(scene)
 
