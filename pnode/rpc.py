@@ -46,9 +46,11 @@ class HeldPort:
         self._socket.close()
 
 
-def data_server(key: NodeKey, network_id: str, clock: Clock, service: Callable[[Callable[[Any], str]], DataPlane]) -> RpcServer:
-    """A server with the data plane's only service, not started yet."""
-    server = RpcServer(key, network_id, clock=clock, rng=secrets.token_bytes)
+def data_server(
+    key: NodeKey, network_id: str, clock: Clock, service: Callable[[Callable[[Any], str]], DataPlane], *, apart: bool = False
+) -> RpcServer:
+    """A server with the data plane's only service, not started yet. ``apart``: see `RpcServer`; for a port at which relays bring all callers."""
+    server = RpcServer(key, network_id, clock=clock, rng=secrets.token_bytes, apart=apart)
     server.add(service(pnode_of).add_to, SERVICE)
     return server
 

@@ -29,6 +29,7 @@ from dcnr.settings import TracingSettings
 from dcnr.system import SystemClock
 from dcnr.tracing import started
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, orchestrator_pb2, vnode_pb2
+from membership.relays import LOOPBACK
 from pnode.auditing import Auditing, Auditor
 from pnode.crew import Acting, Crew, Outlets
 from pnode.donors import Donor
@@ -133,6 +134,7 @@ class Worker:
             self._acting.network_id,
             self._clock,
             lambda peer: self._new_data_plane(peer, uplink),
+            apart=held.host == LOOPBACK,
         )
         held.free()
         await server.start(held.host, held.port)

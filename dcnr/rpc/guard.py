@@ -42,29 +42,30 @@ def peer_of(context: Any) -> Peer:
     return peer
 
 
-def caller_of(context: Any) -> Caller:
-    """Where the call comes from, session or not."""
-    return _caller_behind(str(context.peer()))
+def caller_of(context: Any, *, apart: bool = False) -> Caller:
+    """Where the call comes from, session or not. ``apart``: its connection counts as a subnet of its own."""
+    return _caller_behind(str(context.peer()), apart)
 
 
 @lru_cache(maxsize=MAX_CALLERS)
-def _caller_behind(connection: str) -> Caller:
+def _caller_behind(connection: str, apart: bool) -> Caller:
     kind, _, rest = connection.partition(":")
     try:
         host, port = split_address(unquote(rest))
     except DcnrError:
-        return Caller(connection, "", kind)
-    return Caller(connection, join_address(host, port), subnet_of(host))
+        return Caller(connection, "", connection if apart else kind)
+    return Caller(connection, join_address(host, port), connection if apart else subnet_of(host))
 
 
 class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The interceptor of `dcnr.rpc.server.RpcServer`."""
 
     def __init__(
-        self, book: SessionBook, *, clock: Clock, open_methods: frozenset[str], max_concurrent: int, max_concurrent_per_peer: int
-    ) -> None:
+        self, book: SessionBook, *, clock: Clock, open_methods: frozenset[str], max_concurrent: int, max_concurrent_per_peer: int, apart: bool
+    ) -> None:  # fmt: skip
         self._book, self._clock, self._open = book, clock, open_methods
         self._max, self._max_per_peer = max_concurrent, max_concurrent_per_peer
+        self._apart = apart
         self._num_running = 0
         self._running: Counter[str] = Counter()
 
@@ -120,7 +121,7 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the 
 
     async def _enter(self, context: Any, method: str, token: bytes | None) -> str:
         """Counts the call in and notes its peer; aborts where there is no session of this connection."""
-        caller, peer = caller_of(context), None
+        caller, peer = caller_of(context, apart=self._apart), None
         try:
             if token is not None:
                 try:

@@ -26,7 +26,9 @@ MAX_CONCURRENT_PER_PEER: Final = 256
 
 
 class RpcServer:
-    """Serves what its registrars add, from `start` to `stop`. ``rng``: unpredictable bytes (``secrets.token_bytes``)."""
+    """Serves what its registrars add, from `start` to `stop`. ``rng``: unpredictable bytes (``secrets.token_bytes``); ``apart``: callers from everywhere come
+    in at one address, so each connection counts as a subnet of its own.
+    """
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class RpcServer:
         max_concurrent: int = MAX_CONCURRENT,
         max_concurrent_per_peer: int = MAX_CONCURRENT_PER_PEER,
         limits: SessionLimits | None = None,
+        apart: bool = False,
     ) -> None:
         self._key, self._certificate = key, self_signed_certificate(key)
         self._book = SessionBook(
@@ -56,10 +59,11 @@ class RpcServer:
             open_methods=open_methods | SESSION_METHODS,
             max_concurrent=max_concurrent,
             max_concurrent_per_peer=max_concurrent_per_peer,
+            apart=apart,
         )
         self._server = aio.server(interceptors=[self._guard], options=server_options())
         self._health.register(self._server)
-        self.add(lambda server: identity_pb2_grpc.add_SessionServiceServicer_to_server(_Sessions(self._book, clock), server))
+        self.add(lambda server: identity_pb2_grpc.add_SessionServiceServicer_to_server(_Sessions(self._book, clock, apart), server))
         self.port = 0
 
     @property
@@ -103,11 +107,15 @@ class RpcServer:
 class _Sessions(identity_pb2_grpc.SessionServiceServicer):
     """The shell around `SessionBook`."""
 
-    def __init__(self, book: SessionBook, clock: Clock) -> None:
-        self._book, self._clock = book, clock
+    def __init__(self, book: SessionBook, clock: Clock, apart: bool) -> None:
+        self._book, self._clock, self._apart = book, clock, apart
 
     async def Challenge(self, request: identity_pb2.ChallengeRequest, context: Any) -> identity_pb2.ChallengeResponse:
-        return self._book.challenge(request, caller_of(context), now=self._clock.monotonic(), now_wall=self._clock.wall())
+        return self._book.challenge(
+            request, caller_of(context, apart=self._apart), now=self._clock.monotonic(), now_wall=self._clock.wall()
+        )
 
     async def Open(self, request: identity_pb2.OpenRequest, context: Any) -> identity_pb2.OpenResponse:
-        return self._book.open(request, caller_of(context), now=self._clock.monotonic(), now_wall=self._clock.wall())
+        return self._book.open(
+            request, caller_of(context, apart=self._apart), now=self._clock.monotonic(), now_wall=self._clock.wall()
+        )

@@ -6,15 +6,19 @@ import asyncio
 
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
+from grpc import aio
 from relay_rig import dialling, listening, relays, until
-from rpc_rig import CLIENT, MALLORY, NETWORK, SERVER, House, in_house, probe, stub
+from rpc_rig import CLIENT, MALLORY, NETWORK, SERVER, House, connected, in_house, probe, raw_channel, stub
 
 import membership.relay_desk
 from dcnr.errors import DcnrError, RemoteFault, Unavailable
-from dcnr.v1 import membership_pb2
+from dcnr.v1 import identity_pb2, identity_pb2_grpc, membership_pb2
 from membership.relay_desk import Lane
 from membership.relays import open_stream
+from trust.rates import Rate
+from trust.session import NONCE_BYTES, SessionLimits
 
+FEW = 3
 LARGE = ["x" * 65_000] * 80
 """Together more than everything on the way holds at once."""
 
@@ -68,7 +72,9 @@ def test_the_next_relay_leads_there_when_one_dies() -> None:
             await asyncio.sleep(0)
             closing.cancel()
             await asyncio.gather(closing, return_exceptions=True)
-            await until(lambda: not any(relay.desk.num_connections for relay in known), "who stops waiting for the end leaves nothing open")
+            await until(
+                lambda: not any(relay.desk.num_connections for relay in known), "who stops waiting for the end leaves nothing open"
+            )
 
     in_house(scene)
 
@@ -133,6 +139,22 @@ def test_connections_of_one_node_are_counted_and_its_bytes_are_paced(monkeypatch
             await connection.close()
 
     in_house(scene)
+
+
+def test_a_flood_through_a_relay_shuts_out_nobody_else_who_comes_over_loopback() -> None:
+    async def scene(house: House) -> None:
+        flood = raw_channel(house)
+        sessions = identity_pb2_grpc.SessionServiceStub(flood)
+        request = identity_pb2.ChallengeRequest(client_nonce=bytes(NONCE_BYTES))
+        for _ in range(FEW):
+            await sessions.Challenge(request, timeout=60)
+        with pytest.raises(aio.AioRpcError, match="too many sessions are being opened"):
+            await sessions.Challenge(request, timeout=60)
+        async with connected(house) as connection:
+            assert await probe(connection)
+        await flood.close(None)
+
+    in_house(scene, apart=True, limits=SessionLimits(per_subnet=Rate(per_s=0.001, burst=FEW)))
 
 
 def _much() -> membership_pb2.ExchangeRequest:
