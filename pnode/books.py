@@ -45,8 +45,9 @@ SPARED_SHARE: Final = 0.5
 """Evidence of intervals that were not drawn goes when all of it takes more than this part of the room."""
 
 T = TypeVar("T")
-_Output = asyncio.Future[Frame] | TensorHandle | None
-"""As it is encoded for whoever wants it, or as it was computed."""
+Inputs = Sequence[TensorHandle]
+Encoded = asyncio.Future[Frame] | None
+"""An output for whoever wants it."""
 Capture = Callable[[StateInfo], Awaitable[bytes]]
 """The whole state as it is now, with that about itself."""
 
@@ -100,9 +101,7 @@ class Books:
 
     # ---- entries -------------------------------------------------------------------------------------------------------------
 
-    async def learned(
-        self, batch: int, inputs: Sequence[TensorHandle], result: StepResult, num_learned: int, frame: asyncio.Future[Frame] | None
-    ) -> None:
+    async def learned(self, batch: int, inputs: Inputs, result: StepResult, num_learned: int, frame: Encoded) -> None:
         """One batch was learned; ``frame``: its output as encoded, where it is kept."""
         step = model_pb2.Step(batch=batch, num_learned=num_learned, loss=result.loss, lr=result.lr)
         self._lineage = self._lineage.add(batch)
@@ -110,14 +109,7 @@ class Books:
         if self._entry % self._span_steps == 0:
             self._track(partial(self._name_state, step, await self._captured()))
 
-    async def forwarded(
-        self,
-        batch: int,
-        inputs: Sequence[TensorHandle],
-        output: TensorHandle,
-        num_learned: int,
-        frame: asyncio.Future[Frame] | None,
-    ) -> None:
+    async def forwarded(self, batch: int, inputs: Inputs, output: TensorHandle, num_learned: int, frame: Encoded) -> None:
         """One batch was computed again with the weights of now."""
         await self._note(model_pb2.Step(batch=batch, num_learned=num_learned, forward_only=True), inputs, output, frame)
 
@@ -127,16 +119,14 @@ class Books:
             self._write(f"delta-{self._merges}", data)
             self._merges += 1
 
-    async def _note(
-        self, step: model_pb2.Step, inputs: Sequence[TensorHandle], output: TensorHandle, frame: asyncio.Future[Frame] | None
-    ) -> None:
+    async def _note(self, step: model_pb2.Step, inputs: Inputs, output: TensorHandle, frame: Encoded) -> None:
         while len(self._tasks) >= MAX_BACKLOG:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         entry, self._entry = self._entry, self._entry + 1
         self._steps.append(step)
         self._track(partial(self._keep, entry, step, inputs, output if frame is None and self._is_read else frame))
 
-    async def _keep(self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle], output: _Output) -> None:
+    async def _keep(self, entry: int, step: model_pb2.Step, inputs: Inputs, output: Encoded | TensorHandle) -> None:
         refused: OSError | None = None
         try:
             await self._run(self._add_inputs, entry, step, inputs)  # at once: the first entry of a sender carries its delegation
@@ -335,7 +325,7 @@ class Books:
             ended.following.result().take("begin", state)
         self._folder.closed(interval, name)
 
-    def _add_inputs(self, entry: int, step: model_pb2.Step, inputs: Sequence[TensorHandle]) -> None:
+    def _add_inputs(self, entry: int, step: model_pb2.Step, inputs: Inputs) -> None:
         """All digests first: these have to be in the log whatever the disk does."""
         parts: list[tuple[model_pb2.EvidencePart, memoryview]] = []
         for port, handle in enumerate(inputs):

@@ -25,6 +25,8 @@ NOW = 1_700_000_000.0
 MAINTAINER, ORCHESTRATOR, PNODE, WORKER, STRANGER, HELPER, HELPING = (NodeKey.generate() for _ in range(7))
 GRAPH, MODEL, JOB, N = "a" * 64, "tiny", "tiny-1", 10
 Credits = dict[tuple[str, str], list[int]]
+MIDDLE = "middle"
+"""The state on the way before the last one."""
 POLICY = verify_chain([create_document(MAINTAINER, name="n", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id])])
 
 
@@ -82,8 +84,8 @@ class World:
         anchored: tuple[int, ...] = (), given: dict[tuple[str, str], list[int]] | None = None,
         earlier: Sequence[tuple[str, Credits]] = (),
     ) -> str:  # fmt: skip
-        """The digest of the final manifest after commits of these batches. ``earlier``: what manifests before it named, the oldest first: the digest of a state
-        that held just what was credited with it.
+        """The digest of the final manifest after commits of these batches. ``earlier``: what manifests before it named, the oldest first: `MIDDLE`, or the
+        digest of a state that none of these commits made; it held just what was credited with it.
         """
         first = state([], "")
         first_digest = self.put(data_pb2.OBJECT_KIND_STATE, first, "a")
@@ -111,7 +113,7 @@ class World:
             )  # fmt: skip
             if index != skip:
                 commit_digest = self._envelope(data_pb2.OBJECT_KIND_COMMIT, seal(identity_pb2.DOMAIN_COMMIT, commit, worker), "a")
-            parent = digest_of(data)
+            middle, parent = parent, digest_of(data)
         self.put(data_pb2.OBJECT_KIND_STATE, data, "a")
         checkpoint = model_pb2.Checkpoint(
             vnode="a",
@@ -132,7 +134,7 @@ class World:
         for state_digest, batches_of in earlier:
             before = model_pb2.Manifest()
             before.CopyFrom(manifest)
-            before.entries[0].working[0].digest = state_digest
+            before.entries[0].working[0].digest = middle if state_digest == MIDDLE else state_digest
             before.entries[0].working[0].lineage.CopyFrom(
                 spans(*((one, one + 1) for batches in batches_of.values() for one in batches))
             )
@@ -248,8 +250,6 @@ def test_who_learned_must_be_credited(given: dict[tuple[str, str], list[int]], t
     assert "no manifest credits" in result.reason
 
 
-MIDDLE = digest_of(state([[0, 1]], digest_of(state([], ""))))
-"""The first of two states on the way."""
 FIRST: Credits = {("a.1", HELPER.node_id): [0, 1, 2, 3]}
 
 
