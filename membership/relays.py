@@ -65,7 +65,8 @@ class Door:
         self._first: CallStream | None = first
         self._further = further
         self._server: asyncio.Server | None = None
-        self._comers: set[asyncio.Task[Any]] = set()
+        self._comers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._is_closed = False
         self.trouble: DcnrError | None = None
         """What the relay said of the last connection that it did not open, or that broke."""
 
@@ -79,32 +80,37 @@ class Door:
 
     async def close(self) -> None:
         """Ends everything that goes through it."""
+        self._is_closed = True
         if self._server is not None:
             self._server.close()
         first, self._first = self._first, None
         if first is not None:
             first.cancel()
-        comers = list(self._comers)
-        for task in comers:
+        comers = dict(self._comers)
+        for task, writer in comers.items():
             task.cancel()
+            writer.transport.abort()
         if comers:
             await asyncio.wait(comers)
 
-    async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if len(self._comers) >= MAX_COMERS:
+    def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """In the very step in which somebody came: who came while the door was closed is not left standing there."""
+        if self._is_closed or len(self._comers) >= MAX_COMERS:
             writer.transport.abort()
             return
-        self._comers.add(task)
+        task = asyncio.ensure_future(self._carried(reader, writer))
+        self._comers[task] = writer
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._comers.pop(task).transport.abort()  # also of a task that was cancelled before it began
+
+    async def _carried(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             stream, self._first = self._first, None
             await pump(stream or await self._further(), reader, writer)
         except DcnrError as error:
             self.trouble = error  # whoever came sees its connection end
-        finally:
-            self._comers.discard(task)
-            writer.transport.abort()
 
 
 class RelayDialer:
