@@ -10,13 +10,14 @@ from network_rig import ACTIVE, BATCH_SIZE, SAMPLES, Rig, running_network
 
 from dcnr.cli.local_door import ask
 from dcnr.errors import DcnrError
-from dcnr.ids import number_of
 from dcnr.testing import LocalPNode, Process
 from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 
 PER_PASS = SAMPLES // BATCH_SIZE
 PASSES = 30
 LONG_S = 240.0
+CHECKPOINT_S = 5.0
+"""Seldom: between a look and a kill nothing more becomes durable."""
 PNODES = tuple(LocalPNode(f"p{number}", 1.0, 400, ("--cpu-percent", "20")) for number in range(1, 5))
 
 
@@ -64,14 +65,21 @@ def primary_in(rig: Rig, job_id: str, vnode: str) -> model_pb2.Assignment:
 
 
 def test_two_replicas_of_each_vnode_share_the_work_and_a_contributor_takes_the_place_of_a_killed_primary(rig: Rig) -> None:
-    job_id = rig.submit("shared", passes=PASSES, replicas=2)
+    job_id = rig.submit("shared", passes=PASSES, replicas=2, checkpoint_s=CHECKPOINT_S)
     rig.until(lambda: all(merges(rig, vnode) >= 2 for vnode in rig.vnodes), "both primaries have merged", LONG_S)
-    before = primary_of(rig, "b")
-    view = next(item for item in rig.job(job_id).vnodes if item.vnode == "b")
-    assert before is not None
+    views: list[orchestrator_pb2.VNodeView] = []
+
+    def contributor_may_lead() -> bool:
+        views[:] = [item for item in rig.job(job_id).vnodes if item.vnode == "b"]
+        held = [one.report.num_learned for one in views[0].replicas if one.assignment.role == model_pb2.ROLE_CONTRIBUTOR]
+        return held[0] >= views[0].working.step
+
+    rig.until(contributor_may_lead, "the contributor of b holds what is durable: else a new replica restores that", LONG_S)
+    [view] = views
+    before = view.assignment
     assert {item.assignment.role for item in view.replicas} == {model_pb2.ROLE_PRIMARY, model_pb2.ROLE_CONTRIBUTOR}
     contributor = next(item.assignment.replica for item in view.replicas if item.assignment.role == model_pb2.ROLE_CONTRIBUTOR)
-    process = rig.network.process_of(view.replicas[0].assignment.pnode_id)
+    process = rig.network.process_of(before.pnode_id)
     assert process is not None
     rig.network.kill(process)
 
@@ -82,8 +90,7 @@ def test_two_replicas_of_each_vnode_share_the_work_and_a_contributor_takes_the_p
     rig.until(promoted, "b has another primary", LONG_S)
     now = primary_of(rig, "b")
     assert now is not None
-    assert number_of(now.replica) >= number_of(contributor), "who contributed, or who took its place in a plan made meanwhile"
-    assert now.num_learned, "with what was learned"
+    assert now.replica == contributor, "it stays what it is, with what it has learned"
     assert rig.job(job_id).state == model_pb2.JOB_STATE_RUNNING, "most of the job is still to be done"
     rig.network.restart(process)
     rig.ended(job_id, LONG_S)
