@@ -6,10 +6,11 @@ Test modules and what they import stay to the end: they are loaded without, and 
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
-from giving_out import FromBothEnds
+from giving_out import FromBothEnds, last_of
 from hypothesis import settings
 from xdist.remote import Producer
 
@@ -22,6 +23,8 @@ FIRST = (
 """Networks and workers by what they take on two cores, longest first. All others follow as they come, and the last of several test processes begins at the
 other end (`giving_out`).
 """
+GIVES_WAY = 5
+"""Niceness: enough to come second, little enough to go on beside three that compute."""
 
 
 def pytest_configure() -> None:
@@ -32,6 +35,14 @@ def pytest_configure() -> None:
     settings.register_profile("dcnr", deadline=None)  # an example's seconds say how busy the machine is
     settings.load_profile("dcnr")
     gc.disable()
+    give_way()
+
+
+def give_way() -> None:
+    """Of several test processes the one that mostly computes takes what the others leave: networks must not wait for it."""
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if count > 1 and os.environ.get("PYTEST_XDIST_WORKER") == last_of(count):
+        os.nice(GIVES_WAY)
 
 
 def pytest_collection_finish() -> None:

@@ -28,9 +28,21 @@ def name_of(node: ast.expr) -> str:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    """A module as it is parsed."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All that it consists of."""
+    return tuple(ast.walk(tree_of(path)))
+
+
+@cache
 def import_statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
     """Those anywhere in a module."""
-    return tuple(node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom))
+    return tuple(node for node in nodes_of(path) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def imports(path: Path) -> set[str]:
@@ -49,9 +61,8 @@ def test_sizes_and_names(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= MAX_MODULE_LINES, "one idea per module: cut it"
     assert path.stem not in BANNED_NAMES
-    tree = ast.parse(text)
-    assert ast.get_docstring(tree) or not text.strip(), "a module says on top what it guarantees"
-    for node in ast.walk(tree):
+    assert ast.get_docstring(tree_of(path)) or not text.strip(), "a module says on top what it guarantees"
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
@@ -60,7 +71,7 @@ def test_sizes_and_names(path: Path) -> None:
 def test_no_unsafe_deserialisation_anywhere() -> None:
     wrong: list[str] = []
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call):
                 called = name_of(node.func)
                 if called in {"torch.load", "pickle.loads", "pickle.load", "eval", "exec", "yaml.load", "np.load", "numpy.load"}:
