@@ -14,12 +14,13 @@ MAX_ADDRESS_CHARS: Final = 255
 _HOST_NAME: Final = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
+_PORT: Final = re.compile("[1-9][0-9]{0,4}")
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[ipv6]:port``. Raises InvalidInput."""
+    """Host and port of ``host:port`` or ``[ipv6]:port``, the port without zeros before it. Raises InvalidInput."""
     host, _, port = text.rpartition(":") if len(text) <= MAX_ADDRESS_CHARS else ("", "", "")
-    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+    if not _PORT.fullmatch(port) or int(port) > 65535:
         raise _bad(text)
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

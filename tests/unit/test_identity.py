@@ -339,6 +339,8 @@ def test_addresses() -> None:
         "a/b:1",
         "h:1x",
         "h:\uff11",
+        "h:080",
+        "h:00080",
         "h:000080",
         "[host]:1",
         "[a:b]:1",
