@@ -7,6 +7,7 @@ closes, so a killed daemon never leaves a worker behind.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -29,10 +30,10 @@ STEADY_S = 30.0
 HELLO_TIMEOUT_S = 60.0
 """From process start to the worker's first message: importing torch on a slow disk."""
 HELD = "the worker was ended for a pause"
+"""Whatever signal it took: its owner wanted it to end, and nothing is wrong with it."""
 STOPPED = "the worker was ended, as it was told"
 UNKNOWN_CODE = 255
 """What asyncio says of a process that a signal came too late for: sending it looked for the end, and took the exit code along."""
-"""Whatever signal it took: its owner wanted it to end, and nothing is wrong with it."""
 MAX_LAST_WORDS = 400
 """Bytes of the worker's log that are searched for the reason of its end."""
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SYSTEMROOT", "LD_LIBRARY_PATH", VARIABLE)
@@ -86,7 +87,7 @@ class Supervisor:
         self.worker: Worker | None = None
         self.reason = "the worker has not started yet"
         self._is_ours = False
-        """Whether the end of the process that runs was asked for with a signal."""
+        """Whether the process that runs was sent a signal from here: then its exit code says nothing of what it did."""
 
     async def run(self) -> None:
         """Returns after `stop`. Every end of a worker is reported with its reason before the next one starts."""
@@ -147,13 +148,17 @@ class Supervisor:
                 await asyncio.wait_for(process.wait(), wait_s / 2)
                 return
             except TimeoutError:
-                self._is_ours = True
-                _signal(process, number)
+                self._signal(process, number)
 
     def kill(self) -> None:
         """Ends the worker at once; it is started again."""
         if self._process is not None and self._process.returncode is None:
-            _signal(self._process, signal.SIGKILL)
+            self._signal(self._process, signal.SIGKILL)
+
+    def _signal(self, process: asyncio.subprocess.Process, number: int) -> None:
+        self._is_ours = True
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
 
     async def _one_life(self) -> str:
         self._is_ours = False
@@ -167,15 +172,14 @@ class Supervisor:
             theirs.close()
         self._process = process
         if self._stopping.is_set() or self.is_held:  # since the start began: whoever said so saw no process to end
-            self._is_ours = True
-            _signal(process, signal.SIGKILL)
+            self._signal(process, signal.SIGKILL)
         pipe: WorkerPipe = await LocalPipe.over(ours, local_pb2.FromWorker)
         why = ""
         try:
             why = await self._serve(process, pipe)
         finally:
             await pipe.close()
-            why = await self._ended(process) or why
+            why = await self._ended(process, why)
         return why
 
     async def _serve(self, process: asyncio.subprocess.Process, pipe: WorkerPipe) -> str:
@@ -198,13 +202,14 @@ class Supervisor:
             return error.message
         return "the worker closed its end"
 
-    async def _ended(self, process: asyncio.subprocess.Process) -> str:
-        """Waits for the end (forcing it after a while) and says how it came about."""
+    async def _ended(self, process: asyncio.subprocess.Process, why: str) -> str:
+        """Waits for the end and says how it came about. One that has to be forced ended for ``why``, unless it was told to end."""
         try:
             await asyncio.wait_for(process.wait(), limits.CONNECT_TIMEOUT_S)
         except TimeoutError:
-            _signal(process, signal.SIGKILL)
+            self._signal(process, signal.SIGKILL)
             await process.wait()
+            return STOPPED if self._stopping.is_set() else why
         code = process.returncode or 0
         if self._is_ours and (code < 0 or code == UNKNOWN_CODE):
             return STOPPED
@@ -212,7 +217,7 @@ class Supervisor:
             return "the worker was killed (SIGKILL: by hand, or by the system for memory)"
         if code < 0:
             return f"the worker was ended by signal {-code}"
-        return f"the worker ended with exit code {code}{_last_words(self._options.log_path)}" if code else ""
+        return f"the worker ended with exit code {code}{_last_words(self._options.log_path)}" if code else why
 
     async def _spawn(self, theirs: socket.socket) -> asyncio.subprocess.Process:
         options = self._options
@@ -244,10 +249,3 @@ def _last_words(log: Path) -> str:
     except OSError:
         return ""
     return f" ({lines[-1].strip()})" if lines else ""
-
-
-def _signal(process: asyncio.subprocess.Process, number: int) -> None:
-    try:
-        process.send_signal(number)
-    except ProcessLookupError:
-        return

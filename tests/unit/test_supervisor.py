@@ -1,4 +1,4 @@
-"""Goal: whoever stops or holds a supervisor is rid of its worker, also of one that is just being started."""
+"""Goal: whoever stops or holds a supervisor is rid of its worker, also of one that is just being started; whatever ends one, its true reason is told."""
 
 from __future__ import annotations
 
@@ -30,6 +30,18 @@ def begun() -> psutil.Process | None:
     return None
 
 
+class Ends:
+    """What is told of the ends of workers."""
+
+    def __init__(self) -> None:
+        self.reasons = list[str]()
+        self.first = asyncio.Event()
+
+    async def told(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.first.set()
+
+
 def supervisor(tmp_path: Path, on_down: Callable[[str], Awaitable[None]] = _nothing) -> Supervisor:
     options = WorkerOptions("127.0.0.1", 0, 1, "cpu", tmp_path / "worker.log", os.environ, program=SILENT)
 
@@ -47,41 +59,71 @@ def test_a_stop_in_the_middle_of_a_start_ends_it(tmp_path: Path, turns: int) -> 
     """Goal: however far the start of the process has come when it is stopped, `run` returns, and nothing is told as a failure."""
 
     async def scenario() -> None:
-        reasons = list[str]()
-
-        async def ended(reason: str) -> None:
-            reasons.append(reason)
-
-        subject = supervisor(tmp_path, ended)
+        ends = Ends()
+        subject = supervisor(tmp_path, ends.told)
         running = asyncio.create_task(subject.run())
         for _ in range(turns):
             await asyncio.sleep(0)
         await subject.stop(within_s=0.2)
         async with asyncio.timeout(20):
             await running
-        assert reasons == [STOPPED] * bool(turns)  # before its first turn it starts nothing
+        assert ends.reasons == [STOPPED] * bool(turns)  # before its first turn it starts nothing
 
     asyncio.run(scenario())
 
 
 def test_a_worker_that_others_kill_is_told_as_killed(tmp_path: Path) -> None:
     async def scenario() -> None:
-        down, reasons = asyncio.Event(), list[str]()
-
-        async def ended(reason: str) -> None:
-            reasons.append(reason)
-            down.set()
-
-        subject = supervisor(tmp_path, ended)
+        ends = Ends()
+        subject = supervisor(tmp_path, ends.told)
         running = asyncio.create_task(subject.run())
         async with asyncio.timeout(60):
             while (worker := begun()) is None:  # noqa: ASYNC110  another process: nothing here could signal its start
                 await asyncio.sleep(0.01)
             worker.kill()
-            await down.wait()
+            await ends.first.wait()
             await subject.stop(within_s=0.2)
             await running
-        assert "SIGKILL" in reasons[0]
+        assert "SIGKILL" in ends.reasons[0]
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_has_to_be_forced_is_told_with_what_it_did_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon's own SIGKILL is no news."""
+    monkeypatch.setattr("pnode.supervisor.HELLO_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("dcnr.limits.CONNECT_TIMEOUT_S", 0.0)
+
+    async def scenario() -> None:
+        ends = Ends()
+        subject = supervisor(tmp_path, ends.told)
+        running = asyncio.create_task(subject.run())
+        async with asyncio.timeout(60):
+            await ends.first.wait()
+            await subject.stop(within_s=0.2)
+            await running
+        assert "said nothing" in ends.reasons[0]
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_is_ended_from_here_is_told_as_that_also_where_its_exit_code_is_lost(tmp_path: Path) -> None:
+    """Sending a signal takes the code of one that has just ended along, and asyncio invents another."""
+
+    async def scenario() -> None:
+        ends = Ends()
+        subject = supervisor(tmp_path, ends.told)
+        running = asyncio.create_task(subject.run())
+        async with asyncio.timeout(60):
+            while (worker := begun()) is None:  # noqa: ASYNC110  another process: nothing here could signal its start
+                await asyncio.sleep(0.01)
+            worker.kill()
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  its code stays there for whoever asks first: `kill`
+            subject.kill()
+            await ends.first.wait()
+            await subject.stop(within_s=0.2)
+            await running
+        assert ends.reasons[0] == STOPPED
 
     asyncio.run(scenario())
 
@@ -91,21 +133,16 @@ def test_a_pause_in_the_middle_of_a_start_ends_it(tmp_path: Path, turns: int) ->
     """Goal: a worker that was being started when the owner said pause does not live on beside the pause."""
 
     async def scenario() -> None:
-        down, reasons = asyncio.Event(), list[str]()
-
-        async def ended(reason: str) -> None:
-            reasons.append(reason)
-            down.set()
-
-        subject = supervisor(tmp_path, ended)
+        ends = Ends()
+        subject = supervisor(tmp_path, ends.told)
         running = asyncio.create_task(subject.run())
         for _ in range(turns):
             await asyncio.sleep(0)
         await subject.hold(within_s=0.2)
         async with asyncio.timeout(20):
             if turns:  # before its first turn it starts nothing
-                await down.wait()
-                assert reasons == [HELD], "its owner reads of the pause, not of a signal"
+                await ends.first.wait()
+                assert ends.reasons == [HELD], "its owner reads of the pause, not of a signal"
             await subject.stop(within_s=0.2)
             await running
 
