@@ -13,7 +13,7 @@ from typing import Final
 from dcnr.client import Orchestrators
 from dcnr.errors import DcnrError, RemoteFault, Unavailable
 from dcnr.ids import NodeId
-from dcnr.ports import Random
+from dcnr.ports import Clock, Random
 from dcnr.rpc.connection import Connection
 from dcnr.v1 import membership_pb2
 from membership.relay_streams import NUMBER_BYTES, pump
@@ -24,7 +24,8 @@ REVIEW_S: Final = 1.0
 RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 5.0
 REFUSED_S: Final = 60.0
-"""A relay that refuses is chosen after all others for so long."""
+"""A relay that refuses is chosen after all others for so long; if it refuses again, for twice as long, up to `REFUSED_MAX_S`."""
+REFUSED_MAX_S: Final = 3600.0
 MAX_TAKEN: Final = 128
 """Connections at once, over all relays."""
 
@@ -33,19 +34,21 @@ class Listening:
     """One per worker. ``relays`` knows those that pass on; ``port``: of the data server on loopback."""
 
     def __init__(
-        self, worker_id: NodeId, port: int, relays: Orchestrators, rng: Random, told: Told, changed: Callable[[], None]
+        self,
+        worker_id: NodeId,
+        port: int,
+        relays: Orchestrators,
+        clock: Clock,
+        rng: Random,
+        told: Told,
+        changed: Callable[[], None],
     ) -> None:
-        self._worker_id, self._port, self._relays, self._rng, self._told, self._changed = (
-            worker_id,
-            port,
-            relays,
-            rng,
-            told,
-            changed,
-        )
+        self._worker_id, self._port, self._relays = worker_id, port, relays
+        self._clock, self._rng, self._told, self._changed = clock, rng, told, changed
         self._wanted = False
         self._open: set[NodeId] = set()
-        self._refused: set[NodeId] = set()
+        self._refused: dict[NodeId, tuple[float, float]] = {}
+        """Until when a relay is chosen after all others, and for how long that is. Forgotten when it opens a stream."""
         self._streams: dict[NodeId, asyncio.Task[None]] = {}
         self._num_taken = 0
         self._news = asyncio.Event()
@@ -72,7 +75,7 @@ class Listening:
 
     def _review(self, group: asyncio.TaskGroup) -> None:
         known = [relay_id for relay_id, _ in in_order(self._worker_id, self._relays.known())]
-        chosen = set(sorted(known, key=lambda relay_id: relay_id in self._refused)[:NUM_RELAYS]) if self._wanted else set[NodeId]()
+        chosen = set(sorted(known, key=self._is_refused)[:NUM_RELAYS]) if self._wanted else set[NodeId]()
         for relay_id in [relay_id for relay_id, task in self._streams.items() if relay_id not in chosen or task.done()]:
             self._streams.pop(relay_id).cancel()
         for relay_id in sorted(chosen - self._streams.keys()):
@@ -98,10 +101,14 @@ class Listening:
 
     def _refuses(self, relay_id: NodeId, why: str) -> None:
         self._told("relay_refused", relay_id, why)
-        if relay_id not in self._refused:
-            self._refused.add(relay_id)
-            asyncio.get_running_loop().call_later(REFUSED_S, self._refused.discard, relay_id)
+        if not self._is_refused(relay_id):
+            _, before_s = self._refused.get(relay_id, (0.0, REFUSED_S / 2))
+            pause_s = min(REFUSED_MAX_S, 2 * before_s)
+            self._refused[relay_id] = self._clock.monotonic() + pause_s, pause_s
             self._news.set()
+
+    def _is_refused(self, relay_id: NodeId) -> bool:
+        return relay_id in self._refused and self._clock.monotonic() < self._refused[relay_id][0]
 
     async def _listen(self, relay_id: NodeId, group: asyncio.TaskGroup) -> None:
         """One stream until its end. Raises what the relay says."""
@@ -109,6 +116,7 @@ class Listening:
         stream = await open_stream(connection, membership_pb2.RelayMessage(listen=membership_pb2.RelayListen()))
         try:
             self._open.add(relay_id)
+            self._refused.pop(relay_id, None)
             self._changed()
             while (message := await stream.read()) is not None:
                 if message.WhichOneof("kind") != "incoming" or len(message.incoming.number) != NUMBER_BYTES:

@@ -138,7 +138,9 @@ class Worker:
         )
         held.free()
         await server.start(held.host, held.port)
-        self._listening = Listening(self._key.node_id, server.port, out.relays, random.Random(), self._told, self._news.set)
+        self._listening = Listening(
+            self._key.node_id, server.port, out.relays, self._clock, random.Random(), self._told, self._news.set
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 pace = Pace(self._clock, time.process_time)

@@ -69,7 +69,7 @@ async def listening(network_id: str, worker: NodeKey, port: int, known: Sequence
     """The worker with that key, whose server is at ``port`` and which nobody else dials, at all these relays."""
     delegation = make_delegation(NodeKey.generate(), network_id, worker.public_der, 1, [], time.time())
     reached = _reached(network_id, worker, known, lambda: delegation)
-    listener = Listening(worker.node_id, port, reached, random.Random(1), lambda *_: None, lambda: None)
+    listener = Listening(worker.node_id, port, reached, CLOCK, random.Random(1), lambda *_: None, lambda: None)
     running = asyncio.ensure_future(listener.run())
     listener.want(True)
     try:

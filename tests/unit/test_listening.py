@@ -1,8 +1,11 @@
-"""Goal: no relay is given up for good, whatever ends a stream to it; opening one has a limit and typed errors; a relay that refuses makes room for another."""
+"""Goal: no relay is given up for good, whatever ends a stream to it; opening one has a limit and typed errors; a relay that refuses makes room for another, and
+gets its place back later and later.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -15,12 +18,25 @@ from dcnr.errors import DcnrError, Refused, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.v1 import membership_pb2
 from membership.relays import NUM_RELAYS, in_order, open_stream
-from pnode.listening import Listening
+from pnode.listening import REFUSED_MAX_S, REFUSED_S, Listening
 
 WORKER = NodeId("1" * 40)
 RELAYS = in_order(WORKER, [(NodeId(digit * 40), ("h:1",)) for digit in "2345"])
 LISTEN = membership_pb2.RelayMessage(listen=membership_pb2.RelayListen())
 SECONDS = 20.0
+
+
+class Steps:
+    """A clock that the test moves on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
 
 
 async def asked(connection: Callable[[NodeId], Awaitable[Any]], enough: asyncio.Event, num_known: int) -> None:
@@ -30,7 +46,7 @@ async def asked(connection: Callable[[NodeId], Awaitable[Any]], enough: asyncio.
         return await connection(relay_id)
 
     relays: Any = SimpleNamespace(known=lambda: RELAYS[:num_known], connection=connect)
-    listener = Listening(WORKER, 1, relays, random.Random(1), lambda *_: None, lambda: None)
+    listener = Listening(WORKER, 1, relays, Steps(), random.Random(1), lambda *_: None, lambda: None)
     listener.want(True)
     running = asyncio.ensure_future(listener.run())
     try:
@@ -71,6 +87,36 @@ def test_a_relay_that_refuses_makes_room_for_the_next_one(refusal: DcnrError) ->
             raise refusal
 
         await asked(connection, next_one, NUM_RELAYS + 1)
+
+    asyncio.run(story())
+
+
+def test_a_relay_that_refuses_again_and_again_gets_its_place_back_later_and_later() -> None:
+    """Else the worker would leave a relay that takes it each minute, for one that does not."""
+    bad = RELAYS[0][0]
+
+    async def story() -> None:
+        clock, times = Steps(), list[float]()
+
+        async def connect(relay_id: NodeId, where: object) -> Any:
+            if relay_id == bad:
+                times.append(clock.now)
+                raise Refused("no", code="not_a_relay")
+            await asyncio.Event().wait()
+
+        relays: Any = SimpleNamespace(known=lambda: RELAYS, connection=connect)
+        listener = Listening(WORKER, 1, relays, clock, random.Random(1), lambda *_: None, lambda: None)
+        running = asyncio.ensure_future(listener.run())
+        while clock.now < 4 * REFUSED_MAX_S:
+            listener.want(True)
+            for _ in range(9):  # turns of the loop until it has looked, asked and heard
+                await asyncio.sleep(0)
+            clock.now += REFUSED_S / 2
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        pauses = [after - before for before, after in itertools.pairwise(times)]
+        assert pauses[:6] == [REFUSED_S * 2**number for number in range(6)]
+        assert set(pauses[6:]) == {REFUSED_MAX_S}
 
     asyncio.run(story())
 
