@@ -17,16 +17,16 @@ SOCKET: Final = "run.sock"
 POLL_S: Final = 0.1
 
 
-def ask(home: Path, method: str, request: Any, *, start: str) -> Any:
-    """The daemon's answer to one call of LocalService. ``start``: the command that would start it, without ``--home``."""
-    return asyncio.run(asked(home, method, request, start))
+def ask(home: Path, method: str, request: Any) -> Any:
+    """The daemon's answer to one call of LocalService."""
+    return asyncio.run(asked(home, method, request))
 
 
 def status_of_home(home: Path) -> local_pb2.StatusResponse:
     """What the PNode on ``home`` says of itself. Raises NotRunning, Unavailable."""
     from dcnr.v1 import local_pb2
 
-    answer: local_pb2.StatusResponse = ask(home, "Status", local_pb2.StatusRequest(), start="pnode start")
+    answer: local_pb2.StatusResponse = ask(home, "Status", local_pb2.StatusRequest())
     return answer
 
 
@@ -35,11 +35,11 @@ def wait_gone(home: Path, within_s: float) -> None:
     asyncio.run(_wait_gone(home, within_s))
 
 
-async def asked(home: Path, method: str, request: Any, start: str) -> Any:
+async def asked(home: Path, method: str, request: Any) -> Any:
     """As `ask`, in a running loop."""
     socket = home / SOCKET
     if not socket.exists():
-        raise _not_running(home, start)
+        raise _not_running(home)
     import grpc
 
     from dcnr.rpc.errors import error_from_rpc
@@ -51,7 +51,7 @@ async def asked(home: Path, method: str, request: Any, start: str) -> Any:
             return await getattr(local_pb2_grpc.LocalServiceStub(channel), method)(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise _not_running(home, start) from None
+                raise _not_running(home) from None
             typed: DcnrError = error_from_rpc(error)
             raise typed from None
 
@@ -76,6 +76,9 @@ async def _listens(socket: Path) -> bool:
     return True
 
 
-def _not_running(home: Path, start: str) -> NotRunning:
-    """``start`` is completed so that it starts on that very home."""
-    return NotRunning(f"nothing runs on {home}", remedy=f"{start} --home {shlex.quote(str(home))}")
+def _not_running(home: Path) -> NotRunning:
+    """With the command that starts one on that very home; who has joined a network needs nobody to ask for it."""
+    from pnode.home import Home
+
+    first = "" if Home(home).network.exists() else " --bootstrap HOST:PORT"
+    return NotRunning(f"nothing runs on {home}", remedy=f"pnode start{first} --home {shlex.quote(str(home))}")

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 DEFAULT_LISTEN: Final = "127.0.0.1:7785"
 FOLDER: Final = "dashboard"
 """In the PNode's home: the gateway's own key."""
-START: Final = "pnode start"
 ASK_EVERY_S: Final = 5.0
 FIRST_WITHIN_S: Final = 5.0
 """A daemon that has just begun may know no orchestrator yet; so long it is waited for before the page opens."""
@@ -62,7 +61,7 @@ async def serve(home: Path, listen: str, *, on_ready: Callable[[str], None], sto
         orchestrators = Orchestrators(dialer, lambda: known)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         here = Here(
-            token, lambda method, request: asked(home, method, request, START), lambda lines: tail(paths.log / "worker.log", lines)
+            token, lambda method, request: asked(home, method, request), lambda lines: tail(paths.log / "worker.log", lines)
         )
         await first_known(home, known)
         serving = asyncio.create_task(
@@ -104,7 +103,7 @@ async def first_known(home: Path, known: list[tuple[NodeId, Sequence[str]]]) -> 
     with contextlib.suppress(DcnrError, TimeoutError):
         async with asyncio.timeout(FIRST_WITHIN_S):
             while not known:
-                known[:] = contacts(await asked(home, "Status", local_pb2.StatusRequest(), START))
+                known[:] = contacts(await asked(home, "Status", local_pb2.StatusRequest()))
                 if not known:
                     await asyncio.sleep(LOOK_S)
 
@@ -115,7 +114,7 @@ async def _keep_known(home: Path, known: list[tuple[NodeId, Sequence[str]]]) -> 
 
     while True:
         with contextlib.suppress(DcnrError):
-            status: local_pb2.StatusResponse = await asked(home, "Status", local_pb2.StatusRequest(), START)
+            status: local_pb2.StatusResponse = await asked(home, "Status", local_pb2.StatusRequest())
             known[:] = contacts(status)
         await asyncio.sleep(ASK_EVERY_S)
 

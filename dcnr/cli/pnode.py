@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dcnr.v1 import local_pb2
     from pnode.daemon import Daemon
 
-_START = "pnode start --bootstrap HOST:PORT"
 MemoryOption = Annotated[
     int | None, typer.Option(help="Memory to lend in MiB, 256 of it for the daemon; 0: found out.", show_default=False)
 ]
@@ -115,7 +114,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     from dcnr.v1 import local_pb2
 
     directory = home_of(PNodeSettings, home)
-    answer = ask(directory, "Status", local_pb2.StatusRequest(), start=_START)
+    answer = ask(directory, "Status", local_pb2.StatusRequest())
     output.emit(plain(answer), lambda: pnode_screen(answer, directory), as_json=as_json)
 
 
@@ -130,7 +129,7 @@ def stop(
     from dcnr.v1 import local_pb2
 
     directory = home_of(PNodeSettings, home)
-    answer = ask(directory, "Stop", local_pb2.StopRequest(hand_over=not now), start=_START)
+    answer = ask(directory, "Stop", local_pb2.StopRequest(hand_over=not now))
     output.say(f"stopping, at most {output.duration(answer.within_s)}")
     wait_gone(directory, answer.within_s + 5.0)
     output.emit({"stopped": True}, lambda: "stopped", as_json=as_json)
@@ -162,7 +161,7 @@ def pause(
     if for_ is not None and until is not None:
         raise InvalidInput("--for and --until say two different things", code="bad_pause", remedy="give one of them")
     seconds = seconds_for(for_) if for_ is not None else seconds_until(until, datetime.now()) if until is not None else 0.0
-    answer = ask(home_of(PNodeSettings, home), "Pause", local_pb2.PauseRequest(for_s=seconds), start=_START)
+    answer = ask(home_of(PNodeSettings, home), "Pause", local_pb2.PauseRequest(for_s=seconds))
     lasts = f"for {output.duration(seconds)}" if seconds else "until `pnode resume`"
     output.emit(
         {"paused": True, "for_s": seconds},
@@ -177,7 +176,7 @@ def resume(home: HomeOption = None, as_json: JsonOption = False) -> None:
     from dcnr.cli.local_door import ask
     from dcnr.v1 import local_pb2
 
-    ask(home_of(PNodeSettings, home), "Resume", local_pb2.ResumeRequest(), start=_START)
+    ask(home_of(PNodeSettings, home), "Resume", local_pb2.ResumeRequest())
     output.emit({"paused": False}, lambda: "resumed", as_json=as_json)
 
 
@@ -188,7 +187,7 @@ def why(home: HomeOption = None, as_json: JsonOption = False) -> None:
     from dcnr.sdk.plain import plain
     from dcnr.v1 import local_pb2
 
-    answer = ask(home_of(PNodeSettings, home), "Why", local_pb2.WhyRequest(), start=_START)
+    answer = ask(home_of(PNodeSettings, home), "Why", local_pb2.WhyRequest())
 
     def text() -> str:
         lines = [f"{line.code}: {line.reason}" + (f"\n  change: {line.change}" if line.change else "") for line in answer.lines]
@@ -308,7 +307,7 @@ def _running_settings(directory: Path) -> list[local_pb2.Setting] | None:
     from dcnr.v1 import local_pb2
 
     try:
-        return list(ask(directory, "Settings", local_pb2.SettingsRequest(), start=_START).settings)
+        return list(ask(directory, "Settings", local_pb2.SettingsRequest()).settings)
     except (NotRunning, Unavailable):
         return None
 

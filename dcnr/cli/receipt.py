@@ -49,7 +49,7 @@ async def own_receipt(home: Path, model: str, out: Path | None) -> tuple[Path, P
     """
     from dcnr.cli.homes import settings_of
     from dcnr.cli.local_door import asked
-    from dcnr.cli.own_dashboard import START, contacts
+    from dcnr.cli.own_dashboard import contacts
     from dcnr.sdk.client import connect_async
     from dcnr.settings import PNodeSettings
     from dcnr.v1 import local_pb2
@@ -61,7 +61,7 @@ async def own_receipt(home: Path, model: str, out: Path | None) -> tuple[Path, P
         raise NotFound(f"{home} has joined no network yet", code="no_network", remedy="pnode start --bootstrap HOST:PORT")
     known = list(settings_of(PNodeSettings, home, {}).value.bootstrap)
     with contextlib.suppress(NotRunning):
-        status = await asked(home, "Status", local_pb2.StatusRequest(), START)
+        status = await asked(home, "Status", local_pb2.StatusRequest())
         known = [f"{node_id}@{address}" for node_id, addresses in contacts(status) for address in addresses] or known
     async with await connect_async(known, network=paths.network) as client:
         return await write_receipt(client, model, NodeKey.load(paths.key).node_id, out)

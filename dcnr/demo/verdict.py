@@ -209,7 +209,7 @@ def _lookups(network: LocalNetwork) -> int:
     for process in network.pnodes:
         if process.alive:
             try:
-                total += int(ask(process.home, "Status", local_pb2.StatusRequest(), start="").dht_lookups)
+                total += int(ask(process.home, "Status", local_pb2.StatusRequest()).dht_lookups)
             except DcnrError:
                 continue
     return total

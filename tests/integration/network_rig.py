@@ -161,9 +161,7 @@ class Rig:
         if not process.alive or process.name in self.silent:
             return None
         try:
-            answer: local_pb2.StatusResponse = self._runner.run(
-                asked(process.home, "Status", local_pb2.StatusRequest(), "pnode start")
-            )
+            answer: local_pb2.StatusResponse = self._runner.run(asked(process.home, "Status", local_pb2.StatusRequest()))
         except DcnrError as error:
             self._unanswered[process.name] = f"{error.code}: {error}"
             return None

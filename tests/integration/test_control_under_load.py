@@ -49,7 +49,7 @@ class Asking:
         while not self._over.wait(0.1):
             began = time.monotonic()
             try:
-                ask(self._home, "Status", local_pb2.StatusRequest(), start="")
+                ask(self._home, "Status", local_pb2.StatusRequest())
             except DcnrError as error:
                 self.failed.append(error.message)
             self.took_s.append(time.monotonic() - began)
@@ -86,7 +86,7 @@ def test_beats_and_commands_are_answered_under_full_load(rig: Rig) -> None:
     assert max(asking.took_s) < 5.0
     assert sorted(asking.took_s)[len(asking.took_s) // 2] < 2.0
     # A new desired state takes effect, and a pause does within its time.
-    ask(busy.home, "Pause", local_pb2.PauseRequest(), start="")
+    ask(busy.home, "Pause", local_pb2.PauseRequest())
     assert rig.until(lambda: not worker.is_running(), "its worker has ended", 30, pause_s=0.02) < 5.0
     rig.until(lambda: rig.hosts().get("b", hosts["b"])[0] is not busy, "b is hosted elsewhere under load", 60)
     with rig.client() as client:

@@ -110,7 +110,7 @@ def test_no_batch_is_run_again_when_a_pnode_finishes(rig: Rig) -> None:
     there = sorted(vnode for vnode, (process, _) in hosts.items() if process is leaving)
     incarnation = rig.told(leaving).incarnation
     forwarded = {vnode: int(report.num_forwarded) for vnode, (_, report) in rig.hosts().items()}
-    ask(leaving.home, "Stop", local_pb2.StopRequest(hand_over=True), start="pnode start")
+    ask(leaving.home, "Stop", local_pb2.StopRequest(hand_over=True))
     learned = last_learned(rig, leaving)
     assert leaving.popen is not None
     assert leaving.popen.returncode == 0
@@ -140,11 +140,11 @@ def test_a_pause_frees_the_machine_within_seconds_and_lasts_over_a_restart(rig: 
     check_halt(rig, job_id)
     paused = hosts["b"][0]
     worker = psutil.Process(rig.told(paused).worker_pid)
-    ask(paused.home, "Pause", local_pb2.PauseRequest(), start="pnode start")
+    ask(paused.home, "Pause", local_pb2.PauseRequest())
     assert rig.until(lambda: not worker.is_running(), "its worker has ended", 30, pause_s=0.02) < 5.0
     told = rig.told(paused)
     assert (told.state, told.worker_pid, told.capability.accepts_work) == ("paused", 0, False)
-    [why, *_] = ask(paused.home, "Why", local_pb2.WhyRequest(), start="pnode start").lines
+    [why, *_] = ask(paused.home, "Why", local_pb2.WhyRequest()).lines
     assert why.code == "paused"
     moved_to(rig, "b", paused)
     rig.until(lambda: node(rig, paused).state != ACTIVE and "paused" in node(rig, paused).reason, "its state has the reason", 30)
@@ -152,7 +152,7 @@ def test_a_pause_frees_the_machine_within_seconds_and_lasts_over_a_restart(rig: 
     rig.network.restart(paused)
     rig.until(lambda: rig.status(paused) is not None, "it is back", 60)
     assert rig.told(paused).state == "paused"
-    ask(paused.home, "Resume", local_pb2.ResumeRequest(), start="pnode start")
+    ask(paused.home, "Resume", local_pb2.ResumeRequest())
     rig.until(lambda: bool(rig.told(paused).worker_pid) and is_active(rig, paused), "it works again", 60)
     rig.ended(job_id, 180)
     assert all(item.exact for item in rig.audit())
@@ -206,6 +206,6 @@ def test_a_closed_terminal_is_a_polite_end(rig: Rig) -> None:
 
 def _pid(home: Path) -> int:
     try:
-        return int(ask(home, "Status", local_pb2.StatusRequest(), start="").pid)
+        return int(ask(home, "Status", local_pb2.StatusRequest()).pid)
     except DcnrError:
         return 0

@@ -106,7 +106,7 @@ def test_a_primary_that_leaves_politely_goes_by_itself_and_the_others_learn_on(r
     before = primary_in(rig, job_id, "b")
     leaving = rig.network.process_of(before.pnode_id)
     assert leaving is not None
-    ask(leaving.home, "Stop", local_pb2.StopRequest(hand_over=True), start="pnode start")
+    ask(leaving.home, "Stop", local_pb2.StopRequest(hand_over=True))
     rig.until(lambda: not leaving.alive, "it has gone", LONG_S)
     assert leaving.popen is not None
     assert leaving.popen.returncode == 0

@@ -100,6 +100,16 @@ def test_not_running_is_3_with_the_next_command(line: str, capsys: pytest.Captur
     assert ("--home" in captured.err) == (not line.startswith("dcnr"))  # it starts on the very home that was asked about
 
 
+def test_who_has_joined_a_network_is_not_asked_for_a_node_of_it(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = homes / "pnode"
+    assert run("pnode status") == 3
+    assert f"next: pnode start --bootstrap HOST:PORT --home {home}\n" in capsys.readouterr().err
+    home.mkdir()
+    (home / "network.pb").touch()
+    assert run("pnode status") == 3
+    assert f"next: pnode start --home {home}\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("line", "remedy"),
     [
