@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dataservice import keys
+from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Stale
+from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Refused, Stale
 from dcnr.ports import Clock, ObjectStore
 from dcnr.tracing import UNTRACED, Tracer, of_job
 from dcnr.v1 import identity_pb2, model_pb2
@@ -43,6 +44,7 @@ from trust.network import NetworkPolicy
 
 ROUND_S: Final = 0.2
 PLAN_REVIEW_S: Final = 2.0
+TOO_LARGE: Final = "plan_too_large"
 """Without news the plan is looked at again this often."""
 JOIN_SETTLE_S: Final = 1.5
 """A new job's first plan waits until no node has joined or left for this long (and at most `START_GRACE_S`)."""
@@ -67,6 +69,8 @@ class _Term:
     reviewed_version: int = -1
     complete_since: float | None = None
     placing_since: float | None = None
+    unplanned: str = ""
+    """Why the newest plan was not named."""
 
 
 class Decider:
@@ -106,7 +110,7 @@ class Decider:
                 nodes, self._nodes_changed_at = self._nodes_changed.version, self._clock.monotonic()
             try:
                 await self._round()
-                self.trouble = ""
+                self.trouble = self._term.unplanned if self._term is not None else ""
             except Stale:
                 continue  # the head has moved: the next round starts from the newer view
             except InvariantBroken:
@@ -145,6 +149,7 @@ class Decider:
             await self._manifest(view, now)
             await self._empty_strays(view)
         else:
+            term.unplanned = ""
             await self._release(view)
 
     def _current(self) -> ModelView | None:
@@ -246,7 +251,16 @@ class Decider:
         if made.stays and previous is not None and previous.epoch == head.epoch:
             return
         made.plan.reason = plan_reason(previous, made.plan)
-        self._planner.named(await self._publish(view, made.plan, job.request_digest))
+        try:
+            self._planner.named(await self._publish(view, made.plan, job.request_digest))
+        except Refused as error:
+            if error.code != TOO_LARGE:
+                raise
+            if not term.unplanned:
+                self._history.say("placement_refused", made.plan.job_id, error.message)
+            term.unplanned = f"{error.message}; {error.remedy}"
+            return
+        term.unplanned = ""
         term.planned_at = self._clock.monotonic()
         self._tracer.past("plan", of_job(made.plan.job_id), term.planned_at - now, number=int(made.plan.number))
 
@@ -272,7 +286,7 @@ class Decider:
         return view.plan is not None and view.plan.halted != (view.head.active.state == model_pb2.JOB_STATE_PAUSED)
 
     async def _publish(self, view: ModelView, plan: model_pb2.Plan, request_digest: str) -> str:
-        """Plan and desired states into the store, then the head. Returns the digest under which it is named."""
+        """Plan and desired states into the store, then the head. Returns the digest under which it is named. Raises Refused (``plan_too_large``)."""
         known = self._loop.core.known
         assert known is not None
         plan.sequence = int(known.head.sequence) + SEQUENCE_AHEAD
@@ -281,13 +295,14 @@ class Decider:
         hosting = {node_id for node_id, record in self._inventory.nodes().items() if record.beat.replicas and record.streams}
         costs = view.job.costs if view.job is not None else ()
         desired = desired_states(plan, stored.digest, int(plan.sequence), costs, request_digest, before | hosting)
-        # One after the other: a store that keeps objects in directories may lose an object whose name has become a directory first.
-        await put_all(self._store, [(keys.plan(view.model, stored.digest), stored.data)])
-        reached("plan.stored")
         objects = [
             (keys.desired(view.model, stored.digest, pnode_id), sealed(identity_pb2.DOMAIN_DESIRED_STATE, item, self._key).data)
             for pnode_id, item in desired.items()
         ]
+        _check_size(len(stored.data), max((len(data) for _, data in objects), default=0))
+        # One after the other: a store that keeps objects in directories may lose an object whose name has become a directory first.
+        await put_all(self._store, [(keys.plan(view.model, stored.digest), stored.data)])
+        reached("plan.stored")
         await put_all(self._store, objects)
         reached("desired.stored")
         await self._loop.decide(NamePlan(view.head.active.job_id, view.head.plan_digest, stored.digest, int(plan.sequence)))
@@ -371,3 +386,12 @@ class Decider:
 
 def _completes(change: Change | None) -> bool:
     return isinstance(change, Decide) and model_pb2.Outcome.FromString(change.outcome).state == model_pb2.JOB_STATE_COMPLETED
+
+
+def _check_size(plan_bytes: int, desired_bytes: int) -> None:
+    """Of a plan and the largest of its desired states. A head that named what nobody can read could not be replaced: nobody would have its view."""
+    if plan_bytes > limits.MAX_PLAN_BYTES or desired_bytes > limits.MAX_ENVELOPE_BYTES:
+        raise Refused(
+            f"a plan of {plan_bytes} bytes, {desired_bytes} of them for one PNode; at most {limits.MAX_PLAN_BYTES} and {limits.MAX_ENVELOPE_BYTES} are read",
+            code=TOO_LARGE, remedy="cancel the job, and submit it with fewer replicas of each VNode, as numbers",
+        )  # fmt: skip

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from orchestrator_parts import BATCHES, VNODES, stage
 from runtime_rig import CLOCK, JOB, MAINTAINER, MODEL, World, until, world
 
 from dataservice import keys, manifests
+from dcnr import limits
 from dcnr.errors import NotFound, Refused, Stale
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
 from orchestrator.admission import admit, record_cancel
+from orchestrator.explain import explain_model
 from orchestrator.pauses import record_pause
 from trust.envelope import seal
 from trust.identity import NodeKey
@@ -138,6 +141,28 @@ def test_a_paused_job_stands_still_through_a_takeover_and_goes_on_where_it_was()
             with pytest.raises(Stale) as ended:
                 await said(made, 5, True)
             assert ended.value.code == "job_ended"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("bounds", [(64, limits.MAX_ENVELOPE_BYTES), (limits.MAX_PLAN_BYTES, 64)])
+def test_a_plan_that_nobody_could_read_is_not_named_and_its_maintainers_see_why(
+    monkeypatch: pytest.MonkeyPatch, bounds: tuple[int, int]
+) -> None:
+    monkeypatch.setattr("orchestrator.decider.limits", SimpleNamespace(MAX_PLAN_BYTES=bounds[0], MAX_ENVELOPE_BYTES=bounds[1]))
+
+    async def story() -> None:
+        async with world() as made:
+            await made.submit()
+            [one] = made.orchestrators
+            await until(lambda: "fewer replicas" in one.runtime.decider.trouble, "it is told")
+            assert one.runtime.head is not None
+            assert one.runtime.head.plan_digest == ""
+            assert "fewer replicas" in explain_model(one.runtime, "", None)[0].reason
+            assert [event.kind for event in one.shared.history.since(0, 1000)].count("placement_refused") == 1
+            monkeypatch.undo()
+            await made.running()
+            await until(lambda: one.runtime.decider.trouble == "", "the trouble is over")
 
     asyncio.run(story())
 
