@@ -31,7 +31,9 @@ from trust.envelope import digest_of_envelope, parse_envelope
 from trust.network import NetworkPolicy
 
 MAX_ANCESTORS: Final = 4096
-"""Commits followed back to a known state; a longer chain is refused and the replica snapshots anew."""
+"""Commits followed back to a known state. A longer chain is refused with everything that goes on from it: its PNode brings nothing any more, and after a while
+the VNode is placed elsewhere, from the state that the manifest names (`orchestrator.contribution`).
+"""
 MAX_KNOWN: Final = 16_384
 STATE_MISSING: Final = "state_missing"
 """Code of the one refusal that an upload cures."""
@@ -120,8 +122,10 @@ class CheckpointJudge:
             known = self._known_at(view, place, current.commit.parent_digest)
             if known is not None:
                 break
-            if len(chain) > MAX_ANCESTORS or not current.commit.parent_commit:
+            if not current.commit.parent_commit:
                 raise Refused("its ancestry does not lead to a known state", code="unknown_ancestor")
+            if len(chain) > MAX_ANCESTORS:
+                raise Refused(f"its ancestry leads to no known state within {MAX_ANCESTORS} commits", code="unknown_ancestor")
             digest = current.commit.parent_commit
             current = await self._parent(place, current.commit)
         chain.reverse()

@@ -170,6 +170,22 @@ def test_ancestors_must_be_there_and_follow_one_another() -> None:
         run(story)
 
 
+@pytest.mark.parametrize(("most", "code"), [(2, "unknown_ancestor"), (3, "")])
+def test_an_ancestry_is_followed_so_far_and_no_further(monkeypatch: pytest.MonkeyPatch, most: int, code: str) -> None:
+    monkeypatch.setattr("orchestrator.checkpoints.MAX_ANCESTORS", most)
+
+    async def story(world: World) -> None:
+        for batch in range(3):
+            world.commits([batch], anchor=f"{batch}" * 64)
+        made = world.checkpoint(SPAN(0, 4), [3])
+        if code:
+            assert await refused(world, made) == code
+        else:
+            assert await world.learned(made) == {("a.0", PNODE.node_id): SPAN(0, 4)}
+
+    run(story)
+
+
 def test_only_the_primary_makes_checkpoints() -> None:
     async def story(world: World) -> None:
         made = world.checkpoint(SPAN(0, 1), [0], replica="a.1", node=HELPER, worker=HELPING)
