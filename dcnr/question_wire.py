@@ -15,13 +15,13 @@ from google.protobuf.message import DecodeError
 from dcnr.errors import Corrupt, RemoteFault
 from dcnr.tensor import EncodedTensor, Payload, chunks
 from dcnr.v1 import vnode_pb2
+from dcnr.varints import read_size, varint
 
 ID_BYTES: Final = 16
 MAX_SEVERAL: Final = 256
 """Messages that travel as one."""
 _BYTES: Final = 2
 """Wire type of bytes, texts and messages."""
-_MAX_SIZE_BYTES: Final = 4
 _CHUNK: Final = bytes([vnode_pb2.InferMessage.CHUNK_FIELD_NUMBER << 3 | _BYTES])
 _SEVERAL: Final = bytes([vnode_pb2.InferMessage.SEVERAL_FIELD_NUMBER << 3 | _BYTES])
 _ONE_OF_SEVERAL: Final = bytes([vnode_pb2.InferMessages.MESSAGES_FIELD_NUMBER << 3 | _BYTES])
@@ -82,8 +82,8 @@ def joined(pieces: Sequence[Piece]) -> bytes:
         return b"".join(pieces[0])
     parts: list[Payload] = []
     for piece in pieces:
-        parts += (_ONE_OF_SEVERAL, _varint(size_of(piece)), *piece)
-    return b"".join((_SEVERAL, _varint(size_of(parts)), *parts))
+        parts += (_ONE_OF_SEVERAL, varint(size_of(piece)), *piece)
+    return b"".join((_SEVERAL, varint(size_of(parts)), *parts))
 
 
 def read_messages(data: bytes) -> list[Heard]:
@@ -91,14 +91,14 @@ def read_messages(data: bytes) -> list[Heard]:
     view = memoryview(data)
     if data[:1] != _SEVERAL:
         return [_read(view)]
-    size, at = _read_size(view, 1)
+    size, at = read_size(view, 1)
     if at + size != len(view):
         raise _malformed()
     found: list[Heard] = []
     while at < len(view):
         if view[at : at + 1] != _ONE_OF_SEVERAL:
             raise _malformed()
-        size, at = _read_size(view, at + 1)
+        size, at = read_size(view, at + 1)
         one = view[at : at + size]
         if len(one) != size:
             raise _malformed()
@@ -110,8 +110,8 @@ def read_messages(data: bytes) -> list[Heard]:
 
 
 def _chunk_piece(question: bytes, chunk: memoryview) -> Piece:
-    before = b"".join((_ID, question, _PAYLOAD, _varint(len(chunk))))
-    return (b"".join((_CHUNK, _varint(len(before) + len(chunk)), before)), chunk)
+    before = b"".join((_ID, question, _PAYLOAD, varint(len(chunk))))
+    return (b"".join((_CHUNK, varint(len(before) + len(chunk)), before)), chunk)
 
 
 def _read(view: memoryview) -> Heard:
@@ -133,33 +133,14 @@ def _read(view: memoryview) -> Heard:
 def _plain_chunk(view: memoryview) -> Chunk | None:
     """None for any other form than `_chunk_piece` makes."""
     try:
-        size, at = _read_size(view, 1)
+        size, at = read_size(view, 1)
         end = at + _ID_END
         if at + size != len(view) or view[at : at + len(_ID)] != _ID or view[end : end + 1] != _PAYLOAD:
             return None
-        size, begin = _read_size(view, end + 1)
+        size, begin = read_size(view, end + 1)
     except Corrupt:
         return None
     return Chunk(bytes(view[at + len(_ID) : end]), view[begin:]) if begin + size == len(view) else None
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _read_size(view: memoryview, at: int) -> tuple[int, int]:
-    """The number there and where the next byte is. Raises Corrupt for one of more than 28 bits, and at the end."""
-    number = 0
-    for index, byte in enumerate(view[at : at + _MAX_SIZE_BYTES]):
-        number |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return number, at + index + 1
-    raise _malformed()
 
 
 def _malformed() -> Corrupt:

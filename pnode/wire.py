@@ -12,13 +12,13 @@ from google.protobuf.message import DecodeError
 
 from dcnr.errors import Corrupt
 from dcnr.v1 import vnode_pb2
+from dcnr.varints import read_size, varint
 
 _NUMBER: Final = 0
 _BYTES: Final = 2
 """Wire types: of numbers, and of bytes, texts and messages."""
 _MAX_TAG: Final = 0x80
 """From here on a tag takes two bytes."""
-_MAX_SIZE_BYTES: Final = 4
 _MAX_NUMBER_BYTES: Final = 9
 _EDGE: Final = bytes([vnode_pb2.LinkMessage.EDGE_FIELD_NUMBER << 3])
 _FRAME: Final = bytes([vnode_pb2.LinkMessage.FRAME_FIELD_NUMBER << 3 | _BYTES])
@@ -53,7 +53,7 @@ def read_message(data: bytes) -> Heard:
     try:
         try:
             return _plain(data)
-        except (_NotPlain, IndexError):
+        except (_NotPlain, IndexError, Corrupt):
             message = vnode_pb2.LinkMessage.FromString(data)
     except DecodeError as error:
         raise Corrupt("not a message of a Link", code="malformed_message") from error
@@ -69,20 +69,20 @@ def read_message(data: bytes) -> Heard:
 
 
 def _with_chunk(edge: int, kind: bytes, header: bytes, tag: bytes, chunk: memoryview) -> bytes:
-    before = header + tag + _varint(len(chunk))
-    edge_part = _EDGE + _varint(edge) if edge else b""
-    return b"".join((edge_part, kind, _varint(len(before) + len(chunk)), before, chunk))
+    before = header + tag + varint(len(chunk))
+    edge_part = _EDGE + varint(edge) if edge else b""
+    return b"".join((edge_part, kind, varint(len(before) + len(chunk)), before, chunk))
 
 
 def _plain(data: bytes) -> Heard:
-    """Raises _NotPlain or IndexError for any other form, DecodeError for a header that is none."""
+    """Raises _NotPlain, Corrupt or IndexError for any other form, DecodeError for a header that is none."""
     at, edge = 0, 0
     if data[:1] == _EDGE:
-        edge, at = _read_size(data, 1)
+        edge, at = read_size(data, 1)
     kind = data[at : at + 1]
     if kind not in (_FRAME, _CHUNK):
         raise _NotPlain
-    size, at = _read_size(data, at + 1)
+    size, at = read_size(data, at + 1)
     if at + size != len(data):
         raise _NotPlain
     message = vnode_pb2.LinkMessage(edge=edge)
@@ -90,7 +90,7 @@ def _plain(data: bytes) -> Heard:
     if kind == _CHUNK:
         if data[at : at + 1] != _CHUNK_OF_CHUNK:
             raise _NotPlain
-        size, at = _read_size(data, at + 1)
+        size, at = read_size(data, at + 1)
         if at + size != len(data):
             raise _NotPlain
         message.chunk.SetInParent()
@@ -111,7 +111,7 @@ def _chunk_of_frame(data: bytes, at: int) -> tuple[int, int, int]:
         if tag & 7 == _NUMBER:
             at = _behind_number(data, at + 1)
             continue
-        size, begin = _read_size(data, at + 1)
+        size, begin = read_size(data, at + 1)
         at = begin + size
         if tag == _CHUNK_OF_FRAME[0]:
             if found is not None:
@@ -122,28 +122,8 @@ def _chunk_of_frame(data: bytes, at: int) -> tuple[int, int, int]:
     return found
 
 
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _read_size(data: bytes, at: int) -> tuple[int, int]:
-    """The number there and where the next byte is. Raises _NotPlain for one of more than 28 bits, IndexError at the end."""
-    number = 0
-    for index in range(_MAX_SIZE_BYTES):
-        byte = data[at + index]
-        number |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return number, at + index + 1
-    raise _NotPlain
-
-
 def _behind_number(data: bytes, at: int) -> int:
-    """Where the next byte is. Raises like `_read_size`, for one of more than 63 bits."""
+    """Where the next byte is. Raises _NotPlain for a number of more than 63 bits, IndexError at the end."""
     for index in range(_MAX_NUMBER_BYTES):
         if data[at + index] < 0x80:
             return at + index + 1
