@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
@@ -27,7 +26,7 @@ from dcnr.testing import clean_environment
 from dcnr.v1 import identity_pb2, model_pb2
 from gateway.keys import FILE, KeyFile
 from gateway.stats import quantile
-from trust.envelope import seal
+from trust.envelope import seal, text_of_envelope
 
 READERS: Final = 200
 WATCHERS: Final = 1000
@@ -129,7 +128,7 @@ async def prepared(ours: BenchNetwork, count: int) -> list[dict[str, str]]:
         request = model_pb2.JobRequest.FromString(draft.signed_request.payload)
         request.job_id = job_id_of(CHAIN.name, f"job {number}")
         envelope = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, ours.key)
-        bodies.append({"envelope": base64.b64encode(envelope.SerializeToString(deterministic=True)).decode()})
+        bodies.append({"envelope": text_of_envelope(envelope)})
     return bodies
 
 

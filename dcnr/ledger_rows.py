@@ -6,13 +6,13 @@ who was in time.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any, Final
 
 from dcnr.ledger_check import Account, JobLedger, entries_of
 from dcnr.sdk.plain import plain
 from dcnr.v1 import identity_pb2, ledger_pb2
+from trust.envelope import text_of_envelope
 
 SUMMED: Final = ("vnode_batches", "num_answers", "num_samples", "vnode_samples")
 Usage = tuple[ledger_pb2.UsageStatement, identity_pb2.Envelope]
@@ -32,10 +32,7 @@ def export_rows(
     rows: list[dict[str, Any]] = [{"record": "interval", **entry} for ledger in ledgers for entry in entries_of(ledger)]
     rows += [{"record": "score", "reporter": answer.reporter, **plain(one)} for one in answer.scores]
     rows += [{"record": "expected", "reporter": answer.reporter, **plain(one)} for one in answer.expected]
-    rows += [
-        {"record": "usage", **plain(said), "envelope": base64.b64encode(signed.SerializeToString(deterministic=True)).decode()}
-        for said, signed in usage
-    ]
+    rows += [{"record": "usage", **plain(said), "envelope": text_of_envelope(signed)} for said, signed in usage]
     return rows
 
 

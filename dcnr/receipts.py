@@ -7,8 +7,6 @@ can add nothing to it; all they can do is end it at an older manifest, which it 
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
 from dcnr.ids import check_name, check_node_id
 from dcnr.ledger_check import Account, JobLedger, accounts_of, folded_job
 from dcnr.v1 import identity_pb2, model_pb2
-from trust.envelope import digest_of_envelope, parse_envelope
+from trust.envelope import digest_of_envelope, envelope_in_text, text_of_envelope
 from trust.folding import AUDITS_DRAWN
 from trust.network import MAX_DOCUMENT_BYTES, MAX_HISTORY, NetworkPolicy, verify_chain
 
@@ -136,9 +134,9 @@ def receipt_bytes(receipt: Receipt) -> bytes:
     """As a file: JSON, the documents in base64. Raises Refused (``receipt_too_large``)."""
     table = {
         "format": FORMAT, "pnode_id": receipt.pnode_id, "model": receipt.model,
-        "network": [_text(one) for one in receipt.network],
-        "request": _text(receipt.request),
-        "manifests": [_text(one) for one in receipt.manifests],
+        "network": [text_of_envelope(one) for one in receipt.network],
+        "request": text_of_envelope(receipt.request),
+        "manifests": [text_of_envelope(one) for one in receipt.manifests],
     }  # fmt: skip
     data = (json.dumps(table, indent=0) + "\n").encode()
     if len(data) > MAX_RECEIPT_BYTES:
@@ -147,7 +145,7 @@ def receipt_bytes(receipt: Receipt) -> bytes:
 
 
 def read_receipt(path: Path) -> Receipt:
-    """The receipt in a file, bounded, nothing of it verified yet. Raises NotFound (``no_receipt``), Corrupt (``bad_receipt`` and what envelopes raise)."""
+    """The receipt in a file, bounded, nothing of it verified yet. Raises NotFound (``no_receipt``), Corrupt (``bad_receipt``)."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_RECEIPT_BYTES + 1)
@@ -183,22 +181,18 @@ def receipt_of(data: bytes) -> Receipt:
 
 
 def _envelopes(texts: Any, most: int, max_bytes: int) -> tuple[identity_pb2.Envelope, ...]:
-    if not isinstance(texts, list) or not 0 < len(texts) <= most or not all(isinstance(text, str) for text in texts):
+    if not isinstance(texts, list) or not 0 < len(texts) <= most:
         raise _wrong(f"it does not hold 1 to {most} documents of a kind")
     try:
-        return tuple(parse_envelope(base64.b64decode(text, validate=True), max_bytes) for text in texts)
-    except (binascii.Error, ValueError) as error:
-        raise _wrong("a document is not base64") from error
+        return tuple(envelope_in_text(text, max_bytes) for text in texts)
+    except Corrupt as error:
+        raise _wrong(error.message) from error
 
 
 def _wrong(why: str) -> Corrupt:
     return Corrupt(
         f"this is no receipt: {why}", code="bad_receipt", remedy="have it made again: dcnr ledger receipt MODEL NODE --out FILE"
     )
-
-
-def _text(envelope: identity_pb2.Envelope) -> str:
-    return base64.b64encode(envelope.SerializeToString(deterministic=True)).decode()
 
 
 def _decided_s(manifests: list[model_pb2.Manifest]) -> float:

@@ -6,7 +6,6 @@ An answer of more than `MAX_INLINE_BYTES` is kept for a while and named in ``out
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 from itertools import chain
 from typing import Annotated, Any, Final
@@ -135,7 +134,7 @@ def _tensor(item: TensorIn) -> orchestrator_pb2.NamedTensor:
     if item.values is None:
         try:
             data = base64.b64decode(item.data, validate=True)
-        except (ValueError, binascii.Error) as error:
+        except ValueError as error:
             raise InvalidInput("the data of an input is not base64", code="bad_input") from error
         return orchestrator_pb2.NamedTensor(vnode=item.vnode, dtype=item.dtype, shape=item.shape, data=data)
     if item.data or item.shape:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
@@ -42,7 +41,7 @@ def _opened(cursor: str) -> str:
         if len(cursor) > MAX_CURSOR_CHARS or not cursor.isascii():
             raise ValueError
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
-    except (ValueError, binascii.Error):
+    except ValueError:
         text = ""
     if not text.startswith(PREFIX):
         raise InvalidInput("this cursor was not made here", code="bad_cursor", remedy="begin again without a cursor")

@@ -6,8 +6,6 @@ signed. It travels as a JSON file that holds no secret.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +14,7 @@ from typing import Final
 from dcnr.errors import Corrupt, InvalidInput, Refused, Stale
 from dcnr.ids import check_node_id
 from dcnr.v1 import identity_pb2
-from trust.envelope import merge_signatures, open_envelope, parse, parse_envelope
+from trust.envelope import envelope_in_text, merge_signatures, open_envelope, parse, text_of_envelope
 from trust.identity import NodeKey
 from trust.network import MAX_DOCUMENT_BYTES, MAX_HISTORY, NetworkPolicy, draft_successor, sign_document, verify_chain
 
@@ -78,14 +76,16 @@ class Amendment:
 
     def to_json(self) -> str:
         """As a file."""
-        documents = [_text(envelope) for envelope in self.before.history]
+        documents = [text_of_envelope(envelope) for envelope in self.before.history]
         summary = {
             "network_id": self.before.network_id,
             "version": int(self.document.version),
             "signatures_missing": self.missing(),
         }
         return (
-            json.dumps({"format": FORMAT, "summary": summary, "documents": documents, "draft": _text(self.envelope)}, indent=2)
+            json.dumps(
+                {"format": FORMAT, "summary": summary, "documents": documents, "draft": text_of_envelope(self.envelope)}, indent=2
+            )
             + "\n"
         )
 
@@ -98,10 +98,10 @@ class Amendment:
             table = json.loads(text)
             if not isinstance(table, dict) or table.get("format") != FORMAT or not isinstance(table.get("documents"), list):
                 raise InvalidInput(f"not a draft of format {FORMAT}", code="bad_draft")
-            history = [_envelope(one) for one in table["documents"][: MAX_HISTORY + 1]]
-            made = cls(verify_chain(history), _envelope(table.get("draft")))
+            history = [envelope_in_text(one, MAX_DOCUMENT_BYTES) for one in table["documents"][: MAX_HISTORY + 1]]
+            made = cls(verify_chain(history), envelope_in_text(table.get("draft"), MAX_DOCUMENT_BYTES))
             document = made.document
-        except (ValueError, RecursionError, binascii.Error, Corrupt, Refused, Stale) as error:
+        except (ValueError, RecursionError, Corrupt, Refused, Stale) as error:
             raise InvalidInput(f"the draft is damaged: {error}", code="bad_draft") from error
         if (document.network_id, document.version) != (made.before.network_id, made.before.document.version + 1):
             raise InvalidInput("the draft is not of the next version of the chain beside it", code="bad_draft")
@@ -149,13 +149,3 @@ def _swapped(names: Iterable[str], add: Iterable[str], remove: Sequence[str], wh
             raise InvalidInput(f"{name} is no {what} of the network document", code="not_there", remedy="dcnr network show")
         found.remove(name)
     return [*found, *(name for name in dict.fromkeys(add) if name not in found)]
-
-
-def _text(envelope: identity_pb2.Envelope) -> str:
-    return base64.b64encode(envelope.SerializeToString(deterministic=True)).decode()
-
-
-def _envelope(text: object) -> identity_pb2.Envelope:
-    if not isinstance(text, str):
-        raise InvalidInput("a document of the draft is no text", code="bad_draft")
-    return parse_envelope(base64.b64decode(text, validate=True), MAX_DOCUMENT_BYTES)

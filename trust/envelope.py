@@ -6,9 +6,10 @@ passes for another. Every bound is checked before anything is parsed or verified
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -122,6 +123,20 @@ def parse_envelope(data: bytes, max_bytes: int = MAX_ENVELOPE_BYTES) -> identity
     if _known_fields(envelope).SerializeToString() != data:
         raise Corrupt("an envelope that is not in its canonical encoding", code="not_canonical")
     return envelope
+
+
+def text_of_envelope(envelope: identity_pb2.Envelope) -> str:
+    """For files of JSON: its bytes in base64."""
+    return base64.b64encode(envelope.SerializeToString(deterministic=True)).decode()
+
+
+def envelope_in_text(text: Any, max_bytes: int = MAX_ENVELOPE_BYTES) -> identity_pb2.Envelope:
+    """What `text_of_envelope` wrote. Raises Corrupt, also for what is no text."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (TypeError, ValueError) as error:
+        raise Corrupt("an envelope that is not base64", code="malformed_message") from error
+    return parse_envelope(data, max_bytes)
 
 
 def digest_of_envelope(envelope: identity_pb2.Envelope) -> Digest:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import json
 import os
@@ -17,7 +15,7 @@ from typing import Any, Final
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, NotFound, Refused
 from dcnr.v1 import identity_pb2
-from trust.envelope import parse_envelope
+from trust.envelope import envelope_in_text, text_of_envelope
 from trust.network import MAX_DOCUMENT_BYTES, MAX_HISTORY, NetworkPolicy, verify_chain
 
 FORMAT: Final = "dcnr-network-1"
@@ -73,12 +71,12 @@ def _documents(path: Path, data: bytes) -> list[identity_pb2.Envelope]:
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise _damaged(path, f"its format is not {FORMAT}")
     texts = table.get("documents")
-    if not isinstance(texts, list) or not 0 < len(texts) <= MAX_HISTORY or not all(isinstance(text, str) for text in texts):
+    if not isinstance(texts, list) or not 0 < len(texts) <= MAX_HISTORY:
         raise _damaged(path, f"it does not hold 1 to {MAX_HISTORY} documents")
     try:
-        return [parse_envelope(base64.b64decode(text, validate=True), MAX_DOCUMENT_BYTES) for text in texts]
-    except binascii.Error as error:
-        raise _damaged(path, "a document is not base64") from error
+        return [envelope_in_text(text, MAX_DOCUMENT_BYTES) for text in texts]
+    except Corrupt as error:
+        raise _damaged(path, error.message) from error
 
 
 def _damaged(path: Path, why: str) -> Corrupt:
@@ -101,5 +99,5 @@ def _table(policy: NetworkPolicy) -> dict[str, Any]:
             "store": f"{document.store_scheme}://{document.store_address}" if document.store_address else "",
             "bucket": document.store_bucket,
         },
-        "documents": [base64.b64encode(envelope.SerializeToString(deterministic=True)).decode() for envelope in policy.history],
+        "documents": [text_of_envelope(envelope) for envelope in policy.history],
     }

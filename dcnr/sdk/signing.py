@@ -7,7 +7,6 @@ until k have signed it, then the request. A draft travels as a JSON file that ho
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -96,7 +95,7 @@ class Draft:
                 raise InvalidInput(f"not a draft of format {FORMAT}", code="bad_draft")
             draft = cls._from_table(table)
             draft._check()
-        except (ValueError, RecursionError, binascii.Error) as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInput("the draft is damaged", code="bad_draft") from error
         except Corrupt as error:
             raise InvalidInput(f"the draft is damaged: {error.message}", code="bad_draft") from error

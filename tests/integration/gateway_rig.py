@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import functools
 import secrets
@@ -27,7 +26,7 @@ from dcnr.settings import GatewaySettings
 from dcnr.v1 import identity_pb2, model_pb2
 from gateway.keys import FILE, KeyFile
 from gateway.server import address_of, bound, serve_gateway
-from trust.envelope import seal
+from trust.envelope import seal, text_of_envelope
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 
@@ -188,7 +187,7 @@ async def _live(store: StoreAddress, directory: Path, settings: GatewaySettings,
 
 def in_base64(envelope: identity_pb2.Envelope) -> dict[str, Any]:
     """The body of a request with a signed envelope."""
-    return {"envelope": base64.b64encode(envelope.SerializeToString(deterministic=True)).decode()}
+    return {"envelope": text_of_envelope(envelope)}
 
 
 def cancelled(here: Town, job_id: str, *keys: NodeKey) -> identity_pb2.Envelope:

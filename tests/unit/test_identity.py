@@ -21,6 +21,7 @@ from trust.envelope import (
     MAX_SIGNATURES,
     check_signature,
     digest_of_envelope,
+    envelope_in_text,
     merge_signatures,
     open_envelope,
     open_single,
@@ -28,6 +29,7 @@ from trust.envelope import (
     parse_envelope,
     seal,
     sign_apart,
+    text_of_envelope,
 )
 from trust.identity import NodeKey, check_public_key, verify_signature
 from trust.tls import certificate_id, certificate_pem, certificate_public_key, self_signed_certificate
@@ -262,6 +264,17 @@ def test_an_envelope_has_a_domain_and_a_bounded_number_of_signatures() -> None:
         with pytest.raises(Corrupt) as refused:
             open_envelope(envelope, envelope.domain)
         assert refused.value.code == code
+
+
+def test_an_envelope_is_read_back_from_its_text_and_from_nothing_else() -> None:
+    envelope = seal(HEAD, b"x", NodeKey.generate())
+    text = text_of_envelope(envelope)
+    assert envelope_in_text(text, envelope.ByteSize()) == envelope
+    for bad in (None, 7, [], {}, "?", text[:-1], text + "\n", "\u00ff", text_of_envelope(envelope) + "AAAA"):
+        with pytest.raises(Corrupt):
+            envelope_in_text(bad)
+    with pytest.raises(Corrupt):
+        envelope_in_text(text, envelope.ByteSize() - 1)
 
 
 def test_bytes_are_parsed_within_bounds_and_in_one_encoding_only() -> None:

@@ -57,7 +57,7 @@ def test_changed_or_damaged_files_are_refused(tmp_path: Path) -> None:
     for content in (
         "", "[]", "{}", "{" * 100_000, json.dumps({**table, "format": "other"}), json.dumps(table) + " " * MAX_FILE_BYTES,
         *(json.dumps({**table, "documents": documents}) for documents in (
-            None, 5, "AAAA", {}, [], ["?"], [1], table["documents"] * MAX_HISTORY,
+            None, 5, "AAAA", {}, [], ["?"], ["\u00ff"], [1], [None], table["documents"] * MAX_HISTORY,
         )),
     ):  # fmt: skip
         path.write_text(content)
