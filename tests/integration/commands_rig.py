@@ -7,53 +7,22 @@ import io
 
 from collector_rig import Collector
 from schemas_rig import check_output
+from trouble_rig import SAMPLES, graph_text
 
 from dcnr.cli import dcnr as maintainer
 from dcnr.cli import errors, orchestrator, pnode
 from dcnr.testing import LocalNetwork
 
-GRAPH = """
-[model]
-name = "tiny"
-version = 1
-num_classes = 4
-input = { dtype = "float32", shape = [16] }
-target = { dtype = "int64", shape = [] }
-
-[data]
-train = "dataset:tiny#train"
-validation = "dataset:tiny#validation"
-test = "dataset:tiny#test"
-
-[train]
-passes = 4
-batch_size = 16
-seed = 0
-codec = "raw"
-
-[[vnode]]
-id = "a"
-component = "linear"
-config = { out_features = 32 }
-inputs = ["input"]
-objective = { name = "local_ce" }
-optimizer = { name = "sgd", lr = 0.02 }
-
+RELU = """
 [[vnode]]
 id = "r"
 component = "relu"
 inputs = ["a"]
-
-[[vnode]]
-id = "b"
-component = "linear"
-config = { out_features = 16 }
-inputs = ["r"]
-objective = { name = "local_ce" }
-optimizer = { name = "sgd", lr = 0.02 }
 """
+PASSES = 4
+GRAPH = graph_text(passes=PASSES).replace('inputs = ["a"]', 'inputs = ["r"]') + RELU
 APPS = {"dcnr": maintainer.app, "orchestrator": orchestrator.app, "pnode": pnode.app}
-NUM_BATCHES = 4 * (640 // 16)
+NUM_BATCHES = PASSES * (SAMPLES // 16)
 
 
 class Shell:
