@@ -77,7 +77,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "checkpoint0.made": "a first state is on the maintainer's disk",
         "checkpoint0.stored": "a first state is in the store, no manifest names it",
         "manifest0.stored": "manifest 0 is in the store, the job was not submitted",
-        "draft.drafted": "a job that waits for signatures is in its draft",
+        "draft.drafted": "what a command leaves for people, such as a job that waits for signatures, is in its draft",
         "export.written": "some of an export's files are written",
         "demo.emptied": "an earlier demo's directory is emptied but for its mark",
         "demo.marked": "the demo's directory is its own, and empty",

@@ -120,9 +120,12 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         temporary.replace(path)
         reached("home.renamed")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where no directory is there is no draft
+            temporary.unlink()
         raise Unavailable(
-            f"{path.name} cannot be written: {error.strerror}", code="disk_trouble", remedy="free disk space"
+            f"{path.name} cannot be written: {error.strerror}",
+            code="disk_trouble",
+            remedy="free disk space, or choose another place",
         ) from error
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dcnr import limits
 from dcnr.cli import import_model, output
+from dcnr.cli.files import text_in, write_whole
 from dcnr.cli.homes import HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, KeyOption, NetworkIdOption, NetworkOption, Session
-from dcnr.crashpoints import reached
 from dcnr.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -227,13 +227,7 @@ def _graph(path: Path) -> tuple[model_pb2.ModelGraph, tuple[Stage, ...]]:
     from dcnr.graph import graph_from_json, graph_from_toml, locate, stages_of_graph
     from vnode.registry import default_registry
 
-    try:
-        with path.open("rb") as file:
-            data = file.read(limits.MAX_GRAPH_BYTES + 1)
-        text = data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidInput(f"{path} cannot be read: {why}", code="bad_graph", remedy="name a graph in TOML or JSON") from error
+    text = text_in(path, limits.MAX_GRAPH_BYTES, code="bad_graph", remedy="name a graph in TOML or JSON")
     try:
         message = graph_from_json(text) if path.suffix == ".json" else graph_from_toml(text)
         return message, stages_of_graph(message, default_registry())
@@ -271,22 +265,8 @@ def _plan_text(answer: orchestrator_pb2.PreviewPlanResponse) -> str:
 def _read_draft(path: Path) -> Draft:
     from dcnr.sdk.signing import MAX_DRAFT_BYTES, Draft
 
-    try:
-        with path.open(encoding="utf-8") as file:
-            return Draft.from_json(file.read(MAX_DRAFT_BYTES + 1))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            f"{path} cannot be read: {error}", code="bad_draft", remedy="name a file that --save-draft wrote"
-        ) from error
+    return Draft.from_json(text_in(path, MAX_DRAFT_BYTES, code="bad_draft", remedy="name a file that --save-draft wrote"))
 
 
 def _write_draft(path: Path, draft: Draft) -> None:
-    import os
-
-    temporary: Any = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(draft.to_json(), encoding="utf-8")
-        reached("draft.drafted")
-        temporary.replace(path)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be written: {error.strerror}", code="disk_trouble") from error
+    write_whole(path, draft.to_json().encode(), remedy="choose another path for the draft")

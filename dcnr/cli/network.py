@@ -9,6 +9,7 @@ import typer
 
 from dcnr.cli import output
 from dcnr.cli.completion import among
+from dcnr.cli.files import text_in, write_whole
 from dcnr.cli.homes import HomeOption, JsonOption, home_of
 from dcnr.cli.session import KEY_FILE, NETWORK_FILE, BootstrapOption, KeyOption, NetworkIdOption, NetworkOption, Session
 from dcnr.errors import InvalidInput, Refused, Stale
@@ -157,13 +158,8 @@ def sign(
     from trust.amendment import MAX_DRAFT_BYTES, Amendment
 
     session = Session(home, None, None)
-    try:
-        with draft.open(encoding="utf-8") as opened:
-            found = Amendment.from_json(opened.read(MAX_DRAFT_BYTES + 1))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            f"{draft} cannot be read: {error}", code="bad_draft", remedy="name a file that dcnr network amend wrote"
-        ) from error
+    text = text_in(draft, MAX_DRAFT_BYTES, code="bad_draft", remedy="name a file that dcnr network amend wrote")
+    found = Amendment.from_json(text)
     path = (file or session.home / NETWORK_FILE).expanduser().absolute()
     _check_follows(found, path)
     output.say("\n".join(["this signs:", *_change_lines(found)]))
@@ -198,12 +194,7 @@ def _amended(found: Amendment, path: Path, draft: Path | None, *, as_json: bool)
     missing, version = found.missing(), int(found.document.version)
     target = path if not missing else (draft or path.with_name(DRAFT_FILE)).expanduser().absolute()
     if missing:
-        try:
-            target.write_text(found.to_json(), encoding="utf-8")
-        except OSError as error:
-            raise Refused(
-                f"{target} cannot be written: {error.strerror}", code="disk_trouble", remedy="choose another --draft"
-            ) from error
+        write_whole(target, found.to_json().encode(), remedy="choose another --draft")
     else:
         save_policy(target, found.policy())
     data = {

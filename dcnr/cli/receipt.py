@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcnr.cli import output
-from dcnr.errors import NotFound, NotRunning, Refused
+from dcnr.cli.files import write_whole
+from dcnr.errors import NotFound, NotRunning
 
 if TYPE_CHECKING:
     from dcnr.receipts import Proof
@@ -38,7 +38,7 @@ async def write_receipt(
     if not proof.names_work:
         raise no_contribution(pnode_id)
     path = (out or Path(f"receipt-{named}-{output.short(pnode_id)}.json")).expanduser().absolute()
-    _write(path, receipt_bytes(receipt))
+    write_whole(path, receipt_bytes(receipt), remedy="choose another path with --out")
     return path, proof
 
 
@@ -109,16 +109,3 @@ def proof_text(proof: Proof, *, pinned: bool) -> str:
 def printable(text: str) -> str:
     """A stranger's words without what moves a terminal."""
     return "".join(letter for letter in text[:80] if letter.isprintable())
-
-
-def _write(path: Path, data: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_bytes(data)
-        draft.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # where no directory is there is no draft
-            draft.unlink()
-        raise Refused(
-            f"{path} cannot be written: {error.strerror}", code="disk_trouble", remedy="choose another path with --out"
-        ) from error

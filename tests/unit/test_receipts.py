@@ -15,7 +15,7 @@ from test_ledger_audit import HOLDER, JOB, MODEL, OTHER, PNODE, POLICY, World
 from typer.testing import CliRunner
 
 from dcnr.cli.dcnr import app
-from dcnr.cli.receipt import _write, printable
+from dcnr.cli.receipt import printable
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused
 from dcnr.receipts import MAX_RECEIPT_BYTES, Receipt, gather_receipt, prove, read_receipt, receipt_bytes, receipt_of
 from dcnr.stored import StoredDocuments
@@ -206,15 +206,6 @@ def test_the_command_says_what_is_proven_and_whether_the_network_was_compared(tm
     assert isinstance(refused.exception, Refused)
     path.write_bytes(b"{}")
     assert isinstance(runner.invoke(app, words).exception, Corrupt)
-
-
-def test_a_receipt_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    """Also where not even the draft can be taken away."""
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file" / "receipt.json", tmp_path / "nowhere" / "receipt.json"):
-        with pytest.raises(Refused) as refused:
-            _write(path, b"{}")
-        assert refused.value.code == "disk_trouble"
 
 
 def test_names_of_strangers_do_not_move_the_terminal() -> None:
