@@ -64,14 +64,14 @@ def jobs_prefix(model: str) -> str:
     return f"{_model(model)}/jobs/"
 
 
-def job_request(model: str, job: str) -> str:
-    """What was asked; written once."""
-    return f"{jobs_prefix(model)}{check_name(job)}/request"
-
-
 def job_prefix(model: str, job: str) -> str:
     """All objects of one job."""
     return f"{jobs_prefix(model)}{check_name(job)}/"
+
+
+def job_request(model: str, job: str) -> str:
+    """What was asked; written once."""
+    return f"{job_prefix(model, job)}request"
 
 
 def job_pause(model: str, job: str, number: int) -> str:
@@ -83,12 +83,12 @@ def job_pause(model: str, job: str, number: int) -> str:
 
 def job_cancel(model: str, job: str) -> str:
     """That the job was called off; written once."""
-    return f"{jobs_prefix(model)}{check_name(job)}/cancel"
+    return f"{job_prefix(model, job)}cancel"
 
 
 def job_end(model: str, job: str) -> str:
     """How the job ended; written once, repeats what a head write decided."""
-    return f"{jobs_prefix(model)}{check_name(job)}/end"
+    return f"{job_prefix(model, job)}end"
 
 
 def graph(digest: str) -> str:

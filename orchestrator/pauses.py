@@ -20,6 +20,8 @@ from trust.network import NetworkPolicy
 
 MAX_PAUSES: Final = 64
 """Statements about one job; none is ever deleted."""
+MAX_REASON: Final = 1000
+"""Characters: the newest reason is part of every view of the job."""
 
 
 async def record_pause(
@@ -28,9 +30,15 @@ async def record_pause(
     """The statement that counts now, and whether this one was new; a wish that is in force already is not stored again.
 
     Raises Refused (``unsigned_job``, ``wrong_network``, ``too_many_pauses``), NotFound (``job_not_found``), Stale (``job_ended``, ``pause_not_next``),
-    InvalidInput, Unavailable.
+    InvalidInput (``reason_too_long``), Unavailable.
     """
     pause = policy.open_pause(envelope)
+    if len(pause.reason) > MAX_REASON:
+        raise InvalidInput(
+            f"a reason of {len(pause.reason)} characters",
+            code="reason_too_long",
+            remedy=f"say it in {MAX_REASON} characters at most",
+        )
     model, job_id = check_name(pause.model), check_name(pause.job_id)
     await _check_open(store, model, job_id)
     newest = await newest_pause(store, policy, model, job_id, await _numbers(store, model, job_id))
@@ -77,8 +85,8 @@ def is_paused(newest: model_pb2.JobPause | None) -> bool:
 
 def number_in(kind: str) -> int | None:
     """The number of the statement that an object of a job is, by the last part of its key; None for another object."""
-    _, found, text = kind.partition(keys.PAUSE)
-    number = int(text) if found and kind.startswith(keys.PAUSE) and text.isascii() and text.isdigit() and len(text) < 5 else 0
+    text = kind.removeprefix(keys.PAUSE)
+    number = int(text) if text != kind and len(text) == 4 and text.isascii() and text.isdigit() else 0
     return number if 1 <= number <= MAX_PAUSES else None
 
 

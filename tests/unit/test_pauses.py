@@ -9,7 +9,7 @@ import pytest
 
 from dataservice import keys
 from dataservice.memory import MemoryStore
-from dcnr.errors import NotFound, Refused, Stale
+from dcnr.errors import InvalidInput, NotFound, Refused, Stale
 from dcnr.sdk import pausing
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
@@ -154,6 +154,13 @@ def test_strangers_other_jobs_and_ended_ones_are_refused(books: Books) -> None:
     assert ended.value.code == "job_ended"
 
 
+def test_a_reason_has_a_length(books: Books) -> None:
+    with pytest.raises(InvalidInput) as long:
+        books.say(books.envelope(1, True, reason="x" * (pauses.MAX_REASON + 1)))
+    assert long.value.code == "reason_too_long"
+    assert books.say(books.envelope(1, True, reason="x" * pauses.MAX_REASON))[1]
+
+
 def test_what_lies_under_another_number_or_bears_no_signature_does_not_count(books: Books) -> None:
     books.say(books.envelope(1, True))
     for number, data in ((2, books.envelope(3, False)), (3, books.envelope(3, False, key=STRANGER)), (4, None)):
@@ -173,7 +180,7 @@ def test_statements_about_one_job_are_bounded(books: Books, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("kind", "number"),
     [("pause-0001", 1), ("pause-0064", 64), ("pause-0065", None), ("pause-0000", None), ("pause-", None), ("pause-1x", None),
-     ("pause-00001", None), ("request", None), ("a/pause-0001", None), ("pause-\u0661", None)],
+     ("pause-00001", None), ("pause-1", None), ("0001", None), ("request", None), ("a/pause-0001", None), ("pause-\u0661", None)],
 )  # fmt: skip
 def test_only_numbers_of_statements_are_read_from_keys(kind: str, number: int | None) -> None:
     assert number_in(kind) == number
