@@ -18,7 +18,7 @@ MAX_DATA_BYTES: Final = 64 * limits.KIB
 IDLE_S: Final = 60.0
 """A connection over which nothing goes for so long is ended; those of this network are never silent for more than a few seconds."""
 LAST_BYTES_S: Final = 2.0
-"""Once one side has said its last, the other side's last bytes have so long to arrive."""
+"""Once one side has said its last, what is still on its way has so long to arrive."""
 
 
 class RelayStream(Protocol):

@@ -293,15 +293,16 @@ def _relays(shared: Shared, membership: Membership, random_bytes: RandomBytes, o
 def _relay_desk(shared: Shared, membership: Membership, random_bytes: RandomBytes, mbit: float) -> RelayDesk | None:
     """What passes bytes on for PNodes that are known; None where ``mbit`` is 0."""
 
-    def may_use(peer: Peer) -> bool:
-        name = peer.pnode_id or peer.node_id
-        return name == shared.key.node_id or shared.policy.is_orchestrator(name) or _known(shared, membership, name)
-
     def is_orchestrator(name: str) -> bool:
         return name == shared.key.node_id or shared.policy.is_orchestrator(name)
 
-    desk = RelayDesk(shared.clock, random_bytes, may_use=may_use, is_orchestrator=is_orchestrator, bytes_s=mbit * BYTES_PER_MBIT)
-    return desk if mbit else None
+    def may_use(peer: Peer) -> bool:
+        name = peer.pnode_id or peer.node_id
+        return is_orchestrator(name) or _known(shared, membership, name)
+
+    if not mbit:
+        return None
+    return RelayDesk(shared.clock, random_bytes, may_use=may_use, is_orchestrator=is_orchestrator, bytes_s=mbit * BYTES_PER_MBIT)
 
 
 def _asking(shared: Shared, membership: Membership, dialer: RelayDialer, rng: Random) -> Asking:
