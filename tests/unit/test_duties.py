@@ -94,6 +94,15 @@ class Rig:
         )  # fmt: skip
         await self.duties.desired_received(seal(identity_pb2.DOMAIN_DESIRED_STATE, state, HOLDER))
 
+    async def overtaken(self, *, was_halted: bool) -> None:
+        """A second state is desired while the replica is provisioned under the first one; until nothing is provisioned any more."""
+        await self.head()
+        await self.desire(1, halted=was_halted)
+        await self.supply.asked.wait()
+        await self.desire(2, halted=not was_halted)
+        self.supply.come.set()
+        await until(self.is_provisioned)
+
     def orders(self) -> list[local_pb2.HostReplica]:
         return [message.host for message in self.told if message.WhichOneof("kind") == "host"]
 
@@ -115,12 +124,7 @@ def test_what_was_desired_while_a_replica_was_provisioned_reaches_the_worker(tmp
     async def story() -> None:
         async with asyncio.TaskGroup() as group:
             rig = Rig(tmp_path, group)
-            await rig.head()
-            await rig.desire(1, halted=was_halted)
-            await rig.supply.asked.wait()
-            await rig.desire(2, halted=not was_halted)
-            rig.supply.come.set()
-            await until(rig.is_provisioned)
+            await rig.overtaken(was_halted=was_halted)
             await until(lambda: bool(rig.orders()) and rig.orders()[-1].halted != was_halted)
             assert rig.orders()[0].state_path, "it is hosted first"
             assert {order.assignment.replica for order in rig.orders()} == {REPLICA}
@@ -135,12 +139,7 @@ def test_a_provisioning_tried_again_begins_with_what_is_desired_by_then(tmp_path
         async with asyncio.TaskGroup() as group:
             rig = Rig(tmp_path, group)
             rig.supply.fails = iter([Unavailable("not now", code="no_state")])
-            await rig.head()
-            await rig.desire(1, halted=True)
-            await rig.supply.asked.wait()
-            await rig.desire(2, halted=False)
-            rig.supply.come.set()
-            await until(rig.is_provisioned)
+            await rig.overtaken(was_halted=True)
             assert [(bool(order.state_path), order.halted) for order in rig.orders()] == [(True, False)]
 
     asyncio.run(story())
@@ -151,12 +150,7 @@ def test_neither_a_refused_nor_a_released_replica_is_updated(tmp_path: Path) -> 
         async with asyncio.TaskGroup() as group:
             rig = Rig(tmp_path, group)
             rig.supply.fails = iter([Refused("too large", code="too_little_disk")])
-            await rig.head()
-            await rig.desire(1, halted=True)
-            await rig.supply.asked.wait()
-            await rig.desire(2, halted=False)
-            rig.supply.come.set()
-            await until(rig.is_provisioned)
+            await rig.overtaken(was_halted=True)
             assert rig.orders() == []
             rig.supply.come.clear()
             rig.supply.asked.clear()

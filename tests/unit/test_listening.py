@@ -16,6 +16,7 @@ import pytest
 import membership.relays
 from dcnr.errors import DcnrError, Refused, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import NodeId
+from dcnr.system import SystemClock
 from dcnr.v1 import membership_pb2
 from membership.relays import NUM_RELAYS, in_order, open_stream
 from pnode.listening import REFUSED_MAX_S, REFUSED_S, Listening
@@ -26,19 +27,6 @@ LISTEN = membership_pb2.RelayMessage(listen=membership_pb2.RelayListen())
 SECONDS = 20.0
 
 
-class Steps:
-    """A clock that the test moves on."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-
 async def asked(connection: Callable[[NodeId], Awaitable[Any]], enough: asyncio.Event, num_known: int) -> None:
     """A worker listens at those relays, to which it is connected that way, until it is enough."""
 
@@ -46,7 +34,7 @@ async def asked(connection: Callable[[NodeId], Awaitable[Any]], enough: asyncio.
         return await connection(relay_id)
 
     relays: Any = SimpleNamespace(known=lambda: RELAYS[:num_known], connection=connect)
-    listener = Listening(WORKER, 1, relays, Steps(), random.Random(1), lambda *_: None, lambda: None)
+    listener = Listening(WORKER, 1, relays, SystemClock(), random.Random(1), lambda *_: None, lambda: None)
     listener.want(True)
     running = asyncio.ensure_future(listener.run())
     try:
@@ -96,22 +84,23 @@ def test_a_relay_that_refuses_again_and_again_gets_its_place_back_later_and_late
     bad = RELAYS[0][0]
 
     async def story() -> None:
-        clock, times = Steps(), list[float]()
+        now_s, times = 0.0, list[float]()
 
         async def connect(relay_id: NodeId, where: object) -> Any:
             if relay_id == bad:
-                times.append(clock.now)
+                times.append(now_s)
                 raise Refused("no", code="not_a_relay")
             await asyncio.Event().wait()
 
         relays: Any = SimpleNamespace(known=lambda: RELAYS, connection=connect)
+        clock: Any = SimpleNamespace(monotonic=lambda: now_s)
         listener = Listening(WORKER, 1, relays, clock, random.Random(1), lambda *_: None, lambda: None)
         running = asyncio.ensure_future(listener.run())
-        while clock.now < 4 * REFUSED_MAX_S:
+        while now_s < 4 * REFUSED_MAX_S:
             listener.want(True)
             for _ in range(9):  # turns of the loop until it has looked, asked and heard
                 await asyncio.sleep(0)
-            clock.now += REFUSED_S / 2
+            now_s += REFUSED_S / 2
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         pauses = [after - before for before, after in itertools.pairwise(times)]

@@ -21,13 +21,14 @@ async def _nothing(*_: object) -> None:
     return
 
 
-def begun() -> psutil.Process | None:
+async def begun() -> psutil.Process:
     """The worker's process, once it runs its own program."""
-    for one in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if SILENT[1] in one.cmdline():
-                return one
-    return None
+    while True:
+        for one in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if SILENT[1] in one.cmdline():
+                    return one
+        await asyncio.sleep(0.01)
 
 
 class Ends:
@@ -78,8 +79,7 @@ def test_a_worker_that_others_kill_is_told_as_killed(tmp_path: Path) -> None:
         subject = supervisor(tmp_path, ends.told)
         running = asyncio.create_task(subject.run())
         async with asyncio.timeout(60):
-            while (worker := begun()) is None:  # noqa: ASYNC110  another process: nothing here could signal its start
-                await asyncio.sleep(0.01)
+            worker = await begun()
             worker.kill()
             await ends.first.wait()
             await subject.stop(within_s=0.2)
@@ -107,18 +107,13 @@ def test_a_worker_that_has_to_be_forced_is_told_with_what_it_did_wrong(tmp_path:
     asyncio.run(scenario())
 
 
-def test_a_worker_that_is_ended_from_here_is_told_as_that_also_where_its_exit_code_is_lost(tmp_path: Path) -> None:
-    """Sending a signal takes the code of one that has just ended along, and asyncio invents another."""
-
+def test_a_worker_that_is_killed_from_here_is_not_told_as_killed_by_others(tmp_path: Path) -> None:
     async def scenario() -> None:
         ends = Ends()
         subject = supervisor(tmp_path, ends.told)
         running = asyncio.create_task(subject.run())
         async with asyncio.timeout(60):
-            while (worker := begun()) is None:  # noqa: ASYNC110  another process: nothing here could signal its start
-                await asyncio.sleep(0.01)
-            worker.kill()
-            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  its code stays there for whoever asks first: `kill`
+            await begun()
             subject.kill()
             await ends.first.wait()
             await subject.stop(within_s=0.2)
