@@ -1,6 +1,4 @@
-"""Goal: whatever maintainers say in whatever order while a job is on its way, the head follows the last word, time runs only while the job does, and a
-job that is let go on ends.
-"""
+"""Goal: whatever maintainers say in whatever order while a job is on its way, the head follows the last word, and a job that is let go on ends."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ function Machine({ known, ledger, now, again, isStale }) {
       ${row("Machine", html`<code>${status.node_id}</code>`)}
       ${status.public_name ? row("Shown as", html`<bdi>${status.public_name}</bdi>, to everybody`) : ""}
       ${row("Version", `${status.software}, up for ${span(status.uptime_s)}`)}
-      ${row("Reachable", `${status.reachable || "unknown"}, as seen from outside`)}
+      ${row("Reachable", status.reachable === "relayed" ? "relayed, through orchestrators" : `${status.reachable || "unknown"}, as seen from outside`)}
       ${row("Lends", status.capability ? `${plural(status.capability.cores, "core")}, ${bytes(status.capability.memory_bytes)} memory, ${bytes(status.capability.disk_bytes)} disk${status.capability.accepts_work ? "" : "; takes no new work now"}` : "—")}
       ${row("Good for", html`<${Credit} ledger=${ledger} id=${status.node_id} />`)}
       ${row("Uses", `${bytes(status.memory_bytes)} memory, ${bytes(status.disk_bytes)} disk`)}
