@@ -34,6 +34,8 @@ MAX_ANCESTORS: Final = 4096
 """Commits followed back to a known state. A longer chain is refused with everything that goes on from it: its PNode brings nothing any more, and after a while
 the VNode is placed elsewhere, from the state that the manifest names (`orchestrator.contribution`).
 """
+MAX_ANCESTRY_BYTES: Final = 128 * limits.MIB
+"""Of these commits together: they are held at once."""
 MAX_KNOWN: Final = 16_384
 STATE_MISSING: Final = "state_missing"
 """Code of the one refusal that an upload cures."""
@@ -116,16 +118,20 @@ class CheckpointJudge:
     async def _ancestry(self, view: ModelView, place: Place, newest: VerifiedCommit, commit_digest: str) -> Ancestry:
         """What follows from the commit and its ancestors."""
         chain: list[tuple[str, VerifiedCommit]] = []
-        digest, current = commit_digest, newest
+        digest, current, num_bytes = commit_digest, newest, 0
         while True:
             chain.append((digest, current))
+            num_bytes += current.commit.ByteSize()
             known = self._known_at(view, place, current.commit.parent_digest)
             if known is not None:
                 break
             if not current.commit.parent_commit:
                 raise Refused("its ancestry does not lead to a known state", code="unknown_ancestor")
-            if len(chain) > MAX_ANCESTORS:
-                raise Refused(f"its ancestry leads to no known state within {MAX_ANCESTORS} commits", code="unknown_ancestor")
+            if len(chain) > MAX_ANCESTORS or num_bytes > MAX_ANCESTRY_BYTES:
+                raise Refused(
+                    f"its ancestry leads to no known state within {len(chain)} commits of {num_bytes} bytes",
+                    code="unknown_ancestor",
+                )
             digest = current.commit.parent_commit
             current = await self._parent(place, current.commit)
         chain.reverse()

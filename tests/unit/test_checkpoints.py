@@ -170,9 +170,17 @@ def test_ancestors_must_be_there_and_follow_one_another() -> None:
         run(story)
 
 
-@pytest.mark.parametrize(("most", "code"), [(2, "unknown_ancestor"), (3, "")])
-def test_an_ancestry_is_followed_so_far_and_no_further(monkeypatch: pytest.MonkeyPatch, most: int, code: str) -> None:
-    monkeypatch.setattr("orchestrator.checkpoints.MAX_ANCESTORS", most)
+@pytest.mark.parametrize(
+    ("bound", "most", "code"),
+    [
+        ("ANCESTORS", 2, "unknown_ancestor"),
+        ("ANCESTORS", 3, ""),
+        ("ANCESTRY_BYTES", 999, "unknown_ancestor"),
+        ("ANCESTRY_BYTES", 99_999, ""),
+    ],
+)
+def test_an_ancestry_is_followed_so_far_and_no_further(monkeypatch: pytest.MonkeyPatch, bound: str, most: int, code: str) -> None:
+    monkeypatch.setattr(f"orchestrator.checkpoints.MAX_{bound}", most)
 
     async def story(world: World) -> None:
         for batch in range(3):
