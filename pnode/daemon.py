@@ -80,7 +80,7 @@ class Daemon:
         self._settings, self._home, self._key, self._policy, self._program = settings, home, key, policy, worker
         self._machine, self._clock, self._rng, self._environment, self._owner = machine, clock, rng, environment, owner
         self._bootstrap, self._on_ready, self._settings_shown = bootstrap, on_ready, settings_shown
-        self._now = Condition(clock.monotonic())
+        self._now = Condition(clock.monotonic(), settings.outbound_only)
         self._stop, self._news, self._drained = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._hand_over = True
         self._gaps, self._pausing = Gaps(), Pausing(home.paused, clock)

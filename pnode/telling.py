@@ -30,6 +30,7 @@ class Condition:
     """How the daemon is now; the daemon writes it, everybody reads it."""
 
     started_s: float
+    outbound_only: bool = False
     worker: WorkerFacts = field(default_factory=WorkerFacts)
     draining: bool = False
     """It hands over and ends."""
@@ -41,8 +42,10 @@ class Condition:
 
     @property
     def reached(self) -> str:
-        """How others reach this machine: direct, relayed, not, or unknown."""
-        return "relayed" if self.worker.listens_at else self.reachable
+        """How others reach this machine: direct, relayed, not, or unknown, as long as no relay takes one that tells no address to try."""
+        if self.outbound_only:
+            return "relayed" if self.worker.listens_at else "unknown"
+        return self.reachable
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,12 @@
-"""Goal: an owner reads why a machine does not work as it could: what an orchestrator holds against it, with the proof, and what waits for an audit."""
+"""Goal: an owner reads why a machine does not work as it could: what an orchestrator holds against it, with the proof, and what waits for an audit; and
+how others reach it.
+"""
 
 from __future__ import annotations
 
 from dcnr.v1 import local_pb2, membership_pb2, orchestrator_pb2
 from pnode.report import WorkerFacts, state_of, why
+from pnode.telling import Condition
 
 PROOF = "e" * 64
 
@@ -60,3 +63,12 @@ def test_what_ended_with_its_worker_is_not_called_refused() -> None:
     assert codes("paused by its owner", 0) == ["paused"]
     assert codes("", 0) == ["no_worker"]
     assert codes("", 1) == ["assignment_failed"]
+
+
+def test_who_tells_no_address_to_try_is_relayed_or_not_yet_and_never_found_out_of_reach() -> None:
+    """Else its owner would be told to forward a port, or to start it as it was started."""
+    now = Condition(0.0, outbound_only=True, reachable="not")
+    assert now.reached == "unknown"
+    now.worker.listens_at = ("c" * 40,)
+    assert now.reached == "relayed"
+    assert Condition(0.0, reachable="not").reached == "not"
