@@ -44,7 +44,6 @@ from trust.network import NetworkPolicy
 
 ROUND_S: Final = 0.2
 PLAN_REVIEW_S: Final = 2.0
-TOO_LARGE: Final = "plan_too_large"
 """Without news the plan is looked at again this often."""
 JOIN_SETTLE_S: Final = 1.5
 """A new job's first plan waits until no node has joined or left for this long (and at most `START_GRACE_S`)."""
@@ -254,7 +253,7 @@ class Decider:
         try:
             self._planner.named(await self._publish(view, made.plan, job.request_digest))
         except Refused as error:
-            if error.code != TOO_LARGE:
+            if error.code != "plan_too_large":
                 raise
             if not term.unplanned:
                 self._history.say("placement_refused", made.plan.job_id, error.message)
@@ -393,5 +392,5 @@ def _check_size(plan_bytes: int, desired_bytes: int) -> None:
     if plan_bytes > limits.MAX_PLAN_BYTES or desired_bytes > limits.MAX_ENVELOPE_BYTES:
         raise Refused(
             f"a plan of {plan_bytes} bytes, {desired_bytes} of them for one PNode; at most {limits.MAX_PLAN_BYTES} and {limits.MAX_ENVELOPE_BYTES} are read",
-            code=TOO_LARGE, remedy="cancel the job, and submit it with fewer replicas of each VNode, as numbers",
+            code="plan_too_large", remedy="cancel the job, and submit it with fewer replicas of each VNode, as numbers",
         )  # fmt: skip
