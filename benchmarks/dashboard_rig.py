@@ -112,6 +112,7 @@ class Network:
             round_trip_s=0.004 * (1 + number % 30) if number % 3 != 2 else 0.0, answers=number % 4 == 0,
             passes=float(number % 40), credibility=credibility(number % 40), reliability=1 - 0.013 * (number % 9), num_results=7 * (number % 6),
             score=round(100 * credibility(number % 40) * (1 - 0.013 * (number % 9))) if number % 6 else 0,
+            load=membership_pb2.Load(cores=round((1 + number % 8) * (number % 10) / 9, 2)) if number % 3 != 2 else None,
             public_name=NAMES.get(number % 20, ""), owner=node_id(5000 + number // 3) if number % 2 else "",
         )  # fmt: skip
 
@@ -127,6 +128,7 @@ class Network:
             node_id=node_id(0), network_name="garden", software="0.1.0", uptime_s=7300, state="paused" if self.is_paused else "working",
             reason="paused by its owner" if self.is_paused else "trains 2 VNodes", next_action="`pnode resume`" if self.is_paused else "",
             public_name=NAMES[0], reachable="direct", capability=self._pnode(0).capability, memory_bytes=300 << 20, disk_bytes=2 << 30,
+            load=membership_pb2.Load(cores=0.37),
         )  # fmt: skip
         status.orchestrators.add(
             node_id=node_id(10_000), attached=True, since_s=7290, state=orchestrator_pb2.NODE_STATE_ACTIVE, round_trip_s=0.012

@@ -14,6 +14,8 @@ from orchestrator.silence import NodeRecord
 from trust.records import VerifiedAdvert
 
 MAX_ROUND_TRIP_S: Final = 60.0
+MAX_CORES: Final = 4096.0
+"""That one machine can be busy with."""
 
 
 def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orchestrator_pb2.JobView:
@@ -87,6 +89,12 @@ def node_views(
     return sorted(rows, key=lambda row: row.node_id)
 
 
+def said_load(beat: orchestrator_pb2.Beat) -> membership_pb2.Load | None:
+    """What a PNode states of its load; None where it states nothing, or what can be none."""
+    is_one = beat.HasField("load") and 0.0 <= beat.load.cores <= MAX_CORES
+    return membership_pb2.Load(cores=beat.load.cores) if is_one else None
+
+
 def _pnode_view(shared: Shared, record: NodeRecord, replicas: Sequence[str], now: float, now_s: float) -> orchestrator_pb2.NodeView:
     passes = shared.standings.of(record.node_id, now_s).passes.seen(now_s)
     score, num_results = shared.records.score(record.node_id, passes)
@@ -97,7 +105,7 @@ def _pnode_view(shared: Shared, record: NodeRecord, replicas: Sequence[str], now
         software=record.software, free_memory_bytes=record.beat.free_memory_bytes, owner=record.owner, evidence=record.judgement.evidence,
         passes=passes, round_trip_s=_said_s(record.beat.round_trip_s) if record.streams else 0.0, answers=record.answers,
         public_name=record.public_name, credibility=score.credibility, reliability=score.reliability, num_results=num_results,
-        score=score.shown if num_results else 0,
+        score=score.shown if num_results else 0, load=said_load(record.beat) if record.streams else None,
     )  # fmt: skip
 
 

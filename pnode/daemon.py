@@ -260,7 +260,7 @@ class Daemon:
         )  # fmt: skip
         self._hearing = Hearing(
             self._now, self._duties, self._neighbours, self._uploads, self._shards, self._audits, self._seats, self.journal, self._drained,
-            self._changed,
+            self._changed, self._clock,
         )  # fmt: skip
         self._membership.update_self(capability=self._telling.capability())
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from dcnr.ports import Clock
 from dcnr.v1 import local_pb2, orchestrator_pb2
 from pnode.audits import Audits
 from pnode.cache import Shards
@@ -31,6 +32,7 @@ class Hearing:
     journal: Journal
     drained: asyncio.Event
     changed: Callable[[], None]
+    clock: Clock
 
     async def heard(self, message: local_pb2.FromWorker) -> None:
         """One message."""
@@ -55,6 +57,7 @@ class Hearing:
         before = self._news_of(self.now.worker.replicas.values())
         self.now.worker.replicas = {item.replica: item for item in report.replicas}
         self.now.worker.rss_bytes, self.now.worker.cpu_s = int(report.rss_bytes), report.cpu_s
+        self.now.worker.load.heard(self.clock.monotonic(), report.cpu_s)
         self.now.worker.num_questions = int(report.num_questions)
         self.now.worker.listens_at = tuple(report.listens_at)
         self.neighbours.reached({item.pnode_id for item in report.evidence})

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from dcnr import __version__
 from dcnr.ports import Clock
 from dcnr.v1 import common_pb2, local_pb2, membership_pb2, orchestrator_pb2
+from pnode.load import WorkerLoad
 
 MAX_EVENTS = 256
 EVENTS_PER_BEAT = 64
@@ -53,6 +54,7 @@ class WorkerFacts:
     reason: str = "the worker has not started yet"
     rss_bytes: int = 0
     cpu_s: float = 0.0
+    load: WorkerLoad = field(default_factory=WorkerLoad)
     num_questions: int = 0
     listens_at: Sequence[str] = ()
     """Relays at which connections to it may come in."""

@@ -89,7 +89,7 @@ class Telling:
             capability=self.capability(), free_memory_bytes=max(0, self.budget.free_memory_bytes),
             draining=self.now.draining or self.now.halting, worker_alive=worker.alive,
             worker_reason=self.pausing.reason if self.pausing.is_paused else worker.reason, incarnation=worker.incarnation,
-            events=self.journal.since(0)[-16:], advert=self.membership.own_advert, seats=self.seats.reports(),
+            events=self.journal.since(0)[-16:], advert=self.membership.own_advert, seats=self.seats.reports(), load=self.load(),
         )  # fmt: skip
 
     def capability(self) -> membership_pb2.Capability:
@@ -103,6 +103,12 @@ class Telling:
             accepts_work=accepts_work,
             device_name=self.now.worker.device_name,
         )
+
+    def load(self) -> membership_pb2.Load | None:
+        """What VNodes use of what is lent: nothing where no worker runs, None where it is not known yet."""
+        worker = self.now.worker
+        cores = worker.load.cores(self.clock.monotonic()) if worker.alive else 0.0
+        return None if cores is None else membership_pb2.Load(cores=cores)
 
     def takes_no_work(self) -> str:
         """Why this machine takes nothing new now; empty where it does."""
@@ -146,5 +152,5 @@ class Telling:
             cpu_s=time.process_time() + worker.cpu_s, uploaded_bytes=self.up.num_bytes, downloaded_bytes=self.down.num_bytes,
             upload_limit_bytes_s=self.up.limit_bytes_s, download_limit_bytes_s=self.down.limit_bytes_s, num_questions=worker.num_questions,
             num_batches={item.assignment.replica: item.num_batches for item in self.duties.hosted if item.num_batches},
-            public_name=self.public_name,
+            public_name=self.public_name, load=self.load(),
         )  # fmt: skip

@@ -34,7 +34,7 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
         f"network    {status.network_name} {short(status.network_id)}" + single_host(status.locality),
         f"state      {status.state}: {status.reason}",
         f"lends      {lent}, {size(capability.disk_bytes)} disk, {capability.device} on {capability.architecture} {capability.system}",
-        f"uses       {size(status.memory_bytes)} memory, {size(status.disk_bytes)} disk in {home}",
+        f"uses       {_cores_used(status)}{size(status.memory_bytes)} memory, {size(status.disk_bytes)} disk in {home}",
         f"reachable  {reached}; control {status.control_address}, directory {status.dht_address or '-'}",
         f"attached   to {attached} of {len(status.orchestrators)} orchestrators; {status.num_known} nodes known",
         f"process    daemon {status.pid}, worker {status.worker_pid or '-'}",
@@ -58,6 +58,15 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
     if status.events:
         lines += ["", *(f"{event.kind} {event.subject}: {event.reason}" for event in list(status.events)[-_EVENTS:])]
     return "\n".join(lines)
+
+
+def _cores_used(status: local_pb2.StatusResponse) -> str:
+    lent = status.capability.cores
+    return (
+        f"{status.load.cores:.2f} of {lent:g} cores ({status.load.cores / lent:.0%}), "
+        if status.HasField("load") and lent > 0
+        else ""
+    )
 
 
 def replicas_table(replicas: list[orchestrator_pb2.ReplicaReport]) -> str:

@@ -178,11 +178,12 @@ def nodes_table(message: orchestrator_pb2.WatchJobResponse) -> str:
     rows = [
         (
             short(node.node_id), word(orchestrator_pb2.NodeState, node.state) + (" (decides)" if node.holder else ""),
-            f"{node.capability.cores:g}" if node.capability.cores else "-", ", ".join(node.replicas) or "-", node.reason,
+            f"{node.capability.cores:g}" if node.capability.cores else "-", f"{node.load.cores:.2f}" if node.HasField("load") else "-",
+            ", ".join(node.replicas) or "-", node.reason,
         )
         for node in message.nodes
     ]  # fmt: skip
-    return table(("node", "state", "cores", "replicas", "reason"), rows)
+    return table(("node", "state", "cores", "in use", "replicas", "reason"), rows)
 
 
 def own_events(message: orchestrator_pb2.WatchJobResponse) -> list[common_pb2.Event]:

@@ -1227,6 +1227,7 @@ class StatusResponse(_message.Message):
     NUM_QUESTIONS_FIELD_NUMBER: _builtins.int
     NUM_BATCHES_FIELD_NUMBER: _builtins.int
     PUBLIC_NAME_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """own id"""
     network_id: _builtins.str
@@ -1307,6 +1308,10 @@ class StatusResponse(_message.Message):
     def num_batches(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by replica: batches of its job, as far as they are known"""
 
+    @_builtins.property
+    def load(self) -> _membership_pb2.Load:
+        """what VNodes use of what is lent, as orchestrators are told; absent: not known yet"""
+
     def __init__(
         self,
         *,
@@ -1344,10 +1349,11 @@ class StatusResponse(_message.Message):
         num_questions: _builtins.int = ...,
         num_batches: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         public_name: _builtins.str = ...,
+        load: _membership_pb2.Load | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "control_address", b"control_address", "cpu_s", b"cpu_s", "dht_address", b"dht_address", "dht_lookups", b"dht_lookups", "disk_bytes", b"disk_bytes", "download_limit_bytes_s", b"download_limit_bytes_s", "downloaded_bytes", b"downloaded_bytes", "epoch", b"epoch", "events", b"events", "holder", b"holder", "incarnation", b"incarnation", "locality", b"locality", "memory_bytes", b"memory_bytes", "network_id", b"network_id", "network_name", b"network_name", "next_action", b"next_action", "node_id", b"node_id", "num_batches", b"num_batches", "num_known", b"num_known", "num_questions", b"num_questions", "orchestrators", b"orchestrators", "pid", b"pid", "public_name", b"public_name", "reachable", b"reachable", "reason", b"reason", "replicas", b"replicas", "seats", b"seats", "software", b"software", "state", b"state", "upload_limit_bytes_s", b"upload_limit_bytes_s", "uploaded_bytes", b"uploaded_bytes", "uptime_s", b"uptime_s", "worker_pid", b"worker_pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "control_address", b"control_address", "cpu_s", b"cpu_s", "dht_address", b"dht_address", "dht_lookups", b"dht_lookups", "disk_bytes", b"disk_bytes", "download_limit_bytes_s", b"download_limit_bytes_s", "downloaded_bytes", b"downloaded_bytes", "epoch", b"epoch", "events", b"events", "holder", b"holder", "incarnation", b"incarnation", "load", b"load", "locality", b"locality", "memory_bytes", b"memory_bytes", "network_id", b"network_id", "network_name", b"network_name", "next_action", b"next_action", "node_id", b"node_id", "num_batches", b"num_batches", "num_known", b"num_known", "num_questions", b"num_questions", "orchestrators", b"orchestrators", "pid", b"pid", "public_name", b"public_name", "reachable", b"reachable", "reason", b"reason", "replicas", b"replicas", "seats", b"seats", "software", b"software", "state", b"state", "upload_limit_bytes_s", b"upload_limit_bytes_s", "uploaded_bytes", b"uploaded_bytes", "uptime_s", b"uptime_s", "worker_pid", b"worker_pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,47 +26,49 @@ from dcnr.v1 import common_pb2 as dcnr_dot_v1_dot_common__pb2
 from dcnr.v1 import identity_pb2 as dcnr_dot_v1_dot_identity__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x63nr/v1/membership.proto\x12\x07\x64\x63nr.v1\x1a\x14\x64\x63nr/v1/common.proto\x1a\x16\x64\x63nr/v1/identity.proto\"\xe2\x01\n\nCapability\x12\r\n\x05\x63ores\x18\x01 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x05 \x01(\t\x12\x0e\n\x06gflops\x18\x06 \x01(\x01\x12\x13\n\x0buplink_mbit\x18\x07 \x01(\x01\x12\x15\n\rdownlink_mbit\x18\x08 \x01(\x01\x12\x14\n\x0c\x61rchitecture\x18\t \x01(\t\x12\x0e\n\x06system\x18\n \x01(\t\x12\x14\n\x0c\x61\x63\x63\x65pts_work\x18\x0b \x01(\x08\"\x99\x03\n\x06\x41\x64vert\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x1f\n\x04kind\x18\x03 \x01(\x0e\x32\x11.dcnr.v1.NodeKind\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x19\n\x11\x63ontrol_addresses\x18\x06 \x03(\t\x12\x13\n\x0b\x64ht_address\x18\x07 \x01(\t\x12\'\n\ncapability\x18\x08 \x01(\x0b\x32\x13.dcnr.v1.Capability\x12%\n\ndelegation\x18\t \x01(\x0b\x32\x11.dcnr.v1.Envelope\x12\x10\n\x08software\x18\n \x01(\t\x12(\n\x08protocol\x18\x0b \x01(\x0b\x32\x16.dcnr.v1.ProtocolRange\x12\x16\n\x0eissued_unix_ms\x18\x0c \x01(\x03\x12\x17\n\x0f\x65xpires_unix_ms\x18\r \x01(\x03\x12 \n\x05owner\x18\x0e \x01(\x0b\x32\x11.dcnr.v1.Envelope\x12\x13\n\x0bpublic_name\x18\x32 \x01(\t\"\xa2\x01\n\x08Location\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\t\x12\x10\n\x08pnode_id\x18\x04 \x01(\t\x12%\n\ndelegation\x18\x05 \x01(\x0b\x32\x11.dcnr.v1.Envelope\x12\x10\n\x08sequence\x18\x06 \x01(\x04\x12\x17\n\x0f\x65xpires_unix_ms\x18\x07 \x01(\x03\"\r\n\x0bRelayListen\"!\n\x0cRelayConnect\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x1f\n\rRelayIncoming\x12\x0e\n\x06number\x18\x01 \x01(\x0c\"\x1d\n\x0bRelayAccept\x12\x0e\n\x06number\x18\x01 \x01(\x0c\"\r\n\x0bRelayOpened\"\xf4\x01\n\x0cRelayMessage\x12&\n\x06listen\x18\x01 \x01(\x0b\x32\x14.dcnr.v1.RelayListenH\x00\x12(\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x15.dcnr.v1.RelayConnectH\x00\x12&\n\x06\x61\x63\x63\x65pt\x18\x03 \x01(\x0b\x32\x14.dcnr.v1.RelayAcceptH\x00\x12*\n\x08incoming\x18\x04 \x01(\x0b\x32\x16.dcnr.v1.RelayIncomingH\x00\x12&\n\x06opened\x18\x05 \x01(\x0b\x32\x14.dcnr.v1.RelayOpenedH\x00\x12\x0e\n\x04\x64\x61ta\x18\x06 \x01(\x0cH\x00\x42\x06\n\x04kind\"D\n\x0bJoinRequest\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12!\n\x06\x61\x64vert\x18\x02 \x01(\x0b\x32\x11.dcnr.v1.Envelope\"\xbc\x01\n\x0cJoinResponse\x12+\n\x10network_document\x18\x01 \x01(\x0b\x32\x11.dcnr.v1.Envelope\x12\"\n\x07\x61\x64verts\x18\x02 \x03(\x0b\x32\x11.dcnr.v1.Envelope\x12\x18\n\x10observed_address\x18\x03 \x01(\t\x12\x14\n\x0ctime_unix_ms\x18\x04 \x01(\x03\x12+\n\x10\x64ocument_history\x18\x05 \x03(\x0b\x32\x11.dcnr.v1.Envelope\"C\n\tKnownNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"\x91\x01\n\x0f\x45xchangeRequest\x12\"\n\x07\x61\x64verts\x18\x01 \x03(\x0b\x32\x11.dcnr.v1.Envelope\x12!\n\x05known\x18\x02 \x03(\x0b\x32\x12.dcnr.v1.KnownNode\x12\x11\n\tbootstrap\x18\x03 \x03(\t\x12$\n\x08suspects\x18\x04 \x03(\x0b\x32\x12.dcnr.v1.KnownNode\"\x85\x01\n\x10\x45xchangeResponse\x12\"\n\x07\x61\x64verts\x18\x01 \x03(\x0b\x32\x11.dcnr.v1.Envelope\x12\x11\n\tbootstrap\x18\x02 \x03(\t\x12\x14\n\x0ctime_unix_ms\x18\x03 \x01(\x03\x12$\n\x08suspects\x18\x04 \x03(\x0b\x32\x12.dcnr.v1.KnownNode\"\x1f\n\x0cProbeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"M\n\rProbeResponse\x12\x11\n\treachable\x18\x01 \x01(\x08\x12\x14\n\x0cround_trip_s\x18\x02 \x01(\x01\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04*V\n\x08NodeKind\x12\x19\n\x15NODE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fNODE_KIND_PNODE\x10\x01\x12\x1a\n\x16NODE_KIND_ORCHESTRATOR\x10\x02\x32\xfc\x01\n\x11MembershipService\x12\x33\n\x04Join\x12\x14.dcnr.v1.JoinRequest\x1a\x15.dcnr.v1.JoinResponse\x12?\n\x08\x45xchange\x12\x18.dcnr.v1.ExchangeRequest\x1a\x19.dcnr.v1.ExchangeResponse\x12\x36\n\x05Probe\x12\x15.dcnr.v1.ProbeRequest\x1a\x16.dcnr.v1.ProbeResponse\x12\x39\n\x05Relay\x12\x15.dcnr.v1.RelayMessage\x1a\x15.dcnr.v1.RelayMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x63nr/v1/membership.proto\x12\x07\x64\x63nr.v1\x1a\x14\x64\x63nr/v1/common.proto\x1a\x16\x64\x63nr/v1/identity.proto\"\xe2\x01\n\nCapability\x12\r\n\x05\x63ores\x18\x01 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x05 \x01(\t\x12\x0e\n\x06gflops\x18\x06 \x01(\x01\x12\x13\n\x0buplink_mbit\x18\x07 \x01(\x01\x12\x15\n\rdownlink_mbit\x18\x08 \x01(\x01\x12\x14\n\x0c\x61rchitecture\x18\t \x01(\t\x12\x0e\n\x06system\x18\n \x01(\t\x12\x14\n\x0c\x61\x63\x63\x65pts_work\x18\x0b \x01(\x08\"\x15\n\x04Load\x12\r\n\x05\x63ores\x18\x01 \x01(\x01\"\x99\x03\n\x06\x41\x64vert\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x1f\n\x04kind\x18\x03 \x01(\x0e\x32\x11.dcnr.v1.NodeKind\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x19\n\x11\x63ontrol_addresses\x18\x06 \x03(\t\x12\x13\n\x0b\x64ht_address\x18\x07 \x01(\t\x12\'\n\ncapability\x18\x08 \x01(\x0b\x32\x13.dcnr.v1.Capability\x12%\n\ndelegation\x18\t \x01(\x0b\x32\x11.dcnr.v1.Envelope\x12\x10\n\x08software\x18\n \x01(\t\x12(\n\x08protocol\x18\x0b \x01(\x0b\x32\x16.dcnr.v1.ProtocolRange\x12\x16\n\x0eissued_unix_ms\x18\x0c \x01(\x03\x12\x17\n\x0f\x65xpires_unix_ms\x18\r \x01(\x03\x12 \n\x05owner\x18\x0e \x01(\x0b\x32\x11.dcnr.v1.Envelope\x12\x13\n\x0bpublic_name\x18\x32 \x01(\t\"\xa2\x01\n\x08Location\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\t\x12\x10\n\x08pnode_id\x18\x04 \x01(\t\x12%\n\ndelegation\x18\x05 \x01(\x0b\x32\x11.dcnr.v1.Envelope\x12\x10\n\x08sequence\x18\x06 \x01(\x04\x12\x17\n\x0f\x65xpires_unix_ms\x18\x07 \x01(\x03\"\r\n\x0bRelayListen\"!\n\x0cRelayConnect\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x1f\n\rRelayIncoming\x12\x0e\n\x06number\x18\x01 \x01(\x0c\"\x1d\n\x0bRelayAccept\x12\x0e\n\x06number\x18\x01 \x01(\x0c\"\r\n\x0bRelayOpened\"\xf4\x01\n\x0cRelayMessage\x12&\n\x06listen\x18\x01 \x01(\x0b\x32\x14.dcnr.v1.RelayListenH\x00\x12(\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x15.dcnr.v1.RelayConnectH\x00\x12&\n\x06\x61\x63\x63\x65pt\x18\x03 \x01(\x0b\x32\x14.dcnr.v1.RelayAcceptH\x00\x12*\n\x08incoming\x18\x04 \x01(\x0b\x32\x16.dcnr.v1.RelayIncomingH\x00\x12&\n\x06opened\x18\x05 \x01(\x0b\x32\x14.dcnr.v1.RelayOpenedH\x00\x12\x0e\n\x04\x64\x61ta\x18\x06 \x01(\x0cH\x00\x42\x06\n\x04kind\"D\n\x0bJoinRequest\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12!\n\x06\x61\x64vert\x18\x02 \x01(\x0b\x32\x11.dcnr.v1.Envelope\"\xbc\x01\n\x0cJoinResponse\x12+\n\x10network_document\x18\x01 \x01(\x0b\x32\x11.dcnr.v1.Envelope\x12\"\n\x07\x61\x64verts\x18\x02 \x03(\x0b\x32\x11.dcnr.v1.Envelope\x12\x18\n\x10observed_address\x18\x03 \x01(\t\x12\x14\n\x0ctime_unix_ms\x18\x04 \x01(\x03\x12+\n\x10\x64ocument_history\x18\x05 \x03(\x0b\x32\x11.dcnr.v1.Envelope\"C\n\tKnownNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"\x91\x01\n\x0f\x45xchangeRequest\x12\"\n\x07\x61\x64verts\x18\x01 \x03(\x0b\x32\x11.dcnr.v1.Envelope\x12!\n\x05known\x18\x02 \x03(\x0b\x32\x12.dcnr.v1.KnownNode\x12\x11\n\tbootstrap\x18\x03 \x03(\t\x12$\n\x08suspects\x18\x04 \x03(\x0b\x32\x12.dcnr.v1.KnownNode\"\x85\x01\n\x10\x45xchangeResponse\x12\"\n\x07\x61\x64verts\x18\x01 \x03(\x0b\x32\x11.dcnr.v1.Envelope\x12\x11\n\tbootstrap\x18\x02 \x03(\t\x12\x14\n\x0ctime_unix_ms\x18\x03 \x01(\x03\x12$\n\x08suspects\x18\x04 \x03(\x0b\x32\x12.dcnr.v1.KnownNode\"\x1f\n\x0cProbeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"M\n\rProbeResponse\x12\x11\n\treachable\x18\x01 \x01(\x08\x12\x14\n\x0cround_trip_s\x18\x02 \x01(\x01\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04*V\n\x08NodeKind\x12\x19\n\x15NODE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fNODE_KIND_PNODE\x10\x01\x12\x1a\n\x16NODE_KIND_ORCHESTRATOR\x10\x02\x32\xfc\x01\n\x11MembershipService\x12\x33\n\x04Join\x12\x14.dcnr.v1.JoinRequest\x1a\x15.dcnr.v1.JoinResponse\x12?\n\x08\x45xchange\x12\x18.dcnr.v1.ExchangeRequest\x1a\x19.dcnr.v1.ExchangeResponse\x12\x36\n\x05Probe\x12\x15.dcnr.v1.ProbeRequest\x1a\x16.dcnr.v1.ProbeResponse\x12\x39\n\x05Relay\x12\x15.dcnr.v1.RelayMessage\x1a\x15.dcnr.v1.RelayMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dcnr.v1.membership_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODEKIND']._serialized_start=1991
-  _globals['_NODEKIND']._serialized_end=2077
+  _globals['_NODEKIND']._serialized_start=2014
+  _globals['_NODEKIND']._serialized_end=2100
   _globals['_CAPABILITY']._serialized_start=84
   _globals['_CAPABILITY']._serialized_end=310
-  _globals['_ADVERT']._serialized_start=313
-  _globals['_ADVERT']._serialized_end=722
-  _globals['_LOCATION']._serialized_start=725
-  _globals['_LOCATION']._serialized_end=887
-  _globals['_RELAYLISTEN']._serialized_start=889
-  _globals['_RELAYLISTEN']._serialized_end=902
-  _globals['_RELAYCONNECT']._serialized_start=904
-  _globals['_RELAYCONNECT']._serialized_end=937
-  _globals['_RELAYINCOMING']._serialized_start=939
-  _globals['_RELAYINCOMING']._serialized_end=970
-  _globals['_RELAYACCEPT']._serialized_start=972
-  _globals['_RELAYACCEPT']._serialized_end=1001
-  _globals['_RELAYOPENED']._serialized_start=1003
-  _globals['_RELAYOPENED']._serialized_end=1016
-  _globals['_RELAYMESSAGE']._serialized_start=1019
-  _globals['_RELAYMESSAGE']._serialized_end=1263
-  _globals['_JOINREQUEST']._serialized_start=1265
-  _globals['_JOINREQUEST']._serialized_end=1333
-  _globals['_JOINRESPONSE']._serialized_start=1336
-  _globals['_JOINRESPONSE']._serialized_end=1524
-  _globals['_KNOWNNODE']._serialized_start=1526
-  _globals['_KNOWNNODE']._serialized_end=1593
-  _globals['_EXCHANGEREQUEST']._serialized_start=1596
-  _globals['_EXCHANGEREQUEST']._serialized_end=1741
-  _globals['_EXCHANGERESPONSE']._serialized_start=1744
-  _globals['_EXCHANGERESPONSE']._serialized_end=1877
-  _globals['_PROBEREQUEST']._serialized_start=1879
-  _globals['_PROBEREQUEST']._serialized_end=1910
-  _globals['_PROBERESPONSE']._serialized_start=1912
-  _globals['_PROBERESPONSE']._serialized_end=1989
-  _globals['_MEMBERSHIPSERVICE']._serialized_start=2080
-  _globals['_MEMBERSHIPSERVICE']._serialized_end=2332
+  _globals['_LOAD']._serialized_start=312
+  _globals['_LOAD']._serialized_end=333
+  _globals['_ADVERT']._serialized_start=336
+  _globals['_ADVERT']._serialized_end=745
+  _globals['_LOCATION']._serialized_start=748
+  _globals['_LOCATION']._serialized_end=910
+  _globals['_RELAYLISTEN']._serialized_start=912
+  _globals['_RELAYLISTEN']._serialized_end=925
+  _globals['_RELAYCONNECT']._serialized_start=927
+  _globals['_RELAYCONNECT']._serialized_end=960
+  _globals['_RELAYINCOMING']._serialized_start=962
+  _globals['_RELAYINCOMING']._serialized_end=993
+  _globals['_RELAYACCEPT']._serialized_start=995
+  _globals['_RELAYACCEPT']._serialized_end=1024
+  _globals['_RELAYOPENED']._serialized_start=1026
+  _globals['_RELAYOPENED']._serialized_end=1039
+  _globals['_RELAYMESSAGE']._serialized_start=1042
+  _globals['_RELAYMESSAGE']._serialized_end=1286
+  _globals['_JOINREQUEST']._serialized_start=1288
+  _globals['_JOINREQUEST']._serialized_end=1356
+  _globals['_JOINRESPONSE']._serialized_start=1359
+  _globals['_JOINRESPONSE']._serialized_end=1547
+  _globals['_KNOWNNODE']._serialized_start=1549
+  _globals['_KNOWNNODE']._serialized_end=1616
+  _globals['_EXCHANGEREQUEST']._serialized_start=1619
+  _globals['_EXCHANGEREQUEST']._serialized_end=1764
+  _globals['_EXCHANGERESPONSE']._serialized_start=1767
+  _globals['_EXCHANGERESPONSE']._serialized_end=1900
+  _globals['_PROBEREQUEST']._serialized_start=1902
+  _globals['_PROBEREQUEST']._serialized_end=1933
+  _globals['_PROBERESPONSE']._serialized_start=1935
+  _globals['_PROBERESPONSE']._serialized_end=2012
+  _globals['_MEMBERSHIPSERVICE']._serialized_start=2103
+  _globals['_MEMBERSHIPSERVICE']._serialized_end=2355
 # @@protoc_insertion_point(module_scope)

@@ -108,6 +108,28 @@ class Capability(_message.Message):
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
+class Load(_message.Message):
+    """What VNodes take of the processor, by the PNode's own measure of its worker; never anything of the volunteer's other programs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CORES_FIELD_NUMBER: _builtins.int
+    cores: _builtins.float
+    """processor time of the worker per second, mean of the last seconds"""
+    def __init__(
+        self,
+        *,
+        cores: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
 class Advert(_message.Message):
     """A node's signed description of itself (domain ADVERT). At most 4 KiB."""
 

@@ -406,6 +406,7 @@ class Beat(_message.Message):
     ADVERT_FIELD_NUMBER: _builtins.int
     SEATS_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_S_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """grows on this stream"""
     desired_sequence: _builtins.int
@@ -448,6 +449,10 @@ class Beat(_message.Message):
     def seats(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeatReport]:
         """states that this PNode serves; at most 64"""
 
+    @_builtins.property
+    def load(self) -> _membership_pb2.Load:
+        """what VNodes use of what is lent; absent: not known yet"""
+
     def __init__(
         self,
         *,
@@ -466,10 +471,11 @@ class Beat(_message.Message):
         advert: _identity_pb2.Envelope | None = ...,
         seats: _abc.Iterable[Global___SeatReport] | None = ...,
         round_trip_s: _builtins.float = ...,
+        load: _membership_pb2.Load | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "capability", b"capability"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "capability", b"capability", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "capability", b"capability", "desired_sequence", b"desired_sequence", "draining", b"draining", "events", b"events", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "incarnation", b"incarnation", "plan_digest", b"plan_digest", "replicas", b"replicas", "round_trip_s", b"round_trip_s", "seats", b"seats", "sequence", b"sequence", "worker_alive", b"worker_alive", "worker_reason", b"worker_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "capability", b"capability", "desired_sequence", b"desired_sequence", "draining", b"draining", "events", b"events", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "incarnation", b"incarnation", "load", b"load", "plan_digest", b"plan_digest", "replicas", b"replicas", "round_trip_s", b"round_trip_s", "seats", b"seats", "sequence", b"sequence", "worker_alive", b"worker_alive", "worker_reason", b"worker_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1838,6 +1844,7 @@ class NodeView(_message.Message):
     RELIABILITY_FIELD_NUMBER: _builtins.int
     NUM_RESULTS_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """which"""
     kind: _membership_pb2.NodeKind.ValueType
@@ -1888,6 +1895,10 @@ class NodeView(_message.Message):
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """hosted by the plan"""
 
+    @_builtins.property
+    def load(self) -> _membership_pb2.Load:
+        """PNodes that are attached here: as they say; absent: not known"""
+
     def __init__(
         self,
         *,
@@ -1914,10 +1925,11 @@ class NodeView(_message.Message):
         reliability: _builtins.float = ...,
         num_results: _builtins.int = ...,
         score: _builtins.int = ...,
+        load: _membership_pb2.Load | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answers", b"answers", "attached", b"attached", "capability", b"capability", "credibility", b"credibility", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "holder", b"holder", "incarnation", b"incarnation", "kind", b"kind", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "num_results", b"num_results", "owner", b"owner", "passes", b"passes", "public_name", b"public_name", "reason", b"reason", "reliability", b"reliability", "replicas", b"replicas", "round_trip_s", b"round_trip_s", "score", b"score", "software", b"software", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answers", b"answers", "attached", b"attached", "capability", b"capability", "credibility", b"credibility", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "holder", b"holder", "incarnation", b"incarnation", "kind", b"kind", "last_seen_s", b"last_seen_s", "load", b"load", "node_id", b"node_id", "num_results", b"num_results", "owner", b"owner", "passes", b"passes", "public_name", b"public_name", "reason", b"reason", "reliability", b"reliability", "replicas", b"replicas", "round_trip_s", b"round_trip_s", "score", b"score", "software", b"software", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

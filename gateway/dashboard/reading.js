@@ -141,6 +141,11 @@ export function witnessesOf(witnesses) {
   return { answering: witnesses.filter((one) => one.answers).length, asked: witnesses.length, views: [...said.values()] };
 }
 
+/** What VNodes use of the processor time that a machine lends, as it says itself: 1 is all of it; null where nobody knows. */
+export function loadOf({ load, capability }) {
+  return load && capability?.cores > 0 && Number.isFinite(load.cores) ? load.cores / capability.cores : null;
+}
+
 /** How a machine is reached: at its own address, through relays, or only over the stream that it opened itself; "" where this orchestrator does not know. */
 export function wayTo(node) {
   if (node.answers) return "direct";

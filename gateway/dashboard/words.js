@@ -41,6 +41,11 @@ export function percent(share) {
   return share == null || !Number.isFinite(share) ? "—" : `${(100 * share).toFixed(1)} %`;
 }
 
+/** 48 % of 0.48, for where there is little room. */
+export function share(part) {
+  return part == null || !Number.isFinite(part) ? "—" : `${Math.round(100 * part)} %`;
+}
+
 /** 12 ms of seconds; "—" where nothing is known. */
 export function delay(seconds) {
   if (!(seconds > 0)) return "—";

@@ -169,6 +169,11 @@ def test_a_thousand_machines(browser: Browser) -> None:
     expect(rows.first.locator(".device")).to_contain_text("415 GFLOP/s", timeout=LIMIT_MS)
     page.get_by_role("button", name="Device").click()
     expect(rows.first.locator(".device")).to_contain_text("orchestrator", timeout=LIMIT_MS)
+    page.get_by_role("button", name="Load").click()
+    expect(rows.first.locator(".load")).to_have_text(re.compile("100 %"), timeout=LIMIT_MS)
+    expect(rows.first.get_by_role("meter", name=re.compile(r"^100 % of \d cores? in use"))).to_be_visible(timeout=LIMIT_MS)
+    page.get_by_role("button", name="Load").click()
+    expect(rows.first.locator(".load")).to_have_text("—", timeout=LIMIT_MS)
     page.locator(".window").evaluate("box => { box.scrollTop = box.scrollHeight }")
     expect(page.locator("tr[aria-rowindex='1004']")).to_be_visible(timeout=LIMIT_MS)
     assert rows.count() < 60
@@ -194,6 +199,8 @@ def test_a_name_stands_beside_the_id_and_the_score_with_its_parts(browser: Brows
     page.get_by_role("button", name="Score").click()
     expect(page.locator("th.score")).to_have_attribute("aria-sort", "ascending")
     expect(row.first.locator("td.score b")).to_have_text(re.compile(r"^9\d$"), timeout=LIMIT_MS)
+    page.goto(f"{gateway.address}/#/nodes/{node_id(3)}")
+    seen(page, re.compile(r"33 %: 1.33 of 4 cores, by VNodes alone, as it says"))
     page.goto(f"{gateway.address}/#/nodes/{node_id(9)}")
     audits = page.get_by_role("region", name="Last audits").locator("tbody tr")
     expect(audits).to_have_count(4, timeout=LIMIT_MS)
@@ -228,6 +235,7 @@ def test_the_own_machine_obeys_whoever_has_the_token(browser: Browser, own_gatew
     seen(page, "1,720 batches learned")
     for text in (
         "round trip 12 ms",
+        "37 % of the lent cores",
         "memory mb",
         "flag --memory-mb",
         "worker: <b>ready</b>",

@@ -3,8 +3,9 @@
 // The local token comes in the address (behind #, so no server and no log sees it), leaves it at once, and stays in this tab.
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { parsed } from "../reading.js";
-import { bytes, delay, figure, percent, plural, short, span } from "../words.js";
+import { loadOf, parsed } from "../reading.js";
+import { bytes, delay, figure, percent, plural, share, short, span } from "../words.js";
+import { Bar } from "./bar.js";
 import { useLedger } from "./contributions.js";
 import { EventList } from "./events.js";
 
@@ -88,7 +89,7 @@ function Machine({ known, ledger, now, again, isStale }) {
       ${row("Reachable", status.reachable === "relayed" ? "relayed, through orchestrators" : `${status.reachable || "unknown"}, as seen from outside`)}
       ${row("Lends", status.capability ? `${plural(status.capability.cores, "core")}, ${bytes(status.capability.memory_bytes)} memory, ${bytes(status.capability.disk_bytes)} disk${status.capability.accepts_work ? "" : "; takes no new work now"}` : "—")}
       ${row("Good for", html`<${Credit} ledger=${ledger} id=${status.node_id} />`)}
-      ${row("Uses", `${bytes(status.memory_bytes)} memory, ${bytes(status.disk_bytes)} disk`)}
+      ${row("Uses", html`${loadOf(status) == null ? "" : html`<${Bar} part=${loadOf(status)} label="of the lent cores" /> ${share(loadOf(status))} of the lent cores, `}${bytes(status.memory_bytes)} memory, ${bytes(status.disk_bytes)} disk`)}
       ${row("Orchestrators", html`<ul>${status.orchestrators.map((one) => html`<li key=${one.node_id}>${short(one.node_id)}: ${one.attached ? `attached for ${span(one.since_s)}, round trip ${delay(one.round_trip_s)}, sees it as ${one.state || "nothing yet"}` : one.reason || "not attached"}</li>`)}</ul>`)}
     </dl>
     <h2>Why</h2>

@@ -2,8 +2,9 @@
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { getJson } from "../feed.js";
-import { learnedBy, wayTo } from "../reading.js";
-import { bytes, delay, figure, percent, plural, shapeOf, short, span } from "../words.js";
+import { learnedBy, loadOf, wayTo } from "../reading.js";
+import { bytes, delay, figure, percent, plural, shapeOf, share, short, span } from "../words.js";
+import { Bar } from "./bar.js";
 import { useLedger } from "./contributions.js";
 import { EventList } from "./events.js";
 
@@ -28,6 +29,7 @@ export function NodePage({ known, now, store, id }) {
       ${row("Address", `${node.address || "none told"}${wayTo(node) ? `, ${wayTo(node)}` : ""}`)}
       ${row("Round trip", `${delay(node.round_trip_s)}${node.round_trip_s > 0 ? ", as it measures to this orchestrator" : ""}`)}
       ${lent ? row("Lends", `${plural(lent.cores, "core")} of ${lent.device_name || lent.device || "a device"} (${[lent.architecture, lent.system].filter(Boolean).join(", ") || "not said"}), ${bytes(lent.memory_bytes)} memory of which ${bytes(node.free_memory_bytes)} free, ${bytes(lent.disk_bytes)} disk, ${figure(lent.gflops)} GFLOP/s${lent.uplink_mbit ? `, ${figure(lent.uplink_mbit)} Mbit/s up` : ""}${lent.downlink_mbit ? `, ${figure(lent.downlink_mbit)} Mbit/s down` : ""}${lent.accepts_work ? "" : "; takes no new work now"}`) : ""}
+      ${lent ? row("Load", loadOf(node) == null ? "not known" : html`<${Bar} part=${loadOf(node)} label="of what it lends in use" /> ${share(loadOf(node))}: ${figure(node.load.cores)} of ${plural(lent.cores, "core")}, by VNodes alone, as it says`) : ""}
       ${row("Owner", node.owner ? html`<code>${short(node.owner)}</code>` : "not said")}
       ${node.kind === "orchestrator" ? "" : row("Score", node.num_results ? html`<b>${node.score}</b> of 100: credibility C ${figure(node.credibility)} from ${figure(node.passes || 0)} audits passed, as far as they still count; reliability R ${figure(node.reliability)} from ${plural(node.num_results, "result")}, as this orchestrator saw them` : "none yet: nothing of it has come in this orchestrator's sight")}
       ${row("In the ledger", accountOf(known.ledger, id))}

@@ -1,8 +1,9 @@
 // All machines in a table: sorted, filtered, and only the rows in sight are drawn, so that thousands scroll smoothly.
 
 import { Component, html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
-import { wayTo } from "../reading.js";
-import { bytes, delay, figure, NODE_STATES, plural, shapeOf, span } from "../words.js";
+import { loadOf, wayTo } from "../reading.js";
+import { bytes, delay, figure, NODE_STATES, plural, shapeOf, share, span } from "../words.js";
+import { Bar } from "./bar.js";
 import { Who } from "./who.js";
 
 const ROW_PX = 40;
@@ -12,18 +13,13 @@ const memoryUsed = (node) => (node.capability?.memory_bytes ? 1 - Math.min(1, (n
 
 const SCORE_MEANS = "100 · C · R: credibility from the k audits passed, reliability from results in time as this orchestrator saw them";
 
-/** A bar of one element: the browser's own is several, and there is one in every row. */
-function Bar({ part, label }) {
-  const percent = Math.round(100 * part);
-  return html`<span class=${percent > 90 ? "bar high" : "bar"} role="meter" aria-valuemin="0" aria-valuemax="100" aria-valuenow=${percent} aria-label=${`${percent} % ${label}`} style=${{ "--part": `${percent}%` }}></span>`;
-}
-
-/** Name, heading, value to sort by, cell; `rank`: where there is less and less room, those go that are spare, roomy, wide, mid. */
+/** Name, heading, value to sort by, cell; `rank`: where there is less and less room, those go that are spare, roomy, wide, few. */
 const COLUMNS = [
   { name: "id", heading: "Machine", value: (node) => node.public_name ? `0${node.public_name.toLowerCase()}` : `1${node.node_id}`, cell: (node) => html`<${Who} id=${node.node_id} name=${node.public_name} />` },
   { name: "state", heading: "State", value: (node) => STATE_ORDER.indexOf(node.state), cell: (node) => html`<span class=${`state ${shapeOf(node.state).tone}`} title=${node.reason || shapeOf(node.state).means}><span aria-hidden="true">${shapeOf(node.state).shape}</span> ${node.state}</span>` },
   { name: "vnodes", heading: "VNodes", rank: "few", value: (node) => -(node.replicas?.length || 0), cell: (node) => node.replicas?.length || 0 },
-  { name: "memory", heading: "Memory", rank: "mid", value: (node) => -memoryUsed(node), cell: (node) => memoryUsed(node) < 0 ? "—" : html`<${Bar} part=${memoryUsed(node)} label=${`of ${bytes(node.capability.memory_bytes)} in use`} /> ${bytes(node.capability.memory_bytes)}` },
+  { name: "memory", heading: "Memory", rank: "wide", value: (node) => -memoryUsed(node), cell: (node) => memoryUsed(node) < 0 ? "—" : html`<${Bar} part=${memoryUsed(node)} label=${`of ${bytes(node.capability.memory_bytes)} in use`} isScarce=${true} /> ${bytes(node.capability.memory_bytes)}` },
+  { name: "load", heading: "Load", value: (node) => -(loadOf(node) ?? -1), cell: (node) => loadOf(node) == null ? "—" : html`<${Bar} part=${loadOf(node)} label=${`of ${plural(node.capability.cores, "core")} in use`} /> ${share(loadOf(node))}` },
   { name: "device", heading: "Device", rank: "roomy", value: (node) => -(node.capability?.gflops || 0), cell: (node) => node.kind === "orchestrator" ? "orchestrator" : node.capability ? `${node.capability.device} ${plural(node.capability.cores, "core")}, ${figure(Math.round(node.capability.gflops))} GFLOP/s` : "—" },
   { name: "score", heading: "Score", rank: "wide", value: (node) => (node.num_results ? -node.score - 1 : 0), cell: (node) => node.num_results ? html`<b>${node.score}</b> <small title=${SCORE_MEANS}>C ${node.credibility.toFixed(2)} R ${node.reliability.toFixed(2)} k ${figure(node.passes || 0)}</small>` : "—" },
   { name: "version", heading: "Version", rank: "spare", value: (node) => node.software || "", cell: (node) => (node.software || "—").replace(/^dcnr /, "") },
