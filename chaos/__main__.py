@@ -30,7 +30,7 @@ from dcnr.errors import DcnrError, InvalidInput
 RESULTS: Final = machine.ROOT / "chaos" / "results"
 SCHEDULES: Final = machine.ROOT / "chaos" / "schedules"
 DEFAULT: Final = "faults125"
-CPU_PERCENT: Final = 9.0
+CPU_PERCENT: Final = 5.0
 """Of one core, for each of eight PNodes: about half of two cores is left, which starts killed ones again."""
 
 LONG_SAMPLES: Final = 80_000

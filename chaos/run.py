@@ -51,6 +51,8 @@ PROBE_S: Final = 40.0
 SETTLING_S: Final = 10.0
 """A job's rate is taken for so long, and so long after every VNode has learned something."""
 MIN_BATCHES: Final = 200
+UNIT_BATCHES: Final = 2
+"""Small shares: each of several replicas has one within the lead, so that each learns all the time."""
 LEAD_BATCHES: Final = 64
 """Machines with less to do run ahead of the others for so long only: then the rate is that of the network, from the first window on."""
 SPARE: Final = 1.5
@@ -138,7 +140,7 @@ def fitted(setup: Setup, stand: Stand, say: Say) -> Setup:
     """
     probe = replace(setup.work, name="probe", samples=PROBE_BATCHES * setup.work.batch_size, passes=1)
     stand.stage(probe)
-    job_id = stand.submit(probe, "probe", checkpoint_s=setup.checkpoint_s, lead_batches=LEAD_BATCHES)
+    job_id = stand.submit(probe, "probe", checkpoint_s=setup.checkpoint_s, lead_batches=LEAD_BATCHES, unit_batches=UNIT_BATCHES)
     meter, began_s, rate = Meter(probe.num_batches, probe.vnodes), time.monotonic(), None
     with stand.client() as client:
         for view in client.watch(job_id, model=probe.name, interval_s=VIEW_S):
@@ -222,7 +224,14 @@ class _Measured:
         work = self.setup.work
         key = f"chaos-{len(self.job_ids) + 1}"
         self.job_ids.append(
-            await asyncio.to_thread(self.stand.submit, work, key, checkpoint_s=self.setup.checkpoint_s, lead_batches=LEAD_BATCHES)
+            await asyncio.to_thread(
+                self.stand.submit,
+                work,
+                key,
+                checkpoint_s=self.setup.checkpoint_s,
+                lead_batches=LEAD_BATCHES,
+                unit_batches=UNIT_BATCHES,
+            )
         )
         self.meter = Meter(work.num_batches, work.vnodes)
 
