@@ -109,7 +109,7 @@ def prove(receipt: Receipt, *, network_id: str | None = None) -> Proof:
     Every signature, every link of the chain and the reckoning itself are checked. Raises Corrupt, Refused (``wrong_network``, ``unsigned_job``).
     """
     policy = verify_chain(receipt.network, network_id=network_id)
-    request = policy.open_job_request(receipt.request)
+    request = policy.read_job_request(receipt.request)
     opened = [policy.open_manifest(envelope, receipt.model) for envelope in receipt.manifests]
     digests = [digest_of_envelope(envelope) for envelope in receipt.manifests]
     if len(opened) < 2:  # what the job began with, and what it made of it

@@ -55,7 +55,7 @@ class StoredDocuments:
 
     async def request(self, job_id: str) -> model_pb2.JobRequest:
         """The verified request of a job."""
-        request = self._policy.open_job_request(await self.request_envelope(job_id))
+        request = self._policy.read_job_request(await self.request_envelope(job_id))
         if request.job_id != job_id or request.model != self._model:
             raise Corrupt("the stored request is of another job", code="wrong_job")
         return request

@@ -54,7 +54,7 @@ async def admit(
     reached("request.stored")
     if found == data:
         return request, False
-    other = policy.open_job_request(parse_envelope(found))
+    other = policy.read_job_request(parse_envelope(found))
     await _require_same(other, request, loader)
     return other, True
 
@@ -66,7 +66,7 @@ async def _stored(
         found = await store.get(keys.job_request(request.model, request.job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
     except NotFound:
         return None
-    other = policy.open_job_request(parse_envelope(found.data))
+    other = policy.read_job_request(parse_envelope(found.data))
     await _require_same(other, request, loader)
     return other
 

@@ -83,7 +83,7 @@ class JobBook:
         try:
             stored = await self._store.get(keys.job_request(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
             digest = digest_of(stored.data)
-            request = self._policy.open_job_request(parse_envelope(stored.data))
+            request = self._policy.read_job_request(parse_envelope(stored.data))
             if request.job_id != job_id or request.model != self._model:
                 raise Corrupt("the request under this name is for another job", code="wrong_job")
         except Unavailable:
@@ -116,7 +116,7 @@ class JobBook:
     async def _read_cancel(self, job_id: str) -> str | None:
         try:
             stored = await self._store.get(keys.job_cancel(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
-            cancel = self._policy.open_cancel(parse_envelope(stored.data))
+            cancel = self._policy.read_cancel(parse_envelope(stored.data))
             return (cancel.reason or "called off") if cancel.job_id == job_id else None
         except (Corrupt, Refused, InvalidInput, NotFound):
             return None

@@ -57,7 +57,7 @@ async def record_pause(
     found = await put_once(store, keys.job_pause(model, job_id, number), data)
     if found == data:
         return pause, True
-    other = policy.open_pause(parse_envelope(found))
+    other = policy.read_pause(parse_envelope(found))
     if other.paused != pause.paused:
         raise _not_next(pause, number + 1)
     return other, False
@@ -70,7 +70,7 @@ async def newest_pause(
     for number in sorted(numbers, reverse=True):
         try:
             stored = await store.get(keys.job_pause(model, job_id, number), max_bytes=limits.MAX_ENVELOPE_BYTES)
-            pause = policy.open_pause(parse_envelope(stored.data))
+            pause = policy.read_pause(parse_envelope(stored.data))
         except (Corrupt, Refused, InvalidInput, NotFound):
             continue  # whoever holds the store's keys can put anything there
         if (pause.model, pause.job_id, pause.number) == (model, job_id, number):

@@ -161,7 +161,7 @@ class ViewLoader:
 
     async def job_from_bytes(self, data: bytes) -> JobFacts:
         """The facts of a stored or submitted request."""
-        request = self._policy.open_job_request(parse_envelope(data))
+        request = self._policy.read_job_request(parse_envelope(data))
         graph_bytes, graph, stages = await self.graph(request.graph_digest)
         costs = stage_costs(stages, self._registry, int(graph.train.batch_size))
         return JobFacts(request, digest_of(data), graph, graph_bytes, stages, costs)

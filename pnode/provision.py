@@ -73,7 +73,7 @@ class Provisioner:
             kind=data_pb2.OBJECT_KIND_JOB_REQUEST, model=desired.model, owner=desired.job_id, digest=desired.request_digest
         )
         envelope = parse_envelope((await self._fetch(ref, limits.MAX_ENVELOPE_BYTES)).read_bytes())
-        request = self._policy().open_job_request(envelope)
+        request = self._policy().read_job_request(envelope)
         _check_request(request, desired)
         graph_ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_GRAPH, digest=request.graph_digest)
         graph_bytes = (await self._fetch(graph_ref, limits.MAX_GRAPH_BYTES)).read_bytes()

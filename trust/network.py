@@ -1,7 +1,8 @@
 """The network document: who maintains, who decides, what is allowed; believed only as an unbroken chain of threshold signatures from version 1 on.
 
 Network id = first 160 bits of SHA-256 over version 1 as it was signed (the envelope's payload, so that further signatures do not change the id). Every
-later version is signed by k of n keys of the version before it *and* by k of n of its own; versions only grow; the newest must not have expired.
+later version is signed by k of n keys of the version before it *and* by k of n of its own; versions only grow; the newest must not have expired. Who knows
+a version follows only what that version's own keys signed: keys that were taken out lead nobody past the version which took them out.
 Ours, after The Update Framework's root rotation.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Stale
 from dcnr.ids import NetworkId, check_node_id, network_id_of
@@ -32,6 +33,7 @@ AUDITS: Final = ("none", "drawn")
 MAX_REHAB_UNITS: Final = 1000
 PROTOCOL_MIN: Final = 1
 PROTOCOL_MAX: Final = 1
+_Statement = TypeVar("_Statement", model_pb2.JobRequest, model_pb2.JobCancel, model_pb2.JobPause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class NetworkPolicy:
     history: tuple[identity_pb2.Envelope, ...]
     ever_listed: frozenset[str]
     """Orchestrators of any version of the chain."""
+    past: tuple[identity_pb2.NetworkDocument, ...] = ()
+    """The versions before, oldest first."""
 
     @property
     def envelope(self) -> identity_pb2.Envelope:
@@ -86,34 +90,32 @@ class NetworkPolicy:
         """Whether the newest version has passed its date."""
         return 0 < self.document.expires_unix_ms <= now_wall * 1000
 
-    def check_threshold(
-        self, envelope: identity_pb2.Envelope, domain: identity_pb2.Domain.ValueType, *, max_bytes: int = MAX_DOCUMENT_BYTES
-    ) -> bytes:
-        """The payload of an envelope that k distinct maintainers signed. Raises Corrupt, Refused (``too_few_signatures``)."""
-        opened = open_envelope(envelope, domain, max_bytes=max_bytes)
-        _require_threshold(self.document, opened.signers, "the statement")
-        return opened.payload
-
     def open_job_request(self, envelope: identity_pb2.Envelope) -> model_pb2.JobRequest:
         """A request of this network that k maintainers signed. Raises Corrupt, Refused (``unsigned_job``, ``wrong_network``)."""
-        request = parse(model_pb2.JobRequest, self._job_payload(envelope, identity_pb2.DOMAIN_JOB_REQUEST))
-        self._require_network(request.network_id)
-        return request
+        return self._statement(model_pb2.JobRequest, envelope, identity_pb2.DOMAIN_JOB_REQUEST, (self.document,))
+
+    def read_job_request(self, envelope: identity_pb2.Envelope) -> model_pb2.JobRequest:
+        """One that was accepted once, thus by k maintainers of any version: a job outlives a change of keys. Raises as `open_job_request`."""
+        return self._statement(model_pb2.JobRequest, envelope, identity_pb2.DOMAIN_JOB_REQUEST, self._versions)
 
     def open_cancel(self, envelope: identity_pb2.Envelope) -> model_pb2.JobCancel:
         """A cancellation of this network that k maintainers signed. Raises Corrupt, Refused (``unsigned_job``, ``wrong_network``)."""
-        cancel = parse(model_pb2.JobCancel, self._job_payload(envelope, identity_pb2.DOMAIN_JOB_CANCEL))
-        self._require_network(cancel.network_id)
-        return cancel
+        return self._statement(model_pb2.JobCancel, envelope, identity_pb2.DOMAIN_JOB_CANCEL, (self.document,))
+
+    def read_cancel(self, envelope: identity_pb2.Envelope) -> model_pb2.JobCancel:
+        """One that was accepted once, by k maintainers of any version. Raises as `open_cancel`."""
+        return self._statement(model_pb2.JobCancel, envelope, identity_pb2.DOMAIN_JOB_CANCEL, self._versions)
 
     def open_pause(self, envelope: identity_pb2.Envelope) -> model_pb2.JobPause:
         """A statement of this network that a job pauses or goes on, by k maintainers. Raises Corrupt, Refused (``unsigned_job``, ``wrong_network``)."""
-        pause = parse(model_pb2.JobPause, self._job_payload(envelope, identity_pb2.DOMAIN_JOB_PAUSE))
-        self._require_network(pause.network_id)
-        return pause
+        return self._statement(model_pb2.JobPause, envelope, identity_pb2.DOMAIN_JOB_PAUSE, (self.document,))
+
+    def read_pause(self, envelope: identity_pb2.Envelope) -> model_pb2.JobPause:
+        """One that was accepted once, by k maintainers of any version. Raises as `open_pause`."""
+        return self._statement(model_pb2.JobPause, envelope, identity_pb2.DOMAIN_JOB_PAUSE, self._versions)
 
     def open_manifest(self, envelope: identity_pb2.Envelope, model: str) -> model_pb2.Manifest:
-        """A manifest of that model in this network: number 0 by k maintainers, every other by the orchestrator that it names, which some version listed.
+        """A manifest of that model in this network: number 0 by k maintainers, every other by the orchestrator that it names, each of some version.
 
         Raises Corrupt (``wrong_network``, ``wrong_signer``), Refused (``too_few_signatures``).
         """
@@ -122,23 +124,41 @@ class NetworkPolicy:
         if (manifest.network_id, manifest.model) != (self.network_id, model):
             raise Corrupt("the manifest is of another network or model", code="wrong_network")
         if manifest.number == 0:
-            _require_threshold(self.document, opened.signers, "the manifest")
+            _require_any_threshold(self._versions, opened.signers, "the manifest")
         elif not any(self.has_listed(signer.node_id) and signer.node_id == manifest.holder for signer in opened.signers):
             raise Corrupt("the manifest is not signed by the listed orchestrator that it names", code="wrong_signer")
         return manifest
 
     def successor(self, history: Sequence[identity_pb2.Envelope], *, now_wall: float | None = None) -> NetworkPolicy:
-        """The policy of a chain of the same network that ends in a version above this one. Raises Corrupt, Refused, Stale."""
-        newer = verify_chain(history, now_wall=now_wall, network_id=self.network_id)
-        if newer.document.version <= self.document.version:
-            raise Stale(f"version {newer.document.version} of the network document is not new", code="document_not_newer")
+        """The policy of a chain of the same network that ends in a version above this one, the first of these signed by this one's keys.
+
+        Raises Corrupt, Refused (``wrong_network``, ``too_few_signatures``), Stale.
+        """
+        newer, own = verify_chain(history, now_wall=now_wall, network_id=self.network_id), int(self.document.version)
+        versions = [int(one.version) for one in (*newer.past, newer.document)]
+        if versions[-1] <= own:
+            raise Stale(f"version {versions[-1]} of the network document is not new", code="document_not_newer")
+        following = next(index for index, version in enumerate(versions) if version > own)
+        opened = open_envelope(history[following], identity_pb2.DOMAIN_NETWORK_DOCUMENT, max_bytes=MAX_DOCUMENT_BYTES)
+        _require_threshold(self.document, opened.signers, f"version {versions[following]}, by the keys of version {own},")
         return newer
 
-    def _job_payload(self, envelope: identity_pb2.Envelope, domain: identity_pb2.Domain.ValueType) -> bytes:
+    @property
+    def _versions(self) -> tuple[identity_pb2.NetworkDocument, ...]:
+        return (self.document, *reversed(self.past))
+
+    def _statement(
+        self, kind: type[_Statement], envelope: identity_pb2.Envelope, domain: identity_pb2.Domain.ValueType,
+        versions: Sequence[identity_pb2.NetworkDocument],
+    ) -> _Statement:  # fmt: skip
+        opened = open_envelope(envelope, domain, max_bytes=MAX_DOCUMENT_BYTES)
         try:
-            return self.check_threshold(envelope, domain)
+            _require_any_threshold(versions, opened.signers, "the statement")
         except Refused as error:
             raise Refused(error.message, code="unsigned_job", remedy=error.remedy, **error.details) from error
+        statement = parse(kind, opened.payload)
+        self._require_network(statement.network_id)
+        return statement
 
     def _require_network(self, network_id: str) -> None:
         if network_id != self.network_id:
@@ -232,7 +252,7 @@ def verify_chain(
     if network_id is not None and found != network_id:
         raise Refused("the network document belongs to another network", code="wrong_network", wanted=network_id, got=found)
     _require_threshold(first, opened.signers, "version 1")
-    previous, ever_listed = first, set(first.orchestrator_ids)
+    previous, past, ever_listed = first, list[identity_pb2.NetworkDocument](), set(first.orchestrator_ids)
     for envelope in history[1:]:
         document, opened = _version(envelope)
         if document.version <= previous.version:
@@ -241,9 +261,10 @@ def verify_chain(
             raise Corrupt("a version of another network in the chain", code="bad_document")
         _require_threshold(previous, opened.signers, f"version {document.version}, by the keys of version {previous.version},")
         _require_threshold(document, opened.signers, f"version {document.version}")
+        past.append(previous)
         previous = document
         ever_listed.update(document.orchestrator_ids)
-    policy = NetworkPolicy(found, previous, tuple(history), frozenset(ever_listed))
+    policy = NetworkPolicy(found, previous, tuple(history), frozenset(ever_listed), tuple(past))
     if now_wall is not None and policy.expired(now_wall):
         raise Stale("the network document has expired", code="document_expired", remedy="ask a maintainer for a new version")
     return policy
@@ -254,6 +275,13 @@ def _version(envelope: identity_pb2.Envelope) -> tuple[identity_pb2.NetworkDocum
     document = parse(identity_pb2.NetworkDocument, opened.payload)
     _check_content(document)
     return document, opened
+
+
+def _require_any_threshold(versions: Sequence[identity_pb2.NetworkDocument], signers: Sequence[Signer], what: str) -> None:
+    """Raises as `_require_threshold` for the first of ``versions`` where none of them is satisfied."""
+    keys = {signer.public_der for signer in signers}
+    if not any(len(keys & set(one.maintainer_keys)) >= one.threshold for one in versions):
+        _require_threshold(versions[0], signers, what)
 
 
 def _require_threshold(document: identity_pb2.NetworkDocument, signers: Sequence[Signer], what: str) -> None:

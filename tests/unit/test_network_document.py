@@ -20,7 +20,7 @@ from trust.network import (
 from trust.standing import ORDINARY, Terms
 
 NOW = 1_700_000_000.0
-ALICE, BOB, CAROL, MALLORY, ORCHESTRATOR = (NodeKey.generate() for _ in range(5))
+ALICE, BOB, CAROL, DAVE, ERIN, MALLORY, ORCHESTRATOR = (NodeKey.generate() for _ in range(7))
 MANY_KEYS = [ALICE.public_der, *(NodeKey.generate().public_der for _ in range(32))]
 
 
@@ -121,6 +121,54 @@ def test_rotation_needs_old_and_new_keys() -> None:
         with pytest.raises(Refused) as refused:
             verify_chain([*policy.history, sign_document(draft, *keys)])
         assert refused.value.code == "too_few_signatures"
+
+
+def rotated(policy: NetworkPolicy, *keys: NodeKey, version: int = 0) -> identity_pb2.NetworkDocument:
+    """The next version, or that one, with other maintainers, of whom two must sign."""
+    draft = draft_successor(policy)
+    draft.version = version or draft.version
+    draft.maintainer_keys[:] = [key.public_der for key in keys]
+    return draft
+
+
+def test_keys_that_were_taken_out_lead_nobody_past_the_version_that_took_them_out() -> None:
+    """A chain from version 1 to 9 alone is valid by itself; who knows version 2 does not follow it without version 2's keys."""
+    policy = two_of_three()
+    second = policy.successor([*policy.history, sign_document(rotated(policy, DAVE, ERIN), ALICE, BOB, DAVE, ERIN)])
+    past_it = rotated(policy, ALICE, BOB, version=9)
+    stolen = [*policy.history, sign_document(past_it, ALICE, BOB)]
+    assert verify_chain(stolen).document.version == 9
+    for keys in ((ALICE, BOB), (ALICE, BOB, DAVE), (ALICE, BOB, CAROL, MALLORY)):
+        with pytest.raises(Refused) as refused:
+            second.successor([*policy.history, sign_document(past_it, *keys)])
+        assert refused.value.code == "too_few_signatures"
+    assert second.successor([*policy.history, sign_document(past_it, ALICE, BOB, DAVE, ERIN)]).document.version == 9, "they agree"
+    third = sign_document(draft_successor(second), DAVE, ERIN)
+    assert second.successor([*second.history, third]).document.version == 3
+    assert policy.successor([*second.history, third]).document.version == 3, "who slept through a version goes through it"
+
+
+def test_what_was_accepted_outlives_the_keys_that_signed_it_and_nothing_new_is() -> None:
+    policy = two_of_three()
+    later = policy.successor([*policy.history, sign_document(rotated(policy, DAVE, ERIN), ALICE, BOB, DAVE, ERIN)])
+    old, new, mixed = (request(later, *keys) for keys in ((ALICE, BOB), (DAVE, ERIN), (ALICE, DAVE)))
+    assert [later.read_job_request(one).job_id for one in (old, new)] == ["j", "j"]
+    assert later.open_job_request(new).job_id == "j"
+    assert later.open_manifest(manifest(later, 0, ALICE, BOB), "m").number == 0
+    cancel = seal(identity_pb2.DOMAIN_JOB_CANCEL, model_pb2.JobCancel(network_id=later.network_id, job_id="j"), ALICE, BOB)
+    pause = seal(identity_pb2.DOMAIN_JOB_PAUSE, model_pb2.JobPause(network_id=later.network_id, job_id="j"), ALICE, BOB)
+    assert (later.read_cancel(cancel).job_id, later.read_pause(pause).job_id) == ("j", "j")
+    for refused in (
+        lambda: later.open_job_request(old), lambda: later.open_cancel(cancel), lambda: later.open_pause(pause),
+        lambda: later.open_job_request(mixed), lambda: later.read_job_request(mixed), lambda: policy.read_job_request(new),
+        lambda: later.read_job_request(request(later, ALICE, ALICE, MALLORY)),
+    ):  # fmt: skip
+        with pytest.raises(Refused) as caught:
+            refused()
+        assert caught.value.code == "unsigned_job"
+    with pytest.raises(Refused) as elsewhere:
+        later.read_job_request(request(later, ALICE, BOB, network_id="0" * 40))
+    assert elsewhere.value.code == "wrong_network"
 
 
 def test_versions_only_grow_and_belong_together() -> None:
