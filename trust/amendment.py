@@ -1,18 +1,19 @@
 """The next version of a network document on its way to its signatures: maintainers sign one after the other, each on their own machine. Pure.
 
 What is signed is the document before with a few changes and the next number. It is in force once k maintainers of the version before, and k of its own, have
-signed. It travels as a JSON file that holds no secret.
+signed; `Amendment.lacking` says of whom signatures are awaited. It travels as a JSON file that holds no secret.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from dcnr.errors import Corrupt, InvalidInput, Refused, Stale
-from dcnr.ids import check_node_id
+from dcnr.ids import check_node_id, node_id_of
 from dcnr.v1 import identity_pb2
 from trust.envelope import envelope_in_text, merge_signatures, open_envelope, parse, text_of_envelope
 from trust.identity import NodeKey
@@ -37,6 +38,21 @@ class Changes:
     audits: str | None = None
     store: tuple[str, str] | None = None
     """Scheme and host:port."""
+    add_maintainers: Sequence[bytes] = ()
+    """Public keys (DER)."""
+    remove_maintainers: Sequence[str] = ()
+    """Ids of keys."""
+    threshold: int | None = None
+    """How many of the maintainers must sign from then on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """Signatures that one version's maintainers have still to give: any ``count`` of ``waiting``, by id."""
+
+    version: int
+    count: int
+    waiting: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +68,25 @@ class Amendment:
         opened = open_envelope(self.envelope, identity_pb2.DOMAIN_NETWORK_DOCUMENT, max_bytes=MAX_DOCUMENT_BYTES)
         return parse(identity_pb2.NetworkDocument, opened.payload)
 
+    def lacking(self) -> tuple[Lacking, ...]:
+        """Whose signatures it lacks: of the version before's maintainers, of its own; empty when it can be in force."""
+        signed, found = self._signed(), list[Lacking]()
+        for one in (self.before.document, self.document):
+            keys = set(one.maintainer_keys)
+            if len(signed & keys) < one.threshold:
+                waiting = tuple(sorted(node_id_of(key) for key in keys - signed))
+                found.append(Lacking(int(one.version), int(one.threshold) - len(signed & keys), waiting))
+        return tuple(found)
+
     def missing(self) -> int:
-        """How many signatures it lacks."""
+        """How many signatures it lacks at least; who maintains both versions signs for both."""
+        found = self.lacking()
+        both = set[str].intersection(*(set(one.waiting) for one in found)) if len(found) == 2 else set[str]()
+        return sum(one.count for one in found) - min([len(both), *(one.count for one in found)])
+
+    def _signed(self) -> set[bytes]:
         opened = open_envelope(self.envelope, identity_pb2.DOMAIN_NETWORK_DOCUMENT, max_bytes=MAX_DOCUMENT_BYTES)
-        signed = {signer.public_der for signer in opened.signers}
-        return max(
-            0, *(int(one.threshold) - len(signed & set(one.maintainer_keys)) for one in (self.before.document, self.document))
-        )
+        return {signer.public_der for signer in opened.signers}
 
     def sign(self, *keys: NodeKey) -> Amendment:
         """With these maintainers' signatures. Raises Refused (``not_a_maintainer``), InvalidInput."""
@@ -71,8 +99,8 @@ class Amendment:
         return replace(self, envelope=merge_signatures([self.envelope, sign_document(self.document, *keys)]))
 
     def policy(self) -> NetworkPolicy:
-        """What is in force with it. Raises Refused (``too_few_signatures``)."""
-        return self.before.successor([*self.before.history, self.envelope])
+        """What is in force with it. Raises Refused (``too_few_signatures``, ``chain_full``)."""
+        return self.before.successor(_fitting([*self.before.history, self.envelope]))
 
     def to_json(self) -> str:
         """As a file."""
@@ -81,6 +109,7 @@ class Amendment:
             "network_id": self.before.network_id,
             "version": int(self.document.version),
             "signatures_missing": self.missing(),
+            "signatures_of": [{"version": one.version, "missing": one.count, "of": one.waiting} for one in self.lacking()],
         }
         return (
             json.dumps(
@@ -136,10 +165,44 @@ def _apply(document: identity_pb2.NetworkDocument, changes: Changes) -> None:
     document.trusted_pnodes.extend(
         identity_pb2.TrustedPNode(node_id=name, expires_unix_ms=until) for name, until in trusted.items()
     )
+    _rotate(document, changes)
     if changes.audits is not None:
         document.audits = changes.audits
     if changes.store is not None:
         document.store_scheme, document.store_address = changes.store
+
+
+def _rotate(document: identity_pb2.NetworkDocument, changes: Changes) -> None:
+    keys = {node_id_of(key): key for key in document.maintainer_keys}
+    for node_id in changes.remove_maintainers:
+        if keys.pop(node_id, None) is None:
+            raise InvalidInput(f"{node_id} is no maintainer of this network", code="not_there", remedy="dcnr network show")
+    keys.update((node_id_of(key), key) for key in changes.add_maintainers)
+    document.maintainer_keys[:] = keys.values()
+    if changes.threshold is not None:
+        document.threshold = changes.threshold
+
+
+def _fitting(chain: list[identity_pb2.Envelope]) -> list[identity_pb2.Envelope]:
+    """The chain, without one old version where it is too long: one that took as few keys and orchestrators as possible with it, and that the next one can
+    do without. Raises Refused (``chain_full``) where the keys were changed so often that there is none.
+    """
+    if len(chain) <= MAX_HISTORY:
+        return chain
+    shorter: list[tuple[tuple[int, int], list[identity_pb2.Envelope]]] = []
+    for index in range(1, len(chain) - 1):
+        rest = [*chain[:index], *chain[index + 1 :]]
+        with contextlib.suppress(Refused):
+            found = verify_chain(rest)
+            keys = {key for one in (*found.past, found.document) for key in one.maintainer_keys}
+            shorter.append(((len(keys), len(found.ever_listed)), rest))
+    if not shorter:
+        raise Refused(
+            f"a chain holds {MAX_HISTORY} versions, and every one of these is needed to prove the next",
+            code="chain_full",
+            remedy="let maintainers of an older version sign too, so that the versions between can be left out",
+        )
+    return max(shorter, key=lambda item: item[0])[1]
 
 
 def _swapped(names: Iterable[str], add: Iterable[str], remove: Sequence[str], what: str) -> list[str]:

@@ -180,7 +180,10 @@ _STATED: Final = holds(
     vnodes=items(holds(vnode=TEXT, state=TEXT, batches=WHOLE, commits=WHOLE, exact=FLAG, reason=TEXT, pnodes=items(TEXT))),
 )  # fmt: skip
 """Where no audits were in force: what was signed, and whether it agrees."""
-_AMENDED: Final = holds(network_id=TEXT, version=WHOLE, missing=WHOLE, file=TEXT, changed=by_name(ANYTHING))
+_AMENDED: Final = holds(
+    network_id=TEXT, version=WHOLE, missing=WHOLE, waiting_for=items(holds(version=WHOLE, missing=WHOLE, of=items(TEXT))), file=TEXT,
+    changed=by_name(ANYTHING),
+)  # fmt: skip
 _PROOF: Final = {
     "pnode": TEXT, "network_id": TEXT, "network_name": TEXT, "pinned": FLAG, "model": TEXT, "job": TEXT, "manifest": TEXT, "number": WHOLE,
     "as_of_s": NUMBER, "cleared": WHOLE, "of": WHOLE, "waiting": WHOLE, "taken_back": WHOLE, "passed": WHOLE, "failed": WHOLE,
@@ -234,6 +237,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "orchestrator stop": _STOPPED,
     "orchestrator config show": holds(home=TEXT, settings=_SETTINGS),
     "dcnr network create": holds(network_id=TEXT, network_file=TEXT, keys=items(TEXT)),
+    "dcnr network key": holds(maintainer_id=TEXT, public_key=TEXT, key=TEXT),
     "dcnr network amend": _AMENDED,
     "dcnr network sign": _AMENDED,
     "dcnr network show": extended(identity_pb2.NetworkDocument, maintainer_ids=items(TEXT), network_id=TEXT),

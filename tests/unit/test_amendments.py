@@ -9,11 +9,11 @@ import pytest
 
 from dcnr.errors import InvalidInput, Refused
 from dcnr.v1 import identity_pb2
-from trust.amendment import MAX_DRAFT_BYTES, Amendment, Changes, amend
+from trust.amendment import MAX_DRAFT_BYTES, Amendment, Changes, Lacking, amend
 from trust.identity import NodeKey
-from trust.network import NetworkPolicy, create_document, draft_successor, sign_document, verify_chain
+from trust.network import MAX_HISTORY, NetworkPolicy, create_document, draft_successor, sign_document, verify_chain
 
-ALICE, BOB, CAROL, MALLORY = (NodeKey.generate() for _ in range(4))
+ALICE, BOB, CAROL, DAVE, ERIN, MALLORY = (NodeKey.generate() for _ in range(6))
 FIRST, SECOND, PNODE = "a" * 40, "b" * 40, "c" * 40
 NOW = 1_800_000_000.0
 
@@ -50,6 +50,66 @@ def test_it_is_in_force_with_enough_signatures_of_maintainers() -> None:
     assert list(again.document.orchestrator_ids) == [SECOND]
 
 
+def ids(*keys: NodeKey) -> tuple[str, ...]:
+    return tuple(sorted(key.node_id for key in keys))
+
+
+def test_other_keys_are_in_force_when_enough_of_the_old_and_of_the_new_have_signed() -> None:
+    policy = two_of_three()
+    changes = Changes(remove_maintainers=ids(ALICE, BOB), add_maintainers=[DAVE.public_der, ERIN.public_der], threshold=3)
+    draft = amend(policy, changes, [ALICE], now_wall=NOW)
+    assert draft.lacking() == (Lacking(1, 1, ids(BOB, CAROL)), Lacking(2, 3, ids(CAROL, DAVE, ERIN)))
+    assert draft.missing() == 3, "Carol maintains both versions"
+    for signers, lacking in (
+        ([DAVE, ERIN], (Lacking(1, 1, ids(BOB, CAROL)), Lacking(2, 1, ids(CAROL)))), ([BOB], (Lacking(2, 3, ids(CAROL, DAVE, ERIN)),)),
+        ([BOB, DAVE, ERIN], (Lacking(2, 1, ids(CAROL)),)),
+    ):  # fmt: skip
+        found = draft.sign(*signers)
+        assert found.lacking() == lacking
+        assert found.missing() == sum(one.count for one in lacking) - (len(lacking) == 2)
+        with pytest.raises(Refused) as refused:
+            found.policy()
+        assert refused.value.code == "too_few_signatures"
+    whole = Amendment.from_json(draft.sign(DAVE, ERIN).to_json()).sign(CAROL)
+    assert (whole.missing(), whole.lacking()) == (0, ())
+    newer = whole.policy()
+    assert newer.document.threshold == 3
+    assert {*newer.document.maintainer_keys} == {key.public_der for key in (CAROL, DAVE, ERIN)}
+    with pytest.raises(Refused) as stranger:
+        amend(newer, Changes(audits="drawn"), [ALICE], now_wall=NOW)
+    assert stranger.value.code == "not_a_maintainer"
+
+
+def test_versions_without_an_end_fit_one_chain_as_long_as_keys_stay() -> None:
+    """More changes than a chain holds: those go first that proved nothing, so that whoever knows an older version still follows."""
+    versions = [two_of_three()]
+    for number in range(MAX_HISTORY + 1):
+        change = Changes(trust=[PNODE], trusted_until_unix_ms=number + 1)
+        if number == 4:
+            change = Changes(add_maintainers=[DAVE.public_der], remove_maintainers=ids(ALICE))
+        if number == 7:
+            change = Changes(add_orchestrators=[SECOND])
+        if number == 8:
+            change = Changes(remove_orchestrators=[SECOND])
+        versions.append(amend(versions[-1], change, [BOB, CAROL], now_wall=NOW).policy())
+    newest = versions[-1]
+    assert (newest.document.version, len(newest.history)) == (MAX_HISTORY + 2, MAX_HISTORY)
+    assert newest.has_listed(SECOND)
+    for known in versions[:-1]:
+        assert known.successor(newest.history).document == newest.document
+
+
+def test_a_chain_of_which_every_version_is_needed_takes_no_more() -> None:
+    policy, key = verify_chain([create_document(ALICE, name="n", now_wall=NOW, orchestrator_ids=[FIRST])]), ALICE
+    for _ in range(MAX_HISTORY - 1):
+        other = NodeKey.generate()
+        changes = Changes(add_maintainers=[other.public_der], remove_maintainers=ids(key))
+        policy, key = amend(policy, changes, [key], now_wall=NOW).sign(other).policy(), other
+    with pytest.raises(Refused) as full:
+        amend(policy, Changes(audits="drawn"), [key], now_wall=NOW).policy()
+    assert full.value.code == "chain_full"
+
+
 def test_strangers_do_not_sign() -> None:
     for refused in (
         lambda: amend(two_of_three(), Changes(audits="drawn"), [MALLORY], now_wall=NOW),
@@ -66,7 +126,9 @@ def test_strangers_do_not_sign() -> None:
         (Changes(), "nothing_to_change"), (Changes(add_orchestrators=[FIRST]), "nothing_to_change"),
         (Changes(remove_orchestrators=[SECOND]), "not_there"), (Changes(untrust=[PNODE]), "not_there"),
         (Changes(remove_bootstrap=["x"]), "not_there"), (Changes(remove_orchestrators=[FIRST]), "no_orchestrator_left"),
-        (Changes(audits="perhaps"), "bad_document"), (Changes(add_orchestrators=["nonsense"]), "bad_id"),
+        (Changes(remove_maintainers=[MALLORY.node_id]), "not_there"), (Changes(remove_maintainers=[BOB.node_id, CAROL.node_id]), "bad_document"),
+        (Changes(threshold=4), "bad_document"), (Changes(threshold=2, add_maintainers=[BOB.public_der]), "nothing_to_change"),
+        (Changes(add_maintainers=[b"key"]), "bad_document"), (Changes(audits="perhaps"), "bad_document"), (Changes(add_orchestrators=["nonsense"]), "bad_id"),
     ],
 )  # fmt: skip
 def test_changes_that_are_none_or_do_not_fit_are_refused(changes: Changes, code: str) -> None:
