@@ -89,7 +89,7 @@ def address_of(listening: socket.socket) -> str:
 
 
 async def serve_gateway(
-    settings: GatewaySettings, listening: socket.socket, orchestrators: Orchestrators, *, policy: NetworkPolicy, clock: Clock, home: Path,
+    settings: GatewaySettings, listening: socket.socket, orchestrators: Orchestrators, *, policy: Callable[[], NetworkPolicy], clock: Clock, home: Path,
     on_ready: Callable[[str], None] = lambda address: None, here: Here | None = None, tracer: Tracer = UNTRACED,
 ) -> None:  # fmt: skip
     """Serves on ``listening`` until cancelled. ``home`` holds the keys and the log of their use; ``here``: the machine of whoever serves for themselves.

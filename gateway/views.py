@@ -78,9 +78,14 @@ class Fresh:
 class Views:
     """Questions to orchestrators. All raise NotFound, Unavailable and what else the contract says."""
 
-    def __init__(self, orchestrators: Orchestrators, policy: NetworkPolicy, clock: Clock) -> None:
-        self.orchestrators, self.policy, self.clock = orchestrators, policy, clock
+    def __init__(self, orchestrators: Orchestrators, policy: Callable[[], NetworkPolicy], clock: Clock) -> None:
+        self.orchestrators, self._policy, self.clock = orchestrators, policy, clock
         self._fresh, self._receipts = Fresh(clock), Fresh(clock, KEPT_RECEIPTS)
+
+    @property
+    def policy(self) -> NetworkPolicy:
+        """The network document as it is now."""
+        return self._policy()
 
     async def status(self) -> orchestrator_pb2.GetStatusResponse:
         """An orchestrator about itself."""

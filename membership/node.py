@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import structlog
 
-from dcnr.errors import DcnrError, InvalidInput, NotRunning, Stale
+from dcnr.errors import DcnrError, InvalidInput, NotRunning
 from dcnr.ids import NodeId, check_node_id
 from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
@@ -36,6 +36,7 @@ from membership.service import Gossip, MembershipServicer
 from trust.addresses import join_address, split_address
 from trust.envelope import parse_envelope
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.network import NetworkPolicy
 from trust.records import VerifiedAdvert, VerifiedLocation, advert_key, location_key, open_advert, open_location
 
@@ -71,7 +72,7 @@ class Membership:
         self,
         *,
         key: NodeKey,
-        policy: NetworkPolicy,
+        network: InForce,
         kind: membership_pb2.NodeKind.ValueType,
         dialer: Dialer,
         clock: Clock,
@@ -81,13 +82,12 @@ class Membership:
         incarnation: int | None = None,
         directory: DirectoryNode | None = None,
         settings: MembershipSettings | None = None,
-        on_policy: Callable[[NetworkPolicy], None] = lambda policy: None,
     ) -> None:
-        self._key, self._policy, self._rng = key, policy, rng
-        self._settings, self._on_policy = settings or MembershipSettings(), on_policy
+        self._key, self._network, self._rng, self._settings = key, network, rng, settings or MembershipSettings()
+        policy = network.policy
         self._time = NetworkTime(clock)
         self._view = View(
-            key.node_id, policy.network_id, is_orchestrator=lambda n: self._policy.is_orchestrator(n), salt=rng.randbytes(16)
+            key.node_id, policy.network_id, is_orchestrator=lambda n: network.policy.is_orchestrator(n), salt=rng.randbytes(16)
         )
         self._own = OwnAdvert(key, policy.network_id, kind, int(clock.wall() * 1000) if incarnation is None else incarnation)
         self._partners = Partners(dialer, self._time)
@@ -96,7 +96,7 @@ class Membership:
         self._seeker = Seeker(
             self._view,
             own_id=key.node_id,
-            policy=lambda: self._policy,
+            policy=lambda: network.policy,
             dialer=dialer,
             time=self._time,
             rng=rng,
@@ -112,10 +112,11 @@ class Membership:
         self._directory_runs = False
         self._publisher = Publisher(key, policy.network_id, directory=self._directory, time=self._time)
         gossip = Gossip(
-            self._view, lambda: self._policy, self._take, self._seeker.hear_of, self._seeker.entries_for_others, self._suspect
+            self._view, lambda: network.policy, self._take, self._seeker.hear_of, self._seeker.entries_for_others, self._suspect
         )
         self.servicer = MembershipServicer(gossip, dialer=dialer, clock=clock, time=self._time, rng=rng)
         self._subscribers: list[Subscriber] = []
+        network.follow(lambda amended: self._tell(self._view.reconsider(self._time.wall())))
         self._wake = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._renew_at = float("-inf")
@@ -163,11 +164,6 @@ class Membership:
         return self._key.node_id
 
     @property
-    def policy(self) -> NetworkPolicy:
-        """The newest network document known."""
-        return self._policy
-
-    @property
     def own_advert(self) -> identity_pb2.Envelope:
         """Our advert as others see it. Raises NotRunning before `start`."""
         if self._view.own is None:
@@ -206,7 +202,7 @@ class Membership:
         if record is None:
             return None
         try:
-            advert = open_advert(parse_envelope(record), network_id=self._policy.network_id, now_wall=self._time.wall())
+            advert = open_advert(parse_envelope(record), network_id=self._network.policy.network_id, now_wall=self._time.wall())
         except DcnrError:  # expired between the directory's check and ours
             return None
         self._tell(self._view.believe(advert, self._time.wall()))
@@ -236,11 +232,11 @@ class Membership:
         if not self._directory_runs:
             return None
         self.dht_lookups += 1
-        record = await self._directory.get(location_key(self._policy.network_id, model, replica))
+        record = await self._directory.get(location_key(self._network.policy.network_id, model, replica))
         if record is None:
             return None
         try:
-            return open_location(parse_envelope(record), network_id=self._policy.network_id, now_wall=self._time.wall())
+            return open_location(parse_envelope(record), network_id=self._network.policy.network_id, now_wall=self._time.wall())
         except DcnrError:
             return None
 
@@ -373,12 +369,7 @@ class Membership:
                 subscriber(event)
 
     def _adopt(self, policy: NetworkPolicy) -> None:
-        try:
-            self._policy = self._policy.successor(policy.history)
-        except Stale:
-            return
-        self._tell(self._view.reconsider(self._time.wall()))
-        self._on_policy(self._policy)
+        self._network.take(policy.history, now_wall=self._time.wall())
 
 
 def _dht_address(control_address: str, dht_host: str, port: int) -> str:

@@ -48,7 +48,7 @@ class Remembered:
 class AuditMemory:
     """Of one term of one orchestrator. Nothing is written before what was there has been read."""
 
-    def __init__(self, store: ObjectStore, policy: NetworkPolicy, key: NodeKey, model: str, job_id: str) -> None:
+    def __init__(self, store: ObjectStore, policy: Callable[[], NetworkPolicy], key: NodeKey, model: str, job_id: str) -> None:
         self._store, self._policy, self._key, self._model, self._job_id = store, policy, key, model, job_id
         self._reports: OrderedDict[str, model_pb2.RememberedReport] = OrderedDict()
         self._is_read = self._is_new = False
@@ -62,7 +62,7 @@ class AuditMemory:
     async def recall(self) -> list[Remembered]:
         """What all desks of the job heard, oldest first, each report once. Raises Unavailable (try again)."""
         found: dict[str, Remembered] = {}
-        for orchestrator in sorted(self._policy.document.orchestrator_ids):
+        for orchestrator in sorted(self._policy().document.orchestrator_ids):
             try:
                 stored = await self._store.get(
                     keys.desk_memory(self._model, self._job_id, orchestrator), max_bytes=MAX_MEMORY_BYTES
@@ -72,7 +72,7 @@ class AuditMemory:
                 continue
             for one in memory.reports[-MAX_REMEMBERED:]:
                 try:
-                    model, report = open_past_report(one.report, self._policy.network_id)
+                    model, report = open_past_report(one.report, self._policy().network_id)
                 except DcnrError:
                     continue
                 if model == self._model and report.word in KEPT:
@@ -88,7 +88,7 @@ class AuditMemory:
             return
         self._is_new = False
         memory = model_pb2.DeskMemory(
-            network_id=self._policy.network_id, model=self._model, job_id=self._job_id, holder=self._key.node_id,
+            network_id=self._policy().network_id, model=self._model, job_id=self._job_id, holder=self._key.node_id,
             reports=sorted(self._reports.values(), key=lambda one: one.heard_unix_ms),
         )  # fmt: skip
         try:
@@ -104,7 +104,7 @@ class AuditMemory:
         )
         memory = parse(model_pb2.DeskMemory, payload, MAX_MEMORY_BYTES)
         said = (memory.network_id, memory.model, memory.job_id, memory.holder)
-        if said != (self._policy.network_id, self._model, self._job_id, orchestrator) or signer.node_id != orchestrator:
+        if said != (self._policy().network_id, self._model, self._job_id, orchestrator) or signer.node_id != orchestrator:
             raise Corrupt("the memory of another desk than its place says", code="bad_memory")
         return memory
 

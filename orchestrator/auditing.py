@@ -275,7 +275,7 @@ class Auditing:
             self._rehab = Rehab(self._task_id)
             self._term, self._manifest = term, ""
             self._seats, self._unheld, self._recalled = Seats(term[1]), [], []
-            self._memory = AuditMemory(shared.store, shared.policy, shared.key, self._model, term[1])
+            self._memory = AuditMemory(shared.store, lambda: shared.policy, shared.key, self._model, term[1])
             assert self._group is not None
             self._group.create_task(self._remember(self._memory))
         if view.head.manifest_digest != self._manifest:

@@ -8,6 +8,7 @@ that the job began with.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -55,7 +56,7 @@ class Judged:
 class CheckpointJudge:
     """One per model. Every reason to refuse is a Refused (never, snapshot anew) or Unavailable (ask again)."""
 
-    def __init__(self, store: ObjectStore, policy: NetworkPolicy, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, policy: Callable[[], NetworkPolicy], clock: Clock) -> None:
         self._store, self._policy, self._clock, self._states = store, policy, clock, StateCheck(store)
         self._known: OrderedDict[tuple[str, str, str], Ancestry] = OrderedDict()
         self._looked_at: OrderedDict[str, str] = OrderedDict()
@@ -68,7 +69,7 @@ class CheckpointJudge:
             raise Refused("the checkpoint is not of the active job", code="wrong_job")
         _check_primary(view.plan, checkpoint)
         _check_digest(view, checkpoint)
-        place = Place(self._policy.network_id, view.model, checkpoint.job_id, checkpoint.vnode)
+        place = Place(self._policy().network_id, view.model, checkpoint.job_id, checkpoint.vnode)
         found = open_commit(envelope, place, now_wall=self._clock.wall())
         commit = found.commit
         if (
@@ -161,7 +162,7 @@ class CheckpointJudge:
             data = await get_exact(self._store, keys.plan(model, digest), digest, max_bytes=limits.MAX_PLAN_BYTES)
         except NotFound as error:
             raise Refused("a plan of the job is not in the store", code="unplanned_merge") from error
-        return open_plan(data, self._policy, model)
+        return open_plan(data, self._policy(), model)
 
     async def _parent(self, place: Place, commit: model_pb2.Commit) -> VerifiedCommit:
         key = keys.commit(place.model, place.vnode, commit.parent_commit)

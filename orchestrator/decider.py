@@ -76,7 +76,7 @@ class Decider:
     """One per model. ``view`` gives the newest complete view; ``nodes_changed`` fires when the inventory changed."""
 
     def __init__(
-        self, *, key: NodeKey, policy: NetworkPolicy, store: ObjectStore, clock: Clock, loop: HeadLoop, view: Callable[[], ModelView | None],
+        self, *, key: NodeKey, policy: Callable[[], NetworkPolicy], store: ObjectStore, clock: Clock, loop: HeadLoop, view: Callable[[], ModelView | None],
         jobs: JobBook, jobs_read_at: Callable[[], float], inventory: Inventory, nodes_changed: Signal, exits: ExitBook, history: History,
         plan_policy: PlanPolicy, loader: ViewLoader, drawing: Drawing, observer: Observer, records: TrackRecords,
         tracer: Tracer = UNTRACED,
@@ -227,7 +227,7 @@ class Decider:
 
     def _repeats(self, found: bytes, outcome: model_pb2.Outcome) -> bool:
         try:
-            return open_end(found, self._policy) == outcome
+            return open_end(found, self._policy()) == outcome
         except Corrupt:
             return False
 
@@ -242,7 +242,7 @@ class Decider:
         term.reviewed_at, term.reviewed_version = now, self._nodes_changed.version
         previous = view.plan
         request = plan_request(
-            view, job, self._inventory, now, network_id=self._policy.network_id, holder=self._key.node_id,
+            view, job, self._inventory, now, network_id=self._policy().network_id, holder=self._key.node_id,
             since_last_plan_s=now - term.planned_at, expected=self._records.paces(),
         )  # fmt: skip
         request = replace(request, nodes=self._contributions.judged(request.nodes, now))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from dataservice import keys
@@ -26,7 +27,7 @@ MAX_CACHED: Final = 8192
 class DesiredReader:
     """The signed desired states of one model's plans."""
 
-    def __init__(self, store: ObjectStore, policy: NetworkPolicy, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, policy: Callable[[], NetworkPolicy], clock: Clock) -> None:
         self._store, self._policy, self._clock = store, policy, clock
         self._known: OrderedDict[tuple[str, str], identity_pb2.Envelope] = OrderedDict()
         self._looked: tuple[str, float] = ("", -ABSENT_S)
@@ -45,7 +46,7 @@ class DesiredReader:
             stored = await self._store.get(keys.desired(view.model, digest, pnode_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
         except NotFound:
             return None
-        desired = open_desired(stored.data, self._policy, view.model)
+        desired = open_desired(stored.data, self._policy(), view.model)
         if (desired.plan_digest, desired.pnode_id) != key or desired.sequence != view.head.plan_sequence:
             raise Corrupt("a desired state that belongs to another plan or PNode", code="wrong_desired")
         self._known[key] = identity_pb2.Envelope.FromString(stored.data)

@@ -21,7 +21,9 @@ Standings = Callable[[ModelView, str], Standing]
 class Drawing:
     """One per model. ``standing`` is the chain's word alone, which moves nobody for a fault, until the audit desk puts its own there."""
 
-    def __init__(self, secret: Secret | None, policy: NetworkPolicy, clock: Clock, trusts: Callable[[str], bool]) -> None:
+    def __init__(
+        self, secret: Secret | None, policy: Callable[[], NetworkPolicy], clock: Clock, trusts: Callable[[str], bool]
+    ) -> None:
         self._secret, self._policy, self._clock, self._trusts = secret, policy, clock, trusts
         self.standing: Standings = self._by_chain
         self._folded: tuple[str, dict[str, Standing]] = ("", {})
@@ -29,7 +31,7 @@ class Drawing:
     def rate(self, view: ModelView, pnode_id: str) -> float:
         """The probability with which an interval of that PNode is drawn now. Whoever was quarantined once is trusted no more than anybody."""
         standing, now_s = self.standing(view, pnode_id), self._clock.wall()
-        floors = floors_of(self._policy.document.audit_floor)
+        floors = floors_of(self._policy().document.audit_floor)
         trusted = self._trusts(pnode_id) and not standing.num_quarantines
         return rate(standing.passes.seen(now_s), standing.state, floors, trusted=trusted)
 

@@ -76,7 +76,7 @@ class HeadCore:
         open_head: Callable[[bytes], model_pb2.Head],
         *,
         times: HeadTimes | None = None,
-        may_hold: bool = True,
+        may_hold: Callable[[], bool] = lambda: True,
     ) -> None:
         self._network_id, self._model, self._me = network_id, model, me
         self._sign, self._open = sign, open_head
@@ -130,8 +130,8 @@ class HeadCore:
         return len(self._queue)
 
     def is_holder(self, now: float) -> bool:
-        """Whether this process may decide: it won this term itself and sent its last successful renewal less than 0.8 TTL ago."""
-        return self._epoch is not None and now < self._renewed_at + self._times.stop_s
+        """Whether this process may decide: it is listed, won this term itself and sent its last successful renewal less than 0.8 TTL ago."""
+        return self._epoch is not None and self._may_hold() and now < self._renewed_at + self._times.stop_s
 
     def propose(self, change: Change, now: float) -> int:
         """Queues a change and returns its ticket; `Landed` or `Dropped` follows. Raises Stale (not the holder) and Unavailable (queue full)."""
@@ -171,7 +171,7 @@ class HeadCore:
             case PutAnswered():
                 data = self._expect(Put).data
                 self._last_answer_ok = True
-                self._learn(KnownHead(self._open(data), data, event.etag), now, out)
+                self._landed(data, event.etag, now, out)
             case _:
                 assert_never(event)
         if self._busy is None:
@@ -214,6 +214,14 @@ class HeadCore:
             self._must_read = True
             return
         self._learn(KnownHead(head, event.data, event.etag), event.now, out)
+
+    def _landed(self, data: bytes, etag: str, now: float, out: list[HeadInstruction]) -> None:
+        try:
+            head = self._open(data)
+        except Corrupt:  # taken out of the network document while it was on its way: what others make of it is read
+            self._must_read, self._next_poll = True, now
+            return
+        self._learn(KnownHead(head, data, etag), now, out)
 
     def _got_nothing(self, now: float, out: list[HeadInstruction]) -> None:
         self._last_answer_ok = True
@@ -275,6 +283,8 @@ class HeadCore:
     # Requests
 
     def _next_request(self, now: float, out: list[HeadInstruction]) -> None:
+        if self._epoch is not None and not self._may_hold():
+            self._lose("the network document lists this orchestrator no longer", out)
         lapsed = self._epoch is not None and not self.is_holder(now)
         if lapsed:
             self._reason = "the term was not renewed in time"
@@ -290,7 +300,7 @@ class HeadCore:
             self._send_renewal(now, out, with_changes=not lapsed)
 
     def _may_take(self, now: float) -> bool:
-        if not self._may_hold:
+        if not self._may_hold():
             return False
         if self._absent:
             return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -28,7 +28,7 @@ MISSING_LOOKS: Final = 20
 class JobBook:
     """Refreshed by its owner; reads only what it has not seen."""
 
-    def __init__(self, model: str, store: ObjectStore, policy: NetworkPolicy, loader: ViewLoader) -> None:
+    def __init__(self, model: str, store: ObjectStore, policy: Callable[[], NetworkPolicy], loader: ViewLoader) -> None:
         self._model, self._store, self._policy, self._loader = model, store, policy, loader
         self._records: dict[str, JobRecord] = {}
         self._missing: dict[str, int] = {}
@@ -58,7 +58,7 @@ class JobBook:
                 record = replace(record, cancel_reason=await self._read_cancel(job_id))
             said = record.pause.number if record.pause is not None else 0
             if record.end is None and (newer := [one for kind in found if (one := number_in(kind) or 0) > said]):
-                newest = await newest_pause(self._store, self._policy, self._model, job_id, newer)
+                newest = await newest_pause(self._store, self._policy(), self._model, job_id, newer)
                 record = replace(record, pause=newest or record.pause)
             if record.end is None and "end" in found:
                 record = replace(record, end=await self.read_end(job_id))
@@ -68,7 +68,7 @@ class JobBook:
         """The outcome in the job's `end`, if it exists and a listed orchestrator signed it."""
         try:
             stored = await self._store.get(keys.job_end(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
-            return open_end(stored.data, self._policy)
+            return open_end(stored.data, self._policy())
         except (NotFound, Corrupt):
             return None
 
@@ -83,7 +83,7 @@ class JobBook:
         try:
             stored = await self._store.get(keys.job_request(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
             digest = digest_of(stored.data)
-            request = self._policy.read_job_request(parse_envelope(stored.data))
+            request = self._policy().read_job_request(parse_envelope(stored.data))
             if request.job_id != job_id or request.model != self._model:
                 raise Corrupt("the request under this name is for another job", code="wrong_job")
         except Unavailable:
@@ -116,7 +116,7 @@ class JobBook:
     async def _read_cancel(self, job_id: str) -> str | None:
         try:
             stored = await self._store.get(keys.job_cancel(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
-            cancel = self._policy.read_cancel(parse_envelope(stored.data))
+            cancel = self._policy().read_cancel(parse_envelope(stored.data))
             return (cancel.reason or "called off") if cancel.job_id == job_id else None
         except (Corrupt, Refused, InvalidInput, NotFound):
             return None

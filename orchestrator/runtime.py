@@ -42,6 +42,7 @@ from orchestrator.versions import Versions
 from orchestrator.view import ModelView, ViewLoader
 from trust.draw import Secret
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.network import NetworkPolicy
 from trust.session import RandomBytes
 from trust.trusted import OwnList, is_trusted
@@ -63,7 +64,7 @@ class Shared:
     """What all models of one orchestrator have in common."""
 
     key: NodeKey
-    policy: NetworkPolicy
+    network: InForce
     store: ObjectStore
     clock: Clock
     registry: Registry
@@ -91,6 +92,11 @@ class Shared:
     news: Signal = field(default_factory=Signal)
     """Fires whenever anything that streams show may have changed."""
 
+    @property
+    def policy(self) -> NetworkPolicy:
+        """The network document as it is now."""
+        return self.network.policy
+
     def trusts(self, node_id: str) -> bool:
         """Whether that PNode is checked less at the moment."""
         return is_trusted(self.policy, self.trusted, node_id, self.clock.wall())
@@ -103,9 +109,9 @@ class ModelRuntime:
         self.model, self.shared = model, shared
         self.exits = ExitBook()
         self.view: ModelView | None = None
-        self.loader = ViewLoader(shared.store, shared.policy, shared.registry, shared.clock)
-        self.jobs = JobBook(model, shared.store, shared.policy, self.loader)
-        self.judge = CheckpointJudge(shared.store, shared.policy, shared.clock)
+        self.loader = ViewLoader(shared.store, lambda: shared.policy, shared.registry, shared.clock)
+        self.jobs = JobBook(model, shared.store, lambda: shared.policy, self.loader)
+        self.judge = CheckpointJudge(shared.store, lambda: shared.policy, shared.clock)
         self.refresh_jobs = Signal()
         self.trouble = self.jobs_trouble = ""
         self.waits: Callable[[], Sequence[Wait]] = tuple
@@ -122,14 +128,14 @@ class ModelRuntime:
             lambda head: sealed(identity_pb2.DOMAIN_HEAD, head, shared.key).data,
             lambda data: open_stored_head(data, shared.policy, model, self.head),
             times=shared.times,
-            may_hold=shared.policy.is_orchestrator(shared.key.node_id),
+            may_hold=lambda: shared.policy.is_orchestrator(shared.key.node_id),
         )
         self.loop = HeadLoop(
             core, shared.store, keys.head(model), shared.clock, self._on_news, request_timeout_s=shared.times.request_timeout_s
         )
-        self.drawing = Drawing(shared.draw_secret, shared.policy, shared.clock, shared.trusts)
+        self.drawing = Drawing(shared.draw_secret, lambda: shared.policy, shared.clock, shared.trusts)
         self.decider = Decider(
-            key=shared.key, policy=shared.policy, store=shared.store, clock=shared.clock, loop=self.loop, view=lambda: self.view,
+            key=shared.key, policy=lambda: shared.policy, store=shared.store, clock=shared.clock, loop=self.loop, view=lambda: self.view,
             jobs=self.jobs, jobs_read_at=lambda: self._jobs_read_at, inventory=shared.inventory, nodes_changed=shared.nodes_changed,
             exits=self.exits, history=shared.history, plan_policy=shared.plan_policy, loader=self.loader, drawing=self.drawing,
             observer=shared.observer, records=shared.records, tracer=shared.tracer,

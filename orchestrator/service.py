@@ -60,6 +60,7 @@ from trust.caps import IDS_PER_SUBNET
 from trust.delegation import VerifiedDelegation
 from trust.draw_secret import load_or_create_secret
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.network import NetworkPolicy
 from trust.session import Peer, RandomBytes
 from trust.trusted import OwnList, read_own_list
@@ -82,7 +83,7 @@ class ModelTable:
 
     def __init__(self, shared: Shared, group: asyncio.TaskGroup) -> None:
         self.shared, self._group = shared, group
-        self.loader = ViewLoader(shared.store, shared.policy, shared.registry, shared.clock)
+        self.loader = ViewLoader(shared.store, lambda: shared.policy, shared.registry, shared.clock)
         self.runtimes: dict[str, ModelRuntime] = {}
         self.software, self.started_at = SOFTWARE, shared.clock.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
@@ -130,7 +131,7 @@ async def run_orchestrator(
     home: Path,
     *,
     key: NodeKey,
-    policy: NetworkPolicy,
+    network: InForce,
     clock: Clock,
     rng: Random,
     random_bytes: RandomBytes,
@@ -151,13 +152,14 @@ async def run_orchestrator(
     name_node(key.node_id)
     tracer = started(settings.tracing, "dcnr-orchestrator", key.node_id)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    policy = network.policy
     async with _opened_store(settings, home, policy, store_file) as store:
         proxy_uploads = await _probed(store, stop)
         history = History(home / "history.db", key.node_id, clock)
         await history.open()
         try:
             shared = Shared(
-                key, policy, store, clock, default_registry(), Inventory(), history, trusted=trusted,
+                key, network, store, clock, default_registry(), Inventory(), history, trusted=trusted,
                 plan_policy=_plan_policy(policy), draw_secret=load_or_create_secret(home / DRAW_FILE, random_bytes),
                 own_eyes=OwnEyes(store, policy.network_id, home / "audits", verifier), random_bytes=random_bytes,
                 books=books, gateways=frozenset((*settings.gateways, *gateways)), standings=Standings(policy.terms), tracer=tracer,
@@ -191,7 +193,7 @@ async def _serve(
     dialer = Dialer(shared.key, shared.policy.network_id, clock=shared.clock, rng=random_bytes)
     server = RpcServer(shared.key, shared.policy.network_id, clock=shared.clock, rng=random_bytes)
     membership = Membership(
-        key=shared.key, policy=shared.policy, kind=membership_pb2.NODE_KIND_ORCHESTRATOR, dialer=dialer, clock=shared.clock, rng=rng,
+        key=shared.key, network=shared.network, kind=membership_pb2.NODE_KIND_ORCHESTRATOR, dialer=dialer, clock=shared.clock, rng=rng,
         bootstrap=settings.bootstrap, cache_path=home / "nodes.json",
     )  # fmt: skip
     # adverts, delegations and expiries are judged by network time: a wrong wall clock is no reason to refuse

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -117,7 +117,7 @@ class ModelView:
 class ViewLoader:
     """Reads and verifies the documents under a head."""
 
-    def __init__(self, store: ObjectStore, policy: NetworkPolicy, registry: Registry, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, policy: Callable[[], NetworkPolicy], registry: Registry, clock: Clock) -> None:
         self._store, self._policy, self._registry, self._clock = store, policy, registry, clock
         self._plans: OrderedDict[str, tuple[model_pb2.Plan, bytes]] = OrderedDict()
         self._manifests: OrderedDict[str, tuple[model_pb2.Manifest, bytes]] = OrderedDict()
@@ -141,14 +141,14 @@ class ViewLoader:
         """A plan by its digest."""
         if digest not in self._plans:
             data = await get_exact(self._store, keys.plan(model, digest), digest, max_bytes=limits.MAX_PLAN_BYTES)
-            _remember(self._plans, digest, (open_plan(data, self._policy, model), data))
+            _remember(self._plans, digest, (open_plan(data, self._policy(), model), data))
         return self._plans[digest]
 
     async def manifest(self, model: str, digest: str) -> tuple[model_pb2.Manifest, bytes]:
         """A manifest by its digest."""
         if digest not in self._manifests:
             data = await get_exact(self._store, keys.manifest(model, digest), digest, max_bytes=limits.MAX_MANIFEST_BYTES)
-            _remember(self._manifests, digest, (open_manifest(data, self._policy, model), data))
+            _remember(self._manifests, digest, (open_manifest(data, self._policy(), model), data))
         return self._manifests[digest]
 
     async def job(self, model: str, job_id: str) -> JobFacts:
@@ -161,7 +161,7 @@ class ViewLoader:
 
     async def job_from_bytes(self, data: bytes) -> JobFacts:
         """The facts of a stored or submitted request."""
-        request = self._policy.read_job_request(parse_envelope(data))
+        request = self._policy().read_job_request(parse_envelope(data))
         graph_bytes, graph, stages = await self.graph(request.graph_digest)
         costs = stage_costs(stages, self._registry, int(graph.train.batch_size))
         return JobFacts(request, digest_of(data), graph, graph_bytes, stages, costs)
@@ -183,7 +183,7 @@ class ViewLoader:
             return None
 
     async def _chain(self, model: str, newest: str, job: JobFacts) -> Chain | None:
-        if not self._policy.audits_drawn or not newest:
+        if not self._policy().audits_drawn or not newest:
             return None
 
         async def read(digest: str) -> model_pb2.Manifest:

@@ -55,6 +55,7 @@ from pnode.telling import Condition, Telling
 from pnode.uploads import Uploads
 from pnode.waking import Gaps
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.network import NetworkPolicy
 from vnode.registry import default_registry
 
@@ -73,11 +74,11 @@ class Daemon:
     """One run of a PNode. `run` returns when it was stopped."""
 
     def __init__(
-        self, settings: PNodeSettings, home: Home, *, key: NodeKey, policy: NetworkPolicy, machine: Machine, clock: Clock, rng: Random,
+        self, settings: PNodeSettings, home: Home, *, key: NodeKey, network: InForce, machine: Machine, clock: Clock, rng: Random,
         environment: Mapping[str, str], bootstrap: Sequence[str], on_ready: Callable[[Daemon], None] = lambda daemon: None,
         settings_shown: Sequence[local_pb2.Setting] = (), owner: identity_pb2.Envelope | None = None, worker: Sequence[str] = WORKER,
     ) -> None:  # fmt: skip
-        self._settings, self._home, self._key, self._policy, self._program = settings, home, key, policy, worker
+        self._settings, self._home, self._key, self._network, self._program = settings, home, key, network, worker
         self._machine, self._clock, self._rng, self._environment, self._owner = machine, clock, rng, environment, owner
         self._bootstrap, self._on_ready, self._settings_shown = bootstrap, on_ready, settings_shown
         self._now = Condition(clock.monotonic(), settings.outbound_only)
@@ -87,7 +88,7 @@ class Daemon:
         self._job: Callable[[], str] = str
         self.journal = Journal(clock, key.node_id, self._log_event)
         self._allowed = limits_of(settings, machine)
-        self._host = advertised_host(settings, bootstrap, single_host=policy.single_host)
+        self._host = advertised_host(settings, bootstrap, single_host=network.policy.single_host)
         self._build()
 
     # -- life ------------------------------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ class Daemon:
         self._budget = Budget(self._allowed)
         self._registry = default_registry()
         self._membership = Membership(
-            key=self._key, policy=self._policy, kind=membership_pb2.NODE_KIND_PNODE, dialer=self._dialer, clock=self._clock, rng=self._rng,
+            key=self._key, network=self._network, kind=membership_pb2.NODE_KIND_PNODE, dialer=self._dialer, clock=self._clock, rng=self._rng,
             cache_path=home.contacts, bootstrap=self._bootstrap, incarnation=home.next_incarnation(self._clock.wall()),
         )  # fmt: skip
         self._membership.update_self(software=SOFTWARE, owner=self._owner, public_name=self._settings.name, **reach_of(self._host))
@@ -253,7 +254,7 @@ class Daemon:
         self._seats = SeatDuties(around, group)
         self._shards = Shards(self._cache, send=self._send, journal=self.journal, group=group)
         self._telling = Telling(
-            self._key.node_id, self._policy, self._machine, self._clock, self._now, self._known_orchestrators, self._membership,
+            self._key.node_id, lambda: self._policy, self._machine, self._clock, self._now, self._known_orchestrators, self._membership,
             self._budget, self._duties, self._neighbours,
             self._streams, self._uploads, self._pausing, self.journal, self._seats, self._up, self._down,
             self._settings.name,
@@ -268,6 +269,10 @@ class Daemon:
         from dcnr.v1.membership_pb2_grpc import add_MembershipServiceServicer_to_server
 
         add_MembershipServiceServicer_to_server(self._membership.servicer, server)  # type: ignore[arg-type]
+
+    @property
+    def _policy(self) -> NetworkPolicy:
+        return self._network.policy
 
     # -- orchestrators ---------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from pnode.joining import Joining
 from pnode.probe import probe_machine
 from pnode.supervisor import WORKER
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.network import NetworkPolicy
 from trust.network_file import load_policy, save_policy
 from trust.ownership import load_ownership
@@ -52,7 +53,7 @@ async def run_pnode(
         save_policy(home.network, policy)
         bootstrap = [*settings.bootstrap, *policy.document.bootstrap]
         daemon = Daemon(
-            settings, home, key=key, policy=policy, machine=machine, clock=clock, rng=random.Random(secrets.randbits(64)),
+            settings, home, key=key, network=InForce(policy), machine=machine, clock=clock, rng=random.Random(secrets.randbits(64)),
             environment=environment, bootstrap=bootstrap, owner=owner, on_ready=on_ready, settings_shown=settings_shown, worker=worker,
         )  # fmt: skip
         _on_signal(lambda: daemon.request_stop(hand_over=True), daemon.hang_up)

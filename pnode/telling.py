@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dataservice.pacing import Pace
@@ -53,7 +54,7 @@ class Telling:
     """See the module."""
 
     node_id: NodeId
-    policy: NetworkPolicy
+    policy: Callable[[], NetworkPolicy]
     machine: Machine
     clock: Clock
     now: Condition
@@ -142,12 +143,12 @@ class Telling:
         lines, worker, now = self.why(), self.now.worker, self.now
         _, term, _ = self.duties.term()
         return local_pb2.StatusResponse(
-            node_id=self.node_id, network_id=self.policy.network_id, network_name=self.policy.document.name, software=SOFTWARE,
+            node_id=self.node_id, network_id=self.policy().network_id, network_name=self.policy().document.name, software=SOFTWARE,
             uptime_s=self.clock.monotonic() - now.started_s, state=state_of(lines), reason=lines[0].reason, next_action=lines[0].change,
             orchestrators=self.streams.contacts(), num_known=len(self.membership.members()), reachable=now.reached,
             capability=self.capability(), replicas=self.reports(), memory_bytes=worker.rss_bytes, disk_bytes=now.disk_bytes,
             epoch=term.epoch if term else 0, holder=term.holder if term else "", control_address=now.control_address,
-            dht_address=self.membership.dht_address, incarnation=worker.incarnation, locality=self.policy.document.locality,
+            dht_address=self.membership.dht_address, incarnation=worker.incarnation, locality=self.policy().document.locality,
             pid=os.getpid(), worker_pid=worker.pid, dht_lookups=self.membership.dht_lookups, events=self.journal.since(0, 64), seats=self.seats.reports(),
             cpu_s=time.process_time() + worker.cpu_s, uploaded_bytes=self.up.num_bytes, downloaded_bytes=self.down.num_bytes,
             upload_limit_bytes_s=self.up.limit_bytes_s, download_limit_bytes_s=self.down.limit_bytes_s, num_questions=worker.num_questions,

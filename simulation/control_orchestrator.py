@@ -29,6 +29,7 @@ from simulation.network import Stream
 from trust.draw import Secret
 from trust.envelope import seal
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.records import open_advert
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class OrchestratorShell:
         self.clock = world.clocks.begin(self.host, 1000.0 * self.lives)
         self.store = StoreClient(world, self.process)
         self.shared = Shared(
-            key=self.key, policy=world.community.policy, store=self.store, clock=self.clock, registry=world.community.registry,
+            key=self.key, network=InForce(world.community.policy), store=self.store, clock=self.clock, registry=world.community.registry,
             inventory=Inventory(), history=SimHistory(world, self.node_id, self.clock), plan_policy=world.knobs.plan_policy,
             draw_secret=Secret(hashlib.sha256(f"{world.seed} {self.host}".encode()).digest()),
         )  # fmt: skip

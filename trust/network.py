@@ -47,6 +47,10 @@ class NetworkPolicy:
     """Orchestrators of any version of the chain."""
     past: tuple[identity_pb2.NetworkDocument, ...] = ()
     """The versions before, oldest first."""
+    begun: identity_pb2.NetworkDocument | None = None
+    """The version with which the process began that reads this (`trust.in_force`): how replicas are placed, checked and punished does not change under
+    their feet.
+    """
 
     @property
     def envelope(self) -> identity_pb2.Envelope:
@@ -61,17 +65,17 @@ class NetworkPolicy:
     @property
     def single_host(self) -> bool:
         """Demo and tests: the rules on subnets and owners are lifted, and every screen says so."""
-        return self.document.locality == identity_pb2.LOCALITY_SINGLE_HOST
+        return self._rules.locality == identity_pb2.LOCALITY_SINGLE_HOST
 
     @property
     def audits_drawn(self) -> bool:
         """Whether claimed training is checked: replicas log their steps and keep evidence, and the holder draws intervals."""
-        return self.document.audits == "drawn"
+        return self._rules.audits == "drawn"
 
     @property
     def terms(self) -> Terms:
         """What a fault costs here."""
-        document = self.document
+        document = self._rules
         return Terms(document.first_quarantine_s or FIRST_QUARANTINE_S, document.rehab_units or SHADOW_UNITS)
 
     def is_orchestrator(self, node_id: str) -> bool:
@@ -142,6 +146,10 @@ class NetworkPolicy:
         opened = open_envelope(history[following], identity_pb2.DOMAIN_NETWORK_DOCUMENT, max_bytes=MAX_DOCUMENT_BYTES)
         _require_threshold(self.document, opened.signers, f"version {versions[following]}, by the keys of version {own},")
         return newer
+
+    @property
+    def _rules(self) -> identity_pb2.NetworkDocument:
+        return self.begun or self.document
 
     @property
     def _versions(self) -> tuple[identity_pb2.NetworkDocument, ...]:

@@ -21,7 +21,7 @@ from dcnr.settings import GatewaySettings, TracingSettings
 from dcnr.system import SystemClock
 from dcnr.tracing import started
 from trust.identity import NodeKey
-from trust.network import NetworkPolicy
+from trust.in_force import InForce
 from trust.network_file import load_policy
 
 KEY_FILE: Final = "gateway.pem"
@@ -35,7 +35,7 @@ def gateways_of(settings: GatewaySettings, home: Path) -> tuple[NodeId, ...]:
 
 @contextlib.asynccontextmanager
 async def beside(
-    settings: GatewaySettings, home: Path, policy: NetworkPolicy, clock: Clock, tracing: TracingSettings
+    settings: GatewaySettings, home: Path, network: InForce, clock: Clock, tracing: TracingSettings
 ) -> AsyncIterator[Callable[[NodeId, str], None]]:
     """Gives what begins the gateway once the orchestrator of that id serves at that address; it ends with the block. Nothing where none is wanted.
 
@@ -53,7 +53,7 @@ async def beside(
 
             def begin(node_id: NodeId, address: str) -> None:
                 known = [(node_id, (address,))]
-                tasks.append(group.create_task(_serve(settings, listening, home, policy, clock, known, tracing)))
+                tasks.append(group.create_task(_serve(settings, listening, home, network, clock, known, tracing)))
 
             yield begin
             for task in tasks:
@@ -78,7 +78,9 @@ async def alone(
         contact = await find(dialer, policy=policy, bootstrap=bootstrap, network_id=network_id, now_wall=clock.wall())
         if not contact.pinned:
             output.say(f"note: believing the first document seen, network {contact.policy.network_id}; pin it with --network-id")
-        serving = asyncio.create_task(_serve(settings, listening, home, contact.policy, clock, contact.orchestrators, tracing))
+        serving = asyncio.create_task(
+            _serve(settings, listening, home, InForce(contact.policy), clock, contact.orchestrators, tracing)
+        )
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -90,7 +92,7 @@ async def alone(
 
 
 async def _serve(
-    settings: GatewaySettings, listening: socket.socket, home: Path, policy: NetworkPolicy, clock: Clock,
+    settings: GatewaySettings, listening: socket.socket, home: Path, network: InForce, clock: Clock,
     known: Sequence[tuple[NodeId, Sequence[str]]], tracing: TracingSettings,
 ) -> None:  # fmt: skip
     from gateway.server import serve_gateway
@@ -98,10 +100,10 @@ async def _serve(
     key = NodeKey.load_or_create(home / KEY_FILE)
     name_node(key.node_id)
     tracer = started(tracing, "dcnr-gateway", key.node_id)
-    orchestrators = Orchestrators(Dialer(key, policy.network_id, clock=clock, rng=secrets.token_bytes), lambda: known)
+    orchestrators = Orchestrators(Dialer(key, network.policy.network_id, clock=clock, rng=secrets.token_bytes), lambda: known)
     try:
         await serve_gateway(
-            settings, listening, orchestrators, policy=policy, clock=clock, home=home,
+            settings, listening, orchestrators, policy=lambda: network.policy, clock=clock, home=home,
             on_ready=lambda address: output.say(f"  gateway http://{address}"), tracer=tracer,
         )  # fmt: skip
     finally:

@@ -156,10 +156,12 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
     from dcnr.system import SystemClock
     from orchestrator.service import run_orchestrator
     from trust.identity import NodeKey
+    from trust.in_force import InForce
 
     clock, stop = SystemClock(), asyncio.Event()
     key = NodeKey.load_or_create(home / KEY_FILE)
     policy = _policy(settings, home, key.node_id, clock.wall())
+    network = InForce(policy)
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -172,7 +174,7 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
         loop.add_signal_handler(number, end)
 
     try:
-        async with beside(settings.gateway, home, policy, clock, settings.tracing) as begin:
+        async with beside(settings.gateway, home, network, clock, settings.tracing) as begin:
 
             def ready(host: str, port: int) -> None:
                 foreground.loaded()
@@ -185,7 +187,7 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
                 )
 
             await run_orchestrator(
-                settings, home, key=key, policy=policy, clock=clock, rng=random.Random(secrets.randbits(64)), random_bytes=secrets.token_bytes,
+                settings, home, key=key, network=network, clock=clock, rng=random.Random(secrets.randbits(64)), random_bytes=secrets.token_bytes,
                 stop=stop, store_file=Path(settings.store_file) if settings.store_file else None, on_ready=ready,
                 gateways=gateways_of(settings.gateway, home),
                 verifier=_verifier(home, key, policy.network_id, clock) if settings.verifier else None,

@@ -66,7 +66,7 @@ async def serve(home: Path, listen: str, *, on_ready: Callable[[str], None], sto
         await first_known(home, known)
         serving = asyncio.create_task(
             serve_gateway(
-                GatewaySettings(), listening, orchestrators, policy=policy, clock=clock, home=folder, here=here,
+                GatewaySettings(), listening, orchestrators, policy=lambda: policy, clock=clock, home=folder, here=here,
                 on_ready=lambda address: on_ready(f"http://{address}/#/here/{token}"),
             )
         )  # fmt: skip

@@ -32,6 +32,7 @@ from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.versions import Versions
 from orchestrator.view import JobFacts, ModelView
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from vnode.registry import default_registry
 from vnode.vocabulary import Mode
 
@@ -125,7 +126,7 @@ async def town(one: Served, monkeypatch: pytest.MonkeyPatch, *, checked: float =
     policy = network(NodeKey.generate(), [key], CLOCK)
     monkeypatch.setattr(worker_rig, "NETWORK_ID", policy.network_id)
     history = History(None, key.node_id, CLOCK)
-    shared = Shared(key, policy, MemoryStore(CLOCK, random.Random(1)), CLOCK, default_registry(), Inventory(), history)
+    shared = Shared(key, InForce(policy), MemoryStore(CLOCK, random.Random(1)), CLOCK, default_registry(), Inventory(), history)
     runtime, loader = ModelRuntime(MODEL, shared), OneManifest(one)
     stub: Any = loader
     runtime.serving.versions = Versions(MODEL, stub)

@@ -107,7 +107,7 @@ async def serve(town: Town, settings: GatewaySettings, listening: socket.socket,
     dialer = Dialer(NodeKey.generate(), town.policy.network_id, clock=CLOCK, rng=secrets.token_bytes)
     orchestrators = Orchestrators(dialer, lambda: [(key.node_id, (address,))])
     try:
-        await serve_gateway(settings, listening, orchestrators, policy=town.policy, clock=CLOCK, home=home)
+        await serve_gateway(settings, listening, orchestrators, policy=lambda: town.policy, clock=CLOCK, home=home)
     finally:
         await orchestrators.close()
 

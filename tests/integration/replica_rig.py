@@ -169,5 +169,5 @@ class Store:
         head = model_pb2.Head(plan_digest=digest)
         view = ModelView(MODEL, head, b"", plan=plan, manifest=self._manifest, job=facts, beginning=self._manifest)
         policy: Any = SimpleNamespace(network_id=NETWORK_ID, has_listed=lambda node_id: node_id == HOLDER.node_id)
-        judged: Judged = await CheckpointJudge(self._store, policy, SystemClock()).judge(view, checkpoint, ready.commit)
+        judged: Judged = await CheckpointJudge(self._store, lambda: policy, SystemClock()).judge(view, checkpoint, ready.commit)
         return {one.replica: one.batches for one in judged.contributions}

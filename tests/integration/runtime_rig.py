@@ -23,6 +23,7 @@ from orchestrator.inventory import Inventory
 from orchestrator.jobs import state_of
 from orchestrator.runtime import ModelRuntime, Shared
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.network import NetworkPolicy
 from vnode.registry import default_registry
 
@@ -44,7 +45,7 @@ class Orchestrator:
 
     def __init__(self, key: NodeKey, policy: NetworkPolicy, store: ObjectStore, workers: list[Worker]) -> None:
         history = History(None, key.node_id, CLOCK)
-        self.shared = Shared(key, policy, store, CLOCK, default_registry(), Inventory(), history, times=TIMES)
+        self.shared = Shared(key, InForce(policy), store, CLOCK, default_registry(), Inventory(), history, times=TIMES)
         self.runtime = ModelRuntime(MODEL, self.shared)
         self.workers = workers
         self.tasks: list[asyncio.Task[None]] = []

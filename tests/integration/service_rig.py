@@ -24,6 +24,7 @@ from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from orchestrator.documents import open_desired
 from orchestrator.service import run_orchestrator
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.network import NetworkPolicy
 from trust.records import make_advert
 
@@ -91,7 +92,7 @@ async def serving(store: StoreAddress, home: Path, key: NodeKey, policy: Network
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     running = asyncio.create_task(
         run_orchestrator(
-            settings, home, key=key, policy=policy, clock=CLOCK, rng=random.Random(1), random_bytes=secrets.token_bytes, stop=stop,
+            settings, home, key=key, network=InForce(policy), clock=CLOCK, rng=random.Random(1), random_bytes=secrets.token_bytes, stop=stop,
             on_ready=lambda host, port: ready.set_result(f"{host}:{port}"),
         )
     )  # fmt: skip

@@ -133,7 +133,9 @@ def answer_over_rest(rig: Rig, asked: Any) -> Any:
             httpx.AsyncClient(base_url=f"http://{address_of(listening)}", timeout=60.0) as http,
         ):
             gateway = asyncio.create_task(
-                serve_gateway(GatewaySettings(), listening, client.orchestrators, policy=client.policy, clock=clock, home=home)
+                serve_gateway(
+                    GatewaySettings(), listening, client.orchestrators, policy=lambda: client.policy, clock=clock, home=home
+                )
             )
             body = {"model": MODEL, "inputs": [{"values": asked.tolist()}]}
             found = await http.post("/v1/forward", json=body, headers={"Authorization": f"Bearer {key}"})

@@ -36,6 +36,7 @@ from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import Shared
 from orchestrator.view import ViewLoader
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.network import NetworkPolicy
 from trust.records import make_advert
 from vnode.registry import default_registry
@@ -90,10 +91,14 @@ async def rig() -> AsyncIterator[Rig]:
     key = NodeKey.generate()
     policy = network(NodeKey.generate(), [key], CLOCK)
     store = MemoryStore(CLOCK, random.Random(1))
-    shared = Shared(key, policy, store, CLOCK, default_registry(), Inventory(), History(None, key.node_id, CLOCK))
+    shared = Shared(key, InForce(policy), store, CLOCK, default_registry(), Inventory(), History(None, key.node_id, CLOCK))
     found = Rig(policy, shared, store, key)
     models: Any = SimpleNamespace(
-        shared=shared, loader=ViewLoader(store, policy, shared.registry, CLOCK), runtimes={}, software="test", started_at=0.0
+        shared=shared,
+        loader=ViewLoader(store, lambda: policy, shared.registry, CLOCK),
+        runtimes={},
+        software="test",
+        started_at=0.0,
     )
 
     async def unreachable(node_id: str, addresses: list[str]) -> bool:

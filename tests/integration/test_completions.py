@@ -58,7 +58,7 @@ async def gateway(here: Town, home: Path) -> AsyncIterator[tuple[str, str]]:
     near.key_id = made.id
     orchestrators: Any = near
     running = asyncio.create_task(
-        serve_gateway(GatewaySettings(), listening, orchestrators, policy=here.shared.policy, clock=CLOCK, home=home)
+        serve_gateway(GatewaySettings(), listening, orchestrators, policy=lambda: here.shared.policy, clock=CLOCK, home=home)
     )
     try:
         yield f"http://{address_of(listening)}/v1", key

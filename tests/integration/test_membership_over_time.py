@@ -13,7 +13,8 @@ from membership.gossip import Gone, GoneReason
 from membership.node import MembershipSettings
 from membership.probing import Verdict
 from trust.identity import NodeKey
-from trust.network import NetworkPolicy, draft_successor, sign_document
+from trust.in_force import Amended
+from trust.network import draft_successor, sign_document
 
 
 def test_a_restarted_node_comes_back_with_what_it_remembers(tmp_path: Path) -> None:
@@ -179,13 +180,14 @@ def test_nobody_there_is_told_and_tried_for_ever() -> None:
 
 def test_a_new_version_of_the_document_spreads() -> None:
     async def scene(town: Town) -> None:
-        heard: list[NetworkPolicy] = []
+        heard: list[Amended] = []
         draft = draft_successor(town.policy)
         draft.store_bucket = "moved"
         newer = town.policy.successor([*town.policy.history, sign_document(draft, MAINTAINER)])
         await town.orchestrator(policy=newer)
-        node = await town.add(on_policy=heard.append)
-        await until(lambda: node.membership.policy.document.version == 2, "the new version did not arrive")
-        assert [p.document.store_bucket for p in heard] == ["moved"]
+        node = await town.add()
+        node.network.follow(heard.append)
+        await until(lambda: node.network.version == 2, "the new version did not arrive")
+        assert [one.now.document.store_bucket for one in heard] == ["moved"]
 
     in_town(scene)

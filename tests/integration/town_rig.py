@@ -18,6 +18,7 @@ from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from membership.gossip import GossipEvent
 from membership.node import Membership, MembershipSettings
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.network import NetworkPolicy, create_document, verify_chain
 
 QUICK = MembershipSettings(exchange_s=0.1, document_s=0.2, cache_s=0.2)
@@ -52,12 +53,13 @@ class Node:
         self.key = key or NodeKey.generate()
         clock = options.pop("clock", None) or SystemClock()
         kind = membership_pb2.NODE_KIND_ORCHESTRATOR if policy.is_orchestrator(self.key.node_id) else membership_pb2.NODE_KIND_PNODE
+        self.network = InForce(policy)
         self.dialer = CutDialer(self.key, policy.network_id, clock=clock, rng=secrets.token_bytes)
         self.dialer.cut_off = set()
         self.server = RpcServer(self.key, policy.network_id, clock=clock, rng=secrets.token_bytes)
         self.membership = Membership(
             key=self.key,
-            policy=policy,
+            network=self.network,
             kind=kind,
             dialer=self.dialer,
             clock=clock,

@@ -104,7 +104,7 @@ class World:
 
     def __init__(self) -> None:
         self.store = MemoryStore(StoppedClock(), random.Random(0))
-        self.judge = CheckpointJudge(self.store, POLICY, StoppedClock())
+        self.judge = CheckpointJudge(self.store, lambda: POLICY, StoppedClock())
         self.zero = state(IntervalSet.empty(), "")
         self.store.rewind(keys.state(MODEL, "a", digest_of(self.zero)), self.zero)
         first = model_pb2.Checkpoint(vnode="a", digest=digest_of(self.zero), size_bytes=len(self.zero))

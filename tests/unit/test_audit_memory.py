@@ -30,6 +30,7 @@ from trust.envelope import seal
 from trust.folding import Told
 from trust.going_back import Cause
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.ledger import Verdict
 from trust.network import create_document, verify_chain
 from trust.separation import Separation
@@ -73,7 +74,7 @@ def opened(envelope: identity_pb2.Envelope) -> Report:
 
 
 def memory(store: MemoryStore, key: NodeKey = FIRST, job: str = "job") -> AuditMemory:
-    return AuditMemory(store, POLICY, key, "m", job)
+    return AuditMemory(store, lambda: POLICY, key, "m", job)
 
 
 def store() -> MemoryStore:
@@ -187,7 +188,7 @@ class Holder:
     def __init__(self, key: NodeKey, place: MemoryStore, job: Job) -> None:
         self.job, self.tasks = job, list[model_pb2.AuditTask]()
         history = History(None, key.node_id, CLOCK)
-        self.shared = Shared(key, POLICY, place, CLOCK, default_registry(), Inventory(), history, draw_secret=SECRET)
+        self.shared = Shared(key, InForce(POLICY), place, CLOCK, default_registry(), Inventory(), history, draw_secret=SECRET)
         now_s = CLOCK.wall()
         passed = [Told(AUDITOR.node_id, f"{at:064x}", Verdict.PASSED, now_s, now_s, "") for at in range(int(ACTIVE_PASSES) + 1)]
         self.shared.standings.chain("another", tuple(passed))

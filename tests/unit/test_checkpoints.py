@@ -46,7 +46,7 @@ def test_own_batches_and_deltas_are_followed_over_anchors_and_credited() -> None
         later = world.checkpoint(SPAN(0, 9), [4, 5])
         assert (await world.learned(later))[helped] == SPAN(6, 9), "what led to a state that was not named is told again"
         world.manifest.entries[0].working.insert(0, made[0])
-        fresh = CheckpointJudge(world.store, POLICY, StoppedClock())
+        fresh = CheckpointJudge(world.store, lambda: POLICY, StoppedClock())
         judged = await fresh.judge(world.view(), *later)
         assert judged.contributions == (Contribution("a", "a.0", PNODE.node_id, SPAN(4, 6)),), (
             "what a manifest names has been credited"
@@ -72,7 +72,7 @@ def test_where_audits_are_in_force_what_was_learned_comes_in_intervals_named_by_
         }, "merging alone is an interval too"  # fmt: skip
         world.manifest.entries[0].working.insert(0, first[0])
         world.audited()
-        fresh = CheckpointJudge(world.store, POLICY, StoppedClock())
+        fresh = CheckpointJudge(world.store, lambda: POLICY, StoppedClock())
         assert (await fresh.judge(world.view(), *made)).base == first[0].digest
 
     run(story)
@@ -300,7 +300,7 @@ def test_many_plans_are_read_in_parts_and_one_that_is_lost_is_no_plan(monkeypatc
         newest = world.plan_digest
         world.planned(world.plan)
         world.plan.parent_digest = newest[::-1]
-        world.judge = CheckpointJudge(world.store, POLICY, StoppedClock())
+        world.judge = CheckpointJudge(world.store, lambda: POLICY, StoppedClock())
         world.plan.assignments[0].replica = "a.7"
         assert await refused(world, made) == "unplanned_merge"
 

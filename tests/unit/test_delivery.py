@@ -73,7 +73,7 @@ def test_one_answer_serves_all() -> None:
 
     async def story() -> None:
         await store.put(keys.desired("m", PLAN, NAMED), desired(NAMED))
-        reader = DesiredReader(store, policy, clock)
+        reader = DesiredReader(store, lambda: policy, clock)
         found = await asyncio.gather(*(reader.of(view, NAMED) for _ in range(3)))
         assert all(item is not None for item in found)
         before = store.asked["get"]

@@ -18,7 +18,7 @@ VIEW = ModelView("m", model_pb2.Head(), b"")
 
 
 def rate_of(standing: Standing, *, trusted: bool) -> float:
-    drawing = Drawing(Secret(b"k" * 32), POLICY, SystemClock(), lambda node_id: trusted)
+    drawing = Drawing(Secret(b"k" * 32), lambda: POLICY, SystemClock(), lambda node_id: trusted)
     drawing.standing = lambda view, pnode_id: standing
     return drawing.rate(VIEW, NODE)
 

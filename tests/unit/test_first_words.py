@@ -16,6 +16,7 @@ from pnode.pipe import LocalPipe
 from pnode.probe import Machine
 from pnode.supervisor import Worker
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.network import create_document, verify_chain
 
 KEY, WORKER_KEY, MAINTAINER, ORCHESTRATOR = (NodeKey.generate() for _ in range(4))
@@ -31,7 +32,7 @@ def test_nothing_is_said_to_a_worker_before_its_delegation(tmp_path: Path) -> No
         home = Home(tmp_path / "home")
         home.open()
         daemon = Daemon(
-            PNodeSettings(), home, key=KEY, policy=policy, machine=MACHINE, clock=clock, rng=random.Random(1), environment={}, bootstrap=[]
+            PNodeSettings(), home, key=KEY, network=InForce(policy), machine=MACHINE, clock=clock, rng=random.Random(1), environment={}, bootstrap=[]
         )  # fmt: skip
         ours, theirs = socket.socketpair()
         mine = await LocalPipe.over(ours, local_pb2.FromWorker)

@@ -25,6 +25,7 @@ from pnode.hosted import Averages
 from trust.auditors import Candidate
 from trust.draw import Secret
 from trust.identity import NodeKey
+from trust.in_force import InForce
 from trust.late_draw import AT_ONCE, MAX_SPARED, UNLEARNED, backwards, drawn_late
 from trust.ledger import Interval, Ledger, Named, Verdict
 from trust.network import create_document, verify_chain
@@ -175,7 +176,13 @@ def test_a_replica_of_the_plan_that_learns_nothing_finite_from_a_state_that_coun
     policy = verify_chain([create_document(key, name="n", now_wall=NOW_S, orchestrator_ids=[key.node_id], audits="drawn")])
     clock = SystemClock()
     shared = Shared(
-        key, policy, MemoryStore(clock, random.Random(1)), clock, default_registry(), Inventory(), History(None, key.node_id, clock)
+        key,
+        InForce(policy),
+        MemoryStore(clock, random.Random(1)),
+        clock,
+        default_registry(),
+        Inventory(),
+        History(None, key.node_id, clock),
     )
     plan = model_pb2.Plan(assignments=[model_pb2.Assignment(replica="a.0", vnode="a", pnode_id=NODES["x"])])
     view = ModelView("m", model_pb2.Head(), b"", plan=plan, chain=job.chain())

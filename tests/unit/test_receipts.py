@@ -173,7 +173,7 @@ class Orchestrator:
 def test_a_gateway_hands_out_the_same_receipt_and_reads_the_chain_once(whole: Receipt) -> None:
     async def ask() -> None:
         asked = Orchestrator(World().train())
-        views = Views(cast(Any, asked), POLICY, SystemClock())
+        views = Views(cast(Any, asked), lambda: POLICY, SystemClock())
         with pytest.raises(NotFound) as caught:
             await views.receipt(OTHER.node_id)
         assert caught.value.code == "no_contribution"

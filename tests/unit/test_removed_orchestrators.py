@@ -111,7 +111,7 @@ def test_one_that_is_not_listed_takes_no_head(may_hold: bool, writes: list[type]
     """Not even where there is none."""
     core = HeadCore(
         NETWORK, "m", REMOVED.node_id, lambda head: sealed(identity_pb2.DOMAIN_HEAD, head, REMOVED).data,
-        lambda data: open_stored_head(data, POLICY, "m", None), may_hold=may_hold,
+        lambda data: open_stored_head(data, POLICY, "m", None), may_hold=lambda: may_hold,
     )  # fmt: skip
     assert core.step(Tick(1.0, 1000)) == [Get()]
     assert [type(item) for item in core.step(GetAbsent(1.1))] == writes
