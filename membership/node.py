@@ -20,6 +20,7 @@ from dcnr.ids import NodeId, check_node_id
 from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
 from dcnr.v1 import identity_pb2, membership_pb2
+from membership.agreeing import Agreeing
 from membership.dht import DhtDirectory
 from membership.dht_directory import DirectoryNode
 from membership.doubts import Doubts
@@ -91,6 +92,7 @@ class Membership:
         )
         self._own = OwnAdvert(key, policy.network_id, kind, int(clock.wall() * 1000) if incarnation is None else incarnation)
         self._partners = Partners(dialer, self._time)
+        self._agreeing = Agreeing(network, self._partners, self._time)
         self._prober = Prober(dialer, self._partners, rng, members=self._view.members, in_trouble=self._view.in_trouble)
         self._doubts = Doubts(self._prober, self._time, self._bury)
         self._seeker = Seeker(
@@ -111,9 +113,7 @@ class Membership:
         )
         self._directory_runs = False
         self._publisher = Publisher(key, policy.network_id, directory=self._directory, time=self._time)
-        gossip = Gossip(
-            self._view, lambda: network.policy, self._take, self._seeker.hear_of, self._seeker.entries_for_others, self._suspect
-        )
+        gossip = Gossip(self._view, network, self._take, self._seeker.hear_of, self._seeker.entries_for_others, self._suspect)
         self.servicer = MembershipServicer(gossip, dialer=dialer, clock=clock, time=self._time, rng=rng)
         self._subscribers: list[Subscriber] = []
         network.follow(lambda amended: self._tell(self._view.reconsider(self._time.wall())))
@@ -334,6 +334,7 @@ class Membership:
         self._seeker.heard_from_others()
         self._seeker.hear_of(response.bootstrap)
         self._suspect(response.suspects)
+        await self._agreeing.with_partner(partner, int(response.document_version))
 
     # Small parts
 

@@ -51,6 +51,12 @@ class Partners:
         connection = await self._connection(helper)
         return await connection.call(membership_pb2_grpc.MembershipServiceStub(connection.channel).Probe, request, PROBE_TIMEOUT_S)
 
+    async def document(self, partner: VerifiedAdvert, request: membership_pb2.DocumentRequest) -> membership_pb2.DocumentResponse:
+        """A partner's answer about the network document. Raises the partner's error, or Unavailable."""
+        connection = await self._connection(partner)
+        stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+        return await connection.call(stub.Document, request, EXCHANGE_TIMEOUT_S)
+
     async def close(self) -> None:
         """Closes all connections."""
         for node_id in list(self._connections):

@@ -18,7 +18,7 @@ from membership.gossip import MAX_KNOWN_PER_EXCHANGE, View
 from membership.network_time import NetworkTime
 from membership.relay_desk import RelayDesk
 from membership.relay_streams import CallStream
-from trust.network import NetworkPolicy
+from trust.in_force import InForce
 from trust.rates import Rate, TokenBuckets
 
 PROBE_TIMEOUT_S: Final = 2.0
@@ -27,6 +27,8 @@ JOIN_RATE: Final = Rate(per_s=20.0, burst=200.0)
 """Per subnet: many machines of one house may start at once."""
 EXCHANGE_RATE: Final = Rate(per_s=5.0, burst=60.0)
 PROBE_RATE: Final = Rate(per_s=1.0, burst=20.0)
+DOCUMENT_RATE: Final = Rate(per_s=1.0, burst=30.0)
+"""Per subnet, since ids cost nothing: a chain that is worth nothing is refused after some tens of milliseconds at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Gossip:
     """What the service works on: the node's view and policy, and where to give what it hears."""
 
     view: View
-    policy: Callable[[], NetworkPolicy]
+    network: InForce
     take: Callable[[Iterable[identity_pb2.Envelope]], None]
     hear_of: Callable[[Iterable[str]], None]
     entries: Callable[[], list[Entry]]
@@ -47,13 +49,14 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     def __init__(self, gossip: Gossip, *, dialer: Dialer, clock: Clock, time: NetworkTime, rng: Random) -> None:
         self._gossip, self._dialer, self._clock, self._time, self._rng = gossip, dialer, clock, time, rng
         self._joins, self._exchanges, self._probes = TokenBuckets(JOIN_RATE), TokenBuckets(EXCHANGE_RATE), TokenBuckets(PROBE_RATE)
+        self._documents = TokenBuckets(DOCUMENT_RATE)
         self._probing = asyncio.Semaphore(MAX_PROBES_AT_ONCE)
         self.relay: RelayDesk | None = None
         """Passes bytes on between others; None: this node does not."""
 
     async def Join(self, request: membership_pb2.JoinRequest, context: Any) -> membership_pb2.JoinResponse:
         """Introduces a newcomer: document, history and adverts, orchestrators first."""
-        caller, policy = caller_of(context), self._gossip.policy()
+        caller, policy = caller_of(context), self._gossip.network.policy
         self._limit(self._joins, caller.subnet)
         if request.network_id and request.network_id != policy.network_id:
             raise Refused(
@@ -91,7 +94,17 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             suspects=self._gossip.view.suspects(),
             bootstrap=[str(entry) for entry in self._gossip.entries()[:MAX_BOOTSTRAP_ENTRIES]],
             time_unix_ms=int(self._clock.wall() * 1000),
+            document_version=self._gossip.network.version,
         )
+
+    async def Document(self, request: membership_pb2.DocumentRequest, context: Any) -> membership_pb2.DocumentResponse:
+        """Takes the caller's network document where it is newer, and gives ours where that is. Raises what `trust.in_force.InForce.take` does."""
+        peer_of(context)
+        self._limit(self._documents, caller_of(context).subnet)
+        network = self._gossip.network
+        network.take(request.history, now_wall=self._time.wall())
+        history = network.policy.history if network.version > request.version else ()
+        return membership_pb2.DocumentResponse(version=network.version, history=history)
 
     async def Probe(self, request: membership_pb2.ProbeRequest, context: Any) -> membership_pb2.ProbeResponse:
         """Tries to reach a third node at the addresses known here, never at ones that the caller names. Of one that is gone from here, it says so."""

@@ -42,7 +42,7 @@ from orchestrator.versions import Versions
 from orchestrator.view import ModelView, ViewLoader
 from trust.draw import Secret
 from trust.identity import NodeKey
-from trust.in_force import InForce
+from trust.in_force import Amended, InForce
 from trust.network import NetworkPolicy
 from trust.session import RandomBytes
 from trust.trusted import OwnList, is_trusted
@@ -55,6 +55,7 @@ SHOWN_S: Final = 8.0
 STORE_LOOK_S: Final = 0.5
 STORE_TROUBLE_S: Final = 3.0
 """A store that answers (or does not) for so long is told to be back (or away); shorter troubles are nobody's business."""
+UNLISTED: Final = "the network document does not list this orchestrator: it decides nothing"
 DRIFT_S: Final = 30.0
 """How long a store that goes back is told only once."""
 
@@ -100,6 +101,13 @@ class Shared:
     def trusts(self, node_id: str) -> bool:
         """Whether that PNode is checked less at the moment."""
         return is_trusted(self.policy, self.trusted, node_id, self.clock.wall())
+
+    def amended(self, amended: Amended) -> None:
+        """Tells that another version of the network document is in force."""
+        self.history.say("network_amended", self.key.node_id, str(amended))
+        if not self.policy.is_orchestrator(self.key.node_id):
+            self.history.say("not_listed", self.key.node_id, UNLISTED)
+        self.news.fire()
 
 
 class ModelRuntime:

@@ -51,7 +51,7 @@ from orchestrator.metering import Metering
 from orchestrator.offers import PlanPolicy
 from orchestrator.own_eyes import OwnEyes
 from orchestrator.rpc import OrchestratorServicer
-from orchestrator.runtime import ModelRuntime, Shared
+from orchestrator.runtime import UNLISTED, ModelRuntime, Shared
 from orchestrator.standings import Standings
 from orchestrator.usage import Books, HistoryBooks
 from orchestrator.view import ViewLoader
@@ -199,7 +199,8 @@ async def _serve(
     # adverts, delegations and expiries are judged by network time: a wrong wall clock is no reason to refuse
     shared.clock = membership.clock
     if not shared.policy.is_orchestrator(shared.key.node_id):
-        _log.warning("not_listed", reason="the network document does not list this orchestrator: it decides nothing")
+        _log.warning("not_listed", reason=UNLISTED)
+    shared.network.follow(shared.amended)
     async with asyncio.TaskGroup() as group:
         models = ModelTable(shared, group)
         presigner = store if store.address.public_endpoint else None

@@ -8,6 +8,7 @@ with the node id that signed it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -73,10 +74,10 @@ def check_asked(
 
 
 class Authority:
-    """The newest confirmed term and desired state of one model, as this PNode believes."""
+    """The newest confirmed term and desired state of one model, as this PNode believes. ``orchestrators``: who is listed at the moment."""
 
     def __init__(
-        self, *, network_id: str, pnode_id: NodeId, model: str, orchestrators: frozenset[NodeId],
+        self, *, network_id: str, pnode_id: NodeId, model: str, orchestrators: Callable[[], Collection[str]],
         term: Term | None = None, desired_sequence: int = 0, head: model_pb2.Head | None = None,
     ) -> None:  # fmt: skip
         self._network_id, self._pnode_id, self._model = network_id, pnode_id, model
@@ -90,7 +91,7 @@ class Authority:
         """Judges a desired state whose signature by ``signer`` is verified."""
         if desired.network_id != self._network_id or desired.pnode_id != self._pnode_id or desired.model != self._model:
             return Ignored("not_for_me", f"the desired state is for {desired.pnode_id or 'nobody'} in network {desired.network_id}")
-        if signer not in self._orchestrators:
+        if signer not in self._orchestrators():
             return Ignored("unlisted_orchestrator", f"{signer} is not listed in the network document")
         if signer != desired.holder:
             return Ignored("not_the_holder", f"signed by {signer} in the name of {desired.holder}")
@@ -110,9 +111,9 @@ class Authority:
         """Takes in a head whose signature by ``signer`` is verified; answers for the desired states that waited for it."""
         if head.network_id != self._network_id or head.model != self._model:
             return [Ignored("not_for_me", "the head belongs to another network or model")]
-        if signer not in self._orchestrators or signer != head.holder:
+        if signer not in self._orchestrators() or signer != head.holder:
             return [Ignored("unlisted_orchestrator", f"the head is signed by {signer} and names {head.holder}")]
-        if source is Source.ORCHESTRATOR and len(self._orchestrators) > 1:
+        if source is Source.ORCHESTRATOR and len(self._orchestrators()) > 1:
             return [Ignored("unconfirmed", "an orchestrator's word on the head does not confirm it")]
         term = Term(int(head.epoch), signer)
         if self.term is not None:

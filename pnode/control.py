@@ -92,7 +92,9 @@ class ControlStreams:
                 _log.error("control_message_failed", orchestrator=node_id, exc_info=error)
 
     def renew(self) -> None:
-        """Opens every stream anew: after a sleep of this machine the old ones may be dead, and nobody has noticed."""
+        """Opens every stream to who is known anew: after a sleep of this machine the old ones may be dead, and nobody has noticed; and under another network
+        document it is told anew what was not obeyed before.
+        """
         for stream in self._streams.values():
             stream.stale = True
             stream.nudge.set()
@@ -191,7 +193,7 @@ class ControlStreams:
                 if now - heard > limits.SILENT_BEATS * interval_s:
                     raise TimedOut(f"no answer for {now - heard:.1f} s", code="orchestrator_silent")
                 if stream.stale:
-                    raise Unavailable("opened anew after a sleep", code="stream_renewed")
+                    raise Unavailable("it is opened anew", code="stream_renewed")
                 if stream.attached and (now >= due or stream.nudge.is_set()):
                     stream.nudge.clear()
                     sequence += 1

@@ -55,7 +55,7 @@ from pnode.telling import Condition, Telling
 from pnode.uploads import Uploads
 from pnode.waking import Gaps
 from trust.identity import NodeKey
-from trust.in_force import InForce
+from trust.in_force import Amended, InForce
 from trust.network import NetworkPolicy
 from vnode.registry import default_registry
 
@@ -79,6 +79,8 @@ class Daemon:
         settings_shown: Sequence[local_pb2.Setting] = (), owner: identity_pb2.Envelope | None = None, worker: Sequence[str] = WORKER,
     ) -> None:  # fmt: skip
         self._settings, self._home, self._key, self._network, self._program = settings, home, key, network, worker
+        self._present: Callable[[], NetworkPolicy] = lambda: network.policy
+        self._rule: Callable[[], AddressRule] = lambda: rule_of(network.policy.document)
         self._machine, self._clock, self._rng, self._environment, self._owner = machine, clock, rng, environment, owner
         self._bootstrap, self._on_ready, self._settings_shown = bootstrap, on_ready, settings_shown
         self._now = Condition(clock.monotonic(), settings.outbound_only)
@@ -178,10 +180,10 @@ class Daemon:
 
     def _build(self) -> None:
         settings, home, random_bytes = self._settings, self._home, secrets.token_bytes
-        self._server = RpcServer(self._key, self._policy.network_id, clock=self._clock, rng=random_bytes)
-        self._dialer = Dialer(self._key, self._policy.network_id, clock=self._clock, rng=random_bytes)
+        self._server = RpcServer(self._key, self._present().network_id, clock=self._clock, rng=random_bytes)
+        self._dialer = Dialer(self._key, self._present().network_id, clock=self._clock, rng=random_bytes)
         self._orchestrators = Orchestrators(self._dialer, self._known_orchestrators)
-        bulk = Dialer(self._key, self._policy.network_id, clock=self._clock, rng=random_bytes, own_connections=True)
+        bulk = Dialer(self._key, self._present().network_id, clock=self._clock, rng=random_bytes, own_connections=True)
         self._bulk = Orchestrators(bulk, self._known_orchestrators)
         self._up, self._down = (
             Pace(mbit, self._clock.monotonic) for mbit in (settings.limits.upload_mbit, settings.limits.download_mbit)
@@ -198,7 +200,7 @@ class Daemon:
         self._membership.update_self(software=SOFTWARE, owner=self._owner, public_name=self._settings.name, **reach_of(self._host))
         self._relaying = Relaying(self._known_orchestrators, self._send, listen=not self._host)
         self._standing = Standing(
-            key=self._key, network_id=self._policy.network_id, membership=self._membership, host=self._host, send=self._send, clock=self._clock,
+            key=self._key, network_id=self._present().network_id, membership=self._membership, host=self._host, send=self._send, clock=self._clock,
         )  # fmt: skip
         self._streams = ControlStreams(
             self._dialer, self._known_orchestrators, hello=lambda: self._telling.hello(), beat=lambda sequence: self._telling.beat(sequence),
@@ -223,38 +225,38 @@ class Daemon:
         """The parts that own tasks of the run's group."""
         self._group = group
         dialer = RelayDialer(self._dialer, self._bulk)
-        gifts = Gifts(dialer, self._policy.network_id, self._key.node_id, self._membership.find, self._cache)
+        gifts = Gifts(dialer, self._present().network_id, self._key.node_id, self._membership.find, self._cache)
         provisioner = Provisioner(
-            policy=lambda: self._policy, registry=self._registry, fetch=self._cache.file, shelf=self._shelf, donated=gifts.state,
+            policy=self._present, registry=self._registry, fetch=self._cache.file, shelf=self._shelf, donated=gifts.state,
         )  # fmt: skip
         options = options_of(self._settings, self._allowed, lambda: shutil.disk_usage(self._home.root).free)
         self._duties = Duties(
-            node_id=self._key.node_id, policy=lambda: self._policy, home=self._home, provisioner=provisioner, budget=self._budget,
-            heads=HeadCheck(policy=lambda: self._policy, orchestrators=self._orchestrators, rule=self._rule), options=options,
+            node_id=self._key.node_id, policy=self._present, home=self._home, provisioner=provisioner, budget=self._budget,
+            heads=HeadCheck(policy=self._present, orchestrators=self._orchestrators, rule=self._rule), options=options,
             send=self._send, hosted_changed=self._changed, say=self.journal.say, clock=self._clock, group=group,
         )  # fmt: skip
         self._job = lambda: desired.job_id if (desired := self._duties.term()[2]) is not None else ""
         asked = Asked(
-            self._key.node_id, lambda: self._policy, self._home, self._objects, self._cache.file, self._duties, self._send, self._streams.say,
+            self._key.node_id, self._present, self._home, self._objects, self._cache.file, self._duties, self._send, self._streams.say,
             self.journal.say, self._membership.network_time,
         )  # fmt: skip
         self._audits = Audits(asked, provisioner, self._budget, options, lambda: self._telling.takes_no_work(), group)
         self._uploads = Uploads(
-            network_id=self._policy.network_id, shelf=self._shelf, objects=self._objects, orchestrators=self._orchestrators,
+            network_id=self._present().network_id, shelf=self._shelf, objects=self._objects, orchestrators=self._orchestrators,
             holder=self._duties.holder, durable=self._durable, anew=self._snapshot_anew, say=self.journal.say, directory=self._home.cache,
         )  # fmt: skip
         self._neighbours = Neighbours(
-            membership=self._membership, orchestrators=self._orchestrators, network_id=self._policy.network_id, wanted=self._duties.neighbours,
+            membership=self._membership, orchestrators=self._orchestrators, network_id=self._present().network_id, wanted=self._duties.neighbours,
             send=self._send, clock=self._clock, say=self.journal.say, group=group,
         )  # fmt: skip
         around = Around(
-            lambda: self._policy, self._cache.file, provisioner, self._budget, options, self._duties, lambda: self._standing.delegation,
+            self._present, self._cache.file, provisioner, self._budget, options, self._duties, lambda: self._standing.delegation,
             lambda: self._telling.takes_no_work(), self._send, self._changed, self.journal.say, self._clock,
         )  # fmt: skip
         self._seats = SeatDuties(around, group)
         self._shards = Shards(self._cache, send=self._send, journal=self.journal, group=group)
         self._telling = Telling(
-            self._key.node_id, lambda: self._policy, self._machine, self._clock, self._now, self._known_orchestrators, self._membership,
+            self._key.node_id, self._present, self._machine, self._clock, self._now, self._known_orchestrators, self._membership,
             self._budget, self._duties, self._neighbours,
             self._streams, self._uploads, self._pausing, self.journal, self._seats, self._up, self._down,
             self._settings.name,
@@ -264,23 +266,27 @@ class Daemon:
             self._changed, self._clock,
         )  # fmt: skip
         self._membership.update_self(capability=self._telling.capability())
+        self._network.follow(self._amended)
 
     def _register_membership(self, server: object) -> None:
         from dcnr.v1.membership_pb2_grpc import add_MembershipServiceServicer_to_server
 
         add_MembershipServiceServicer_to_server(self._membership.servicer, server)  # type: ignore[arg-type]
 
-    @property
-    def _policy(self) -> NetworkPolicy:
-        return self._network.policy
-
     # -- orchestrators ---------------------------------------------------------------------------------------------------------
 
     def _known_orchestrators(self) -> list[tuple[NodeId, Sequence[str]]]:
-        listed = self._policy.orchestrator_ids
+        listed = self._present().orchestrator_ids
         return [(a.node_id, tuple(a.advert.control_addresses)) for a in self._membership.orchestrators() if a.node_id in listed]
 
+    def _amended(self, amended: Amended) -> None:
+        self.journal.say("network_amended", self._key.node_id, str(amended))
+        if amended.before.orchestrator_ids != amended.now.orchestrator_ids:
+            self._streams.renew()
+
     async def _from_orchestrator(self, node_id: NodeId, message: orchestrator_pb2.OrchestratorMessage) -> None:
+        if not self._present().is_orchestrator(node_id):
+            return
         match message.WhichOneof("kind"):
             case "desired":
                 await self._duties.desired_received(message.desired)
@@ -344,11 +350,6 @@ class Daemon:
 
     async def _snapshot_anew(self, replica: str, reason: str) -> None:
         await self._send(local_pb2.ToWorker(snapshot=local_pb2.Snapshot(replica=replica, reason=reason)))
-
-    # -- objects ---------------------------------------------------------------------------------------------------------------
-
-    def _rule(self) -> AddressRule:
-        return rule_of(self._policy.document)
 
     # -- telling ---------------------------------------------------------------------------------------------------------------
 

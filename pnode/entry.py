@@ -7,6 +7,7 @@ import random
 import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from dcnr.errors import InvalidInput
@@ -24,7 +25,7 @@ from pnode.supervisor import WORKER
 from trust.identity import NodeKey
 from trust.in_force import InForce
 from trust.network import NetworkPolicy
-from trust.network_file import load_policy, save_policy
+from trust.network_file import newest_policy, save_policy
 from trust.ownership import load_ownership
 from trust.public_names import check_public_name
 
@@ -52,8 +53,9 @@ async def run_pnode(
             return 0
         save_policy(home.network, policy)
         bootstrap = [*settings.bootstrap, *policy.document.bootstrap]
+        network = InForce(policy, partial(save_policy, home.network))
         daemon = Daemon(
-            settings, home, key=key, network=InForce(policy), machine=machine, clock=clock, rng=random.Random(secrets.randbits(64)),
+            settings, home, key=key, network=network, machine=machine, clock=clock, rng=random.Random(secrets.randbits(64)),
             environment=environment, bootstrap=bootstrap, owner=owner, on_ready=on_ready, settings_shown=settings_shown, worker=worker,
         )  # fmt: skip
         _on_signal(lambda: daemon.request_stop(hand_over=True), daemon.hang_up)
@@ -82,16 +84,15 @@ def _owner(settings: PNodeSettings, home: Home, key: NodeKey) -> identity_pb2.En
 
 def _known_policy(settings: PNodeSettings, home: Home, clock: SystemClock) -> NetworkPolicy | None:
     """The network from the given file or from an earlier run. Raises InvalidInput (``wrong_network``, ``no_network``)."""
-    wanted = settings.network_id
-    for path in ([Path(settings.network)] if settings.network else []) + [home.network]:
-        if settings.network or path.exists():
-            policy = load_policy(path, clock.wall())
-            if wanted and policy.network_id != wanted:
-                raise InvalidInput(
-                    f"{path} belongs to network {policy.network_id}, not to {wanted}", code="wrong_network",
-                    remedy="use another --home, or the right --network-id",
-                )  # fmt: skip
-            return policy
+    wanted, given = settings.network_id, Path(settings.network) if settings.network else None
+    if given is not None or home.network.exists():
+        policy = newest_policy(given, home.network, clock.wall())
+        if wanted and policy.network_id != wanted:
+            raise InvalidInput(
+                f"{given or home.network} belongs to network {policy.network_id}, not to {wanted}", code="wrong_network",
+                remedy="use another --home, or the right --network-id",
+            )  # fmt: skip
+        return policy
     if not settings.bootstrap:
         raise InvalidInput(
             "no network is known",

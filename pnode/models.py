@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -110,11 +110,13 @@ class Models:
             check_name(name)
             if len(self._models) >= MAX_MODELS:
                 self._make_room(below=3 if with_work else 1)
-            policy = self._policy()
-            orchestrators = frozenset(NodeId(item) for item in policy.orchestrator_ids)
-            found = Model(Authority(network_id=policy.network_id, pnode_id=self._node_id, model=name, orchestrators=orchestrators))
+            network_id = self._policy().network_id
+            found = Model(Authority(network_id=network_id, pnode_id=self._node_id, model=name, orchestrators=self._listed))
         self._models[name] = found
         return found
+
+    def _listed(self) -> Collection[str]:
+        return self._policy().orchestrator_ids
 
     def _make_room(self, *, below: int) -> None:
         name = min(self._models, key=lambda name: self._models[name].worth)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dcnr.errors import DcnrError
+from dcnr.errors import Corrupt, DcnrError
 from dcnr.v1 import identity_pb2
 from trust.envelope import parse
-from trust.network import MAX_DOCUMENT_BYTES, NetworkPolicy
+from trust.network import MAX_DOCUMENT_BYTES, MAX_HISTORY, NetworkPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class InForce:
 
         Raises Corrupt, Refused, Stale (``document_expired``), as `NetworkPolicy.successor`.
         """
+        if len(history) > MAX_HISTORY:
+            raise Corrupt(f"a chain of {len(history)} versions, at most {MAX_HISTORY} are allowed", code="bad_document")
         if claimed_version(history) <= self.version:
             return False
         before, newer = self._policy, self._policy.successor(history, now_wall=now_wall)

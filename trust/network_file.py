@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, NotFound, Refused
+from dcnr.errors import Corrupt, NotFound, Refused, Stale
 from dcnr.v1 import identity_pb2
 from trust.envelope import envelope_in_text, text_of_envelope
 from trust.network import MAX_DOCUMENT_BYTES, MAX_HISTORY, NetworkPolicy, verify_chain
@@ -59,6 +59,22 @@ def load_policy(path: Path, now_wall: float | None = None, *, network_id: str | 
     except OSError as error:
         raise Corrupt(f"{path} cannot be read: {error.strerror}", code="damaged_file") from error
     return verify_chain(_documents(path, data), now_wall=now_wall, network_id=network_id)
+
+
+def newest_policy(given: Path | None, kept: Path, now_wall: float) -> NetworkPolicy:
+    """The network of the file ``given``, or where none is the one that an earlier run ``kept``; in its newest version in either.
+
+    So a start with an old file takes nothing back that came in force while the process ran. Raises as `load_policy`; what is kept of another network, or
+    damaged, is nothing beside a given file.
+    """
+    if given is None:
+        return load_policy(kept, now_wall)
+    policy = load_policy(given)
+    try:
+        own = load_policy(kept, network_id=policy.network_id)
+    except (NotFound, Corrupt, Refused, Stale):
+        return load_policy(given, now_wall)
+    return load_policy(kept if own.document.version > policy.document.version else given, now_wall)
 
 
 def _documents(path: Path, data: bytes) -> list[identity_pb2.Envelope]:

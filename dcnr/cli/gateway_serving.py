@@ -12,11 +12,12 @@ from typing import Final
 
 from dcnr.cli import output
 from dcnr.client import Orchestrators
+from dcnr.errors import DcnrError
 from dcnr.ids import NodeId
 from dcnr.logs import name_node
 from dcnr.ports import Clock
 from dcnr.rpc.dialer import Dialer
-from dcnr.sdk.contact import find
+from dcnr.sdk.contact import Contact, find, look_again
 from dcnr.settings import GatewaySettings, TracingSettings
 from dcnr.system import SystemClock
 from dcnr.tracing import started
@@ -26,6 +27,8 @@ from trust.network_file import load_policy
 
 KEY_FILE: Final = "gateway.pem"
 """The gateway's own key: it may do what any stranger with a session may, no more."""
+LOOK_AGAIN_S: Final = 60.0
+"""Between questions for a newer network document, where no orchestrator is in this process."""
 
 
 def gateways_of(settings: GatewaySettings, home: Path) -> tuple[NodeId, ...]:
@@ -78,17 +81,28 @@ async def alone(
         contact = await find(dialer, policy=policy, bootstrap=bootstrap, network_id=network_id, now_wall=clock.wall())
         if not contact.pinned:
             output.say(f"note: believing the first document seen, network {contact.policy.network_id}; pin it with --network-id")
-        serving = asyncio.create_task(
-            _serve(settings, listening, home, InForce(contact.policy), clock, contact.orchestrators, tracing)
-        )
-        stopping = asyncio.create_task(stop.wait())
+        found, known = InForce(contact.policy), list(contact.orchestrators)
+        serving = asyncio.create_task(_serve(settings, listening, home, found, clock, known, tracing))
+        stopping, looking = asyncio.create_task(stop.wait()), asyncio.create_task(_keep_known(dialer, contact, found, known, clock))
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        serving.cancel()
+        for task in (stopping, looking, serving):
+            task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
     finally:
         listening.close()
+
+
+async def _keep_known(
+    dialer: Dialer, contact: Contact, network: InForce, known: list[tuple[NodeId, tuple[str, ...]]], clock: Clock
+) -> None:
+    """Follows newer versions of the network document and the orchestrators that they list."""
+    while True:
+        await asyncio.sleep(LOOK_AGAIN_S)
+        with contextlib.suppress(DcnrError):
+            contact = await look_again(dialer, contact, clock.wall())
+            network.take(contact.policy.history, now_wall=clock.wall())
+            known[:] = contact.orchestrators
 
 
 async def _serve(

@@ -1,7 +1,9 @@
-"""The next versions of a network document: ``dcnr network amend``, ``sign`` and ``key`` make one with all signatures that it needs."""
+"""The next versions of a network document: ``dcnr network amend``, ``sign`` and ``key`` make one, ``publish`` brings it to the nodes that run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,10 +12,11 @@ import typer
 from dcnr.cli import output
 from dcnr.cli.files import text_in, write_whole
 from dcnr.cli.homes import HomeOption, JsonOption
-from dcnr.cli.session import KEY_FILE, NETWORK_FILE, KeyOption, Session
-from dcnr.errors import InvalidInput, Refused, Stale
+from dcnr.cli.session import KEY_FILE, NETWORK_FILE, BootstrapOption, KeyOption, Session
+from dcnr.errors import InvalidInput, Refused, Stale, Unavailable
 
 if TYPE_CHECKING:
+    from dcnr.sdk.publishing import Told
     from dcnr.v1 import identity_pb2
     from trust.amendment import Amendment
 
@@ -26,7 +29,7 @@ DraftOption = Annotated[
 
 def add_versions(app: typer.Typer) -> None:
     """Puts the commands of this module under ``app``."""
-    for command in (key, amend, sign):
+    for command in (key, amend, sign, publish):
         app.command()(command)
 
 
@@ -101,6 +104,47 @@ def sign(
     _check_follows(found, path)
     output.say("\n".join(["this signs:", *_change_lines(found)]))
     _amended(found.sign(*session.keys(key)), path, draft, as_json=as_json)
+
+
+def publish(
+    file: Annotated[Path | None, typer.Argument(help="The network file; default: the home directory's.", show_default=False)] = None,
+    bootstrap: BootstrapOption = None, home: HomeOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Hand a network document to the nodes that run. From the orchestrators it spreads to everybody within seconds.
+
+    Anybody may do that: nodes believe signatures, and take no older version. Example: dcnr network publish network.json
+    """
+    import asyncio
+    import secrets
+
+    from dcnr.rpc.dialer import Dialer
+    from dcnr.sdk import publishing
+    from dcnr.system import SystemClock
+    from trust.identity import NodeKey
+    from trust.network_file import load_policy
+
+    session, clock = Session(home, None, bootstrap), SystemClock()
+    policy = load_policy((file or session.home / NETWORK_FILE).expanduser().absolute(), clock.wall())
+    dialer = Dialer(NodeKey.generate(), policy.network_id, clock=clock, rng=secrets.token_bytes)
+    told = asyncio.run(publishing.publish(dialer, policy, session.bootstrap, clock))
+    version = int(policy.document.version)
+    if not any(one.version for one in told):
+        reasons = "; ".join(f"{one.address}: {one.problem}" for one in told[:3]) or "no node of it is known"
+        raise Unavailable(
+            f"version {version} reached nobody ({reasons})", code="no_orchestrator",
+            remedy="give --bootstrap HOST:PORT of a node that runs, or start an orchestrator with this file",
+        )  # fmt: skip
+    data = {"network_id": policy.network_id, "version": version, "told": [asdict(one) for one in told]}
+    output.emit(data, lambda: _published_text(version, told), as_json=as_json)
+
+
+def _published_text(version: int, told: Sequence[Told]) -> str:
+    lines = [f"version {version} of the network document"]
+    for one in told:
+        newer = "; draft anew from it" if one.version > version else ""
+        state = f"has version {one.version} in force{newer}" if one.version else f"not told: {one.problem}"
+        lines.append(f"  {one.node_id[:8] or 'somebody'} at {one.address}  {state}")
+    return "\n".join(lines)
 
 
 def _check_follows(found: Amendment, path: Path) -> None:

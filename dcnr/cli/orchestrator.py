@@ -30,6 +30,7 @@ app.add_typer(config, name="config")
 
 RUN_FILE: Final = "run.json"
 KEY_FILE: Final = "key.pem"
+NETWORK_FILE: Final = "network.json"
 _START: Final = "orchestrator start --network network.json"
 STOP_LIMIT_S: Final = 30.0
 POLL_S: Final = 0.1
@@ -150,6 +151,7 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
     import random
     import secrets
     import signal
+    from functools import partial
 
     from dcnr.cli import foreground
     from dcnr.cli.gateway_serving import beside, gateways_of
@@ -157,11 +159,12 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
     from orchestrator.service import run_orchestrator
     from trust.identity import NodeKey
     from trust.in_force import InForce
+    from trust.network_file import save_policy
 
     clock, stop = SystemClock(), asyncio.Event()
     key = NodeKey.load_or_create(home / KEY_FILE)
     policy = _policy(settings, home, key.node_id, clock.wall())
-    network = InForce(policy)
+    network = InForce(policy, partial(save_policy, home / NETWORK_FILE))
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -206,14 +209,14 @@ def _verifier(home: Path, key: NodeKey, network_id: str, clock: Clock) -> Verifi
 
 
 def _policy(settings: OrchestratorSettings, home: Path, node_id: str, now_wall: float) -> NetworkPolicy:
-    """The network's policy: from the given file, else from the one that an earlier start kept in the home directory.
+    """The network's policy: from the given file or from what an earlier run kept in the home directory, whichever is newer.
 
     Raises Refused (``not_listed``) where it does not name us: no PNode would obey.
     """
-    from trust.network_file import load_policy, save_policy
+    from trust.network_file import newest_policy, save_policy
 
-    kept = home / "network.json"
-    policy = load_policy(Path(settings.network) if settings.network else kept, now_wall)
+    kept = home / NETWORK_FILE
+    policy = newest_policy(Path(settings.network) if settings.network else None, kept, now_wall)
     if not policy.is_orchestrator(node_id):
         raise Refused(
             f"network {policy.document.name} does not list this orchestrator: no PNode would obey it", code="not_listed",

@@ -20,6 +20,7 @@ from dcnr.limits import KIB
 
 if TYPE_CHECKING:
     from dcnr.v1 import local_pb2
+    from trust.in_force import InForce
 
 DEFAULT_LISTEN: Final = "127.0.0.1:7785"
 FOLDER: Final = "dashboard"
@@ -45,18 +46,21 @@ async def serve(home: Path, listen: str, *, on_ready: Callable[[str], None], sto
     from gateway.server import bound, serve_gateway
     from pnode.home import Home
     from trust.identity import NodeKey
+    from trust.in_force import InForce
     from trust.network_file import load_policy
 
     paths, clock = Home(home), SystemClock()
     if not paths.network.exists():
         raise NotFound(f"{home} has joined no network yet", code="no_network", remedy="pnode start --bootstrap HOST:PORT")
-    policy = load_policy(paths.network, clock.wall())
+    network = InForce(load_policy(paths.network, clock.wall()))
     listening = bound(listen)
     try:
         _only_here(str(listening.getsockname()[0]))
         folder = home / FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
-        dialer = Dialer(NodeKey.load_or_create(folder / "gateway.pem"), policy.network_id, clock=clock, rng=secrets.token_bytes)
+        dialer = Dialer(
+            NodeKey.load_or_create(folder / "gateway.pem"), network.policy.network_id, clock=clock, rng=secrets.token_bytes
+        )
         known: list[tuple[NodeId, Sequence[str]]] = []
         orchestrators = Orchestrators(dialer, lambda: known)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
@@ -66,11 +70,11 @@ async def serve(home: Path, listen: str, *, on_ready: Callable[[str], None], sto
         await first_known(home, known)
         serving = asyncio.create_task(
             serve_gateway(
-                GatewaySettings(), listening, orchestrators, policy=lambda: policy, clock=clock, home=folder, here=here,
+                GatewaySettings(), listening, orchestrators, policy=lambda: network.policy, clock=clock, home=folder, here=here,
                 on_ready=lambda address: on_ready(f"http://{address}/#/here/{token}"),
             )
         )  # fmt: skip
-        beside = [asyncio.create_task(_keep_known(home, known)), asyncio.create_task(stop.wait())]
+        beside = [asyncio.create_task(_keep_known(home, known, network)), asyncio.create_task(stop.wait())]
         try:
             await asyncio.wait([serving, beside[1]], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -108,11 +112,17 @@ async def first_known(home: Path, known: list[tuple[NodeId, Sequence[str]]]) -> 
                     await asyncio.sleep(LOOK_S)
 
 
-async def _keep_known(home: Path, known: list[tuple[NodeId, Sequence[str]]]) -> None:
-    """The orchestrators are those that the daemon knows; the last ones while it does not run."""
+async def _keep_known(home: Path, known: list[tuple[NodeId, Sequence[str]]], network: InForce) -> None:
+    """Orchestrators and network document are those that the daemon knows; the last ones while it does not run."""
+    from dcnr.system import SystemClock
     from dcnr.v1 import local_pb2
+    from pnode.home import Home
+    from trust.network_file import load_policy
 
+    clock, path = SystemClock(), Home(home).network
     while True:
+        with contextlib.suppress(DcnrError):
+            network.take((await asyncio.to_thread(load_policy, path)).history, now_wall=clock.wall())
         with contextlib.suppress(DcnrError):
             status: local_pb2.StatusResponse = await asked(home, "Status", local_pb2.StatusRequest())
             known[:] = contacts(status)

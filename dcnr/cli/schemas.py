@@ -240,6 +240,9 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "dcnr network key": holds(maintainer_id=TEXT, public_key=TEXT, key=TEXT),
     "dcnr network amend": _AMENDED,
     "dcnr network sign": _AMENDED,
+    "dcnr network publish": holds(
+        network_id=TEXT, version=WHOLE, told=items(holds(node_id=TEXT, address=TEXT, version=WHOLE, problem=TEXT))
+    ),
     "dcnr network show": extended(identity_pb2.NetworkDocument, maintainer_ids=items(TEXT), network_id=TEXT),
     "dcnr data stage": holds(
         name=TEXT, digest=TEXT, splits=by_name(WHOLE), fields=by_name(holds(dtype=TEXT, shape=_SHAPE)), size_bytes=WHOLE

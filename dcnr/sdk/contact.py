@@ -72,22 +72,43 @@ async def find(
     direct = _merged((entry.node_id, (entry.address,)) for entry in entries if entry.node_id is not None)
     if policy is not None and policy.orchestrator_ids <= {node_id for node_id, _ in direct}:
         return Contact(policy, _listed(policy, direct), pinned, ())
-    answers, remarks = await _ask(dialer, entries, wanted, now_wall)
-    for answer in answers:
-        policy = _newer(policy, answer.policy)
+    policy, found, remarks = await _gathered(dialer, entries, policy, wanted, direct, now_wall)
     if policy is None:
         raise Unavailable(
             f"no bootstrap node answered: {'; '.join(remarks)}",
             code="no_bootstrap",
             remedy="check the addresses and that the nodes run",
         )
-    found = _listed(policy, _merged([*direct, *(item for answer in answers for item in answer.found)]))
     if not found:
         reasons = "; ".join(remarks) or "the nodes that answered know none"
         raise Unavailable(
             f"no orchestrator of the network is known: {reasons}", code="no_orchestrator", remedy="give another --bootstrap"
         )
     return Contact(policy, found, pinned, tuple(remarks))
+
+
+async def look_again(dialer: Dialer, contact: Contact, now_wall: float) -> Contact:
+    """What the orchestrators of an earlier contact, and the entries of its document, say now: other versions have other orchestrators.
+
+    Where nobody answers it is the same contact. Raises Refused (``wrong_network``).
+    """
+    entries = [Entry(node_id, address) for node_id, addresses in contact.orchestrators for address in addresses[:1]]
+    entries += [parse_entry(text) for text in contact.policy.document.bootstrap]
+    policy, found, remarks = await _gathered(
+        dialer, entries, contact.policy, contact.policy.network_id, contact.orchestrators, now_wall
+    )
+    return Contact(policy or contact.policy, found or contact.orchestrators, contact.pinned, tuple(remarks))
+
+
+async def _gathered(
+    dialer: Dialer, entries: Sequence[Entry], policy: NetworkPolicy | None, wanted: str | None, known: Addresses, now_wall: float
+) -> tuple[NetworkPolicy | None, Addresses, list[str]]:
+    """The newest policy of all answers, the listed orchestrators that were known or are named, and why others did not answer."""
+    answers, remarks = await _ask(dialer, entries, wanted, now_wall)
+    for answer in answers:
+        policy = _newer(policy, answer.policy)
+    merged = _merged([*known, *(item for answer in answers for item in answer.found)])
+    return policy, _listed(policy, merged) if policy is not None else (), remarks
 
 
 async def _ask(
@@ -130,7 +151,7 @@ def _newer(known: NetworkPolicy | None, heard: NetworkPolicy) -> NetworkPolicy:
         )  # fmt: skip
     try:
         return known.successor(heard.history)
-    except Stale:
+    except (Stale, Refused):  # an older one, or one that does not follow from what is known
         return known
 
 

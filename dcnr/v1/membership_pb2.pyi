@@ -573,8 +573,11 @@ class ExchangeResponse(_message.Message):
     BOOTSTRAP_FIELD_NUMBER: _builtins.int
     TIME_UNIX_MS_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
+    DOCUMENT_VERSION_FIELD_NUMBER: _builtins.int
     time_unix_ms: _builtins.int
     """wall clock, for network time"""
+    document_version: _builtins.int
+    """newest version of the network document that the callee has; 0: not told"""
     @_builtins.property
     def adverts(self) -> _containers.RepeatedCompositeFieldContainer[_identity_pb2.Envelope]:
         """newer than, or absent from, what the caller has; at most 64"""
@@ -594,14 +597,71 @@ class ExchangeResponse(_message.Message):
         bootstrap: _abc.Iterable[_builtins.str] | None = ...,
         time_unix_ms: _builtins.int = ...,
         suspects: _abc.Iterable[Global___KnownNode] | None = ...,
+        document_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adverts", b"adverts", "bootstrap", b"bootstrap", "suspects", b"suspects", "time_unix_ms", b"time_unix_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adverts", b"adverts", "bootstrap", b"bootstrap", "document_version", b"document_version", "suspects", b"suspects", "time_unix_ms", b"time_unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExchangeResponse: _TypeAlias = ExchangeResponse  # noqa: Y015
+
+@_typing.final
+class DocumentRequest(_message.Message):
+    """What the caller has of the network document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """newest version that it has; 0: it has none"""
+    @_builtins.property
+    def history(self) -> _containers.RepeatedCompositeFieldContainer[_identity_pb2.Envelope]:
+        """where the callee's may be older: every version from 1 on, the newest last; at most 17. Empty: the caller only asks"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        history: _abc.Iterable[_identity_pb2.Envelope] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["history", b"history", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DocumentRequest: _TypeAlias = DocumentRequest  # noqa: Y015
+
+@_typing.final
+class DocumentResponse(_message.Message):
+    """What the callee has, after it has taken the caller's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """newest version that it has"""
+    @_builtins.property
+    def history(self) -> _containers.RepeatedCompositeFieldContainer[_identity_pb2.Envelope]:
+        """where that is above the caller's: as in the request"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        history: _abc.Iterable[_identity_pb2.Envelope] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["history", b"history", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DocumentResponse: _TypeAlias = DocumentResponse  # noqa: Y015
 
 @_typing.final
 class ProbeRequest(_message.Message):

@@ -45,6 +45,11 @@ class MembershipServiceStub:
                 request_serializer=dcnr_dot_v1_dot_membership__pb2.ExchangeRequest.SerializeToString,
                 response_deserializer=dcnr_dot_v1_dot_membership__pb2.ExchangeResponse.FromString,
                 _registered_method=True)
+        self.Document = channel.unary_unary(
+                '/dcnr.v1.MembershipService/Document',
+                request_serializer=dcnr_dot_v1_dot_membership__pb2.DocumentRequest.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_membership__pb2.DocumentResponse.FromString,
+                _registered_method=True)
         self.Probe = channel.unary_unary(
                 '/dcnr.v1.MembershipService/Probe',
                 request_serializer=dcnr_dot_v1_dot_membership__pb2.ProbeRequest.SerializeToString,
@@ -70,6 +75,13 @@ class MembershipServiceServicer:
 
     def Exchange(self, request, context):
         """Push-pull of adverts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Document(self, request, context):
+        """The newest network document: the callee takes the caller's where that is newer, and gives its own where that is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,6 +113,11 @@ def add_MembershipServiceServicer_to_server(servicer, server):
                     servicer.Exchange,
                     request_deserializer=dcnr_dot_v1_dot_membership__pb2.ExchangeRequest.FromString,
                     response_serializer=dcnr_dot_v1_dot_membership__pb2.ExchangeResponse.SerializeToString,
+            ),
+            'Document': grpc.unary_unary_rpc_method_handler(
+                    servicer.Document,
+                    request_deserializer=dcnr_dot_v1_dot_membership__pb2.DocumentRequest.FromString,
+                    response_serializer=dcnr_dot_v1_dot_membership__pb2.DocumentResponse.SerializeToString,
             ),
             'Probe': grpc.unary_unary_rpc_method_handler(
                     servicer.Probe,
@@ -168,6 +185,33 @@ class MembershipService:
             '/dcnr.v1.MembershipService/Exchange',
             dcnr_dot_v1_dot_membership__pb2.ExchangeRequest.SerializeToString,
             dcnr_dot_v1_dot_membership__pb2.ExchangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Document(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dcnr.v1.MembershipService/Document',
+            dcnr_dot_v1_dot_membership__pb2.DocumentRequest.SerializeToString,
+            dcnr_dot_v1_dot_membership__pb2.DocumentResponse.FromString,
             options,
             channel_credentials,
             insecure,

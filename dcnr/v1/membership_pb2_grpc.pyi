@@ -37,6 +37,8 @@ class MembershipServiceStub:
     """First contact: needs no session. The answer is how a newcomer learns of the others."""
     Exchange: _grpc.UnaryUnaryMultiCallable[_membership_pb2.ExchangeRequest, _membership_pb2.ExchangeResponse]
     """Push-pull of adverts."""
+    Document: _grpc.UnaryUnaryMultiCallable[_membership_pb2.DocumentRequest, _membership_pb2.DocumentResponse]
+    """The newest network document: the callee takes the caller's where that is newer, and gives its own where that is."""
     Probe: _grpc.UnaryUnaryMultiCallable[_membership_pb2.ProbeRequest, _membership_pb2.ProbeResponse]
     """Asks the callee to check whether a third node answers."""
     Relay: _grpc.StreamStreamMultiCallable[_membership_pb2.RelayMessage, _membership_pb2.RelayMessage]
@@ -51,6 +53,8 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     """First contact: needs no session. The answer is how a newcomer learns of the others."""
     Exchange: _aio.UnaryUnaryMultiCallable[_membership_pb2.ExchangeRequest, _membership_pb2.ExchangeResponse]  # type: ignore[assignment]
     """Push-pull of adverts."""
+    Document: _aio.UnaryUnaryMultiCallable[_membership_pb2.DocumentRequest, _membership_pb2.DocumentResponse]  # type: ignore[assignment]
+    """The newest network document: the callee takes the caller's where that is newer, and gives its own where that is."""
     Probe: _aio.UnaryUnaryMultiCallable[_membership_pb2.ProbeRequest, _membership_pb2.ProbeResponse]  # type: ignore[assignment]
     """Asks the callee to check whether a third node answers."""
     Relay: _aio.StreamStreamMultiCallable[_membership_pb2.RelayMessage, _membership_pb2.RelayMessage]  # type: ignore[assignment]
@@ -74,6 +78,14 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_membership_pb2.ExchangeResponse, _abc.Awaitable[_membership_pb2.ExchangeResponse]]:
         """Push-pull of adverts."""
+
+    @_abc_1.abstractmethod
+    def Document(
+        self,
+        request: _membership_pb2.DocumentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_membership_pb2.DocumentResponse, _abc.Awaitable[_membership_pb2.DocumentResponse]]:
+        """The newest network document: the callee takes the caller's where that is newer, and gives its own where that is."""
 
     @_abc_1.abstractmethod
     def Probe(

@@ -15,11 +15,14 @@ import psutil
 import pytest
 from network_rig import BATCH_SIZE, MODEL, SAMPLES, Rig, running_network
 
+from dcnr.cli import dcnr as maintainer
+from dcnr.cli import errors
 from dcnr.cli.local_door import ask
 from dcnr.errors import DcnrError
 from dcnr.testing import LocalPNode, Process
 from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 from pnode.waking import STOOD_S
+from trust.network_file import load_policy
 
 PER_PASS = SAMPLES // BATCH_SIZE
 PASSES = 12
@@ -202,6 +205,36 @@ def test_a_closed_terminal_is_a_polite_end(rig: Rig) -> None:
             daemon.kill()
     rig.until(lambda: node(rig, process).state == OFFLINE, "it is known to be away", 30)
     assert "politely" in node(rig, process).reason
+
+
+def test_an_orchestrator_that_maintainers_take_out_is_followed_no_longer(rig: Rig) -> None:
+    """Goal: daemons that run and learn take over a newer network document: the other orchestrator decides from then on, and no batch is lost by that."""
+    job_id = rig.submit("amended", passes=PASSES)
+    rig.learning(job_id, 20, 90)
+    rig.until(lambda: rig.holder(job_id) != "", "somebody decides", 60)
+    before = rig.holder(job_id)
+    [removed], [stays] = (
+        [process for process in rig.network.orchestrators if (process.node_id == before) is is_holder]
+        for is_holder in (True, False)
+    )
+    living = [process for process in rig.network.pnodes if process.alive]
+    lives = [rig.told(process).pid for process in living]
+    file, home = rig.network.network_file, ["--home", str(rig.network.maintainer_home)]
+    told = next(entry for entry in rig.network.bootstrap if entry.startswith(stays.node_id))
+    for command in (["amend", str(file), "--remove-orchestrator", removed.node_id], ["publish", str(file), "--bootstrap", told]):
+        assert errors.exit_code(maintainer.app, "dcnr", ["network", *command, *home]) == 0
+
+    def follows(process: Process) -> bool:
+        status = rig.status(process)
+        return status is not None and [one.node_id for one in status.orchestrators if one.attached] == [stays.node_id]
+
+    rig.until(lambda: all(follows(process) for process in living), "every PNode is attached to the other one alone", 120)
+    rig.until(lambda: rig.holder(job_id) == stays.node_id, "the other one decides", 120)
+    rig.ended(job_id, 300)
+    assert all(item.exact and item.num_batches == PASSES * PER_PASS for item in rig.audit())
+    assert [rig.told(process).pid for process in living] == lives, "nobody began anew"
+    for process in (removed, stays, *living):
+        rig.until(lambda home=process.home: load_policy(home / "network.json").document.version == 2, "the next start finds it", 60)
 
 
 def _pid(home: Path) -> int:

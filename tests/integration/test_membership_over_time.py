@@ -6,8 +6,10 @@ import shutil
 import time
 from pathlib import Path
 
+import pytest
 from town_rig import MAINTAINER, SkewedClock, Town, in_town, until
 
+from dcnr.errors import Refused
 from dcnr.v1 import membership_pb2, membership_pb2_grpc
 from membership.gossip import Gone, GoneReason
 from membership.node import MembershipSettings
@@ -179,15 +181,39 @@ def test_nobody_there_is_told_and_tried_for_ever() -> None:
 
 
 def test_a_new_version_of_the_document_spreads() -> None:
+    """Goal: gossip brings it to everybody, from whomever it begins; who is listed no longer leaves every view; what is not signed by the rule is refused."""
+    settings = MembershipSettings(exchange_s=0.1, document_s=3600.0)  # nobody is asked but by gossip
+
     async def scene(town: Town) -> None:
+        first = await town.orchestrator(settings=settings)
+        nodes = [await town.add(settings=settings) for _ in range(3)]
+        await until(lambda: all(node.knows(*town.nodes) for node in town.nodes), "not everybody knows everybody")
         heard: list[Amended] = []
+        nodes[2].network.follow(heard.append)
         draft = draft_successor(town.policy)
         draft.store_bucket = "moved"
-        newer = town.policy.successor([*town.policy.history, sign_document(draft, MAINTAINER)])
-        await town.orchestrator(policy=newer)
-        node = await town.add()
-        node.network.follow(heard.append)
-        await until(lambda: node.network.version == 2, "the new version did not arrive")
+        second = town.policy.successor([*town.policy.history, sign_document(draft, MAINTAINER)])
+        assert nodes[0].network.take(second.history, now_wall=time.time()), "a PNode has it first"
+        await until(lambda: all(node.network.version == 2 for node in town.nodes), "the new version did not arrive")
         assert [one.now.document.store_bucket for one in heard] == ["moved"]
+
+        connection = await nodes[1].dialer.connect(first.key.node_id, [first.address])
+        stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+        draft = draft_successor(second)
+        draft.orchestrator_ids[:] = [NodeKey.generate().node_id]
+        forged = membership_pb2.DocumentRequest(history=[*second.history, sign_document(draft, NodeKey.generate())])
+        with pytest.raises(Refused) as refused:
+            await connection.call(stub.Document, forged)
+        assert refused.value.code == "too_few_signatures"
+        answer = await connection.call(stub.Document, membership_pb2.DocumentRequest(version=1, history=town.policy.history))
+        assert (answer.version, list(answer.history)) == (2, list(second.history)), "who comes with an older one gets the newer"
+        assert first.network.policy == second
+
+        third = [*second.history, sign_document(draft, MAINTAINER)]
+        answer = await connection.call(stub.Document, membership_pb2.DocumentRequest(version=3, history=third))
+        assert (answer.version, len(answer.history)) == (3, 0)
+        await until(lambda: all(node.network.version == 3 for node in nodes), "what takes an orchestrator out did not arrive")
+        assert not any(node.membership.orchestrators() for node in nodes)
+        await connection.close()
 
     in_town(scene)

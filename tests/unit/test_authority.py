@@ -11,7 +11,7 @@ NETWORK = "9" * 40
 
 
 def authority(*orchestrators: NodeId) -> Authority:
-    return Authority(network_id=NETWORK, pnode_id=ME, model="m", orchestrators=frozenset(orchestrators or (A, B)))
+    return Authority(network_id=NETWORK, pnode_id=ME, model="m", orchestrators=lambda: orchestrators or (A, B))
 
 
 def desired(holder: NodeId, epoch: int, sequence: int) -> model_pb2.DesiredState:
@@ -40,6 +40,23 @@ def test_an_unlisted_orchestrator_moves_nothing() -> None:
     assert isinstance(second, Ignored)
     assert state.term is None
     assert state.unconfirmed == ()
+
+
+def test_who_is_listed_is_read_when_somebody_speaks() -> None:
+    """A document that comes in force takes the word from one and gives it to another, within a term and for what waits."""
+    listed = [A]
+    state = Authority(network_id=NETWORK, pnode_id=ME, model="m", orchestrators=lambda: listed)
+    state.head_read(head(A, 3), A, Source.ORCHESTRATOR)
+    assert isinstance(state.offered(desired(A, 3, 7), A), Accepted)
+    assert isinstance(state.offered(desired(A, 4, 9), A), Unconfirmed)
+    listed[:] = [B]
+    assert [type(verdict) for verdict in (state.offered(desired(A, 3, 8), A), state.offered(desired(B, 4, 1), B))] == [
+        Ignored,
+        Unconfirmed,
+    ]
+    verdicts = state.head_read(head(B, 4), B, Source.ORCHESTRATOR)
+    assert [verdict.desired.holder for verdict in verdicts if isinstance(verdict, Accepted)] == [B]
+    assert [verdict.code for verdict in verdicts if isinstance(verdict, Ignored)] == ["unlisted_orchestrator"]
 
 
 def test_a_huge_claimed_epoch_is_not_stored() -> None:

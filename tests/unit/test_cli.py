@@ -214,7 +214,7 @@ def test_the_next_version_of_a_network_document(homes: Path, capsys: pytest.Capt
     assert run("dcnr network sign", drafted["file"], "--key", str(stranger)) == 5
     capsys.readouterr()
     assert run("dcnr network sign", drafted["file"], "--key", str(homes / "dcnr" / "key-2.pem")) == 0
-    assert "orchestrator start --network" in capsys.readouterr().out
+    assert "dcnr network publish" in capsys.readouterr().out
     policy = load_policy(file)
     assert (policy.document.version, list(policy.document.orchestrator_ids), policy.audits_drawn) == (2, [first, second], True)
     assert run("dcnr network amend") == 2, "nothing would change"
@@ -223,6 +223,37 @@ def test_the_next_version_of_a_network_document(homes: Path, capsys: pytest.Capt
     both = [argument for number in ("", "-3") for argument in ("--key", str(homes / "dcnr" / f"key{number}.pem"))]
     assert run(f"dcnr network amend --remove-orchestrator {first}", *both) == 0
     assert load_policy(file).document.version == 3
+
+
+def test_maintainers_change_by_command(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: another maintainer's key is added and one taken out, signed by old and new, and who is missing is told."""
+    file = homes / "dcnr" / "network.json"
+    run(f"dcnr network create --name garden --orchestrator {'ab' * 20} --maintainers 2 --threshold 2")
+    capsys.readouterr()
+    newcomer = homes / "newcomer"
+    assert run("dcnr network key --json --home", str(newcomer)) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert run("dcnr network key --home", str(newcomer)) == 0
+    assert capsys.readouterr().out.strip() == made["public_key"], "made once"
+    first, second = (NodeKey.load(homes / "dcnr" / f"key{number}.pem").node_id for number in ("", "-2"))
+    amend = ("dcnr network amend --remove-maintainer", second, "--add-maintainer", made["public_key"])
+    assert run(*amend, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["changed"] == {"maintainer_ids": [first, made["maintainer_id"]]}
+    waiting = [{"version": 1, "missing": 1, "of": [second]}, {"version": 2, "missing": 1, "of": [made["maintainer_id"]]}]
+    assert (told["missing"], told["waiting_for"]) == (2, waiting)
+    assert run("dcnr network sign", told["file"], "--key", str(homes / "dcnr" / "key-2.pem")) == 0
+    assert f"1 of the maintainers of version 2: {made['maintainer_id']}" in capsys.readouterr().out
+    assert load_policy(file).document.version == 1
+    assert run("dcnr network sign", told["file"], "--key", str(newcomer / "key.pem")) == 0
+    assert f"dcnr network publish {file}" in capsys.readouterr().out
+    assert (
+        run("dcnr network amend --threshold 1", "--key", str(newcomer / "key.pem"), "--key", str(homes / "dcnr" / "key.pem")) == 0
+    )
+    assert (load_policy(file).document.version, load_policy(file).document.threshold) == (3, 1)
+    assert run("dcnr network amend --threshold 3") == 2
+    assert run("dcnr network amend --add-maintainer nonsense") == 2
+    assert run("dcnr network publish --bootstrap 127.0.0.1:1") == 4, "nobody runs there"
 
 
 def test_a_draft_is_shown_before_it_is_signed_and_replaces_no_other_network_and_no_newer_version(

@@ -11,7 +11,7 @@ import pytest
 from dcnr.errors import Corrupt, NotFound, Refused, Stale
 from trust.identity import NodeKey
 from trust.network import MAX_HISTORY, create_document, draft_successor, sign_document, verify_chain
-from trust.network_file import MAX_FILE_BYTES, load_policy, save_policy
+from trust.network_file import MAX_FILE_BYTES, load_policy, newest_policy, save_policy
 
 NOW = 1_700_000_000.0
 ALICE, ORCHESTRATOR = NodeKey.generate(), NodeKey.generate()
@@ -82,6 +82,25 @@ def test_a_place_that_cannot_be_read_or_written_is_told_and_no_draft_is_left(tmp
             save_policy(path, policy)
         assert refused.value.code == "disk_trouble"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["network.json", "place"]
+
+
+def test_a_start_takes_the_newest_version_of_the_given_network(tmp_path: Path) -> None:
+    """Neither a file from the day of the installation nor a restart takes back what came in force meanwhile."""
+    kept = saved(tmp_path / "home" / "network.json", lifetime_s=10)
+    second = load_policy(kept)
+    first, third = verify_chain(second.history[:1]), sign_document(draft_successor(second), ALICE)
+    old, new, other, none = (tmp_path / name for name in ("old.json", "new.json", "other.json", "none.json"))
+    save_policy(old, first)
+    save_policy(new, second.successor([*second.history, third]))
+    save_policy(other, verify_chain([create_document(ALICE, name="n", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id])]))
+    assert [newest_policy(given, kept, NOW).document.version for given in (None, old, kept, new)] == [2, 2, 2, 3]
+    assert newest_policy(other, kept, NOW).document.name == "n", "a home is given to another network by naming its file"
+    assert newest_policy(old, none, NOW) == first
+    for given, where, error in ((None, none, NotFound), (none, kept, NotFound), (old, kept, Stale)):
+        with pytest.raises(error):
+            newest_policy(given, where, NOW + (11 if error is Stale else 0))
+    kept.write_text("damaged")
+    assert newest_policy(old, kept, NOW) == first
 
 
 def test_missing_expired_and_foreign(tmp_path: Path) -> None:

@@ -232,9 +232,7 @@ def test_an_old_head_that_is_told_again_is_no_news(tmp_path: Path) -> None:
 
 def test_an_older_desired_state_does_not_replace_a_newer_one_that_waits() -> None:
     network_id = policy().network_id
-    mine = Authority(
-        network_id=network_id, pnode_id=ME, model="m", orchestrators=frozenset(NodeId(key.node_id) for key in (FIRST, SECOND))
-    )
+    mine = Authority(network_id=network_id, pnode_id=ME, model="m", orchestrators=lambda: [FIRST.node_id, SECOND.node_id])
     for sequence in (5, 3):
         payload = model_pb2.DesiredState.FromString(desired(FIRST, sequence).payload)
         assert isinstance(mine.offered(payload, FIRST.node_id), Unconfirmed)

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dcnr.errors import Corrupt
+from dcnr.errors import Corrupt, Stale
 from dcnr.ids import digest_of
 from dcnr.stored import StoredDocuments
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from orchestrator.changes import Activate
 from orchestrator.documents import open_desired, open_end, open_head, open_manifest, open_plan, open_stored_head, sealed
 from orchestrator.head import HeadCore
-from orchestrator.head_events import Get, GetAbsent, Put, Tick
+from orchestrator.head_events import Get, GetAbsent, GetAnswered, Landed, Put, PutAnswered, TermGained, TermLost, Tick
 from trust.identity import NodeKey
 from trust.network import create_document, draft_successor, sign_document, verify_chain
 
@@ -104,6 +105,37 @@ def test_its_head_is_read_until_a_listed_one_took_over_and_not_after() -> None:
     with pytest.raises(Corrupt) as caught:
         open_stored_head(head(REMOVED), POLICY, "m", successors)
     assert caught.value.code == "wrong_signer"
+
+
+@pytest.mark.parametrize(("holder_before", "landed"), [(REMOVED, True), (STAYS, False)])
+def test_a_holder_that_is_taken_out_decides_nothing_more_from_that_moment_on(holder_before: NodeKey, landed: bool) -> None:
+    """Not even what was on its way to the store when it heard of it: its own last write is read, one over a listed holder's head is not."""
+    listed = [_FIRST]
+    core = HeadCore(
+        NETWORK, "m", REMOVED.node_id, lambda head: sealed(identity_pb2.DOMAIN_HEAD, head, REMOVED).data,
+        lambda data: open_stored_head(data, listed[-1], "m", model_pb2.Head(holder=holder_before.node_id)),
+        may_hold=lambda: listed[-1].is_orchestrator(REMOVED.node_id),
+    )  # fmt: skip
+    core.step(Tick(1.0, 1000))
+    core.step(GetAbsent(1.1))
+    assert TermGained(1) in core.step(PutAnswered(1.2, "one"))
+    core.propose(Activate("j", "r" * 64, "m" * 64), 1.3)
+    [write] = core.step(Tick(1.4, 1400))
+    assert isinstance(write, Put)
+    listed.append(POLICY)
+    assert not core.is_holder(1.5)
+    with pytest.raises(Stale):
+        core.propose(Activate("k", "r" * 64, "m" * 64), 1.5)
+    news = core.step(PutAnswered(1.6, "two"))
+    lost = "the network document lists this orchestrator no longer"
+    assert TermLost(1, lost) in news
+    assert any(isinstance(item, Landed) for item in news) == landed
+    assert not [item for item in news if isinstance(item, Put)]
+    for second in range(2, 40):
+        for item in core.step(Tick(float(second), 1000 * second)):
+            assert isinstance(item, Get), "it only reads"
+            core.step(GetAnswered(second + 0.1, write.data, "two"))
+    assert not core.is_holder(40.0)
 
 
 @pytest.mark.parametrize(("may_hold", "writes"), [(True, [Put]), (False, [])])
