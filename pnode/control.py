@@ -168,6 +168,7 @@ class ControlStreams:
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
 
     async def _attach(self, node_id: NodeId, addresses: Sequence[str], stream: _Stream) -> None:
+        stream.stale = False  # who is told to begin anew from here on does, also while it connects
         connection = await self._dialer.connect(node_id, addresses, own_connection=True)
         try:
             await self._talk(node_id, connection, stream)
@@ -181,7 +182,7 @@ class ControlStreams:
     async def _talk(self, node_id: NodeId, connection: Connection, stream: _Stream) -> None:
         stub: Any = OrchestratorServiceStub(connection.channel)
         call = stub.Attach(metadata=await connection.fresh_metadata())
-        stream.address, stream.stale = connection.address, False
+        stream.address = connection.address
         interval_s = limits.HEARTBEAT_S
         sequence, beat_at = 0, 0.0
         await asyncio.wait_for(call.write(orchestrator_pb2.PNodeMessage(hello=self._hello())), limits.CALL_TIMEOUT_S)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dcnr.errors import Corrupt, DcnrError
+from dcnr.errors import DcnrError
 from dcnr.v1 import identity_pb2
-from trust.envelope import parse
-from trust.network import MAX_DOCUMENT_BYTES, MAX_HISTORY, NetworkPolicy
+from trust.network import NetworkPolicy, claimed_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +59,7 @@ class InForce:
 
         Raises Corrupt, Refused, Stale (``document_expired``), as `NetworkPolicy.successor`.
         """
-        if len(history) > MAX_HISTORY:
-            raise Corrupt(f"a chain of {len(history)} versions, at most {MAX_HISTORY} are allowed", code="bad_document")
-        if claimed_version(history) <= self.version:
+        if not history or claimed_versions(history)[-1] <= self.version:
             return False
         before, newer = self._policy, self._policy.successor(history, now_wall=now_wall)
         trouble = ""
@@ -74,10 +71,3 @@ class InForce:
         for callback in self._followers:
             callback(Amended(before, self._policy, trouble))
         return True
-
-
-def claimed_version(history: Sequence[identity_pb2.Envelope]) -> int:
-    """The number that the newest of a chain claims, before any signature is looked at; 0 where there is none. Raises Corrupt."""
-    if not history:
-        return 0
-    return int(parse(identity_pb2.NetworkDocument, history[-1].payload, MAX_DOCUMENT_BYTES).version)

@@ -136,16 +136,18 @@ class NetworkPolicy:
     def successor(self, history: Sequence[identity_pb2.Envelope], *, now_wall: float | None = None) -> NetworkPolicy:
         """The policy of a chain of the same network that ends in a version above this one, the first of these signed by this one's keys.
 
-        Raises Corrupt, Refused (``wrong_network``, ``too_few_signatures``), Stale.
+        That is looked at first: who has not these keys costs one version's signatures. Raises Corrupt, Refused (``wrong_network``, ``too_few_signatures``),
+        Stale.
         """
-        newer, own = verify_chain(history, now_wall=now_wall, network_id=self.network_id), int(self.document.version)
-        versions = [int(one.version) for one in (*newer.past, newer.document)]
-        if versions[-1] <= own:
+        own, versions = int(self.document.version), claimed_versions(history)
+        if network_id_of(history[0].payload) != self.network_id:
+            raise Refused("the network document belongs to another network", code="wrong_network", wanted=self.network_id)
+        following = next((index for index, version in enumerate(versions) if version > own), None)
+        if following is None:
             raise Stale(f"version {versions[-1]} of the network document is not new", code="document_not_newer")
-        following = next(index for index, version in enumerate(versions) if version > own)
         opened = open_envelope(history[following], identity_pb2.DOMAIN_NETWORK_DOCUMENT, max_bytes=MAX_DOCUMENT_BYTES)
         _require_threshold(self.document, opened.signers, f"version {versions[following]}, by the keys of version {own},")
-        return newer
+        return verify_chain(history, now_wall=now_wall, network_id=self.network_id)
 
     @property
     def _rules(self) -> identity_pb2.NetworkDocument:
@@ -251,8 +253,7 @@ def verify_chain(
     ``network_id``: the id that version 1 must have. ``now_wall``: the time at which the newest version must be in force; None leaves that to
     `NetworkPolicy.expired`. Raises Corrupt, Refused (``too_few_signatures``, ``wrong_network``), Stale (``document_expired``, ``document_rolled_back``).
     """
-    if not 0 < len(history) <= MAX_HISTORY:
-        raise Corrupt(f"a chain of {len(history)} versions, 1 to {MAX_HISTORY} are allowed", code="bad_document")
+    _check_length(history)
     first, opened = _version(history[0])
     if first.version != 1:
         raise Corrupt("the chain does not begin with version 1", code="bad_document")
@@ -276,6 +277,17 @@ def verify_chain(
     if now_wall is not None and policy.expired(now_wall):
         raise Stale("the network document has expired", code="document_expired", remedy="ask a maintainer for a new version")
     return policy
+
+
+def claimed_versions(history: Sequence[identity_pb2.Envelope]) -> list[int]:
+    """The numbers that a chain claims, before any signature is looked at. Raises Corrupt."""
+    _check_length(history)
+    return [int(parse(identity_pb2.NetworkDocument, envelope.payload, MAX_DOCUMENT_BYTES).version) for envelope in history]
+
+
+def _check_length(history: Sequence[identity_pb2.Envelope]) -> None:
+    if not 0 < len(history) <= MAX_HISTORY:
+        raise Corrupt(f"a chain of {len(history)} versions, 1 to {MAX_HISTORY} are allowed", code="bad_document")
 
 
 def _version(envelope: identity_pb2.Envelope) -> tuple[identity_pb2.NetworkDocument, Opened]:

@@ -62,8 +62,10 @@ def test_beats_go_on_while_a_message_is_being_handled_and_over_a_connection_of_t
         port = await server.start("127.0.0.1", 0)
         dialer = Dialer(CLIENT, NETWORK, clock=SystemClock(), rng=secrets.token_bytes)
 
+        served: list[tuple[NodeId, tuple[str, ...]]] = [(SERVER.node_id, (f"127.0.0.1:{port}",))]
+
         def known() -> list[tuple[NodeId, tuple[str, ...]]]:
-            return [(SERVER.node_id, (f"127.0.0.1:{port}",))]
+            return list(served)
 
         async def handle(node_id: NodeId, message: orchestrator_pb2.OrchestratorMessage) -> None:
             handled.append(message.WhichOneof("kind") or "")
@@ -91,6 +93,10 @@ def test_beats_go_on_while_a_message_is_being_handled_and_over_a_connection_of_t
             assert servicer.asked_over != servicer.attached_over
             streams.renew()
             await until(lambda: servicer.num_streams == 2)
+            served.clear()
+            streams.renew()  # whether or not the client has noticed yet that its second stream is open
+            await until(lambda: not streams.contacts())
+            assert servicer.num_streams == 2, "who is known no longer is left"
         finally:
             running.cancel()
             await asyncio.wait([running])

@@ -10,6 +10,9 @@ import pytest
 from town_rig import MAINTAINER, SkewedClock, Town, in_town, until
 
 from dcnr.errors import Refused
+from dcnr.sdk.contact import Contact, look_again
+from dcnr.sdk.publishing import publish
+from dcnr.system import SystemClock
 from dcnr.v1 import membership_pb2, membership_pb2_grpc
 from membership.gossip import Gone, GoneReason
 from membership.node import MembershipSettings
@@ -209,9 +212,12 @@ def test_a_new_version_of_the_document_spreads() -> None:
         assert (answer.version, list(answer.history)) == (2, list(second.history)), "who comes with an older one gets the newer"
         assert first.network.policy == second
 
-        third = [*second.history, sign_document(draft, MAINTAINER)]
-        answer = await connection.call(stub.Document, membership_pb2.DocumentRequest(version=3, history=third))
-        assert (answer.version, len(answer.history)) == (3, 0)
+        address, now = (first.key.node_id, (first.address,)), time.time()
+        contact = await look_again(nodes[1].dialer, Contact(town.policy, (address,), True, ()), now)
+        assert (contact.policy.document.version, contact.orchestrators) == (2, (address,)), "a client that looks again has it"
+        third = second.successor([*second.history, sign_document(draft, MAINTAINER)])
+        told = await publish(nodes[1].dialer, third, [first.address, "127.0.0.1:1"], SystemClock())
+        assert [(one.node_id, one.version, bool(one.problem)) for one in told] == [(first.key.node_id, 3, False), ("", 0, True)]
         await until(lambda: all(node.network.version == 3 for node in nodes), "what takes an orchestrator out did not arrive")
         assert not any(node.membership.orchestrators() for node in nodes)
         await connection.close()

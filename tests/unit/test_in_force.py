@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
-from dcnr.errors import Corrupt, DcnrError, Refused
+import trust.network as network_module
+from dcnr.errors import DcnrError, Refused
 from dcnr.v1 import identity_pb2
 from trust.identity import NodeKey
-from trust.in_force import Amended, InForce, claimed_version
+from trust.in_force import Amended, InForce
 from trust.network import (
     MAX_DOCUMENT_BYTES,
     MAX_HISTORY,
@@ -124,7 +126,7 @@ NETWORK = network()
         (amended(NETWORK, ALICE, BOB, expires_unix_ms=int(NOW * 1000) - 1), "document_expired"),
         (oversized(), "message_too_large"),
         ([*NETWORK.history * MAX_HISTORY, *amended(NETWORK, ALICE, BOB)[1:]], "bad_document"),
-        (amended(NETWORK, ALICE, BOB)[1:], "bad_document"),
+        (amended(NETWORK, ALICE, BOB)[1:], "wrong_network"),
         ([*NETWORK.history, identity_pb2.Envelope(payload=b"\xff\xff")], "malformed_message"),
         ([*NETWORK.history, identity_pb2.Envelope(payload=identity_pb2.NetworkDocument(version=2).SerializeToString())], "wrong_domain"),
     ],
@@ -149,8 +151,22 @@ def test_how_replicas_were_set_up_changes_with_the_next_start() -> None:
     assert verify_chain(process.network.policy.history).audits_drawn, "a process that begins with it"
 
 
-def test_the_claim_is_read_before_any_signature_and_within_bounds() -> None:
-    assert claimed_version([]) == 0
-    assert claimed_version(amended(NETWORK, MALLORY)) == 2
-    with pytest.raises(Corrupt):
-        claimed_version(oversized())
+def test_who_has_not_the_keys_is_refused_after_one_versions_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long chain of versions, each with many signatures, costs whoever is offered it no more than the first that does not follow."""
+    looked: list[int] = []
+    real = network_module.open_envelope
+
+    def counted(envelope: identity_pb2.Envelope, *args: Any, **options: Any) -> Any:
+        looked.append(len(envelope.signatures))
+        return real(envelope, *args, **options)
+
+    forged = list(NETWORK.history)
+    for number in range(2, MAX_HISTORY + 1):
+        draft = draft_successor(NETWORK)
+        draft.version = number
+        forged.append(sign_document(draft, MALLORY, DAVE))
+    monkeypatch.setattr(network_module, "open_envelope", counted)
+    process = Process(NETWORK)
+    with pytest.raises(Refused):
+        process.network.take(forged, now_wall=NOW)
+    assert looked == [2]
