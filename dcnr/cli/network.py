@@ -88,9 +88,12 @@ def create(
 @app.command()
 def show(
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
+    save: Annotated[Path | None, typer.Option(help="Network file to write it to.", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """The verified document of a network. From its file, or from a node that is asked."""
+    from trust.network_file import save_policy
+
     session = Session(home, network, bootstrap, network_id)
     if session.network is None and session.bootstrap:
 
@@ -101,6 +104,8 @@ def show(
         policy = session.run(found)
     else:
         policy = session.policy()
+    if save is not None:
+        save_policy(save.expanduser().absolute(), policy)
     output.emit(_data(policy), lambda: _text(policy), as_json=as_json)
 
 

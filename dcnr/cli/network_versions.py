@@ -128,11 +128,16 @@ def publish(
     dialer = Dialer(NodeKey.generate(), policy.network_id, clock=clock, rng=secrets.token_bytes)
     told = asyncio.run(publishing.publish(dialer, policy, session.bootstrap, clock))
     version = int(policy.document.version)
+    reasons = "; ".join(f"{one.address}: {one.problem}" for one in told[:3]) or "no node of it is known"
     if not any(one.version for one in told):
-        reasons = "; ".join(f"{one.address}: {one.problem}" for one in told[:3]) or "no node of it is known"
         raise Unavailable(
             f"version {version} reached nobody ({reasons})", code="no_orchestrator",
             remedy="give --bootstrap HOST:PORT of a node that runs, or start an orchestrator with this file",
+        )  # fmt: skip
+    if not any(one.taken for one in told):
+        raise Stale(
+            f"version {version} was taken nowhere ({reasons})", code="document_not_newer",
+            remedy="get what is in force with dcnr network show --bootstrap HOST:PORT --save FILE, and draft the change anew from it",
         )  # fmt: skip
     data = {"network_id": policy.network_id, "version": version, "told": [asdict(one) for one in told]}
     output.emit(data, lambda: _published_text(version, told), as_json=as_json)
@@ -141,8 +146,7 @@ def publish(
 def _published_text(version: int, told: Sequence[Told]) -> str:
     lines = [f"version {version} of the network document"]
     for one in told:
-        newer = "; draft anew from it" if one.version > version else ""
-        state = f"has version {one.version} in force{newer}" if one.version else f"not told: {one.problem}"
+        state = "has it in force" if one.taken else one.problem
         lines.append(f"  {one.node_id[:8] or 'somebody'} at {one.address}  {state}")
     return "\n".join(lines)
 

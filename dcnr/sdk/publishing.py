@@ -19,12 +19,17 @@ from trust.records import open_advert
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What became of it at one node: the version that is in force there now, or why it is not known."""
+    """What became of it at one node: the version that is in force there now (0: not known), and what is wrong with that."""
 
     node_id: str
     address: str
     version: int = 0
     problem: str = ""
+
+    @property
+    def taken(self) -> bool:
+        """Whether the very document is in force there."""
+        return not self.problem
 
 
 async def publish(dialer: Dialer, policy: NetworkPolicy, bootstrap: Sequence[str], clock: Clock) -> list[Told]:
@@ -66,7 +71,7 @@ async def _introduced(
 
 
 async def _tell(dialer: Dialer, policy: NetworkPolicy, node_id: NodeId, addresses: Sequence[str]) -> Told:
-    request = membership_pb2.DocumentRequest(version=policy.document.version, history=policy.history)
+    request = membership_pb2.DocumentRequest(history=policy.history)  # version 0: what is in force there comes back
     try:
         connection = await dialer.connect(node_id, addresses)
         try:
@@ -76,4 +81,5 @@ async def _tell(dialer: Dialer, policy: NetworkPolicy, node_id: NodeId, addresse
             await connection.close()
     except DcnrError as error:
         return Told(node_id, addresses[0] if addresses else "", problem=error.message)
-    return Told(node_id, connection.address, int(answer.version))
+    same = bool(answer.history) and answer.history[-1].payload == policy.envelope.payload
+    return Told(node_id, connection.address, int(answer.version), "" if same else f"another version {answer.version} is in force")

@@ -217,7 +217,11 @@ def test_a_new_version_of_the_document_spreads() -> None:
         assert (contact.policy.document.version, contact.orchestrators) == (2, (address,)), "a client that looks again has it"
         third = second.successor([*second.history, sign_document(draft, MAINTAINER)])
         told = await publish(nodes[1].dialer, third, [first.address, "127.0.0.1:1"], SystemClock())
-        assert [(one.node_id, one.version, bool(one.problem)) for one in told] == [(first.key.node_id, 3, False), ("", 0, True)]
+        assert [(one.node_id, one.version, one.taken) for one in told] == [(first.key.node_id, 3, True), ("", 0, False)]
+        draft.store_bucket = "elsewhere"
+        fork = second.successor([*second.history, sign_document(draft, MAINTAINER)])
+        [told_of_fork] = await publish(nodes[1].dialer, fork, [first.address], SystemClock())
+        assert (told_of_fork.version, told_of_fork.taken) == (3, False), "two drafts of one version: the first one counts"
         await until(lambda: all(node.network.version == 3 for node in nodes), "what takes an orchestrator out did not arrive")
         assert not any(node.membership.orchestrators() for node in nodes)
         await connection.close()

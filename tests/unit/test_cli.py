@@ -254,6 +254,8 @@ def test_maintainers_change_by_command(homes: Path, capsys: pytest.CaptureFixtur
     assert run("dcnr network amend --threshold 3") == 2
     assert run("dcnr network amend --add-maintainer nonsense") == 2
     assert run("dcnr network publish --bootstrap 127.0.0.1:1") == 4, "nobody runs there"
+    assert run("dcnr network show --save", str(homes / "copy.json")) == 0
+    assert load_policy(homes / "copy.json") == load_policy(file)
 
 
 def test_a_draft_is_shown_before_it_is_signed_and_replaces_no_other_network_and_no_newer_version(
