@@ -153,6 +153,8 @@ async def run_orchestrator(
     tracer = started(settings.tracing, "dcnr-orchestrator", key.node_id)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     policy = network.policy
+    if not policy.is_orchestrator(key.node_id):
+        _log.warning("not_listed", reason=UNLISTED)
     async with _opened_store(settings, home, policy, store_file) as store:
         proxy_uploads = await _probed(store, stop)
         history = History(home / "history.db", key.node_id, clock)
@@ -198,8 +200,6 @@ async def _serve(
     )  # fmt: skip
     # adverts, delegations and expiries are judged by network time: a wrong wall clock is no reason to refuse
     shared.clock = membership.clock
-    if not shared.policy.is_orchestrator(shared.key.node_id):
-        _log.warning("not_listed", reason=UNLISTED)
     shared.network.follow(shared.amended)
     async with asyncio.TaskGroup() as group:
         models = ModelTable(shared, group)

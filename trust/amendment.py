@@ -173,7 +173,7 @@ def _apply(document: identity_pb2.NetworkDocument, changes: Changes) -> None:
 
 
 def _rotate(document: identity_pb2.NetworkDocument, changes: Changes) -> None:
-    keys = {node_id_of(key): key for key in document.maintainer_keys}
+    keys: dict[str, bytes] = {node_id_of(key): key for key in document.maintainer_keys}
     for node_id in changes.remove_maintainers:
         if keys.pop(node_id, None) is None:
             raise InvalidInput(f"{node_id} is no maintainer of this network", code="not_there", remedy="dcnr network show")

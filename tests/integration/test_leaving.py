@@ -21,6 +21,7 @@ from dcnr.cli.local_door import ask
 from dcnr.errors import DcnrError
 from dcnr.testing import LocalPNode, Process
 from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
+from pnode.home import Home
 from pnode.waking import STOOD_S
 from trust.network_file import load_policy
 
@@ -233,8 +234,8 @@ def test_an_orchestrator_that_maintainers_take_out_is_followed_no_longer(rig: Ri
     rig.ended(job_id, 300)
     assert all(item.exact and item.num_batches == PASSES * PER_PASS for item in rig.audit())
     assert [rig.told(process).pid for process in living] == lives, "nobody began anew"
-    for process in (removed, stays, *living):
-        rig.until(lambda home=process.home: load_policy(home / "network.json").document.version == 2, "the next start finds it", 60)
+    kept = [process.home / "network.json" for process in (removed, stays)] + [Home(process.home).network for process in living]
+    rig.until(lambda: {load_policy(path).document.version for path in kept} == {2}, "the next start of each finds it", 60)
 
 
 def _pid(home: Path) -> int:
