@@ -108,7 +108,7 @@ def equal_epoch_is_enough(patch: pytest.MonkeyPatch) -> None:
             self.term is not None
             and self.term.epoch == desired.epoch
             and signer == desired.holder
-            and signer in self._orchestrators
+            and signer in self._orchestrators()
         ):
             return self._newer(desired)
         return offered(self, desired, signer)
