@@ -122,7 +122,7 @@ def claims_are_stored(patch: pytest.MonkeyPatch) -> None:
 
     def credulous(self: Authority, desired: model_pb2.DesiredState, signer: NodeId) -> Verdict:
         verdict = offered(self, desired, signer)
-        if signer in self._orchestrators and (self.term is None or desired.epoch > self.term.epoch):
+        if signer in self._orchestrators() and (self.term is None or desired.epoch > self.term.epoch):
             self.term = Term(int(desired.epoch), signer)
         return verdict
 
