@@ -247,7 +247,8 @@ def bulk_on_the_control_stream(patch: pytest.MonkeyPatch) -> None:
 
 def strangers_submit(patch: pytest.MonkeyPatch) -> None:
     """Invariants 6 and 7: a job request counts whoever signed it."""
-    patch.setattr(NetworkPolicy, "open_job_request", lambda self, envelope: parse(model_pb2.JobRequest, envelope.payload))
+    for name in ("open_job_request", "read_job_request"):
+        patch.setattr(NetworkPolicy, name, lambda self, envelope: parse(model_pb2.JobRequest, envelope.payload))
 
 
 def nobody_says_why(patch: pytest.MonkeyPatch) -> None:
