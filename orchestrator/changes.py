@@ -27,11 +27,12 @@ TERMINAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Makes a queued job the active one; ``manifest_digest`` is where it starts from."""
+    """Makes a queued job the active one; ``manifest_digest`` is where it starts from, ``statement`` the newest that it may begin."""
 
     job_id: str
     request_digest: str
     manifest_digest: str
+    statement: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,12 @@ class NameManifest:
 
 @dataclass(frozen=True, slots=True)
 class MoveJob:
-    """Moves the active job from one state to the next."""
+    """Moves the active job from one state to the next. ``statement``: the number of the one that asks for it, which counts no more then."""
 
     job_id: str
     before: model_pb2.JobState.ValueType
     after: model_pb2.JobState.ValueType
+    statement: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def apply(change: Change, head: model_pb2.Head) -> str:
             if head.active.job_id != change.job_id or head.active.state != change.before:
                 return "the job is no longer in that state"
             head.active.state = change.after
+            head.active.statement = max(head.active.statement, change.statement)
             return ""
         case Decide():
             return _decide(change, head)
@@ -107,6 +110,7 @@ def _activate(change: Activate, head: model_pb2.Head) -> str:
     head.active.job_id = change.job_id
     head.active.request_digest = change.request_digest
     head.active.state = model_pb2.JOB_STATE_PLACING
+    head.active.statement = change.statement
     head.manifest_digest = change.manifest_digest
     return ""
 

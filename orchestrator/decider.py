@@ -238,7 +238,7 @@ class Decider:
         if job is None or not self._due(view, term, now):
             return
         if head.active.state == model_pb2.JOB_STATE_PAUSED and (view.plan is None or view.plan.job_id != head.active.job_id):
-            return  # paused before it was placed: it is placed when it goes on
+            return await self._release(view)  # paused before it was placed: it is placed when it goes on
         term.reviewed_at, term.reviewed_version = now, self._nodes_changed.version
         previous = view.plan
         request = plan_request(

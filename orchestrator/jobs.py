@@ -91,7 +91,8 @@ def next_change(head: model_pb2.Head, jobs: Mapping[str, JobRecord], progress: P
     if active.job_id or first is None:
         return None
     assert first.request is not None
-    return Activate(first.job_id, first.request_digest, first.request.initial_manifest_digest)
+    said = int(first.pause.number) if first.pause is not None else 0
+    return Activate(first.job_id, first.request_digest, first.request.initial_manifest_digest, said)
 
 
 def ends_to_write(head: model_pb2.Head, jobs: Mapping[str, JobRecord]) -> Sequence[model_pb2.Outcome]:
@@ -141,20 +142,26 @@ def _active(head: model_pb2.Head, record: JobRecord, progress: Progress | None, 
     if record.problem:
         outcome = _outcome(record.job_id, model_pb2.JOB_STATE_FAILED, head.manifest_digest, record.problem)
         return Decide(outcome.SerializeToString(deterministic=True), ended)
-    if is_paused(record.pause) != (active.state == model_pb2.JOB_STATE_PAUSED):
-        after = model_pb2.JOB_STATE_PAUSED if is_paused(record.pause) else _resumed(active, progress)
-        return MoveJob(record.job_id, active.state, after)
+    said = _not_yet_obeyed(active, record.pause)
+    if said is not None and said.paused != (active.state == model_pb2.JOB_STATE_PAUSED):
+        after = model_pb2.JOB_STATE_PAUSED if said.paused else _resumed(active, progress)
+        return MoveJob(record.job_id, active.state, after, int(said.number))
     if progress is None:
         return None
     match active.state:
         case model_pb2.JOB_STATE_PLACING if progress.placed:
             return MoveJob(record.job_id, active.state, model_pb2.JOB_STATE_RUNNING)
-        case model_pb2.JOB_STATE_RUNNING if _sources_done(progress):
+        case model_pb2.JOB_STATE_PLACING | model_pb2.JOB_STATE_RUNNING if _sources_done(progress):
             return MoveJob(record.job_id, active.state, model_pb2.JOB_STATE_SETTLING)
         case model_pb2.JOB_STATE_SETTLING:
             return _settling(head, progress, ended)
         case _:
             return None
+
+
+def _not_yet_obeyed(active: model_pb2.ActiveJob, newest: model_pb2.JobPause | None) -> model_pb2.JobPause | None:
+    """What maintainers said after that which the head has obeyed. Who has just begun, or reads what is stale, may know older statements only."""
+    return newest if newest is not None and newest.number > active.statement else None
 
 
 def _resumed(active: model_pb2.ActiveJob, progress: Progress | None) -> model_pb2.JobState.ValueType:

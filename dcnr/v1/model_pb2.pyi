@@ -836,6 +836,7 @@ class ActiveJob(_message.Message):
     RUNNING_S_FIELD_NUMBER: _builtins.int
     SETTLING_S_FIELD_NUMBER: _builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
+    STATEMENT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """which"""
     state: Global___JobState.ValueType
@@ -846,6 +847,8 @@ class ActiveJob(_message.Message):
     """time used, carried over takeovers"""
     request_digest: _builtins.str
     """of the stored request envelope"""
+    statement: _builtins.int
+    """number of the JobPause that was obeyed last; none of a lower number, or of this one, counts any more"""
     def __init__(
         self,
         *,
@@ -854,10 +857,11 @@ class ActiveJob(_message.Message):
         running_s: _builtins.float = ...,
         settling_s: _builtins.float = ...,
         request_digest: _builtins.str = ...,
+        statement: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "request_digest", b"request_digest", "running_s", b"running_s", "settling_s", b"settling_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "request_digest", b"request_digest", "running_s", b"running_s", "settling_s", b"settling_s", "state", b"state", "statement", b"statement"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

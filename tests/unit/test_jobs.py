@@ -27,10 +27,11 @@ def exit_of(name: str, *, complete: bool = True) -> model_pb2.ExitResult:
 PROGRESS = Progress(("a", "b"), ("a",), N, True, {"a": FULL}, {"a": FULL, "b": FULL}, (exit_of("a"), exit_of("b")), 0.0)
 
 
-def head(state: int = 0, job: str = "j1", settling_s: float = 0.0) -> model_pb2.Head:
+def head(state: int = 0, job: str = "j1", settling_s: float = 0.0, statement: int = 0) -> model_pb2.Head:
     made = model_pb2.Head(manifest_digest="m5")
     if state:
         made.active.job_id, made.active.state, made.active.settling_s = job, state, settling_s  # type: ignore[assignment]
+        made.active.statement = statement
     return made
 
 
@@ -97,10 +98,10 @@ def said(paused: bool, number: int = 1) -> model_pb2.JobPause:
 @pytest.mark.parametrize("state", [PLACING, RUNNING, SETTLING])
 def test_a_job_pauses_from_every_state_and_goes_on(state: model_pb2.JobState.ValueType) -> None:
     paused, goes_on = {"j1": record(pause=said(True))}, {"j1": record(pause=said(False, 2))}
-    assert next_change(head(state), paused, PROGRESS, 0) == MoveJob("j1", state, PAUSED)
-    assert next_change(head(state), paused, None, 0) == MoveJob("j1", state, PAUSED), "whatever is known of its progress"
+    assert next_change(head(state), paused, PROGRESS, 0) == MoveJob("j1", state, PAUSED, 1)
+    assert next_change(head(state), paused, None, 0) == MoveJob("j1", state, PAUSED, 1), "whatever is known of its progress"
     assert next_change(head(PAUSED), paused, PROGRESS, 0) is None, "everything is done, and it stays paused"
-    assert next_change(head(PAUSED), goes_on, None, 0) == MoveJob("j1", PAUSED, PLACING)
+    assert next_change(head(PAUSED), goes_on, None, 0) == MoveJob("j1", PAUSED, PLACING, 2)
     assert next_change(head(PLACING), goes_on, PROGRESS, 0) == MoveJob("j1", PLACING, RUNNING)
 
 
@@ -109,11 +110,43 @@ def test_a_job_that_had_come_to_settling_goes_on_settling_though_nobody_has_room
     jobs = {"j1": record(pause=said(False, 2))}
     gap = replace(PROGRESS, placed=False, durable={"a": FULL, "b": IntervalSet.span(0, 4)})
     forgotten = replace(gap, learned={}, durable={})
-    assert next_change(head(PAUSED), jobs, gap, 0) == MoveJob("j1", PAUSED, SETTLING), "every source is done"
-    assert next_change(head(PAUSED, settling_s=1.0), jobs, forgotten, 0) == MoveJob("j1", PAUSED, SETTLING), "it had settled before"
-    assert next_change(head(PAUSED, settling_s=1.0), jobs, None, 0) == MoveJob("j1", PAUSED, SETTLING), "whatever is known"
-    assert next_change(head(PAUSED), jobs, forgotten, 0) == MoveJob("j1", PAUSED, PLACING)
+    assert next_change(head(PAUSED), jobs, gap, 0) == MoveJob("j1", PAUSED, SETTLING, 2), "every source is done"
+    assert next_change(head(PAUSED, settling_s=1.0), jobs, forgotten, 0) == MoveJob("j1", PAUSED, SETTLING, 2), (
+        "it had settled before"
+    )
+    assert next_change(head(PAUSED, settling_s=1.0), jobs, None, 0) == MoveJob("j1", PAUSED, SETTLING, 2), "whatever is known"
+    assert next_change(head(PAUSED), jobs, forgotten, 0) == MoveJob("j1", PAUSED, PLACING, 2)
+    assert next_change(head(PLACING), jobs, gap, 0) == MoveJob("j1", PLACING, SETTLING), (
+        "the sources learned the rest while others had no place"
+    )
     assert outcome(next_change(head(SETTLING, settling_s=600), jobs, gap, 0)).state == model_pb2.JOB_STATE_EXPIRED
+
+
+@pytest.mark.parametrize(
+    ("state", "obeyed", "shown"),
+    [
+        (PAUSED, 1, None),
+        (PAUSED, 1, said(True)),
+        (PAUSED, 3, said(False, 2)),
+        (PLACING, 2, said(True, 1)),
+        (SETTLING, 2, said(True, 2)),
+    ],
+)
+def test_what_was_obeyed_counts_no_more_whoever_reads_an_older_store(
+    state: model_pb2.JobState.ValueType, obeyed: int, shown: model_pb2.JobPause | None
+) -> None:
+    """Who takes the head over may read a listing that is stale: what it lacks was said all the same."""
+    waiting = replace(PROGRESS, placed=False, learned={}, durable={}, exits=())
+    assert next_change(head(state, statement=obeyed), {"j1": record(pause=shown)}, waiting, 0) is None
+
+
+def test_the_head_keeps_the_number_of_the_statement_that_it_follows() -> None:
+    found = head(RUNNING)
+    assert apply(MoveJob("j1", RUNNING, PAUSED, 3), found) == ""
+    assert (found.active.state, found.active.statement) == (PAUSED, 3)
+    assert apply(MoveJob("j1", PAUSED, PLACING, 4), found) == ""
+    assert apply(MoveJob("j1", PLACING, RUNNING), found) == ""
+    assert (found.active.state, found.active.statement) == (RUNNING, 4)
 
 
 def test_a_paused_job_can_be_called_off_and_fails_for_good() -> None:
@@ -131,7 +164,11 @@ def test_a_job_paused_in_the_queue_lets_others_pass_and_keeps_its_expiry() -> No
     assert next_change(head(), jobs, None, 0) is None
     assert outcome(next_change(head(), jobs, None, 1000)).state == model_pb2.JOB_STATE_EXPIRED
     jobs["j1"] = record(pause=said(False, 2))
-    assert next_change(head(), jobs, None, 0) == Activate("j1", "r0", "m0")
+    begins = next_change(head(), jobs, None, 0)
+    assert begins == Activate("j1", "r0", "m0", 2)
+    found = head()
+    assert apply(begins, found) == ""
+    assert found.active.statement == 2
 
 
 @pytest.mark.parametrize("state", [0, PLACING, RUNNING, SETTLING, PAUSED])

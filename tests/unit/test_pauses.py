@@ -8,7 +8,7 @@ import random
 import pytest
 
 from dataservice import keys
-from dataservice.memory import MemoryStore
+from dataservice.memory import Fault, MemoryStore, Operation, PlannedFaults
 from dcnr.errors import InvalidInput, NotFound, Refused, Stale
 from dcnr.sdk import pausing
 from dcnr.system import SystemClock
@@ -78,6 +78,16 @@ def test_saying_it_again_and_an_old_statement_change_nothing(books: Books) -> No
         books.say(first)
     assert (old.value.code, old.value.details["number"]) == ("pause_not_next", "3")
     assert not books.paused()
+
+
+def test_a_look_that_lacks_statements_takes_no_wish_for_granted(books: Books) -> None:
+    """A stale listing shows a job of which nobody said anything: that it goes on is no news to it, and would be lost."""
+    books.say(books.envelope(1, True))
+    books.store.faults = PlannedFaults([(Operation.LIST, "", Fault.STALE_READ)])
+    with pytest.raises(Stale) as missed:
+        books.say(books.envelope(2, False))
+    assert missed.value.code == "pause_not_next"
+    assert books.say(books.envelope(2, False))[1], "the next look shows everything"
 
 
 def test_of_two_at_once_one_is_first_and_the_other_is_told_its_number(books: Books) -> None:
