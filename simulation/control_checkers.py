@@ -61,6 +61,7 @@ class ControlCheckers(VolunteerCheckers):
         """A machine died; what it had persisted is gone with its disk."""
         if not kept_disk:
             self._sequences.pop(pnode.node_id, None)
+            self.pauses.died(pnode)
 
     # ---- PNodes ----------------------------------------------------------------------------------------------------------
 
@@ -84,6 +85,7 @@ class ControlCheckers(VolunteerCheckers):
         last = self._sequences.get(pnode.node_id, 0)
         world.require(int(desired.sequence) > last, "obeys_older", f"{who}: sequence {desired.sequence} after {last}")
         self._sequences[pnode.node_id] = int(desired.sequence)
+        self.pauses.told(pnode, desired)
         self.num_obeyed += 1
 
     def before_message(self, pnode: PNodeShell, data: bytes) -> tuple[object, ...] | None:
@@ -102,6 +104,11 @@ class ControlCheckers(VolunteerCheckers):
     def attached(self, data: bytes) -> None:
         """An orchestrator took a greeting for good."""
         self._world.require(not self._world.wire.was_changed(data), "tampered", "a tampered greeting opened a control stream")
+
+    def recorded(self, data: bytes, said: model_pb2.JobPause) -> None:
+        """An orchestrator tells maintainers that their statement is recorded."""
+        self._world.require(not self._world.wire.was_changed(data), "tampered", "a tampered statement was recorded")
+        self.pauses.recorded(said)
 
     def _believes(self, pnode: PNodeShell) -> tuple[object, ...]:
         entry = pnode.duties._models.get(MODEL)
@@ -146,6 +153,7 @@ class ControlCheckers(VolunteerCheckers):
         if now > world.healed_s + TAKEN_OVER_S:
             world.require(len(holders) == 1, "takeover_bound", "nobody decides\n" + "\n".join(world.story()))
         self._placed(now)
+        self.pauses.look()
 
     def _some(self, pnodes: list[PNodeShell]) -> list[PNodeShell]:
         """All where they are few, else each in its turn."""
@@ -157,7 +165,7 @@ class ControlCheckers(VolunteerCheckers):
     def _placed(self, now: float) -> None:
         """Which VNodes of the active job are not at work, and for how long."""
         world, head = self._world, self._world.head()
-        if head is None or head.active.state not in (model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING):
+        if head is None or not self._to_be_placed(head.active):
             self._waiting_since.clear()
             return
         working = {
@@ -175,6 +183,12 @@ class ControlCheckers(VolunteerCheckers):
             if now - since > PLACED_S:
                 world.fail("relocation_bound", f"{vnode} works nowhere for {now - since:.0f} s\n" + "\n".join(world.story()))
 
+    def _to_be_placed(self, active: model_pb2.ActiveJob) -> bool:
+        """Whether every VNode of that job has to be at work: one that was paused before it was placed is placed when it goes on."""
+        if active.state == model_pb2.JOB_STATE_PAUSED:
+            return self.plans.job_id == active.job_id
+        return active.state in (model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING)
+
     def blackout_began(self) -> None:
         """All orchestrators are dead: who has something to learn?"""
         self._at_work = [
@@ -182,7 +196,7 @@ class ControlCheckers(VolunteerCheckers):
             for pnode in self._world.pnodes
             if pnode.process.alive
             for replica in pnode.worker.replicas.values()
-            if len(replica.lineage) < replica.num_batches
+            if len(replica.lineage) < replica.num_batches and not replica.halted
         ]
 
     def blackout_over(self) -> None:
@@ -191,6 +205,7 @@ class ControlCheckers(VolunteerCheckers):
             (len(replica.lineage), before)
             for pnode, worker, replica, before in self._at_work
             if pnode.worker is worker and pnode.process.alive and not pnode.process.paused and replica.replica in worker.replicas
+            if not replica.halted
         ]
         works = not survivors or any(now > before for now, before in survivors)
         self._world.require(works, "works_on", "nothing was learned while all orchestrators were dead")
@@ -201,7 +216,8 @@ class ControlCheckers(VolunteerCheckers):
         head = world.head()
         assert head is not None
         decided = {item.job_id: item for item in head.decided}
-        for name in sorted(world.accepted):
+        resting = {world.maintainers.resting} & set(world.maintainers.unfinished())
+        for name in sorted(world.maintainers.accepted.keys() - resting):
             data = store.peek(keys.job_end(MODEL, name))
             world.require(data is not None, "job_lost", f"{name} has no end")
             assert data is not None
@@ -212,7 +228,9 @@ class ControlCheckers(VolunteerCheckers):
             world.require(decided.get(name, end) == end, "one_outcome", f"{name}: head and end differ")
             ran = self._decided[name].state == model_pb2.JOB_STATE_COMPLETED
             world.require(ran or name not in world.must_complete, "completes", f"{name} ended as\n{end}")
-        self._whole(self._read_manifest(head.manifest_digest))
+        manifest = self._read_manifest(head.manifest_digest)
+        self._whole(manifest)
+        self.pauses.at_end(head, manifest)
         behind = [pnode.host for pnode in world.pnodes if pnode.process.alive and not self._follows(pnode, head)]
         world.require(not behind, "follows", f"{behind} do not follow epoch {head.epoch}\n" + "\n".join(world.story()))
         self._settled(head)
@@ -234,3 +252,5 @@ class ControlCheckers(VolunteerCheckers):
         }
         strays = sorted(replica for _, replica in hosted - wanted)
         self._world.require(not strays, "strays", f"{strays} are hosted though plan {plan.number} does not name them there")
+        over = {name for name, outcome in self._decided.items() if outcome.state != model_pb2.JOB_STATE_COMPLETED}
+        self._world.require(plan.job_id not in over, "strays", f"plan {plan.number} still places {plan.job_id}, which has ended")

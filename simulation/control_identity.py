@@ -178,3 +178,16 @@ def job_cancel(world: Community, job_id: str) -> bytes:
         network_id=world.policy.network_id, job_id=job_id, model=MODEL, reason="called off by its maintainer"
     )
     return seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, world.maintainer).SerializeToString(deterministic=True)
+
+
+def job_pause(world: Community, job_id: str, number: int, *, paused: bool) -> bytes:
+    """A signed statement that a job pauses or goes on, as it is stored."""
+    pause = model_pb2.JobPause(
+        network_id=world.policy.network_id,
+        job_id=job_id,
+        model=MODEL,
+        number=number,
+        paused=paused,
+        reason="its maintainers say so",
+    )
+    return seal(identity_pb2.DOMAIN_JOB_PAUSE, pause, world.maintainer).SerializeToString(deterministic=True)

@@ -33,6 +33,10 @@ class ControlKnobs:
     jobs_every_s: tuple[float, float] = (0.5, 6.0)
     short_jobs: int = 0
     """Queued jobs that are called off at once: they push outcomes out of the head."""
+    job_pauses: int = 0
+    """Times that a job is paused and let go on some seconds later; in the fault phase."""
+    rests: bool = False
+    """After all others a job begins that is paused while it runs, in the end for good."""
     strange_jobs: int = 0
     """Requests in the store that no maintainer has signed."""
     faults_s: float = 70.0
@@ -86,7 +90,8 @@ class ControlKnobs:
     @property
     def healing_s(self) -> float:
         """After the heal everything is done within this time: a takeover, and each job in its turn."""
-        return 150.0 + self.jobs * (60.0 + 2.0 * self.num_batches / self.learn_rate) + 2.0 * self.settling_deadline_s
+        pauses_s = 40.0 * self.job_pauses + 120.0 * self.rests
+        return 150.0 + pauses_s + self.jobs * (60.0 + 2.0 * self.num_batches / self.learn_rate) + 2.0 * self.settling_deadline_s
 
 
 def control_knobs(seed: int) -> ControlKnobs:
@@ -131,6 +136,8 @@ def control_knobs(seed: int) -> ControlKnobs:
         sweep_s=sweep_s,
         grant_lifetime_s=3600 if sweep_s > 100.0 else 15,
         network=NetworkKnobs(latency_s=rng.choice([(0.001, 0.01), (0.01, 0.12)]), repeat_probability=rng.choice([0.0, 0.03])),
+        job_pauses=rng.choice([0, 1, 3]),
+        rests=rng.random() < 0.4,
     )
 
 
@@ -166,6 +173,8 @@ def orchestrator_knobs(seed: int) -> ControlKnobs:
         wrong_clocks=0.2,
         drift=rng.choice([0.0, 0.05]),
         network=NetworkKnobs(latency_s=rng.choice([(0.001, 0.01), (0.01, 0.12)]), repeat_probability=0.02),
+        job_pauses=rng.choice([0, 1, 2]),
+        rests=rng.random() < 0.3,
     )
 
 

@@ -91,6 +91,10 @@ class LiarShell(OrchestratorShell):
         """Says that it is named, which it is not."""
         raise NotFound("no such model here", code="no_model")
 
+    async def pause_job(self, data: bytes) -> bytes:
+        """Says that there is no such job."""
+        raise NotFound("no such job here", code="job_not_found")
+
     async def confirm_head(self, data: bytes) -> bytes:
         """Vouches for its own claim."""
         request = orchestrator_pb2.ConfirmHeadRequest.FromString(data)

@@ -18,6 +18,7 @@ from dcnr.v1 import common_pb2, data_pb2, identity_pb2, model_pb2, orchestrator_
 from orchestrator.attach import AttachService, _Stream, tell_transitions
 from orchestrator.history import History
 from orchestrator.inventory import Inventory
+from orchestrator.pauses import record_pause
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView
 from simulation.control_desk import KnowingDesk
@@ -302,6 +303,15 @@ class OrchestratorShell:
         """RecordCheckpoint."""
         answer = await self.runtime.record(data_pb2.RecordCheckpointRequest.FromString(data))
         return answer.SerializeToString()
+
+    async def pause_job(self, data: bytes) -> bytes:
+        """PauseJob: recorded, whoever decides."""
+        request = orchestrator_pb2.PauseJobRequest.FromString(data)
+        policy = self.world.community.policy
+        pause, _ = await record_pause(request.pause, policy=policy, store=self.store)
+        self.world.checkers.recorded(data, policy.open_pause(request.pause))
+        self.runtime.refresh_jobs.fire()
+        return orchestrator_pb2.PauseJobResponse(recorded=True, paused=pause.paused).SerializeToString()
 
     async def confirm_head(self, data: bytes) -> bytes:
         """ConfirmHead: an own read made after the question."""

@@ -28,6 +28,11 @@ class PlanCheckers:
         """By replica: when it was at work, and how much its state held then. It may have held more when it reported: a restarted primary goes back."""
         self.num_moves = self.num_promotions = self.num_contributors = 0
 
+    @property
+    def job_id(self) -> str:
+        """Whose VNodes the newest plan places; empty for nobody's."""
+        return self._last.job_id if self._last is not None else ""
+
     def look(self) -> None:
         """Now and then: who is at work."""
         now = self._world.kernel.now_s

@@ -65,6 +65,8 @@ class Replica:
     anew: bool = False
     """The last snapshot was refused: another one, even of the same batches."""
     finished: bool = False
+    halted: bool = False
+    """Its job is paused: it learns nothing; what it has learned is merged, kept and answered as before."""
     restored_from: str = ""
     is_broken: bool = False
     """Nothing can be learned from what it restored."""
@@ -85,10 +87,10 @@ class Replica:
         return IntervalSet.empty() if self.leads else self.lineage - self.anchor
 
     def told(self, message: local_pb2.HostReplica) -> bool:
-        """The daemon's word on epoch, role and siblings; True if it has just become primary."""
+        """The daemon's word on epoch, role, siblings and pauses; True if it has just become primary."""
         siblings = self.siblings = tuple(message.assignment.siblings)
         was_told, led = bool(self.epoch), self.leads
-        self.epoch, self.role = int(message.epoch), message.assignment.role
+        self.epoch, self.role, self.halted = int(message.epoch), message.assignment.role, message.halted
         self.shares = tuple(Share(ReplicaId(item.replica), item.weight) for item in siblings)
         leaders = [item for item in siblings if item.role == model_pb2.ROLE_PRIMARY]
         if leaders and leaders[0].replica != self.primary.replica:
@@ -103,7 +105,8 @@ class Replica:
 
     def learn(self, count: int) -> IntervalSet:
         """So many batches more of those that it owns and lacks, lowest first."""
-        fresh = (self._owned() - self.lineage).first(count) if self.leads or self.anchored else IntervalSet.empty()
+        may_learn = (self.leads or self.anchored) and not self.halted
+        fresh = (self._owned() - self.lineage).first(count) if may_learn else IntervalSet.empty()
         for batch in fresh:
             self.chain.learned(batch, 1.0)
         self.lineage = self.lineage | fresh

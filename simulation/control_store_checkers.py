@@ -12,6 +12,7 @@ from orchestrator.documents import open_desired, open_end, open_head, open_manif
 from orchestrator.jobs import intervals
 from simulation.control_identity import MODEL
 from simulation.control_ledger_checkers import LedgerCheckers
+from simulation.control_pause_checkers import PauseCheckers
 from simulation.control_plan_checkers import PlanCheckers
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class StoreCheckers:
         self._condemned: set[str] = set()
         self.plans = PlanCheckers(world)
         self.ledger = LedgerCheckers(world)
+        self.pauses = PauseCheckers(world)
         self.num_head_writes = self.num_takeovers = self.num_manifests = self.num_deleted = 0
 
     def stored(self, key: str, old: bytes | None, new: bytes | None) -> None:
@@ -92,6 +94,8 @@ class StoreCheckers:
             world.require(known is None or (known == outcome and job_id in before), "one_outcome", f"{job_id} is decided again")
             if known is None:
                 self._outcome(outcome)
+                if job_id == old.active.job_id:
+                    self.pauses.ended(old.active, outcome)
             self._decided[job_id] = outcome
         was, now = old.active, new.active
         if was.job_id and was.job_id != now.job_id:
@@ -99,13 +103,12 @@ class StoreCheckers:
         if now.job_id and now.job_id != was.job_id:
             world.require(now.job_id not in self._decided, "one_outcome", f"{now.job_id} runs again")
             world.require(
-                now.job_id in world.accepted or world.store.store.peek(keys.job_request(MODEL, now.job_id)) is not None,
+                now.job_id in world.maintainers.accepted or world.store.store.peek(keys.job_request(MODEL, now.job_id)) is not None,
                 "job_lost",
                 now.job_id,
             )
         if now.job_id == was.job_id and now.job_id:
-            grows = now.running_s >= was.running_s and now.settling_s >= was.settling_s and now.state >= was.state
-            world.require(grows, "time_used", f"{now.job_id}: {was} then {now}")
+            self.pauses.moved(was, now)
 
     def _outcome(self, outcome: model_pb2.Outcome) -> None:
         self._world.require(outcome.state in TERMINAL, "decided_books", f"{outcome.job_id} ends as {outcome.state}")

@@ -52,7 +52,7 @@ class VolunteerCheckers(StoreCheckers):
         held = open_desired(data, world.community.policy, MODEL).assignments if data is not None else ()
         named = any(item.replica == name for item in held)
         world.require(named, "persist_first", f"{pnode.host} hosts {name}, which its persisted state does not name")
-        signed = message.job_id in world.signed and message.graph == world.community.graph_bytes
+        signed = message.job_id in world.maintainers.signed and message.graph == world.community.graph_bytes
         world.require(signed, "strangers_code", f"{pnode.host} hosts {name} of {message.job_id}, which no maintainer has signed")
 
     def limits(self, pnode: PNodeShell) -> None:
@@ -88,6 +88,7 @@ class VolunteerCheckers(StoreCheckers):
         """A replica took steps on those batches."""
         key = (replica.job_id, replica.replica, str(pnode.node_id))
         self._learned[key] = self._learned.get(key, IntervalSet.empty()) | batches
+        self.pauses.learned(pnode, replica.replica, batches)
 
     def merges(self, primary: Replica, batches: IntervalSet) -> None:
         """A primary is about to take in a delta: nothing of it is in its state yet."""

@@ -59,4 +59,6 @@ def _envelope_in(message: Any) -> identity_pb2.Envelope | None:
             return message.hello.advert if message.WhichOneof("kind") == "hello" else None
         case data_pb2.RecordCheckpointRequest():
             return message.commit
+        case orchestrator_pb2.PauseJobRequest():
+            return message.pause
     return None

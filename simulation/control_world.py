@@ -14,29 +14,28 @@ from typing import Any
 from unittest import mock
 
 from dataservice import keys
-from dcnr.errors import DcnrError, InvariantBroken, Unavailable
 from dcnr.groups import first_cause
 from dcnr.ids import NodeId, digest_of
 from dcnr.v1 import model_pb2
-from orchestrator.documents import open_head, put_once
+from orchestrator.documents import open_head
 from simulation import control_disk
 from simulation.control_checkers import ControlCheckers
 from simulation.control_clock import Clocks, SimClock
 from simulation.control_faults import ControlFaults
-from simulation.control_identity import EPOCH_WALL_S, MODEL, community, job_cancel, job_request
+from simulation.control_identity import MODEL, community
 from simulation.control_keys import Keyring
 from simulation.control_knobs import ControlKnobs, control_knobs
 from simulation.control_liars import LiarShell, LyingPNode
 from simulation.control_loop import ProcessLoop
+from simulation.control_maintainers import Maintainers
 from simulation.control_orchestrator import OrchestratorShell
 from simulation.control_pnode import PNodeShell
 from simulation.control_replica import Replica
-from simulation.control_store import Calls, StoreClient, StoreService
+from simulation.control_store import Calls, StoreService
 from simulation.control_wire import Tamperer
 from simulation.kernel import Kernel, Process
 from simulation.network import Network
 from simulation.world import Violation
-from trust.identity import NodeKey
 
 
 class ControlWorld:
@@ -64,9 +63,6 @@ class ControlWorld:
         self.is_unsafe = True
         self.store_away_until_s = 0.0
         self.healed_s = 0.0
-        self.signed: set[str] = set()
-        """Jobs that the maintainers ask for; the network may act on one before its maintainer hears that the store has it."""
-        self.accepted: dict[str, bytes] = {}
         self._head: tuple[bytes | None, model_pb2.Head | None] = (None, None)
         self.error: BaseException | None = None
         self.wire = Tamperer(self)
@@ -77,8 +73,7 @@ class ControlWorld:
         self._by_id: dict[str, OrchestratorShell] = {}
         self.pnodes: list[PNodeShell] = []
         self._pnodes_by_id: dict[str, PNodeShell] = {}
-        self.maintainer = Process(self.kernel, "maintainer")
-        self.maintainer_loop = ProcessLoop(self.kernel, self.maintainer, self.failed)
+        self.maintainers = Maintainers(self)
         self.faults = ControlFaults(self)
 
     # ---- what parts of the world ask each other ---------------------------------------------------------------------------
@@ -169,8 +164,7 @@ class ControlWorld:
                 for shell in shells:
                     shell.process.kill()
                     shell.loop.bury()
-                self.maintainer.kill()
-                self.maintainer_loop.bury()
+                self.maintainers.end()
                 self.store.process.kill()
                 self.store.loop.bury()
         return self
@@ -185,7 +179,7 @@ class ControlWorld:
             pnode = LyingPNode(self, index) if index < self.knobs.lying_pnodes else PNodeShell(self, index)
             self.pnodes.append(pnode)
             self._pnodes_by_id[pnode.node_id] = pnode
-        self.maintainer_loop.spawn(self._submit())
+        self.maintainers.start()
         self.faults.plan()
         self._look()
         self._until(self.knobs.faults_s, lambda: False)
@@ -215,66 +209,19 @@ class ControlWorld:
         for vnode, data in world.initial.items():
             store.rewind(keys.state(MODEL, vnode, digest_of(data)), data)
 
-    async def _submit(self) -> None:
-        """The maintainer: jobs one after the other, the last two called off and expiring."""
-        rng = self.kernel.rng("maintainer")
-        store = StoreClient(self, self.maintainer)
-        names = [f"job-{index}" for index in range(self.knobs.jobs)]
-        for index, name in enumerate(names):
-            expires = int((EPOCH_WALL_S + self.kernel.now_s + rng.uniform(15.0, 60.0)) * 1000) if name == names[-1] else 0
-            await self._accept(store, name, expires)
-            await asyncio.sleep(rng.uniform(*self.knobs.jobs_every_s))
-            if index == len(names) - 2:
-                self.maintainer_loop.spawn(self._call_off(store, name, rng.uniform(0.0, 40.0)))
-        for index in range(self.knobs.short_jobs):
-            await self._accept(store, f"short-{index}", 0)
-            await self._call_off(store, f"short-{index}", 0.0)
-
-        for index in range(self.knobs.strange_jobs):
-            await self._insist(
-                store, keys.job_request(MODEL, f"strange-{index}"), self._request(f"strange-{index}", 0, self.stranger)
-            )
-
-    def _request(self, name: str, expires_unix_ms: int, signer: NodeKey | None = None) -> bytes:
-        return job_request(
-            self.community, name, num_batches=self.knobs.num_batches, expires_unix_ms=expires_unix_ms,
-            checkpoint_s=self.knobs.checkpoint_s, settling_deadline_s=self.knobs.settling_deadline_s, signer=signer,
-        )  # fmt: skip
-
-    async def _accept(self, store: StoreClient, name: str, expires_unix_ms: int) -> None:
-        data = self._request(name, expires_unix_ms)
-        self.signed.add(name)
-        await self._insist(store, keys.job_request(MODEL, name), data)
-        self.accepted[name] = data
-
-    async def _call_off(self, store: StoreClient, name: str, after_s: float) -> None:
-        await asyncio.sleep(after_s)
-        await self._insist(store, keys.job_cancel(MODEL, name), job_cancel(self.community, name))
-
-    async def _insist(self, store: StoreClient, key: str, data: bytes) -> None:
-        while True:
-            try:
-                if await put_once(store, key, data) != data:
-                    raise InvariantBroken("another object lies there", code="object_differs")
-                return
-            except Unavailable:
-                await asyncio.sleep(0.5)
-            except DcnrError:
-                await asyncio.sleep(0.2)
-
     @property
     def must_complete(self) -> frozenset[str]:
-        """Jobs that nobody calls off and that never expire."""
+        """Jobs that nobody calls off, that never expire and that do not rest."""
         return frozenset(f"job-{index}" for index in range(self.knobs.jobs - 2))
 
     def is_done(self) -> bool:
-        """Every accepted job has ended, in the store, and nothing is active any more."""
-        if len(self.accepted) < self.knobs.jobs + self.knobs.short_jobs:
+        """Every accepted job has ended, in the store, and nothing is active any more; but for one that is paused for good."""
+        if not self.maintainers.is_done:
             return False
-        if any(self.store.store.peek(keys.job_end(MODEL, name)) is None for name in self.accepted):
+        head, unfinished = self.head(), self.maintainers.unfinished()
+        if head is None or unfinished != [name for name in (head.active.job_id,) if name]:
             return False
-        head = self.head()
-        return head is not None and not head.active.job_id
+        return not unfinished or (unfinished == [self.maintainers.resting] and head.active.state == model_pb2.JOB_STATE_PAUSED)
 
     def story(self) -> list[str]:
         """Who holds what, and what is missing."""

@@ -17,7 +17,7 @@ def test_random_history_converges(seed: int) -> None:
     ControlWorld(seed).run()
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(17))
 def test_orchestrators_that_die_and_stand_still_lose_no_job(seed: int) -> None:
     ControlWorld(seed, orchestrator_knobs(seed), "--world orchestrators").run()
 
