@@ -56,7 +56,20 @@ PLANTED = [
     (places.names_of_strangers_are_kept, LIAR, {"bad_id"}),
     (places.workers_wait_for_orchestrators, {**SMALL, "blackout_s": 20.0, "num_batches": 200}, {"works_on"}),
     (places.one_missing_read_ends_a_job, STALE, {"completes"}),
-    (places.new_primaries_keep_quiet, {**SMALL, "pnode_crashes": 8}, {"completes", "useless"}),
+    (
+        places.new_primaries_keep_quiet,
+        {
+            **SMALL,
+            "replicas": (1,),
+            "liar": False,
+            "lying_pnodes": 0,
+            "blackout_s": 0.0,
+            "num_vnodes": 4,
+            "num_pnodes": 6,
+            "pnode_crashes": 10,
+        },
+        {"completes", "useless"},
+    ),
     (places.placed_without_reason, SMALL, {"explain"}),
     (places.anybody_succeeds, {**CREWS, "replicas": (3,), "num_vnodes": 4}, {"successor"}),
     (places.siblings_share_a_node, CREWS, {"apart"}),
@@ -87,7 +100,7 @@ PLANTED = [
 
 SEEDS = {
     "body_composed_once": 3, "takeover_begins_anew": 7, "holder_never_stops": 2, "impatient_taker": 2, "lower_epoch_goes_down": 11,
-    "workers_wait_for_orchestrators": 6, "new_primaries_keep_quiet": 71, "anybody_succeeds": 13, "siblings_share_a_node": 4,
+    "workers_wait_for_orchestrators": 6, "new_primaries_keep_quiet": 7, "anybody_succeeds": 13, "siblings_share_a_node": 4,
     "repeated_delta_is_merged_again": 3, "restless_planner": 4, "the_dead_look_alive": 2, "wall_clocks_are_believed": 1,
     "acts_without_persisting": 2, "what_the_disk_refused_is_forgotten": 2, "alive_is_enough": 6, "deltas_need_no_signature": 1,
 }  # fmt: skip
