@@ -195,8 +195,9 @@ class ControlStreams:
                     raise TimedOut(f"no answer for {now - heard:.1f} s", code="orchestrator_silent")
                 if stream.stale:
                     raise Unavailable("it is opened anew", code="stream_renewed")
-                if stream.attached and (now >= due or stream.nudge.is_set()):
-                    stream.nudge.clear()
+                is_nudged = stream.nudge.is_set()
+                stream.nudge.clear()  # before the welcome too, else it would be looked at again and again; the first beat tells all news
+                if stream.attached and (now >= due or is_nudged):
                     sequence += 1
                     message = orchestrator_pb2.PNodeMessage(beat=self._beat(sequence))
                     message.beat.round_trip_s, beat_at = stream.round_trip_s, self._clock.monotonic()
