@@ -72,7 +72,10 @@ async def find(
     direct = _merged((entry.node_id, (entry.address,)) for entry in entries if entry.node_id is not None)
     if policy is not None and policy.orchestrator_ids <= {node_id for node_id, _ in direct}:
         return Contact(policy, _listed(policy, direct), pinned, ())
-    policy, found, remarks = await _gathered(dialer, entries, policy, wanted, direct, now_wall)
+    policy, found, errors = await _gathered(dialer, entries, policy, wanted, direct, now_wall)
+    if refusals := [error for error in errors if isinstance(error, Refused)]:
+        raise refusals[0]
+    remarks = [error.message for error in errors]
     if policy is None:
         raise Unavailable(
             f"no bootstrap node answered: {'; '.join(remarks)}",
@@ -90,38 +93,37 @@ async def find(
 async def look_again(dialer: Dialer, contact: Contact, now_wall: float) -> Contact:
     """What the orchestrators of an earlier contact, and the entries of its document, say now: other versions have other orchestrators.
 
-    Where nobody answers it is the same contact. Raises Refused (``wrong_network``).
+    Where nobody answers it is the same contact. What one of them says that is worth nothing keeps nobody from hearing the others: an orchestrator that is
+    taken out would hide that by it.
     """
     entries = [Entry(node_id, address) for node_id, addresses in contact.orchestrators for address in addresses[:1]]
     entries += [parse_entry(text) for text in contact.policy.document.bootstrap]
-    policy, found, remarks = await _gathered(
+    policy, found, errors = await _gathered(
         dialer, entries, contact.policy, contact.policy.network_id, contact.orchestrators, now_wall
     )
-    return Contact(policy or contact.policy, found or contact.orchestrators, contact.pinned, tuple(remarks))
+    remarks = tuple(error.message for error in errors)
+    return Contact(policy or contact.policy, found or contact.orchestrators, contact.pinned, remarks)
 
 
 async def _gathered(
     dialer: Dialer, entries: Sequence[Entry], policy: NetworkPolicy | None, wanted: str | None, known: Addresses, now_wall: float
-) -> tuple[NetworkPolicy | None, Addresses, list[str]]:
-    """The newest policy of all answers, the listed orchestrators that were known or are named, and why others did not answer."""
-    answers, remarks = await _ask(dialer, entries, wanted, now_wall)
+) -> tuple[NetworkPolicy | None, Addresses, list[DcnrError]]:
+    """The newest policy of all answers, the listed orchestrators that were known or are named, and why others did not answer well."""
+    answers, errors = await _ask(dialer, entries, wanted, now_wall)
     for answer in answers:
         policy = _newer(policy, answer.policy)
     merged = _merged([*known, *(item for answer in answers for item in answer.found)])
-    return policy, _listed(policy, merged) if policy is not None else (), remarks
+    return policy, _listed(policy, merged) if policy is not None else (), errors
 
 
 async def _ask(
     dialer: Dialer, entries: Sequence[Entry], network_id: str | None, now_wall: float
-) -> tuple[list[_Answer], list[str]]:
+) -> tuple[list[_Answer], list[DcnrError]]:
     """Answers of all entries that answer, asked at once; each is bounded by the dialer."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_join(dialer, entry, network_id, now_wall)) for entry in dict.fromkeys(entries)]
     results = [task.result() for task in tasks]
-    for result in results:
-        if isinstance(result, Refused):
-            raise result
-    return [r for r in results if isinstance(r, _Answer)], [r.message for r in results if isinstance(r, DcnrError)]
+    return [r for r in results if isinstance(r, _Answer)], [r for r in results if isinstance(r, DcnrError)]
 
 
 async def _join(dialer: Dialer, entry: Entry, network_id: str | None, now_wall: float) -> _Answer | DcnrError:
