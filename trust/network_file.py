@@ -64,8 +64,8 @@ def load_policy(path: Path, now_wall: float | None = None, *, network_id: str | 
 def newest_policy(given: Path | None, kept: Path, now_wall: float) -> NetworkPolicy:
     """The network of the file ``given``, or where none is the one that an earlier run ``kept``; in its newest version in either.
 
-    So a start with an old file takes nothing back that came in force while the process ran. Raises as `load_policy`; what is kept of another network, or
-    damaged, is nothing beside a given file.
+    So a start with an old file takes nothing back that came in force while the process ran. Raises as `load_policy`, also where what is kept has a higher
+    number and does not follow from the file; what is kept of another network, or damaged, is nothing beside a given file.
     """
     if given is None:
         return load_policy(kept, now_wall)
@@ -74,7 +74,16 @@ def newest_policy(given: Path | None, kept: Path, now_wall: float) -> NetworkPol
         own = load_policy(kept, network_id=policy.network_id)
     except (NotFound, Corrupt, Refused, Stale):
         return load_policy(given, now_wall)
-    return load_policy(kept if own.document.version > policy.document.version else given, now_wall)
+    if own.document.version <= policy.document.version:
+        return load_policy(given, now_wall)
+    try:
+        return policy.successor(own.history, now_wall=now_wall)
+    except Refused as error:
+        raise Refused(
+            f"{kept} does not follow from {given}: {error.message}",
+            code=error.code,
+            remedy=f"give the newest network file; remove {kept} if that is the wrong one",
+        ) from error
 
 
 def _documents(path: Path, data: bytes) -> list[identity_pb2.Envelope]:

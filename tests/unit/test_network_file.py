@@ -14,7 +14,7 @@ from trust.network import MAX_HISTORY, create_document, draft_successor, sign_do
 from trust.network_file import MAX_FILE_BYTES, load_policy, newest_policy, save_policy
 
 NOW = 1_700_000_000.0
-ALICE, ORCHESTRATOR = NodeKey.generate(), NodeKey.generate()
+ALICE, BOB, ORCHESTRATOR = NodeKey.generate(), NodeKey.generate(), NodeKey.generate()
 
 
 def saved(path: Path, lifetime_s: float = 0) -> Path:
@@ -101,6 +101,27 @@ def test_a_start_takes_the_newest_version_of_the_given_network(tmp_path: Path) -
             newest_policy(given, where, NOW + (11 if error is Stale else 0))
     kept.write_text("damaged")
     assert newest_policy(old, kept, NOW) == first
+
+
+def test_what_is_kept_stands_above_a_given_file_only_where_it_follows_from_it(tmp_path: Path) -> None:
+    """Who joined with the id alone and met those who had old keys is brought back by a recent file, not kept where it was led."""
+    document = create_document(ALICE, name="garden", now_wall=NOW, orchestrator_ids=[ORCHESTRATOR.node_id])
+    first = verify_chain([document])
+    rotated = draft_successor(first)
+    rotated.maintainer_keys[:] = [BOB.public_der]
+    recent = first.successor([document, sign_document(rotated, ALICE, BOB)])
+    astray = draft_successor(first)
+    astray.version, astray.name = 9, "astray"
+    given, kept = tmp_path / "given.json", tmp_path / "home" / "network.json"
+    save_policy(given, recent)
+    save_policy(kept, first.successor([document, sign_document(astray, ALICE)]))
+    with pytest.raises(Refused) as refused:
+        newest_policy(given, kept, NOW)
+    assert refused.value.code == "too_few_signatures"
+    assert str(kept) in refused.value.message + refused.value.remedy
+    assert load_policy(kept).document.name == "astray", "it is for the owner to say which one is right"
+    kept.unlink()
+    assert newest_policy(given, kept, NOW) == recent
 
 
 def test_missing_expired_and_foreign(tmp_path: Path) -> None:
