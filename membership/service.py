@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dcnr.errors import DcnrError, InvalidInput, NotFound, Refused, Unavailable
-from dcnr.limits import CONNECT_TIMEOUT_S, MAX_ADVERTS_PER_EXCHANGE, MAX_BOOTSTRAP_ENTRIES
+from dcnr.limits import CONNECT_TIMEOUT_S, KIB, MAX_ADVERTS_PER_EXCHANGE, MAX_BOOTSTRAP_ENTRIES
 from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.guard import caller_of, peer_of
@@ -28,7 +28,8 @@ JOIN_RATE: Final = Rate(per_s=20.0, burst=200.0)
 EXCHANGE_RATE: Final = Rate(per_s=5.0, burst=60.0)
 PROBE_RATE: Final = Rate(per_s=1.0, burst=20.0)
 DOCUMENT_RATE: Final = Rate(per_s=1.0, burst=30.0)
-"""Per subnet, since ids cost nothing: a chain that is worth nothing is refused after some tens of milliseconds at most."""
+"""Per subnet, since ids cost nothing; a large chain counts for as many as it has pieces of `DOCUMENT_PIECE_BYTES`, since reading it takes as much longer."""
+DOCUMENT_PIECE_BYTES: Final = 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     async def Document(self, request: membership_pb2.DocumentRequest, context: Any) -> membership_pb2.DocumentResponse:
         """Takes the caller's network document where it is newer, and gives ours where that is. Raises what `trust.in_force.InForce.take` does."""
         peer_of(context)
-        self._limit(self._documents, caller_of(context).subnet)
+        pieces = 1.0 + sum(len(envelope.payload) for envelope in request.history) / DOCUMENT_PIECE_BYTES
+        self._limit(self._documents, caller_of(context).subnet, cost=min(DOCUMENT_RATE.burst, pieces))
         network = self._gossip.network
         network.take(request.history, now_wall=self._time.wall())
         history = network.policy.history if network.version > request.version else ()
@@ -136,7 +138,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             raise Refused("this node passes nothing on", code="not_a_relay", remedy="ask an orchestrator")
         await self.relay.serve(CallStream(context), peer_of(context))
 
-    def _limit(self, buckets: TokenBuckets, name: str) -> None:
-        wait_s = buckets.wait_s(name, self._clock.monotonic())
+    def _limit(self, buckets: TokenBuckets, name: str, *, cost: float = 1.0) -> None:
+        wait_s = buckets.wait_s(name, self._clock.monotonic(), cost=cost)
         if wait_s:
             raise Unavailable("too many requests from there", code="rate_limited", retry_after_s=wait_s)

@@ -59,7 +59,7 @@ class InForce:
 
         Raises Corrupt, Refused, Stale (``document_expired``), as `NetworkPolicy.successor`.
         """
-        if not history or claimed_versions(history)[-1] <= self.version:
+        if not history or claimed_versions(history[-1:])[0] <= self.version:
             return False
         before, newer = self._policy, self._policy.successor(history, now_wall=now_wall)
         trouble = ""

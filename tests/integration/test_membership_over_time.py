@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import time
 from pathlib import Path
@@ -9,17 +10,18 @@ from pathlib import Path
 import pytest
 from town_rig import MAINTAINER, SkewedClock, Town, in_town, until
 
-from dcnr.errors import Refused
+from dcnr.errors import DcnrError, Refused
+from dcnr.rpc.dialer import Dialer
 from dcnr.sdk.contact import Contact, look_again
 from dcnr.sdk.publishing import publish
 from dcnr.system import SystemClock
-from dcnr.v1 import membership_pb2, membership_pb2_grpc
+from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from membership.gossip import Gone, GoneReason
 from membership.node import MembershipSettings
 from membership.probing import Verdict
 from trust.identity import NodeKey
 from trust.in_force import Amended
-from trust.network import draft_successor, sign_document
+from trust.network import MAX_HISTORY, draft_successor, sign_document
 
 
 def test_a_restarted_node_comes_back_with_what_it_remembers(tmp_path: Path) -> None:
@@ -224,6 +226,28 @@ def test_a_new_version_of_the_document_spreads() -> None:
         assert (told_of_fork.version, told_of_fork.taken) == (3, False), "two drafts of one version: the first one counts"
         await until(lambda: all(node.network.version == 3 for node in nodes), "what takes an orchestrator out did not arrive")
         assert not any(node.membership.orchestrators() for node in nodes)
+        await connection.close()
+
+    in_town(scene)
+
+
+def test_a_large_chain_uses_up_what_a_subnet_may_ask() -> None:
+    """Goal: worthless chains cost whoever is offered them by their size: one of the largest kind takes the whole burst, and half a minute to come back."""
+
+    async def scene(town: Town) -> None:
+        node = await town.orchestrator()
+        stranger = Dialer(NodeKey.generate(), town.policy.network_id, clock=SystemClock(), rng=secrets.token_bytes)
+        connection = await stranger.connect(node.key.node_id, [node.address])
+        stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+        documents = [identity_pb2.NetworkDocument(version=number, name="n" * 200_000) for number in range(2, MAX_HISTORY + 1)]
+        junk = [identity_pb2.Envelope(payload=document.SerializeToString()) for document in documents]
+        codes = []
+        for history in 2 * ([*town.policy.history, *junk],):
+            try:
+                await connection.call(stub.Document, membership_pb2.DocumentRequest(history=history))
+            except DcnrError as error:
+                codes.append(error.code)
+        assert codes == ["wrong_domain", "rate_limited"]
         await connection.close()
 
     in_town(scene)
