@@ -14,7 +14,7 @@ OUT: Final = ROOT / "docs" / "images"
 SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 PANELS: Final = {
     "overview": ("", 1120),
-    "nodes": ("nodes", 1360),
+    "nodes": ("nodes", 1240),
     "learning": ("learning", 1120),
     "contributions": ("contributions", 1120),
 }

@@ -141,6 +141,23 @@ class Network:
         line = local_pb2.WhyLine(code=status.state, reason=status.reason, change=status.next_action)
         return {"status": shown(status), "why": [shown(line)]}
 
+    def note(self) -> dict[str, Any]:
+        """As `gateway.here.NOTE` has it."""
+        now_s = time.time()
+        seconds = {"working": 151_500.0, "paused": 10_800.0, "unknown": 442_500.0}
+        machine = {
+            "known_since_s": now_s - 604_800, "as_of_s": now_s, "contributing_s": 151_500.0, "seconds": seconds, "num_learned": 12_345,
+            "num_questions": 7,
+        }  # fmt: skip
+        credit = {
+            "audited": True, "problem": "", "cleared": 640, "of": 2560, "waiting": 32, "taken_back": 0, "passed": 5, "failed": 0,
+        }  # fmt: skip
+        advice = [{"code": "paused", "reason": "it was paused for 3 h 0 min", "change": "`pnode pause --for 2h` ends by itself"}]
+        return {
+            "pnode": node_id(0), "since_s": now_s - 604_800, "until_s": now_s, "machine": machine, "credit": credit, "credit_unknown": "",
+            "advice": advice,
+        }  # fmt: skip
+
     # ---- answers -----------------------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
@@ -372,7 +389,12 @@ class Gateway:
             self.asked.append(f"{what} {(await request.body()).decode()}")
             self.network.is_paused = what == "pause"
         setting = {"key": "limits.memory_mb", "value": "512", "origin": "flag --memory-mb"}
-        told = {"": self.network.machine(), "settings": {"settings": [setting]}, "log": {"lines": ["worker: <b>ready</b>"]}}
+        told = {
+            "": self.network.machine(),
+            "settings": {"settings": [setting]},
+            "log": {"lines": ["worker: <b>ready</b>"]},
+            "note": self.network.note(),
+        }
         return JSONResponse(told.get(what, {"within_s": 5.0}))
 
     async def _stream(self, request: Request) -> Response:

@@ -6,6 +6,7 @@ Shares no code with the orchestrator's decisions. A correction is a new entry in
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -82,15 +83,20 @@ def folded_job(beginning: str, job: Sequence[model_pb2.Manifest]) -> JobLedger:
     return JobLedger(job[-1].job_id, count, folding.chronicle(), problem, beginning)
 
 
-def accounts_of(ledgers: list[JobLedger]) -> list[Account]:
-    """By PNode, most credited first. Faults move no standing here: nobody has looked at their evidence."""
+def accounts_of(ledgers: Sequence[JobLedger], since_s: float = -math.inf) -> list[Account]:
+    """By PNode, most credited first: of the work that manifests named since then, by the clock of who decided. Faults move no standing here: nobody has
+    looked at their evidence.
+    """
     found: dict[str, dict[str, int]] = {}
     told = tuple(one for ledger in ledgers for one in ledger.chronicle.told)
     for ledger in ledgers:
         book = ledger.chronicle.ledger
         cleared = {name for vnode, line in book.lines.items() for one in line[: book.num_cleared(vnode)] for name in one.intervals}
+        named_s = {one.interval: one.committed_s for one in ledger.chronicle.told}
         counting = {name for line in book.lines.values() for one in line for name in one.intervals}
         for name, one in book.intervals.items():
+            if named_s[name] < since_s:
+                continue
             row = found.setdefault(one.pnode_id, {"cleared": 0, "waiting": 0, "taken_back": 0, "num_passed": 0, "num_failed": 0})
             where = "cleared" if name in cleared else "waiting" if name in counting else "taken_back"
             row[where] += len(one.batches)

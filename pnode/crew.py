@@ -67,6 +67,8 @@ class Member:
     """Of the last commit that this worker signed for the replica before."""
     rate: Rate = field(default_factory=Rate)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    num_learned: int = 0
+    """Batches that it learned itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class Crew:
         self._pace, self._calls, self._making = pace, calls, making
         self._members: dict[ReplicaId, Member] = {}
         self._reading: WeakSet[Inputs] = WeakSet()
+        self._num_learned_before = 0
 
     def host(self, order: local_pb2.HostReplica) -> None:
         """Begins a replica, or takes over the newest plan around one that runs."""
@@ -108,6 +111,7 @@ class Crew:
         if not order.state_path:
             self._outlets.told("unknown_replica", replica, "an update for a replica that is not hosted here")
             return
+        self._num_learned_before += member.num_learned if member is not None else 0
         before, member = member, Member(order)
         self._members[replica] = member
         self._spawn(self._life(replica, member, before))
@@ -201,6 +205,11 @@ class Crew:
     def reports(self) -> list[orchestrator_pb2.ReplicaReport]:
         """One of each replica."""
         return [self._report(replica, member) for replica, member in sorted(self._members.items())]
+
+    @property
+    def num_learned(self) -> int:
+        """Batches that replicas here learned themselves, as far as the newest reports go."""
+        return self._num_learned_before + sum(member.num_learned for member in self._members.values())
 
     def jobs(self) -> dict[str, str]:
         """By replica, the job that it works for."""
@@ -342,6 +351,7 @@ class Crew:
             )  # fmt: skip
         now_s = self._clock.monotonic()
         view = host.view()
+        member.num_learned = view.counters.learned
         measured = Measured(
             step_s=host.averages.step_s,
             loss=host.averages.loss,

@@ -113,7 +113,7 @@ class Daemon:
                 await self._door.open(self._home.socket)
                 works = (
                     self._supervisor.run(), self._streams.run(), self._uploads.run(), self._tell(), self._watch(), self._halts.run(),
-                    self._audits.run(), self._seats.run(),
+                    self._audits.run(), self._seats.run(), self._telling.diary(self._home.diary).run(),
                 )  # fmt: skip
                 tasks = [group.create_task(work) for work in works]
                 self._on_ready(self)

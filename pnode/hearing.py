@@ -58,7 +58,7 @@ class Hearing:
         self.now.worker.replicas = {item.replica: item for item in report.replicas}
         self.now.worker.rss_bytes, self.now.worker.cpu_s = int(report.rss_bytes), report.cpu_s
         self.now.worker.load.heard(self.clock.monotonic(), report.cpu_s)
-        self.now.worker.num_questions = int(report.num_questions)
+        self.now.counted(report)
         self.now.worker.listens_at = tuple(report.listens_at)
         self.neighbours.reached({item.pnode_id for item in report.evidence})
         for item in report.replicas:

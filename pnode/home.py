@@ -33,6 +33,7 @@ class Home:
         self.contacts = root / "nodes.json"
         self.socket = root / "run.sock"
         self.paused = root / "paused.json"
+        self.diary = root / "diary.json"
         self.snapshots = root / "snapshots"
         self.cache = root / "cache"
         self.work = root / "work"

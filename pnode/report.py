@@ -56,6 +56,7 @@ class WorkerFacts:
     cpu_s: float = 0.0
     load: WorkerLoad = field(default_factory=WorkerLoad)
     num_questions: int = 0
+    num_learned: int = 0
     listens_at: Sequence[str] = ()
     """Relays at which connections to it may come in."""
     replicas: dict[str, orchestrator_pb2.ReplicaReport] = field(default_factory=dict)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dataservice.pacing import Pace
 from dcnr.client import Known
@@ -15,6 +16,7 @@ from dcnr.v1 import common_pb2, local_pb2, membership_pb2, orchestrator_pb2
 from membership.node import Membership
 from pnode.budget import Budget
 from pnode.control import ControlStreams
+from pnode.diary import Diary, Seen
 from pnode.duties import Duties
 from pnode.lent import capability_of
 from pnode.neighbours import Neighbours
@@ -40,6 +42,16 @@ class Condition:
     reachable: str = "unknown"
     control_address: str = ""
     disk_bytes: int = 0
+    num_learned: int = 0
+    """Batches that VNodes here learned themselves since the daemon began, whichever worker it was."""
+    num_questions: int = 0
+    """Likewise, of which they computed a part."""
+
+    def counted(self, report: local_pb2.WorkerReport) -> None:
+        """The worker says what it has done since it began."""
+        self.num_learned += max(0, int(report.num_learned) - self.worker.num_learned)
+        self.num_questions += max(0, int(report.num_questions) - self.worker.num_questions)
+        self.worker.num_learned, self.worker.num_questions = int(report.num_learned), int(report.num_questions)
 
     @property
     def reached(self) -> str:
@@ -137,6 +149,10 @@ class Telling:
             hosted=self.reports(), upload_trouble=self.uploads.trouble, capability=self.capability(), contacts=self.streams.contacts(),
             num_seats=sum(seat.ready for seat in self.seats.reports()),
         )  # fmt: skip
+
+    def diary(self, path: Path) -> Diary:
+        """The diary in that file, which hears of the same states as the owner."""
+        return Diary(path, self.clock, lambda: Seen(state_of(self.why()), self.now.num_learned, self.now.num_questions))
 
     def status(self) -> local_pb2.StatusResponse:
         """One screen that tells all."""

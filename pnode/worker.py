@@ -324,7 +324,7 @@ class Worker:
         return local_pb2.WorkerReport(
             replicas=reports, evidence=evidence[:MAX_EVIDENCE], rss_bytes=psutil.Process().memory_info().rss,
             seats=self._seats.reports(), cpu_s=time.process_time(), num_questions=self._desk.num_computed,
-            listens_at=self._listening.at,
+            listens_at=self._listening.at, num_learned=self._crew.num_learned,
         )  # fmt: skip
 
     def _snapshot(self, ready: local_pb2.SnapshotReady) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,7 @@ async def serve(home: Path, listen: str, *, on_ready: Callable[[str], None], sto
 
     Raises InvalidInput for an address that others reach too, NotFound where this home has joined no network, Unavailable (``address_in_use``).
     """
+    from dcnr.cli.note import note_of_home
     from dcnr.client import Orchestrators
     from dcnr.rpc.dialer import Dialer
     from dcnr.settings import GatewaySettings
@@ -65,7 +67,10 @@ async def serve(home: Path, listen: str, *, on_ready: Callable[[str], None], sto
         orchestrators = Orchestrators(dialer, lambda: known)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         here = Here(
-            token, lambda method, request: asked(home, method, request), lambda lines: tail(paths.log / "worker.log", lines)
+            token,
+            lambda method, request: asked(home, method, request),
+            lambda lines: tail(paths.log / "worker.log", lines),
+            partial(note_of_home, home, NodeKey.load(paths.key).node_id),
         )
         await first_known(home, known)
         serving = asyncio.create_task(

@@ -243,6 +243,24 @@ def receipt(
 
 
 @app.command()
+def note(
+    model: Annotated[str, typer.Option(help="Name of the model; default: that of the newest job.")] = "",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What this machine was good for in the last seven days. Time at work, batches, audits, and what would make it more useful.
+
+    What it did is from its own diary, what is credited from the chain of manifests; what one of them does not know is said to be unknown.
+    """
+    import asyncio
+
+    from dcnr.cli.note import note_text, own_note
+
+    data = asyncio.run(own_note(home_of(PNodeSettings, home), model))
+    output.emit(data, lambda: note_text(data), as_json=as_json)
+
+
+@app.command()
 def dashboard(
     listen: Annotated[
         str | None, typer.Option(help="HOST:PORT on this machine; port 0: a free one. Default: 127.0.0.1:7785.", show_default=False)

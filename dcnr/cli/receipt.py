@@ -12,6 +12,7 @@ from dcnr.cli.files import write_whole
 from dcnr.errors import NotFound, NotRunning
 
 if TYPE_CHECKING:
+    from dcnr.ids import NodeId
     from dcnr.receipts import Proof
     from dcnr.sdk.client import AsyncClient
 
@@ -30,7 +31,7 @@ async def write_receipt(
     async def read(ref: data_pb2.ObjectRef, path: Path, max_bytes: int) -> None:
         await client.objects.read_file(ref, path, max_bytes=max_bytes)
 
-    named = model or await _newest_model(client)
+    named = model or await newest_model(client)
     digest, _ = await client.manifest(named, manifest)
     documents = StoredDocuments(read, client.policy, named, client.scratch)
     receipt = await gather_receipt(documents.manifest_envelope, documents.request_envelope, client.policy, named, pnode_id, digest)
@@ -47,6 +48,24 @@ async def own_receipt(home: Path, model: str, out: Path | None) -> tuple[Path, P
 
     Raises NotFound (``no_network``) where this home has joined no network, and what those raise.
     """
+    pnode_id = own_id(home)
+    async with await own_client(home) as client:
+        return await write_receipt(client, model, pnode_id, out)
+
+
+def own_id(home: Path) -> NodeId:
+    """Of the PNode on ``home``. Raises NotFound (``no_network``) where it has joined no network."""
+    from pnode.home import Home
+    from trust.identity import NodeKey
+
+    paths = Home(home)
+    if not paths.network.exists() or not paths.key.exists():
+        raise NotFound(f"{home} has joined no network yet", code="no_network", remedy="pnode start --bootstrap HOST:PORT")
+    return NodeKey.load(paths.key).node_id
+
+
+async def own_client(home: Path) -> AsyncClient:
+    """A client of the network that ``home`` has joined, over the orchestrators that its daemon knows, or where it was told to begin. Raises Unavailable."""
     from dcnr.cli.homes import settings_of
     from dcnr.cli.local_door import asked
     from dcnr.cli.own_dashboard import contacts
@@ -54,20 +73,16 @@ async def own_receipt(home: Path, model: str, out: Path | None) -> tuple[Path, P
     from dcnr.settings import PNodeSettings
     from dcnr.v1 import local_pb2
     from pnode.home import Home
-    from trust.identity import NodeKey
 
-    paths = Home(home)
-    if not paths.network.exists() or not paths.key.exists():
-        raise NotFound(f"{home} has joined no network yet", code="no_network", remedy="pnode start --bootstrap HOST:PORT")
     known = list(settings_of(PNodeSettings, home, {}).value.bootstrap)
     with contextlib.suppress(NotRunning):
         status = await asked(home, "Status", local_pb2.StatusRequest())
         known = [f"{node_id}@{address}" for node_id, addresses in contacts(status) for address in addresses] or known
-    async with await connect_async(known, network=paths.network) as client:
-        return await write_receipt(client, model, NodeKey.load(paths.key).node_id, out)
+    return await connect_async(known, network=Home(home).network)
 
 
-async def _newest_model(client: AsyncClient) -> str:
+async def newest_model(client: AsyncClient) -> str:
+    """The model of the newest job. Raises NotFound (``no_job``)."""
     jobs = await client.jobs()
     if not jobs:
         raise NotFound("no job has been submitted yet: nothing was learned", code="no_job", remedy="dcnr model submit")

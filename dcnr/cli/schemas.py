@@ -189,6 +189,19 @@ _PROOF: Final = {
     "as_of_s": NUMBER, "cleared": WHOLE, "of": WHOLE, "waiting": WHOLE, "taken_back": WHOLE, "passed": WHOLE, "failed": WHOLE,
     "vnodes": by_name(WHOLE),
 }  # fmt: skip
+_NOTE: Final = holds(
+    pnode=TEXT, since_s=NUMBER, until_s=NUMBER, credit_unknown=TEXT, advice=items(holds(code=TEXT, reason=TEXT, change=TEXT)),
+    machine=or_null(
+        holds(
+            known_since_s=NUMBER, as_of_s=NUMBER, contributing_s=NUMBER, seconds=by_name(NUMBER), num_learned=WHOLE, num_questions=WHOLE,
+        )
+    ),
+    credit=or_null(
+        holds(
+            audited=FLAG, problem=TEXT, cleared=WHOLE, of=WHOLE, waiting=WHOLE, taken_back=WHOLE, passed=WHOLE, failed=WHOLE,
+        )
+    ),
+)  # fmt: skip
 _SCORE: Final = holds(
     pnode=TEXT, cleared=WHOLE, waiting=WHOLE, taken_back=WHOLE, passed=WHOLE, failed=WHOLE, passes=NUMBER, credibility=NUMBER,
     score=or_null(WHOLE), history=or_null(message(ledger_pb2.PNodeScore)),
@@ -228,6 +241,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "pnode resume": holds(paused=constant(False)),
     "pnode why": message(local_pb2.WhyResponse),
     "pnode receipt": holds(**_PROOF, file=TEXT),
+    "pnode note": _NOTE,
     "pnode own": holds(owner=TEXT, statement=TEXT),
     "pnode config show": {
         "type": "object", "properties": {"home": TEXT, "running": FLAG, "settings": _SETTINGS}, "required": ["home", "settings"],

@@ -1008,12 +1008,15 @@ class WorkerReport(_message.Message):
     CPU_S_FIELD_NUMBER: _builtins.int
     NUM_QUESTIONS_FIELD_NUMBER: _builtins.int
     LISTENS_AT_FIELD_NUMBER: _builtins.int
+    NUM_LEARNED_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
     """of the process"""
     cpu_s: _builtins.float
     """processor time of the process"""
     num_questions: _builtins.int
     """of which it computed a part"""
+    num_learned: _builtins.int
+    """batches that replicas of this process learned themselves, since it began"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[_orchestrator_pb2.ReplicaReport]:
         """all hosted"""
@@ -1040,10 +1043,11 @@ class WorkerReport(_message.Message):
         cpu_s: _builtins.float = ...,
         num_questions: _builtins.int = ...,
         listens_at: _abc.Iterable[_builtins.str] | None = ...,
+        num_learned: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "evidence", b"evidence", "listens_at", b"listens_at", "num_questions", b"num_questions", "replicas", b"replicas", "rss_bytes", b"rss_bytes", "seats", b"seats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "evidence", b"evidence", "listens_at", b"listens_at", "num_learned", b"num_learned", "num_questions", b"num_questions", "replicas", b"replicas", "rss_bytes", b"rss_bytes", "seats", b"seats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

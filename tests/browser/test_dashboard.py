@@ -236,6 +236,10 @@ def test_the_own_machine_obeys_whoever_has_the_token(browser: Browser, own_gatew
     for text in (
         "round trip 12 ms",
         "37 % of the lent cores",
+        "42.1 h, 123 h off, asleep or not known, 3 h paused",
+        "12,345 batches, by its own count; took part in 7 answers",
+        "640 batches cleared, 25.0 % of all; 32 wait for audits, 0 taken back",
+        "it was paused for 3 h 0 min: `pnode pause --for 2h` ends by itself",
         "memory mb",
         "flag --memory-mb",
         "worker: <b>ready</b>",

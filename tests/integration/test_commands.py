@@ -207,6 +207,8 @@ def test_daemons_tell_about_themselves(shell: Shell) -> None:
     with dcnr.sdk.connect(shell.network.bootstrap, network=shell.network.network_file) as client:
         assert {node.node_id for node in client.nodes() if node.public_name} == {lent.node_id}, "whoever said none has none"
     shell.run("pnode receipt", "--home", str(lent.home), code=1)  # audits are not in force here: nothing is credited
+    note = json.loads(shell.run("pnode note --json", "--home", str(lent.home)))
+    assert (note["pnode"], note["credit"]["audited"], note["credit"]["cleared"]) == (lent.node_id, False, 0)
     assert "single host" in shell.run("pnode status", "--home", str(lent.home))
     assert json.loads(shell.run("pnode why --json", "--home", str(lent.home)))["lines"]
     looks = [
@@ -308,12 +310,15 @@ def test_the_owner_has_a_page_of_their_own(shell: Shell) -> None:
                 "/v1/here/settings"
             ).json()["settings"]
             assert isinstance(client.get("/v1/here/log").json()["lines"], list)
+            note = client.get("/v1/here/note").json()
+            assert note["pnode"] == told["status"]["node_id"]
+            assert (note["credit"] is None) == bool(note["credit_unknown"]), "known, or it says why not"
             assert client.post("/v1/here/pause", json={"for_s": 60}).json()["within_s"] > 0
             assert client.get("/v1/here").json()["status"]["state"] == "paused"
             for wrong in ({"for_s": -1}, {"for_s": "soon"}, {"more": 1}, []):
                 assert client.post("/v1/here/pause", json=wrong).status_code == 400
             for token in ("", "x", found[2][:-1], "\xe9"):
-                for method, path in (("GET", ""), ("GET", "/log"), ("POST", "/resume"), ("POST", "/finish")):
+                for method, path in (("GET", ""), ("GET", "/log"), ("GET", "/note"), ("POST", "/resume"), ("POST", "/finish")):
                     answer = client.request(
                         method, f"/v1/here{path}", headers={"X-DCNR-Local-Token": token.encode("latin-1")}, json={}
                     )  # type: ignore[arg-type]

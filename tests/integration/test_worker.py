@@ -66,6 +66,7 @@ def test_two_workers_train_a_chain_to_a_complete_lineage(tmp_path: Path, outboun
                 assert sorted(commit.batches) == list(range(job.num_batches))
                 assert commit.parent_digest == digest_of(job.states[vnode].read_bytes())
                 assert commit.losses[-1] < commit.losses[0]
+                assert end.num_learned == job.num_batches, "each learned every batch itself, once"
 
     asyncio.run(scenario())
 

@@ -128,6 +128,7 @@ class DaemonEnd:
     gathered: list[local_pb2.EvidenceGathered] = field(default_factory=list)
     drained: bool = False
     rss_bytes: int = 0
+    num_learned: int = 0
     listens_at: list[str] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -153,7 +154,7 @@ class DaemonEnd:
                 case "report":
                     self.reports = {report.replica: report for report in message.report.replicas}
                     self.seats = {report.vnode: report for report in message.report.seats}
-                    self.rss_bytes = message.report.rss_bytes
+                    self.rss_bytes, self.num_learned = message.report.rss_bytes, message.report.num_learned
                     self.listens_at = list(message.report.listens_at)
                 case "snapshot":
                     self.snapshots.append(message.snapshot)

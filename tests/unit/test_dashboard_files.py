@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from benchmarks.dashboard_rig import Network
 from gateway.app import description
+from gateway.here import CREDIT, DONE, NOTE
 from gateway.pages import FOLDER, HEADERS, mount_dashboard
 from gateway.reading import ACCOUNT, LEDGER
 from gateway.stats import Stats
@@ -65,6 +66,9 @@ def test_everything_that_is_asked_for_is_described() -> None:
     assert set(network.stats()) <= set(Stats.model_fields)
     assert set(network.ledger()) == set(LEDGER["properties"])
     assert all(set(row) == set(ACCOUNT["properties"]) for row in network.ledger()["accounts"])
+    note = network.note()
+    for made, kind in ((note, NOTE), (note["machine"], DONE), (note["credit"], CREDIT)):
+        assert set(made) == set(kind["properties"])
     assert all(set(row) == set(WITNESS["properties"]) for row in network.orchestrators())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from audited_rig import NODES, Job, drawn, judged, name_of, piece
+from audited_rig import NODES, NOW_MS, Job, drawn, judged, name_of, piece
 
 from dcnr.ledger_check import JobLedger, accounts_of, entries_of, read_ledgers
 from dcnr.v1 import model_pb2
@@ -40,6 +40,20 @@ def test_accounts_say_what_is_credited_what_waits_and_what_was_taken_back() -> N
         one.pnode_id: (one.cleared, one.waiting, one.taken_back, one.num_passed, one.num_failed) for one in accounts_of([ledger])
     }
     assert found == {NODES["x"]: (4, 0, 4, 1, 1), NODES["y"]: (0, 0, 2, 0, 0), NODES["z"]: (0, 3, 0, 0, 0)}
+
+
+def test_accounts_of_a_time_hold_the_work_that_was_named_since() -> None:
+    """By when a manifest first named it, whenever it was judged."""
+    [ledger] = read(story())
+
+    def since(manifests: int) -> dict[str, tuple[int, int, int, int, int]]:
+        accounts = accounts_of([ledger], NOW_MS / 1000 + manifests)
+        return {one.pnode_id: (one.cleared, one.waiting, one.taken_back, one.num_passed, one.num_failed) for one in accounts}
+
+    assert since(1) == since(-(10**6)) == {NODES["x"]: (4, 0, 4, 1, 1), NODES["y"]: (0, 0, 2, 0, 0), NODES["z"]: (0, 3, 0, 0, 0)}
+    assert since(2) == {NODES["x"]: (0, 0, 4, 0, 1), NODES["y"]: (0, 0, 2, 0, 0), NODES["z"]: (0, 3, 0, 0, 0)}
+    assert since(4) == {NODES["z"]: (0, 3, 0, 0, 0)}
+    assert since(5) == {}
 
 
 def test_the_export_has_every_interval_with_its_last_verdict_and_evidence() -> None:

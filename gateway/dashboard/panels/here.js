@@ -13,6 +13,7 @@ const KEPT = "dcnr.here.1";
 const ANSWER_MS = 8000;
 const ASK_MS = 2000;
 const SLOW_PARTS_EVERY = 5;
+const NOTE_MS = 30_000;
 const PAUSES = [["", "until I resume it"], ["1800", "for half an hour"], ["7200", "for two hours"], ["28800", "for eight hours"], ["86400", "for a day"]];
 
 /** Takes the token out of an address like `#/here/TOKEN`. */
@@ -92,6 +93,7 @@ function Machine({ known, ledger, now, again, isStale }) {
       ${row("Uses", html`${loadOf(status) == null ? "" : html`<${Bar} part=${loadOf(status)} label="of the lent cores" /> ${share(loadOf(status))} of the lent cores, `}${bytes(status.memory_bytes)} memory, ${bytes(status.disk_bytes)} disk`)}
       ${row("Orchestrators", html`<ul>${status.orchestrators.map((one) => html`<li key=${one.node_id}>${short(one.node_id)}: ${one.attached ? `attached for ${span(one.since_s)}, round trip ${delay(one.round_trip_s)}, sees it as ${one.state || "nothing yet"}` : one.reason || "not attached"}</li>`)}</ul>`)}
     </dl>
+    <${Note} round=${Math.floor(now / NOTE_MS)} />
     <h2>Why</h2>
     <ul>${why.map((line) => html`<li key=${line.code + line.reason}><b>${line.code.replaceAll("_", " ")}</b>: ${line.reason}${line.change ? html` <small>${line.change}</small>` : ""}</li>`)}</ul>
     <h2>Works on</h2>
@@ -113,6 +115,45 @@ function Credit({ ledger, id }) {
   if (!one) return ledger && !ledger.audited ? "audits are not in force: nothing is credited" : "nothing in the ledger yet";
   const total = ledger.accounts.reduce((sum, row) => sum + row.cleared, 0);
   return html`${plural(one.cleared, "cleared batch", "cleared batches")}${total ? `, ${percent(one.cleared / total)} of all` : ""}${one.waiting ? `; ${figure(one.waiting)} wait for audits` : ""}. <a href=${`v1/ledger/receipts/${id}`} download>receipt</a>`;
+}
+
+/** What it was good for in the last seven days, and what would make it more useful; what is not known is said to be. */
+function Note({ round }) {
+  const [note, setNote] = useState(null);
+  useEffect(() => {
+    let isGone = false;
+    ask("v1/here/note").then((found) => isGone || setNote(found), () => {});
+    return () => {
+      isGone = true;
+    };
+  }, [round]);
+  if (!note) return "";
+  const { machine, credit, advice } = note;
+  const row = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
+  return html`<h2>The last seven days <small>since ${new Date(1000 * note.since_s).toLocaleString()}</small></h2>
+    <dl class="facts">
+      ${row("At work", machine ? `${[spent(machine.contributing_s), ...idleOf(machine)].join(", ")}; known since ${new Date(1000 * machine.known_since_s).toLocaleString()}` : "not known: this machine has kept no diary yet")}
+      ${machine ? row("Learned here", `${plural(machine.num_learned, "batch", "batches")}, by its own count; took part in ${plural(machine.num_questions, "answer")}`) : ""}
+      ${row("Credited in these days", creditOf(note))}
+      ${credit?.audited ? row("Audits in these days", `${figure(credit.passed)} passed, ${figure(credit.failed)} failed`) : ""}
+    </dl>
+    ${advice.length ? html`<p>What would make it more useful:</p><ul>${advice.map((one) => html`<li key=${one.code}>${one.reason}: ${one.change}</li>`)}</ul>` : ""}`;
+}
+
+const COMPUTES = new Set(["working", "serving"]);
+const spent = (seconds) => (seconds < 3600 ? span(seconds) : `${figure(seconds / 3600)} h`);
+
+/** Time in which it did nothing for the model, the longest first: ["4 h paused"]. */
+function idleOf({ seconds }) {
+  const lost = Object.entries(seconds).filter(([state, time]) => !COMPUTES.has(state) && time >= 1);
+  return lost.sort(([, a], [, b]) => b - a).map(([state, time]) => `${spent(time)} ${state === "unknown" ? "off, asleep or not known" : state}`);
+}
+
+function creditOf({ credit, credit_unknown: reason }) {
+  if (!credit) return `not known: ${reason}`;
+  if (!credit.audited) return "nothing: audits are not in force, so nothing is checked";
+  const share = credit.of ? `, ${percent(credit.cleared / credit.of)} of all` : "";
+  return `${plural(credit.cleared, "batch", "batches")} cleared${share}; ${figure(credit.waiting)} wait for audits, ${figure(credit.taken_back)} taken back${credit.problem ? `; ▲ the ledger does not hold: ${credit.problem}` : ""}`;
 }
 
 function Controls({ isPaused, again, isStale }) {
