@@ -100,12 +100,15 @@ class SeatDuties:
         self._refused: dict[tuple[str, str], str] = {}
         self._cache_bytes = 0
         """That the worker was told it may keep of texts."""
+        self._callers: list[str] | None = None
+        """Who may ask, as the worker was told."""
         self._news = asyncio.Event()
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             self._accept()
+            await self._tell_who_may_ask()
             await self._settle()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REVIEW_S):
@@ -140,8 +143,7 @@ class SeatDuties:
     async def worker_up(self) -> None:
         """A new worker serves nothing yet; it hears who may ask."""
         self.worker_down()
-        listed = sorted(self._around.policy().orchestrator_ids)
-        await self._around.send(local_pb2.ToWorker(callers=local_pb2.WorkerCallers(orchestrators=listed)))
+        await self._tell_who_may_ask()
         self._news.set()
 
     def worker_down(self) -> None:
@@ -150,7 +152,7 @@ class SeatDuties:
             if seat.task is not None:
                 seat.task.cancel()
         self._seats.clear()
-        self._cache_bytes = 0
+        self._cache_bytes, self._callers = 0, None
 
     def heard(self, reports: Sequence[orchestrator_pb2.SeatReport]) -> None:
         """The worker's word on its seats."""
@@ -317,6 +319,14 @@ class SeatDuties:
         for one in settled.load:
             self._seats[one.key] = seat = _Seat(one)
             seat.task = self._group.create_task(self._load(seat, self._read[one.model]))
+
+    async def _tell_who_may_ask(self) -> None:
+        """Orchestrators of the network document as it is now."""
+        listed = sorted(self._around.policy().orchestrator_ids)
+        if listed != self._callers and await self._around.send(
+            local_pb2.ToWorker(callers=local_pb2.WorkerCallers(orchestrators=listed))
+        ):
+            self._callers = listed
 
     async def _lend(self, spare_bytes: int) -> None:
         """What neither replicas nor seats have reserved may hold what is kept of texts, whole MiB of it."""

@@ -27,7 +27,7 @@ from pnode.seat_duties import Around, SeatDuties
 from pnode.snapshots import Shelf
 from trust.envelope import digest_of_envelope, seal
 from trust.identity import NodeKey
-from trust.network import NetworkPolicy, create_document, verify_chain
+from trust.network import NetworkPolicy, create_document, draft_successor, sign_document, verify_chain
 from vnode.registry import default_registry
 
 MAINTAINER, HOLDER, OTHER = NodeKey.generate(), NodeKey.generate(), NodeKey.generate()
@@ -174,6 +174,20 @@ async def reported(duties: SeatDuties, reason: str) -> None:
 
 def ready(order: local_pb2.HostSeat) -> orchestrator_pb2.SeatReport:
     return orchestrator_pb2.SeatReport(model=order.model, vnode=order.vnode, state_digest=order.state_digest, ready=True)
+
+
+def test_who_may_ask_a_worker_that_runs_follows_the_network_document(tmp_path: Path) -> None:
+    """Whoever is taken out asks it nothing more, and whoever comes need not wait for its next start."""
+    world, newcomer = World(tmp_path), NodeKey.generate()
+
+    async def scenario(duties: SeatDuties) -> None:
+        assert world.callers == sorted([HOLDER.node_id, OTHER.node_id])
+        draft = draft_successor(POLICY)
+        draft.orchestrator_ids[:] = [OTHER.node_id, newcomer.node_id]
+        world.policy = POLICY.successor([*POLICY.history, sign_document(draft, MAINTAINER)])
+        await world.until(lambda: world.callers == sorted([OTHER.node_id, newcomer.node_id]))
+
+    play(world, scenario)
 
 
 def test_a_new_state_is_loaded_beside_the_one_before_which_goes_when_nobody_keeps_it(tmp_path: Path) -> None:
