@@ -212,18 +212,26 @@ def test_an_orchestrator_that_maintainers_take_out_is_followed_no_longer(rig: Ri
     """Goal: daemons that run and learn take over a newer network document: the other orchestrator decides from then on, and no batch is lost by that."""
     job_id = rig.submit("amended", passes=PASSES)
     rig.learning(job_id, 20, 90)
-    rig.until(lambda: rig.holder(job_id) != "", "somebody decides", 60)
-    before = rig.holder(job_id)
-    [removed], [stays] = (
-        [process for process in rig.network.orchestrators if (process.node_id == before) is is_holder]
-        for is_holder in (True, False)
-    )
+    holders: list[Process] = []
+
+    def is_decided() -> bool:
+        holder = rig.holder(job_id)
+        holders.extend(process for process in rig.network.orchestrators if process.node_id == holder)
+        return bool(holders)
+
+    rig.until(is_decided, "somebody decides", 60)
+    removed = holders[0]
+    [stays] = [process for process in rig.network.orchestrators if process is not removed]
     living = [process for process in rig.network.pnodes if process.alive]
     lives = [rig.told(process).pid for process in living]
     file, home = rig.network.network_file, ["--home", str(rig.network.maintainer_home)]
     told = next(entry for entry in rig.network.bootstrap if entry.startswith(stays.node_id))
-    for command in (["amend", str(file), "--remove-orchestrator", removed.node_id], ["publish", str(file), "--bootstrap", told]):
-        assert errors.exit_code(maintainer.app, "dcnr", ["network", *command, *home]) == 0
+
+    def succeeds(*command: str) -> bool:
+        return errors.exit_code(maintainer.app, "dcnr", ["network", *command, *home]) == 0
+
+    assert succeeds("amend", str(file), "--remove-orchestrator", removed.node_id)
+    rig.until(lambda: succeeds("publish", str(file), "--bootstrap", told), "it is handed in", 60, pause_s=1.0)
 
     def follows(process: Process) -> bool:
         status = rig.status(process)
