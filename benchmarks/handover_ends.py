@@ -14,7 +14,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +45,7 @@ EXECUTOR_THREADS: Final = 4
 """As in `pnode.worker`, which would bring torch along; a test compares them."""
 START_S: Final = 20.0
 MEASURE_S: Final = 120.0
+TENSOR_CHUNK_BYTES: Final = 512 * 1024
 _METHOD: Final = "/bench.Bare/Stream"
 _ASK: Final = struct.Struct("!QQ")
 
@@ -154,6 +155,53 @@ async def receive_grpc(there: dict[str, Any]) -> None:
         call.cancel()
 
 
+async def serve_tensors() -> None:
+    """The peer that hands over tensor by tensor: a stream each, answered when it is there."""
+    key = NodeKey.generate()
+    certificate = self_signed_certificate(key)
+
+    async def take(parts: Any, context: Any) -> bytes:
+        async for _ in parts:
+            pass
+        return b"k"
+
+    server = grpc.aio.server(options=server_options())
+    handler = grpc.stream_unary_rpc_method_handler(take)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Bare", {"Stream": handler}),))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key.private_pem(), certificate)]))
+    await server.start()
+    _print({"port": port, "id": key.node_id, "certificate": certificate.decode()})
+    await _until_stdin_closes()
+    await server.stop(0)
+
+
+async def send_tensors(there: dict[str, Any]) -> None:
+    """Sends tensors over one warm connection; of several at once as many as fit our window."""
+    buffers = {size: secrets.token_bytes(size) for size in SIZES}
+    credentials = grpc.ssl_channel_credentials(root_certificates=there["certificate"].encode())
+    options = channel_options(there["id"], own_connection=True)
+    async with grpc.aio.secure_channel(f"127.0.0.1:{there['port']}", credentials, options=options) as channel:
+        method: Any = channel.stream_unary
+        call = method(_METHOD)
+
+        async def parts(data: bytes) -> AsyncIterator[bytes]:
+            for start in range(0, len(data), TENSOR_CHUNK_BYTES):
+                yield data[start : start + TENSOR_CHUNK_BYTES]
+
+        async def transfer(size: int, frames: int) -> float:
+            begun = time.perf_counter()
+            left = iter(range(frames))
+
+            async def one_after_the_other() -> None:
+                for _ in left:
+                    await call(parts(buffers[size]))
+
+            await asyncio.gather(*[one_after_the_other() for _ in range(min(frames, max(1, limits.WINDOW_BYTES // size)))])
+            return time.perf_counter() - begun
+
+        await _answer(transfer)
+
+
 async def hand_over_locally(size: int, frames: int) -> dict[str, float]:
     """Two replicas of one worker: seconds for all frames, spool included, and the seconds from sending one until it is there (median)."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory, ThreadPoolExecutor(EXECUTOR_THREADS) as executor:
@@ -209,10 +257,14 @@ def main() -> None:
             asyncio.run(serve_ours())
         case ["serve", "grpc"]:
             asyncio.run(serve_grpc())
+        case ["serve", "tensors"]:
+            asyncio.run(serve_tensors())
         case ["receive", "ours", there]:
             asyncio.run(receive_ours(json.loads(there)))
         case ["receive", "grpc", there]:
             asyncio.run(receive_grpc(json.loads(there)))
+        case ["receive", "tensors", there]:
+            asyncio.run(send_tensors(json.loads(there)))
         case _:
             raise SystemExit(__doc__)
 

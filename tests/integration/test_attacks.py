@@ -71,7 +71,7 @@ class Rig:
         return connection
 
     async def attach(self, caller: NodeKey, connection: Connection) -> Any:
-        """A control stream that has been welcomed."""
+        """A control stream that has been welcomed, and whose coming is written down."""
         advert = make_advert(
             caller, network_id=self.policy.network_id, kind=membership_pb2.NODE_KIND_PNODE, incarnation=1, sequence=1, now_wall=CLOCK.wall(),
             lifetime_s=60, control_addresses=[], capability=capability(),
@@ -80,6 +80,7 @@ class Rig:
         call = stub.Attach(metadata=connection.metadata)
         await call.write(orchestrator_pb2.PNodeMessage(hello=orchestrator_pb2.Hello(advert=advert)))
         assert (await call.read()).HasField("welcome")
+        await until(lambda: bool(self.shared.history.about({caller.node_id}, 1)), "its coming is written down")
         return call
 
     def record(self, caller: NodeKey) -> Any:

@@ -55,6 +55,7 @@ def test_handover_compares_both_ways_at_every_size(tmp_path: Path) -> None:
     for row in document["rounds"]:
         assert row["ours_mb_s"] > 0
         assert row["grpc_mb_s"] > 0
+        assert row["tensors_mb_s"] > 0
         assert row["local_hop_us"] > 0
 
 
