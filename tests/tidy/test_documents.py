@@ -130,7 +130,8 @@ def wrong_with(token: str, document: Path) -> str:
     if re.fullmatch(r"[A-Z]\w+Service\.\w+", token):
         service, _, call = token.partition(".")
         return "" if f"| `{service}` | `{call}` |" in tables.services("") else f"{token}: no such call"
-    if re.fullmatch(r"\w+(?:\.\w+)+", token) and first.partition(".")[0] in PACKAGES and not (ROOT / token).exists():
+    is_file = any((folder / token).exists() for folder in (ROOT, ROOT / "benchmarks" / "results"))
+    if re.fullmatch(r"\w+(?:\.\w+)+", token) and first.partition(".")[0] in PACKAGES and not is_file:
         return "" if resolves(token) else f"{token}: no such symbol"
     name = token.removeprefix("python -m ").removeprefix("python ").split(" ")[0]
     if re.fullmatch(r"[\w./-]+(?:::\w+)?", name) and ("/" in name or name.endswith((".md", ".py", ".toml"))):
