@@ -1,4 +1,4 @@
-"""``python -m benchmarks.dashboard_pictures``: pictures of the dashboard for the documents, light and dark, over the network of `benchmarks.dashboard_rig`."""
+"""``python -m benchmarks.dashboard_pictures``: pictures of the dashboard for the documents, light and dark, over `benchmarks.dashboard_network`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Final, Literal
 
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.dashboard_rig import FLAGS, Gateway, Network, chromium
+from benchmarks.dashboard_network import Network
+from benchmarks.dashboard_rig import FLAGS, Gateway, chromium
 from benchmarks.machine import ROOT
 
 OUT: Final = ROOT / "docs" / "images"

@@ -113,8 +113,6 @@ async def receive_ours(there: dict[str, Any]) -> None:
 
 async def serve_grpc() -> None:
     """The bare peer: the same certificate, options and chunk size; no header, digest, signature, spool or decoding."""
-    key = NodeKey.generate()
-    certificate = self_signed_certificate(key)
     buffers = {size: secrets.token_bytes(size) for size in SIZES}
 
     async def stream(asked: Any, context: Any) -> None:
@@ -125,21 +123,12 @@ async def serve_grpc() -> None:
                 for start in range(0, size, limits.MAX_CHUNK_BYTES):
                     await context.write(data[start : start + limits.MAX_CHUNK_BYTES])
 
-    server = grpc.aio.server(options=server_options())
-    handler = grpc.stream_stream_rpc_method_handler(stream)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Bare", {"Stream": handler}),))
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key.private_pem(), certificate)]))
-    await server.start()
-    _print({"port": port, "id": key.node_id, "certificate": certificate.decode()})
-    await _until_stdin_closes()
-    await server.stop(0)
+    await _serve_bare(grpc.stream_stream_rpc_method_handler(stream))
 
 
 async def receive_grpc(there: dict[str, Any]) -> None:
     """Reads the bare stream and counts bytes."""
-    credentials = grpc.ssl_channel_credentials(root_certificates=there["certificate"].encode())
-    options = channel_options(there["id"], own_connection=True)
-    async with grpc.aio.secure_channel(f"127.0.0.1:{there['port']}", credentials, options=options) as channel:
+    async with _bare_channel(there) as channel:
         method: Any = channel.stream_stream
         call = method(_METHOD)()
 
@@ -157,30 +146,19 @@ async def receive_grpc(there: dict[str, Any]) -> None:
 
 async def serve_tensors() -> None:
     """The peer that hands over tensor by tensor: a stream each, answered when it is there."""
-    key = NodeKey.generate()
-    certificate = self_signed_certificate(key)
 
     async def take(parts: Any, context: Any) -> bytes:
         async for _ in parts:
             pass
         return b"k"
 
-    server = grpc.aio.server(options=server_options())
-    handler = grpc.stream_unary_rpc_method_handler(take)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Bare", {"Stream": handler}),))
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key.private_pem(), certificate)]))
-    await server.start()
-    _print({"port": port, "id": key.node_id, "certificate": certificate.decode()})
-    await _until_stdin_closes()
-    await server.stop(0)
+    await _serve_bare(grpc.stream_unary_rpc_method_handler(take))
 
 
 async def send_tensors(there: dict[str, Any]) -> None:
     """Sends tensors over one warm connection; of several at once as many as fit our window."""
     buffers = {size: secrets.token_bytes(size) for size in SIZES}
-    credentials = grpc.ssl_channel_credentials(root_certificates=there["certificate"].encode())
-    options = channel_options(there["id"], own_connection=True)
-    async with grpc.aio.secure_channel(f"127.0.0.1:{there['port']}", credentials, options=options) as channel:
+    async with _bare_channel(there) as channel:
         method: Any = channel.stream_unary
         call = method(_METHOD)
 
@@ -200,6 +178,27 @@ async def send_tensors(there: dict[str, Any]) -> None:
             return time.perf_counter() - begun
 
         await _answer(transfer)
+
+
+async def _serve_bare(handler: Any) -> None:
+    """A bare peer's server, until standard input closes."""
+    key = NodeKey.generate()
+    certificate = self_signed_certificate(key)
+    server = grpc.aio.server(options=server_options())
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Bare", {"Stream": handler}),))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key.private_pem(), certificate)]))
+    await server.start()
+    _print({"port": port, "id": key.node_id, "certificate": certificate.decode()})
+    await _until_stdin_closes()
+    await server.stop(0)
+
+
+def _bare_channel(there: dict[str, Any]) -> grpc.aio.Channel:
+    """To that server, over a connection of its own."""
+    credentials = grpc.ssl_channel_credentials(root_certificates=there["certificate"].encode())
+    return grpc.aio.secure_channel(
+        f"127.0.0.1:{there['port']}", credentials, options=channel_options(there["id"], own_connection=True)
+    )
 
 
 async def hand_over_locally(size: int, frames: int) -> dict[str, float]:

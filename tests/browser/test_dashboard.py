@@ -1,6 +1,6 @@
 """Goal: in a real browser the dashboard shows the network as it is, follows it live, survives its gateway, and can be used by everyone.
 
-One browser for all; the network is `benchmarks.dashboard_rig.Network`, the pages and headers are the gateway's own.
+One browser for all; the network is `benchmarks.dashboard_network.Network`, the pages and headers are the gateway's own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
-from benchmarks.dashboard_rig import FLAGS, TOKEN, Gateway, Network, chromium, node_id
+from benchmarks.dashboard_network import TOKEN, Network, node_id
+from benchmarks.dashboard_rig import FLAGS, Gateway, chromium
 
 HERE = Path(__file__).parent
 ROUTES = ("", "nodes", "learning", "events", "help", "contributions", "gateways", "here", f"nodes/{node_id(1)}")

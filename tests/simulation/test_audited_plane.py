@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dataservice.manifest_form import Entry
-from dcnr.errors import DcnrError
 from orchestrator import audited, progress
 from orchestrator.checkpoints import Judged
 from orchestrator.jobs import Progress
 from simulation.control_knobs import audited_knobs
 from simulation.control_world import ControlWorld
-from simulation.world import Violation
+from tests.simulation.reddening import first_red
 from trust.going_back import WayBack, way_back
 from trust.ledger import Ledger
 
@@ -104,21 +103,9 @@ PLANTED = [
 ]
 
 
-def first_red(seeds: Iterable[int], knobs: dict[str, Any]) -> str:
-    """The checker that notices first; empty if all seeds pass."""
-    for seed in seeds:
-        try:
-            world(seed, **knobs).run()
-        except Violation as violation:
-            return violation.checker
-        except DcnrError as error:
-            return error.code
-    return ""
-
-
 @pytest.mark.parametrize(("plant", "knobs", "hint", "expected"), PLANTED, ids=[row[0].__name__ for row in PLANTED])
 def test_a_planted_bug_turns_its_checker_red(
     plant: Plant, knobs: dict[str, Any], hint: int, expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert first_red((hint, *range(8)), knobs) in expected
+    assert first_red(world(seed, **knobs) for seed in (hint, *range(8))) in expected

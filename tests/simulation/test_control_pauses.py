@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 
 from dataservice import keys
 from dataservice.memory import Fault, Operation
-from dcnr.errors import DcnrError
 from dcnr.ports import Random
 from dcnr.v1 import model_pb2
 from simulation.control_identity import MODEL, job_cancel, job_pause
@@ -20,6 +19,7 @@ from simulation.control_world import ControlWorld, with_knobs
 from simulation.world import Violation
 from tests.simulation import control_planted_pauses as planted
 from tests.simulation.control_planted import Plant
+from tests.simulation.reddening import first_red
 
 LOOK_S = 0.1
 CALM: dict[str, Any] = {
@@ -191,21 +191,9 @@ def test_what_is_not_read_was_said_all_the_same(monkeypatch: pytest.MonkeyPatch)
     assert red.value.checker == "statements"
 
 
-def first_red(seeds: Iterable[int], knobs: dict[str, Any]) -> str:
-    """The checker that notices first; empty if all seeds pass."""
-    for seed in seeds:
-        try:
-            with_knobs(seed, **knobs).run()
-        except Violation as violation:
-            return violation.checker
-        except DcnrError as error:
-            return error.code
-    return ""
-
-
 @pytest.mark.parametrize(("plant", "knobs", "hint", "expected"), PLANTED, ids=[row[0].__name__ for row in PLANTED])
 def test_a_planted_bug_turns_its_checker_red(
     plant: Plant, knobs: dict[str, Any], hint: int, expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert first_red((hint, *range(4)), knobs) in expected
+    assert first_red(with_knobs(seed, **knobs) for seed in (hint, *range(4))) in expected

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from dcnr.errors import DcnrError
 from simulation.control_world import with_knobs
-from simulation.world import Violation
 from tests.simulation import control_planted as planted
 from tests.simulation import control_planted_places as places
 from tests.simulation import planted as merging
+from tests.simulation.reddening import first_red
 
 SMALL: dict[str, Any] = {
     "num_pnodes": 10, "vnodes_per_node": 4, "num_vnodes": 8, "jobs": 3, "num_batches": 40, "faults_s": 45.0, "job_pauses": 0, "rests": False,
@@ -107,22 +105,10 @@ SEEDS = {
 """Where a bug is met first, if that is not seed 0: tried before the others. Knobs that are added move it."""
 
 
-def first_red(seeds: Iterable[int], knobs: dict[str, Any]) -> str:
-    """The checker that notices first; empty if all seeds pass."""
-    for seed in seeds:
-        try:
-            with_knobs(seed, **knobs).run()
-        except Violation as violation:
-            return violation.checker
-        except DcnrError as error:
-            return error.code
-    return ""
-
-
 @pytest.mark.parametrize(("plant", "knobs", "expected"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED])
 def test_a_planted_bug_turns_its_checker_red(
     plant: planted.Plant, knobs: dict[str, Any], expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
     hint = SEEDS.get(plant.__name__, 0)
-    assert first_red((hint, *range(8)), knobs) in expected
+    assert first_red(with_knobs(seed, **knobs) for seed in (hint, *range(8))) in expected

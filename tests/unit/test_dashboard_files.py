@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-from benchmarks.dashboard_rig import Network
+from benchmarks.dashboard_network import Network
 from gateway.app import description
 from gateway.here import CREDIT, DONE, NOTE
 from gateway.pages import FOLDER, HEADERS, mount_dashboard
