@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64\x63nr/v1/common.proto\x12\x07\x64\x63nr.v1\"&\n\x08Interval\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\"3\n\x0bIntervalSet\x12$\n\tintervals\x18\x01 \x03(\x0b\x32\x11.dcnr.v1.Interval\"*\n\nTensorSpec\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\")\n\rProtocolRange\x12\x0b\n\x03min\x18\x01 \x01(\r\x12\x0b\n\x03max\x18\x02 \x01(\r\"\xc5\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t\x12\x32\n\x07\x64\x65tails\x18\x05 \x03(\x0b\x32!.dcnr.v1.ErrorDetail.DetailsEntry\x12\x15\n\rretry_after_s\x18\x06 \x01(\x01\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc8\x01\n\x05\x45vent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x14\n\x0ctime_unix_ms\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12(\n\x05\x66\x61\x63ts\x18\x06 \x03(\x0b\x32\x19.dcnr.v1.Event.FactsEntry\x12\x10\n\x08reporter\x18\x07 \x01(\t\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64\x63nr/v1/common.proto\x12\x07\x64\x63nr.v1\"&\n\x08Interval\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\"3\n\x0bIntervalSet\x12$\n\tintervals\x18\x01 \x03(\x0b\x32\x11.dcnr.v1.Interval\"*\n\nTensorSpec\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\"J\n\x07\x44rawing\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\r\n\x05place\x18\x04 \x01(\x04\")\n\rProtocolRange\x12\x0b\n\x03min\x18\x01 \x01(\r\x12\x0b\n\x03max\x18\x02 \x01(\r\"\xc5\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t\x12\x32\n\x07\x64\x65tails\x18\x05 \x03(\x0b\x32!.dcnr.v1.ErrorDetail.DetailsEntry\x12\x15\n\rretry_after_s\x18\x06 \x01(\x01\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc8\x01\n\x05\x45vent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x14\n\x0ctime_unix_ms\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12(\n\x05\x66\x61\x63ts\x18\x06 \x03(\x0b\x32\x19.dcnr.v1.Event.FactsEntry\x12\x10\n\x08reporter\x18\x07 \x01(\t\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,14 +41,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INTERVALSET']._serialized_end=124
   _globals['_TENSORSPEC']._serialized_start=126
   _globals['_TENSORSPEC']._serialized_end=168
-  _globals['_PROTOCOLRANGE']._serialized_start=170
-  _globals['_PROTOCOLRANGE']._serialized_end=211
-  _globals['_ERRORDETAIL']._serialized_start=214
-  _globals['_ERRORDETAIL']._serialized_end=411
-  _globals['_ERRORDETAIL_DETAILSENTRY']._serialized_start=365
-  _globals['_ERRORDETAIL_DETAILSENTRY']._serialized_end=411
-  _globals['_EVENT']._serialized_start=414
-  _globals['_EVENT']._serialized_end=614
-  _globals['_EVENT_FACTSENTRY']._serialized_start=570
-  _globals['_EVENT_FACTSENTRY']._serialized_end=614
+  _globals['_DRAWING']._serialized_start=170
+  _globals['_DRAWING']._serialized_end=244
+  _globals['_PROTOCOLRANGE']._serialized_start=246
+  _globals['_PROTOCOLRANGE']._serialized_end=287
+  _globals['_ERRORDETAIL']._serialized_start=290
+  _globals['_ERRORDETAIL']._serialized_end=487
+  _globals['_ERRORDETAIL_DETAILSENTRY']._serialized_start=441
+  _globals['_ERRORDETAIL_DETAILSENTRY']._serialized_end=487
+  _globals['_EVENT']._serialized_start=490
+  _globals['_EVENT']._serialized_end=690
+  _globals['_EVENT_FACTSENTRY']._serialized_start=646
+  _globals['_EVENT_FACTSENTRY']._serialized_end=690
 # @@protoc_insertion_point(module_scope)

@@ -97,6 +97,40 @@ class TensorSpec(_message.Message):
 Global___TensorSpec: _TypeAlias = TensorSpec  # noqa: Y015
 
 @_typing.final
+class Drawing(_message.Message):
+    """How tokens of a text are chosen: each by its logits and (seed, place) alone, so that who has like logits chooses alike."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
+    """0: the likeliest; at most 10"""
+    top_p: _builtins.float
+    """only the likeliest tokens that hold this probability; 0 means 1"""
+    seed: _builtins.int
+    """of the text"""
+    place: _builtins.int
+    """in the text, of the first token that is drafted"""
+    def __init__(
+        self,
+        *,
+        temperature: _builtins.float = ...,
+        top_p: _builtins.float = ...,
+        seed: _builtins.int = ...,
+        place: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["place", b"place", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drawing: _TypeAlias = Drawing  # noqa: Y015
+
+@_typing.final
 class ProtocolRange(_message.Message):
     """Range of protocol versions that a node speaks; two nodes use the highest common one, none in common is refused."""
 

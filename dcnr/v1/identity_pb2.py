@@ -25,39 +25,39 @@ _sym_db = _symbol_database.Default()
 from dcnr.v1 import common_pb2 as dcnr_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64\x63nr/v1/identity.proto\x12\x07\x64\x63nr.v1\x1a\x14\x64\x63nr/v1/common.proto\"2\n\tSignature\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"d\n\x08\x45nvelope\x12\x1f\n\x06\x64omain\x18\x01 \x01(\x0e\x32\x0f.dcnr.v1.Domain\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12&\n\nsignatures\x18\x03 \x03(\x0b\x32\x12.dcnr.v1.Signature\"\xaf\x01\n\nDelegation\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\x10\n\x08pnode_id\x18\x02 \x01(\t\x12\x19\n\x11worker_public_key\x18\x03 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x16\n\x0e\x64\x61ta_addresses\x18\x05 \x03(\t\x12\x1a\n\x12not_before_unix_ms\x18\x06 \x01(\x03\x12\x17\n\x0f\x65xpires_unix_ms\x18\x07 \x01(\x03\"\x1c\n\tOwnership\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\xae\x01\n\x0cSessionProof\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12!\n\x19server_certificate_sha256\x18\x02 \x01(\x0c\x12\x14\n\x0c\x63lient_nonce\x18\x03 \x01(\x0c\x12\x14\n\x0cserver_nonce\x18\x04 \x01(\x0c\x12\x12\n\nnetwork_id\x18\x05 \x01(\t\x12(\n\x08protocol\x18\x06 \x01(\x0b\x32\x16.dcnr.v1.ProtocolRange\"(\n\x10\x43hallengeRequest\x12\x14\n\x0c\x63lient_nonce\x18\x01 \x01(\x0c\"}\n\x11\x43hallengeResponse\x12\x14\n\x0cserver_nonce\x18\x01 \x01(\x0c\x12(\n\x08protocol\x18\x02 \x01(\x0b\x32\x16.dcnr.v1.ProtocolRange\x12\x12\n\nnetwork_id\x18\x03 \x01(\t\x12\x14\n\x0ctime_unix_ms\x18\x04 \x01(\x03\"V\n\x0bOpenRequest\x12 \n\x05proof\x18\x01 \x01(\x0b\x32\x11.dcnr.v1.Envelope\x12%\n\ndelegation\x18\x02 \x01(\x0b\x32\x11.dcnr.v1.Envelope\"b\n\x0cOpenResponse\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x17\n\x0f\x65xpires_unix_ms\x18\x02 \x01(\x03\x12\x18\n\x10observed_address\x18\x03 \x01(\t\x12\x10\n\x08protocol\x18\x04 \x01(\r\"8\n\x0cTrustedPNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x17\n\x0f\x65xpires_unix_ms\x18\x02 \x01(\x03\"\xbd\x04\n\x0fNetworkDocument\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x17\n\x0fmaintainer_keys\x18\x03 \x03(\x0c\x12\x11\n\tthreshold\x18\x04 \x01(\r\x12\x18\n\x10orchestrator_ids\x18\x05 \x03(\t\x12-\n\x0etrusted_pnodes\x18\x06 \x03(\x0b\x32\x15.dcnr.v1.TrustedPNode\x12#\n\x08locality\x18\x07 \x01(\x0e\x32\x11.dcnr.v1.Locality\x12\x15\n\rstore_address\x18\x08 \x01(\t\x12\x14\n\x0cstore_bucket\x18\t \x01(\t\x12\x11\n\tbootstrap\x18\n \x03(\t\x12(\n\x08protocol\x18\x0b \x01(\x0b\x32\x16.dcnr.v1.ProtocolRange\x12\x12\n\ncomponents\x18\x0c \x03(\t\x12\x1d\n\x15max_vnode_state_bytes\x18\r \x01(\x04\x12\x12\n\ndata_hosts\x18\x0e \x03(\t\x12\x0e\n\x06\x63odecs\x18\x0f \x03(\t\x12\x13\n\x0b\x61udit_floor\x18\x10 \x01(\x01\x12\x17\n\x0f\x63reated_unix_ms\x18\x11 \x01(\x03\x12\x17\n\x0f\x65xpires_unix_ms\x18\x12 \x01(\x03\x12\x12\n\nnetwork_id\x18\x13 \x01(\t\x12\x14\n\x0cstore_scheme\x18\x14 \x01(\t\x12\x0e\n\x06\x61udits\x18\x15 \x01(\t\x12\x1a\n\x12\x66irst_quarantine_s\x18\x16 \x01(\x01\x12\x13\n\x0brehab_units\x18\x17 \x01(\r*\xa4\x04\n\x06\x44omain\x12\x16\n\x12\x44OMAIN_UNSPECIFIED\x10\x00\x12\x11\n\rDOMAIN_ADVERT\x10\x01\x12\x15\n\x11\x44OMAIN_DELEGATION\x10\x02\x12\x13\n\x0f\x44OMAIN_LOCATION\x10\x03\x12\x1b\n\x17\x44OMAIN_NETWORK_DOCUMENT\x10\x04\x12\x0f\n\x0b\x44OMAIN_HEAD\x10\x05\x12\x0f\n\x0b\x44OMAIN_PLAN\x10\x06\x12\x18\n\x14\x44OMAIN_DESIRED_STATE\x10\x07\x12\x13\n\x0f\x44OMAIN_MANIFEST\x10\x08\x12\x16\n\x12\x44OMAIN_JOB_REQUEST\x10\t\x12\x15\n\x11\x44OMAIN_JOB_CANCEL\x10\n\x12\x12\n\x0e\x44OMAIN_SESSION\x10\x0b\x12\x11\n\rDOMAIN_COMMIT\x10\x0c\x12\x19\n\x15\x44OMAIN_HEAD_STATEMENT\x10\r\x12\x10\n\x0c\x44OMAIN_FRAME\x10\x0e\x12\x12\n\x0e\x44OMAIN_JOB_END\x10\x0f\x12\x10\n\x0c\x44OMAIN_DELTA\x10\x10\x12\x14\n\x10\x44OMAIN_CHALLENGE\x10\x11\x12\x15\n\x11\x44OMAIN_AUDIT_TASK\x10\x12\x12\x17\n\x13\x44OMAIN_AUDIT_REPORT\x10\x13\x12\x14\n\x10\x44OMAIN_OWNERSHIP\x10\x14\x12\x16\n\x12\x44OMAIN_DESK_MEMORY\x10\x15\x12\x10\n\x0c\x44OMAIN_USAGE\x10\x16\x12\x10\n\x0c\x44OMAIN_QUOTE\x10\x17\x12\x14\n\x10\x44OMAIN_JOB_PAUSE\x10(*S\n\x08Locality\x12\x18\n\x14LOCALITY_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOCALITY_SPREAD\x10\x01\x12\x18\n\x14LOCALITY_SINGLE_HOST\x10\x02\x32\x89\x01\n\x0eSessionService\x12\x42\n\tChallenge\x12\x19.dcnr.v1.ChallengeRequest\x1a\x1a.dcnr.v1.ChallengeResponse\x12\x33\n\x04Open\x12\x14.dcnr.v1.OpenRequest\x1a\x15.dcnr.v1.OpenResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64\x63nr/v1/identity.proto\x12\x07\x64\x63nr.v1\x1a\x14\x64\x63nr/v1/common.proto\"2\n\tSignature\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"d\n\x08\x45nvelope\x12\x1f\n\x06\x64omain\x18\x01 \x01(\x0e\x32\x0f.dcnr.v1.Domain\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12&\n\nsignatures\x18\x03 \x03(\x0b\x32\x12.dcnr.v1.Signature\"\xc7\x01\n\nDelegation\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\x10\n\x08pnode_id\x18\x02 \x01(\t\x12\x19\n\x11worker_public_key\x18\x03 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x16\n\x0e\x64\x61ta_addresses\x18\x05 \x03(\t\x12\x1a\n\x12not_before_unix_ms\x18\x06 \x01(\x03\x12\x17\n\x0f\x65xpires_unix_ms\x18\x07 \x01(\x03\x12\x16\n\x0enear_addresses\x18\x08 \x03(\t\"\x1c\n\tOwnership\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\xae\x01\n\x0cSessionProof\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12!\n\x19server_certificate_sha256\x18\x02 \x01(\x0c\x12\x14\n\x0c\x63lient_nonce\x18\x03 \x01(\x0c\x12\x14\n\x0cserver_nonce\x18\x04 \x01(\x0c\x12\x12\n\nnetwork_id\x18\x05 \x01(\t\x12(\n\x08protocol\x18\x06 \x01(\x0b\x32\x16.dcnr.v1.ProtocolRange\"(\n\x10\x43hallengeRequest\x12\x14\n\x0c\x63lient_nonce\x18\x01 \x01(\x0c\"}\n\x11\x43hallengeResponse\x12\x14\n\x0cserver_nonce\x18\x01 \x01(\x0c\x12(\n\x08protocol\x18\x02 \x01(\x0b\x32\x16.dcnr.v1.ProtocolRange\x12\x12\n\nnetwork_id\x18\x03 \x01(\t\x12\x14\n\x0ctime_unix_ms\x18\x04 \x01(\x03\"V\n\x0bOpenRequest\x12 \n\x05proof\x18\x01 \x01(\x0b\x32\x11.dcnr.v1.Envelope\x12%\n\ndelegation\x18\x02 \x01(\x0b\x32\x11.dcnr.v1.Envelope\"b\n\x0cOpenResponse\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x17\n\x0f\x65xpires_unix_ms\x18\x02 \x01(\x03\x12\x18\n\x10observed_address\x18\x03 \x01(\t\x12\x10\n\x08protocol\x18\x04 \x01(\r\"8\n\x0cTrustedPNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x17\n\x0f\x65xpires_unix_ms\x18\x02 \x01(\x03\"\xbd\x04\n\x0fNetworkDocument\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x17\n\x0fmaintainer_keys\x18\x03 \x03(\x0c\x12\x11\n\tthreshold\x18\x04 \x01(\r\x12\x18\n\x10orchestrator_ids\x18\x05 \x03(\t\x12-\n\x0etrusted_pnodes\x18\x06 \x03(\x0b\x32\x15.dcnr.v1.TrustedPNode\x12#\n\x08locality\x18\x07 \x01(\x0e\x32\x11.dcnr.v1.Locality\x12\x15\n\rstore_address\x18\x08 \x01(\t\x12\x14\n\x0cstore_bucket\x18\t \x01(\t\x12\x11\n\tbootstrap\x18\n \x03(\t\x12(\n\x08protocol\x18\x0b \x01(\x0b\x32\x16.dcnr.v1.ProtocolRange\x12\x12\n\ncomponents\x18\x0c \x03(\t\x12\x1d\n\x15max_vnode_state_bytes\x18\r \x01(\x04\x12\x12\n\ndata_hosts\x18\x0e \x03(\t\x12\x0e\n\x06\x63odecs\x18\x0f \x03(\t\x12\x13\n\x0b\x61udit_floor\x18\x10 \x01(\x01\x12\x17\n\x0f\x63reated_unix_ms\x18\x11 \x01(\x03\x12\x17\n\x0f\x65xpires_unix_ms\x18\x12 \x01(\x03\x12\x12\n\nnetwork_id\x18\x13 \x01(\t\x12\x14\n\x0cstore_scheme\x18\x14 \x01(\t\x12\x0e\n\x06\x61udits\x18\x15 \x01(\t\x12\x1a\n\x12\x66irst_quarantine_s\x18\x16 \x01(\x01\x12\x13\n\x0brehab_units\x18\x17 \x01(\r*\xa4\x04\n\x06\x44omain\x12\x16\n\x12\x44OMAIN_UNSPECIFIED\x10\x00\x12\x11\n\rDOMAIN_ADVERT\x10\x01\x12\x15\n\x11\x44OMAIN_DELEGATION\x10\x02\x12\x13\n\x0f\x44OMAIN_LOCATION\x10\x03\x12\x1b\n\x17\x44OMAIN_NETWORK_DOCUMENT\x10\x04\x12\x0f\n\x0b\x44OMAIN_HEAD\x10\x05\x12\x0f\n\x0b\x44OMAIN_PLAN\x10\x06\x12\x18\n\x14\x44OMAIN_DESIRED_STATE\x10\x07\x12\x13\n\x0f\x44OMAIN_MANIFEST\x10\x08\x12\x16\n\x12\x44OMAIN_JOB_REQUEST\x10\t\x12\x15\n\x11\x44OMAIN_JOB_CANCEL\x10\n\x12\x12\n\x0e\x44OMAIN_SESSION\x10\x0b\x12\x11\n\rDOMAIN_COMMIT\x10\x0c\x12\x19\n\x15\x44OMAIN_HEAD_STATEMENT\x10\r\x12\x10\n\x0c\x44OMAIN_FRAME\x10\x0e\x12\x12\n\x0e\x44OMAIN_JOB_END\x10\x0f\x12\x10\n\x0c\x44OMAIN_DELTA\x10\x10\x12\x14\n\x10\x44OMAIN_CHALLENGE\x10\x11\x12\x15\n\x11\x44OMAIN_AUDIT_TASK\x10\x12\x12\x17\n\x13\x44OMAIN_AUDIT_REPORT\x10\x13\x12\x14\n\x10\x44OMAIN_OWNERSHIP\x10\x14\x12\x16\n\x12\x44OMAIN_DESK_MEMORY\x10\x15\x12\x10\n\x0c\x44OMAIN_USAGE\x10\x16\x12\x10\n\x0c\x44OMAIN_QUOTE\x10\x17\x12\x14\n\x10\x44OMAIN_JOB_PAUSE\x10(*S\n\x08Locality\x12\x18\n\x14LOCALITY_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOCALITY_SPREAD\x10\x01\x12\x18\n\x14LOCALITY_SINGLE_HOST\x10\x02\x32\x89\x01\n\x0eSessionService\x12\x42\n\tChallenge\x12\x19.dcnr.v1.ChallengeRequest\x1a\x1a.dcnr.v1.ChallengeResponse\x12\x33\n\x04Open\x12\x14.dcnr.v1.OpenRequest\x1a\x15.dcnr.v1.OpenResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dcnr.v1.identity_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DOMAIN']._serialized_start=1588
-  _globals['_DOMAIN']._serialized_end=2136
-  _globals['_LOCALITY']._serialized_start=2138
-  _globals['_LOCALITY']._serialized_end=2221
+  _globals['_DOMAIN']._serialized_start=1612
+  _globals['_DOMAIN']._serialized_end=2160
+  _globals['_LOCALITY']._serialized_start=2162
+  _globals['_LOCALITY']._serialized_end=2245
   _globals['_SIGNATURE']._serialized_start=57
   _globals['_SIGNATURE']._serialized_end=107
   _globals['_ENVELOPE']._serialized_start=109
   _globals['_ENVELOPE']._serialized_end=209
   _globals['_DELEGATION']._serialized_start=212
-  _globals['_DELEGATION']._serialized_end=387
-  _globals['_OWNERSHIP']._serialized_start=389
-  _globals['_OWNERSHIP']._serialized_end=417
-  _globals['_SESSIONPROOF']._serialized_start=420
-  _globals['_SESSIONPROOF']._serialized_end=594
-  _globals['_CHALLENGEREQUEST']._serialized_start=596
-  _globals['_CHALLENGEREQUEST']._serialized_end=636
-  _globals['_CHALLENGERESPONSE']._serialized_start=638
-  _globals['_CHALLENGERESPONSE']._serialized_end=763
-  _globals['_OPENREQUEST']._serialized_start=765
-  _globals['_OPENREQUEST']._serialized_end=851
-  _globals['_OPENRESPONSE']._serialized_start=853
-  _globals['_OPENRESPONSE']._serialized_end=951
-  _globals['_TRUSTEDPNODE']._serialized_start=953
-  _globals['_TRUSTEDPNODE']._serialized_end=1009
-  _globals['_NETWORKDOCUMENT']._serialized_start=1012
-  _globals['_NETWORKDOCUMENT']._serialized_end=1585
-  _globals['_SESSIONSERVICE']._serialized_start=2224
-  _globals['_SESSIONSERVICE']._serialized_end=2361
+  _globals['_DELEGATION']._serialized_end=411
+  _globals['_OWNERSHIP']._serialized_start=413
+  _globals['_OWNERSHIP']._serialized_end=441
+  _globals['_SESSIONPROOF']._serialized_start=444
+  _globals['_SESSIONPROOF']._serialized_end=618
+  _globals['_CHALLENGEREQUEST']._serialized_start=620
+  _globals['_CHALLENGEREQUEST']._serialized_end=660
+  _globals['_CHALLENGERESPONSE']._serialized_start=662
+  _globals['_CHALLENGERESPONSE']._serialized_end=787
+  _globals['_OPENREQUEST']._serialized_start=789
+  _globals['_OPENREQUEST']._serialized_end=875
+  _globals['_OPENRESPONSE']._serialized_start=877
+  _globals['_OPENRESPONSE']._serialized_end=975
+  _globals['_TRUSTEDPNODE']._serialized_start=977
+  _globals['_TRUSTEDPNODE']._serialized_end=1033
+  _globals['_NETWORKDOCUMENT']._serialized_start=1036
+  _globals['_NETWORKDOCUMENT']._serialized_end=1609
+  _globals['_SESSIONSERVICE']._serialized_start=2248
+  _globals['_SESSIONSERVICE']._serialized_end=2385
 # @@protoc_insertion_point(module_scope)

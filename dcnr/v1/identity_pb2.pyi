@@ -227,6 +227,7 @@ class Delegation(_message.Message):
     DATA_ADDRESSES_FIELD_NUMBER: _builtins.int
     NOT_BEFORE_UNIX_MS_FIELD_NUMBER: _builtins.int
     EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
+    NEAR_ADDRESSES_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid inside this network"""
     pnode_id: _builtins.str
@@ -243,6 +244,10 @@ class Delegation(_message.Message):
     def data_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """host:port of the worker's data server, best first; at most 8"""
 
+    @_builtins.property
+    def near_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """host:port that machines of the same house may dial, where others cannot dial any; at most 8"""
+
     def __init__(
         self,
         *,
@@ -253,10 +258,11 @@ class Delegation(_message.Message):
         data_addresses: _abc.Iterable[_builtins.str] | None = ...,
         not_before_unix_ms: _builtins.int = ...,
         expires_unix_ms: _builtins.int = ...,
+        near_addresses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_addresses", b"data_addresses", "expires_unix_ms", b"expires_unix_ms", "incarnation", b"incarnation", "network_id", b"network_id", "not_before_unix_ms", b"not_before_unix_ms", "pnode_id", b"pnode_id", "worker_public_key", b"worker_public_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_addresses", b"data_addresses", "expires_unix_ms", b"expires_unix_ms", "incarnation", b"incarnation", "near_addresses", b"near_addresses", "network_id", b"network_id", "not_before_unix_ms", b"not_before_unix_ms", "pnode_id", b"pnode_id", "worker_public_key", b"worker_public_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -375,8 +375,11 @@ class RelayAddress(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
+    VOLUNTEER_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
-    """an orchestrator that the network document lists"""
+    """an orchestrator that the network document lists, or a PNode that offers it"""
+    volunteer: _builtins.bool
+    """a PNode: chosen after orchestrators"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of its control server"""
@@ -386,10 +389,11 @@ class RelayAddress(_message.Message):
         *,
         node_id: _builtins.str = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
+        volunteer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "node_id", b"node_id", "volunteer", b"volunteer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -404,10 +408,10 @@ class WorkerRelays(_message.Message):
     RELAYS_FIELD_NUMBER: _builtins.int
     LISTEN_FIELD_NUMBER: _builtins.int
     listen: _builtins.bool
-    """nobody can dial this worker: it listens at relays"""
+    """nobody can dial this worker, by its owner's word or by tests from outside: it listens at relays"""
     @_builtins.property
     def relays(self) -> _containers.RepeatedCompositeFieldContainer[Global___RelayAddress]:
-        """replaces the list before; at most 64"""
+        """replaces the list before; at most 32 orchestrators and 256 PNodes"""
 
     def __init__(
         self,
@@ -1172,6 +1176,44 @@ class Contact(_message.Message):
 Global___Contact: _TypeAlias = Contact  # noqa: Y015
 
 @_typing.final
+class Tested(_message.Message):
+    """What an orchestrator found when it dialled this machine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TESTER_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    CONTROL_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    tester: _builtins.str
+    """which orchestrator"""
+    host: _builtins.str
+    """IP address where it sees this machine"""
+    control: _membership_pb2.ReachResult.ValueType
+    """of the daemon's port"""
+    data: _membership_pb2.ReachResult.ValueType
+    """of the worker's port"""
+    age_s: _builtins.float
+    """seconds since then"""
+    def __init__(
+        self,
+        *,
+        tester: _builtins.str = ...,
+        host: _builtins.str = ...,
+        control: _membership_pb2.ReachResult.ValueType = ...,
+        data: _membership_pb2.ReachResult.ValueType = ...,
+        age_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "control", b"control", "data", b"data", "host", b"host", "tester", b"tester"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tested: _TypeAlias = Tested  # noqa: Y015
+
+@_typing.final
 class StatusResponse(_message.Message):
     """One screen that tells all."""
 
@@ -1232,6 +1274,10 @@ class StatusResponse(_message.Message):
     NUM_BATCHES_FIELD_NUMBER: _builtins.int
     PUBLIC_NAME_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    TESTED_FIELD_NUMBER: _builtins.int
+    REACH_NOTE_FIELD_NUMBER: _builtins.int
+    RELAYS_FIELD_NUMBER: _builtins.int
+    NUM_PASSED_ON_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """own id"""
     network_id: _builtins.str
@@ -1288,6 +1334,10 @@ class StatusResponse(_message.Message):
     """of which the worker computed a part, since it began"""
     public_name: _builtins.str
     """under which everybody sees this machine beside its id; empty: none"""
+    reach_note: _builtins.str
+    """what came out of the tests, or why there are none; in words"""
+    num_passed_on: _builtins.int
+    """connections of others that it passes on now"""
     @_builtins.property
     def orchestrators(self) -> _containers.RepeatedCompositeFieldContainer[Global___Contact]:
         """listed ones"""
@@ -1315,6 +1365,14 @@ class StatusResponse(_message.Message):
     @_builtins.property
     def load(self) -> _membership_pb2.Load:
         """what VNodes use of what is lent, as orchestrators are told; absent: not known yet"""
+
+    @_builtins.property
+    def tested(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tested]:
+        """of the last test from outside, by tester; empty: none yet"""
+
+    @_builtins.property
+    def relays(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of relays at which connections to its worker may come in now"""
 
     def __init__(
         self,
@@ -1354,10 +1412,14 @@ class StatusResponse(_message.Message):
         num_batches: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         public_name: _builtins.str = ...,
         load: _membership_pb2.Load | None = ...,
+        tested: _abc.Iterable[Global___Tested] | None = ...,
+        reach_note: _builtins.str = ...,
+        relays: _abc.Iterable[_builtins.str] | None = ...,
+        num_passed_on: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "control_address", b"control_address", "cpu_s", b"cpu_s", "dht_address", b"dht_address", "dht_lookups", b"dht_lookups", "disk_bytes", b"disk_bytes", "download_limit_bytes_s", b"download_limit_bytes_s", "downloaded_bytes", b"downloaded_bytes", "epoch", b"epoch", "events", b"events", "holder", b"holder", "incarnation", b"incarnation", "load", b"load", "locality", b"locality", "memory_bytes", b"memory_bytes", "network_id", b"network_id", "network_name", b"network_name", "next_action", b"next_action", "node_id", b"node_id", "num_batches", b"num_batches", "num_known", b"num_known", "num_questions", b"num_questions", "orchestrators", b"orchestrators", "pid", b"pid", "public_name", b"public_name", "reachable", b"reachable", "reason", b"reason", "replicas", b"replicas", "seats", b"seats", "software", b"software", "state", b"state", "upload_limit_bytes_s", b"upload_limit_bytes_s", "uploaded_bytes", b"uploaded_bytes", "uptime_s", b"uptime_s", "worker_pid", b"worker_pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "control_address", b"control_address", "cpu_s", b"cpu_s", "dht_address", b"dht_address", "dht_lookups", b"dht_lookups", "disk_bytes", b"disk_bytes", "download_limit_bytes_s", b"download_limit_bytes_s", "downloaded_bytes", b"downloaded_bytes", "epoch", b"epoch", "events", b"events", "holder", b"holder", "incarnation", b"incarnation", "load", b"load", "locality", b"locality", "memory_bytes", b"memory_bytes", "network_id", b"network_id", "network_name", b"network_name", "next_action", b"next_action", "node_id", b"node_id", "num_batches", b"num_batches", "num_known", b"num_known", "num_passed_on", b"num_passed_on", "num_questions", b"num_questions", "orchestrators", b"orchestrators", "pid", b"pid", "public_name", b"public_name", "reach_note", b"reach_note", "reachable", b"reachable", "reason", b"reason", "relays", b"relays", "replicas", b"replicas", "seats", b"seats", "software", b"software", "state", b"state", "tested", b"tested", "upload_limit_bytes_s", b"upload_limit_bytes_s", "uploaded_bytes", b"uploaded_bytes", "uptime_s", b"uptime_s", "worker_pid", b"worker_pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

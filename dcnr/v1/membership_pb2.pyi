@@ -45,6 +45,34 @@ NODE_KIND_ORCHESTRATOR: NodeKind.ValueType  # 2
 """places and tracks"""
 Global___NodeKind: _TypeAlias = NodeKind  # noqa: Y015
 
+class _ReachResult:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReachResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReachResult.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REACH_RESULT_UNSPECIFIED: _ReachResult.ValueType  # 0
+    """it was not to be dialled"""
+    REACH_RESULT_REACHED: _ReachResult.ValueType  # 1
+    """whoever answered showed the wanted key"""
+    REACH_RESULT_UNREACHED: _ReachResult.ValueType  # 2
+    """nobody answered, or somebody else"""
+    REACH_RESULT_UNSURE: _ReachResult.ValueType  # 3
+    """somebody answered, too slowly to show a key"""
+
+class ReachResult(_ReachResult, metaclass=_ReachResultEnumTypeWrapper):
+    """What came out when a port of the caller was dialled."""
+
+REACH_RESULT_UNSPECIFIED: ReachResult.ValueType  # 0
+"""it was not to be dialled"""
+REACH_RESULT_REACHED: ReachResult.ValueType  # 1
+"""whoever answered showed the wanted key"""
+REACH_RESULT_UNREACHED: ReachResult.ValueType  # 2
+"""nobody answered, or somebody else"""
+REACH_RESULT_UNSURE: ReachResult.ValueType  # 3
+"""somebody answered, too slowly to show a key"""
+Global___ReachResult: _TypeAlias = ReachResult  # noqa: Y015
+
 @_typing.final
 class Capability(_message.Message):
     """What a PNode lends, after its limits."""
@@ -62,6 +90,7 @@ class Capability(_message.Message):
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
     SYSTEM_FIELD_NUMBER: _builtins.int
     ACCEPTS_WORK_FIELD_NUMBER: _builtins.int
+    RELAY_MBIT_FIELD_NUMBER: _builtins.int
     cores: _builtins.float
     """cores that VNodes may use"""
     memory_bytes: _builtins.int
@@ -84,6 +113,8 @@ class Capability(_message.Message):
     """linux, macos, windows"""
     accepts_work: _builtins.bool
     """false while paused or draining"""
+    relay_mbit: _builtins.float
+    """passed on for nodes that nobody can dial, Mbit/s; 0: nothing is, or it cannot be dialled itself"""
     def __init__(
         self,
         *,
@@ -98,10 +129,11 @@ class Capability(_message.Message):
         architecture: _builtins.str = ...,
         system: _builtins.str = ...,
         accepts_work: _builtins.bool = ...,
+        relay_mbit: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_work", b"accepts_work", "architecture", b"architecture", "cores", b"cores", "device", b"device", "device_name", b"device_name", "disk_bytes", b"disk_bytes", "downlink_mbit", b"downlink_mbit", "gflops", b"gflops", "memory_bytes", b"memory_bytes", "system", b"system", "uplink_mbit", b"uplink_mbit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_work", b"accepts_work", "architecture", b"architecture", "cores", b"cores", "device", b"device", "device_name", b"device_name", "disk_bytes", b"disk_bytes", "downlink_mbit", b"downlink_mbit", "gflops", b"gflops", "memory_bytes", b"memory_bytes", "relay_mbit", b"relay_mbit", "system", b"system", "uplink_mbit", b"uplink_mbit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -264,6 +296,68 @@ class Location(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Location: _TypeAlias = Location  # noqa: Y015
+
+@_typing.final
+class ReachRequest(_message.Message):
+    """Asks to be dialled. It names no address: the callee takes the one from which the caller's connection comes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROL_PORT_FIELD_NUMBER: _builtins.int
+    DATA_PORT_FIELD_NUMBER: _builtins.int
+    DELEGATION_FIELD_NUMBER: _builtins.int
+    control_port: _builtins.int
+    """of the caller's control server, at least 1024; 0: not to be dialled"""
+    data_port: _builtins.int
+    """of its worker's data server, likewise"""
+    @_builtins.property
+    def delegation(self) -> _identity_pb2.Envelope:
+        """Delegation of that worker by the caller: whose key must answer there; needed with a data_port"""
+
+    def __init__(
+        self,
+        *,
+        control_port: _builtins.int = ...,
+        data_port: _builtins.int = ...,
+        delegation: _identity_pb2.Envelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_port", b"control_port", "data_port", b"data_port", "delegation", b"delegation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReachRequest: _TypeAlias = ReachRequest  # noqa: Y015
+
+@_typing.final
+class ReachResponse(_message.Message):
+    """What was found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    CONTROL_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    """IP address from which the caller's connection comes: the one that was dialled"""
+    control: Global___ReachResult.ValueType
+    """of the control port"""
+    data: Global___ReachResult.ValueType
+    """of the data port"""
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        control: Global___ReachResult.ValueType = ...,
+        data: Global___ReachResult.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control", b"control", "data", b"data", "host", b"host"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReachResponse: _TypeAlias = ReachResponse  # noqa: Y015
 
 @_typing.final
 class RelayListen(_message.Message):

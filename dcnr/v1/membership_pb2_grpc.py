@@ -60,6 +60,11 @@ class MembershipServiceStub:
                 request_serializer=dcnr_dot_v1_dot_membership__pb2.RelayMessage.SerializeToString,
                 response_deserializer=dcnr_dot_v1_dot_membership__pb2.RelayMessage.FromString,
                 _registered_method=True)
+        self.Reach = channel.unary_unary(
+                '/dcnr.v1.MembershipService/Reach',
+                request_serializer=dcnr_dot_v1_dot_membership__pb2.ReachRequest.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_membership__pb2.ReachResponse.FromString,
+                _registered_method=True)
 
 
 class MembershipServiceServicer:
@@ -101,6 +106,13 @@ class MembershipServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reach(self, request, context):
+        """Dials the caller where its own connection comes from, and nowhere else, and says what answered there. Served by orchestrators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MembershipServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +140,11 @@ def add_MembershipServiceServicer_to_server(servicer, server):
                     servicer.Relay,
                     request_deserializer=dcnr_dot_v1_dot_membership__pb2.RelayMessage.FromString,
                     response_serializer=dcnr_dot_v1_dot_membership__pb2.RelayMessage.SerializeToString,
+            ),
+            'Reach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reach,
+                    request_deserializer=dcnr_dot_v1_dot_membership__pb2.ReachRequest.FromString,
+                    response_serializer=dcnr_dot_v1_dot_membership__pb2.ReachResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +283,33 @@ class MembershipService:
             '/dcnr.v1.MembershipService/Relay',
             dcnr_dot_v1_dot_membership__pb2.RelayMessage.SerializeToString,
             dcnr_dot_v1_dot_membership__pb2.RelayMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dcnr.v1.MembershipService/Reach',
+            dcnr_dot_v1_dot_membership__pb2.ReachRequest.SerializeToString,
+            dcnr_dot_v1_dot_membership__pb2.ReachResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,8 @@ class MembershipServiceStub:
     """Asks the callee to check whether a third node answers."""
     Relay: _grpc.StreamStreamMultiCallable[_membership_pb2.RelayMessage, _membership_pb2.RelayMessage]
     """Passes bytes on between two nodes of which one cannot be dialled. What the stream is for is said by its first message: listen, connect or accept."""
+    Reach: _grpc.UnaryUnaryMultiCallable[_membership_pb2.ReachRequest, _membership_pb2.ReachResponse]
+    """Dials the caller where its own connection comes from, and nowhere else, and says what answered there. Served by orchestrators."""
 
 @_typing.type_check_only
 class MembershipServiceAsyncStub(MembershipServiceStub):
@@ -59,6 +61,8 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     """Asks the callee to check whether a third node answers."""
     Relay: _aio.StreamStreamMultiCallable[_membership_pb2.RelayMessage, _membership_pb2.RelayMessage]  # type: ignore[assignment]
     """Passes bytes on between two nodes of which one cannot be dialled. What the stream is for is said by its first message: listen, connect or accept."""
+    Reach: _aio.UnaryUnaryMultiCallable[_membership_pb2.ReachRequest, _membership_pb2.ReachResponse]  # type: ignore[assignment]
+    """Dials the caller where its own connection comes from, and nowhere else, and says what answered there. Served by orchestrators."""
 
 class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
     """Gossip between all nodes."""
@@ -102,5 +106,13 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_membership_pb2.RelayMessage], _abc.AsyncIterator[_membership_pb2.RelayMessage]]:
         """Passes bytes on between two nodes of which one cannot be dialled. What the stream is for is said by its first message: listen, connect or accept."""
+
+    @_abc_1.abstractmethod
+    def Reach(
+        self,
+        request: _membership_pb2.ReachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_membership_pb2.ReachResponse, _abc.Awaitable[_membership_pb2.ReachResponse]]:
+        """Dials the caller where its own connection comes from, and nowhere else, and says what answered there. Served by orchestrators."""
 
 def add_MembershipServiceServicer_to_server(servicer: MembershipServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -907,6 +907,7 @@ class ForwardRequest(_message.Message):
     REDUNDANCY_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    DRAWING_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
     ON_BEHALF_FIELD_NUMBER: _builtins.int
@@ -938,6 +939,10 @@ class ForwardRequest(_message.Message):
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedTensor]:
         """one per source; the name may be empty where there is only one"""
 
+    @_builtins.property
+    def drawing(self) -> _common_pb2.Drawing:
+        """how the first stage chooses what it drafts; absent: each the likeliest"""
+
     def __init__(
         self,
         *,
@@ -951,13 +956,14 @@ class ForwardRequest(_message.Message):
         redundancy: _builtins.int = ...,
         draft: _builtins.int = ...,
         last: _builtins.int = ...,
+        drawing: _common_pb2.Drawing | None = ...,
         traceparent: _builtins.str = ...,
         exact: _builtins.bool = ...,
         on_behalf: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drawing", b"drawing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "draft", b"draft", "exact", b"exact", "exit", b"exit", "full_depth", b"full_depth", "inputs", b"inputs", "last", b"last", "manifest_digest", b"manifest_digest", "model", b"model", "on_behalf", b"on_behalf", "redundancy", b"redundancy", "traceparent", b"traceparent", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "draft", b"draft", "drawing", b"drawing", "exact", b"exact", "exit", b"exit", "full_depth", b"full_depth", "inputs", b"inputs", "last", b"last", "manifest_digest", b"manifest_digest", "model", b"model", "on_behalf", b"on_behalf", "redundancy", b"redundancy", "traceparent", b"traceparent", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1845,6 +1851,7 @@ class NodeView(_message.Message):
     NUM_RESULTS_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    RELAYED_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """which"""
     kind: _membership_pb2.NodeKind.ValueType
@@ -1887,6 +1894,8 @@ class NodeView(_message.Message):
     """that R is made of; 0: there is no score yet"""
     score: _builtins.int
     """PNodes: round(100 C R)"""
+    relayed: _builtins.bool
+    """PNodes: its worker tells no address that others dial, and is reached through relays"""
     @_builtins.property
     def capability(self) -> _membership_pb2.Capability:
         """lent"""
@@ -1926,10 +1935,11 @@ class NodeView(_message.Message):
         num_results: _builtins.int = ...,
         score: _builtins.int = ...,
         load: _membership_pb2.Load | None = ...,
+        relayed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answers", b"answers", "attached", b"attached", "capability", b"capability", "credibility", b"credibility", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "holder", b"holder", "incarnation", b"incarnation", "kind", b"kind", "last_seen_s", b"last_seen_s", "load", b"load", "node_id", b"node_id", "num_results", b"num_results", "owner", b"owner", "passes", b"passes", "public_name", b"public_name", "reason", b"reason", "reliability", b"reliability", "replicas", b"replicas", "round_trip_s", b"round_trip_s", "score", b"score", "software", b"software", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answers", b"answers", "attached", b"attached", "capability", b"capability", "credibility", b"credibility", "evidence", b"evidence", "free_memory_bytes", b"free_memory_bytes", "holder", b"holder", "incarnation", b"incarnation", "kind", b"kind", "last_seen_s", b"last_seen_s", "load", b"load", "node_id", b"node_id", "num_results", b"num_results", "owner", b"owner", "passes", b"passes", "public_name", b"public_name", "reason", b"reason", "relayed", b"relayed", "reliability", b"reliability", "replicas", b"replicas", "round_trip_s", b"round_trip_s", "score", b"score", "software", b"software", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -165,6 +165,7 @@ class InferHop(_message.Message):
     ANSWERS_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    DRAWING_FIELD_NUMBER: _builtins.int
     vnode: _builtins.str
     """which VNode computes; stateless VNodes in front of it are computed with it"""
     replica: _builtins.str
@@ -176,12 +177,16 @@ class InferHop(_message.Message):
     answers: _builtins.bool
     """the readout of its exit goes to who asked; true for the last hop"""
     draft: _builtins.int
-    """only of a way's first hop that reads one sequence of tokens: extends it by so many, each the likeliest by its own exit; at most 16"""
+    """only of a way's first hop that reads one sequence of tokens: extends it by so many, chosen by its own exit; at most 16"""
     last: _builtins.int
     """of a readout [samples, places, tokens]: only so many last places are answered; 0: all"""
     @_builtins.property
     def delegation(self) -> _identity_pb2.Envelope:
         """of the worker that hosts it, with its addresses"""
+
+    @_builtins.property
+    def drawing(self) -> _common_pb2.Drawing:
+        """how drafts are chosen; absent: each the likeliest"""
 
     def __init__(
         self,
@@ -194,10 +199,11 @@ class InferHop(_message.Message):
         answers: _builtins.bool = ...,
         draft: _builtins.int = ...,
         last: _builtins.int = ...,
+        drawing: _common_pb2.Drawing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation", "drawing", b"drawing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "codec", b"codec", "delegation", b"delegation", "draft", b"draft", "last", b"last", "replica", b"replica", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "codec", b"codec", "delegation", b"delegation", "draft", b"draft", "drawing", b"drawing", "last", b"last", "replica", b"replica", "state_digest", b"state_digest", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
