@@ -29,6 +29,10 @@ Known = Callable[[], Sequence[tuple[NodeId, Sequence[str]]]]
 """Orchestrators with their control addresses, best first."""
 
 
+MAX_GONE: Final = 16
+"""Connections kept of nodes that are known no more."""
+
+
 class Orchestrators:
     """Keeps at most one connection per orchestrator, opened on first use and dropped when it breaks."""
 
@@ -46,6 +50,7 @@ class Orchestrators:
             if connection is None or connection.closed:
                 connection = await self._dialer.connect(node_id, addresses)
                 self._connections[node_id] = connection
+                await self._forget()
             return connection
 
     async def call(
@@ -121,6 +126,16 @@ class Orchestrators:
     def _ordered(self, prefer: NodeId | None) -> list[tuple[NodeId, Sequence[str]]]:
         first = (prefer, self._last_good)
         return sorted(self.known(), key=lambda item: first.index(item[0]) if item[0] in first else len(first))
+
+    async def _forget(self) -> None:
+        """Closes what leads to nodes that are known no more, but for the newest few, over which something may still run."""
+        known = {node_id for node_id, _ in self.known()}
+        for node_id in [node_id for node_id in self._connections if node_id not in known][:-MAX_GONE]:
+            await self._drop(node_id)
+        idle = [node_id for node_id, lock in self._opening.items() if not lock.locked()]
+        for node_id in idle:
+            if node_id not in known and node_id not in self._connections:
+                del self._opening[node_id]
 
     async def _drop(self, node_id: NodeId) -> None:
         connection = self._connections.pop(node_id, None)

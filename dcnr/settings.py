@@ -298,6 +298,9 @@ class LimitSettings:
         high=1e6,
     )
     download_mbit: float = setting(0.0, "rate of downloads of shards and states in Mbit/s; 0: no limit", low=0, high=1e6)
+    relay_mbit: float = setting(
+        0.0, "passed on for others that nobody can dial, Mbit/s in each direction; 0: nothing is", low=0, high=1e3
+    )
     device: str = setting("auto", "where VNodes compute", options=("auto", "cpu", "cuda", "mps"))
 
 
@@ -322,7 +325,7 @@ class PNodeSettings:
     data_port: int = _port(7701, "TCP port of the worker")
     dht_port: int = _port(7700, "UDP port of the directory")
     advertise_host: str = setting("", "address that others are told; empty: found out")
-    outbound_only: bool = setting(False, "nobody can dial this machine: it tells no address, and others reach it through relays")
+    outbound_only: bool = setting(False, "nobody is to dial this machine: it tells no address, and others reach it through relays")
     bootstrap: tuple[str, ...] = setting((), "first nodes to ask, as id@host:port")
     network: str = setting("", "path of the network document")
     network_id: str = setting("", "id that the network document must have; empty: pin the first one seen")

@@ -98,15 +98,18 @@ class _Connection:
 
 class RelayDesk:
     """``may_use`` says who may listen and connect; ``is_orchestrator`` who is not counted; ``bytes_s``: of one PNode at most so many bytes per second go
-    through, both directions of all its connections together, and of all `ALL_TOGETHER` times as many.
+    through, both directions of all its connections together, and of all ``together`` times as many; ``max_listeners`` and ``max_connections`` at once.
     """
 
     def __init__(
-        self, clock: Clock, random_bytes: RandomBytes, *, may_use: Callable[[Peer], bool], is_orchestrator: Callable[[str], bool], bytes_s: float
+        self, clock: Clock, random_bytes: RandomBytes, *, may_use: Callable[[Peer], bool], is_orchestrator: Callable[[str], bool], bytes_s: float,
+        together: int = ALL_TOGETHER, max_listeners: int = MAX_LISTENERS, max_connections: int = MAX_CONNECTIONS,
     ) -> None:  # fmt: skip
         self._clock, self._random_bytes, self._may_use, self._is_orchestrator = clock, random_bytes, may_use, is_orchestrator
+        self._max_listeners, self._max_connections = max_listeners, max_connections
+        self._over = asyncio.Event()
         self._rates, self._whole = (
-            TokenBuckets(Rate(rate, max(rate, 4.0 * MAX_DATA_BYTES))) for rate in (bytes_s, ALL_TOGETHER * bytes_s)
+            TokenBuckets(Rate(rate, max(rate, 4.0 * MAX_DATA_BYTES))) for rate in (bytes_s, together * bytes_s)
         )
         self._listeners: dict[str, _Listener] = {}
         self._connections: dict[bytes, _Connection] = {}
@@ -121,6 +124,11 @@ class RelayDesk:
     def num_connections(self) -> int:
         """Wanted or open."""
         return len(self._connections)
+
+    def end_all(self) -> None:
+        """Ends everything that goes through now; what comes later is served."""
+        over, self._over = self._over, asyncio.Event()
+        over.set()
 
     async def serve(self, stream: RelayStream, peer: Peer) -> None:
         """One stream until its end. Raises Refused, NotFound, Unavailable, TimedOut, RemoteFault: the caller hears it."""
@@ -141,10 +149,11 @@ class RelayDesk:
         if peer.pnode_id is None:
             raise Refused("only a worker listens at a relay", code="not_a_worker")
         self._make_room(peer)
-        if len(self._listeners) >= MAX_LISTENERS:
+        if len(self._listeners) >= self._max_listeners:
             raise Unavailable("too many workers listen here already", code="overloaded")
         listener = self._listeners[peer.node_id] = _Listener(peer)
-        tasks = [asyncio.ensure_future(work) for work in (_until_over(stream), _tell(stream, listener), _flag(listener.replaced))]
+        works = (_until_over(stream), _tell(stream, listener), _flag(listener.replaced), _flag(self._over))
+        tasks = [asyncio.ensure_future(work) for work in works]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -175,7 +184,7 @@ class RelayDesk:
         names = tuple(name for name in (caller, called) if not self._is_orchestrator(name))
         pair = f"{caller} {called}"
         most = {} if self._is_orchestrator(caller) else {caller: MAX_OF_A_NODE, called: MAX_OF_A_NODE, pair: MAX_OF_A_PAIR}
-        if len(self._connections) >= MAX_CONNECTIONS or any(self._counts[name] >= number for name, number in most.items()):
+        if len(self._connections) >= self._max_connections or any(self._counts[name] >= number for name, number in most.items()):
             raise Unavailable("too many connections are passed on already", code="too_many_connections")
         number, connection = self._random_bytes(NUMBER_BYTES), _Connection(worker_id, names)
         try:
@@ -211,12 +220,13 @@ class RelayDesk:
     async def _carry(self, stream: RelayStream, incoming: Lane, outgoing: Lane, names: tuple[str, ...]) -> None:
         """One end of a connection: what comes is put, what waits is said. Over when the other end has said its last, or this one is gone."""
         await stream.write(membership_pb2.RelayMessage(opened=membership_pb2.RelayOpened()))
-        taking, giving = asyncio.ensure_future(self._take(stream, outgoing, names)), asyncio.ensure_future(_give(stream, incoming))
+        works = (self._take(stream, outgoing, names), _give(stream, incoming), _flag(self._over))
+        tasks = [asyncio.ensure_future(work) for work in works]
         try:
-            await asyncio.wait({taking, giving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await ended(taking, giving)
-        for task in (taking, giving):
+            await ended(*tasks)
+        for task in tasks:
             if not task.cancelled():
                 task.result()
 

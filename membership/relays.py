@@ -7,8 +7,9 @@ worker's own TLS and its sessions, as at any open data port.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Any, Final
 
 from dcnr.client import Orchestrators
@@ -17,6 +18,7 @@ from dcnr.ids import NodeId, check_node_id
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
 from dcnr.v1 import membership_pb2, membership_pb2_grpc
+from membership.house import in_our_house
 from membership.relay_streams import CallStream, first_of, pump
 from trust.addresses import join_address
 
@@ -24,7 +26,11 @@ LOOPBACK: Final = "127.0.0.1"
 OPEN_S: Final = 6.0
 """A relay that has not opened a connection within this time (dialling it included) is given up; a bit longer than relays wait themselves."""
 NUM_RELAYS: Final = 3
-"""At so many relays a worker listens."""
+"""At so many orchestrators a worker listens."""
+NUM_VOLUNTEERS: Final = 2
+"""At so many PNodes besides: without any orchestrator it is still reached."""
+NEAR_S: Final = 2.0
+"""A machine of the same house answers within this time."""
 MAX_COMERS: Final = 4
 """Connections through one door at once: gRPC makes one, and another one for its certificate before."""
 
@@ -32,6 +38,13 @@ MAX_COMERS: Final = 4
 def in_order(worker_id: str, relays: Sequence[tuple[NodeId, Sequence[str]]]) -> list[tuple[NodeId, Sequence[str]]]:
     """The same order for the worker and whoever looks for it (rendezvous hashing), so that they meet at the first relay. Pure."""
     return sorted(relays, key=lambda relay: hashlib.sha256(f"{worker_id} {relay[0]}".encode()).digest())
+
+
+def apart_from(
+    volunteers: Set[NodeId], relays: Sequence[tuple[NodeId, Sequence[str]]]
+) -> tuple[list[tuple[NodeId, Sequence[str]]], list[tuple[NodeId, Sequence[str]]]]:
+    """Orchestrators, and PNodes that offer to relay; each in the order given. Pure."""
+    return [relay for relay in relays if relay[0] not in volunteers], [relay for relay in relays if relay[0] in volunteers]
 
 
 async def open_stream(connection: Connection, first: membership_pb2.RelayMessage) -> CallStream:
@@ -82,7 +95,7 @@ class Door:
         """Ends everything that goes through it."""
         self._is_closed = True
         if self._server is not None:
-            self._server.close()
+            _close(self._server)
         first, self._first = self._first, None
         if first is not None:
             first.cancel()
@@ -113,11 +126,29 @@ class Door:
             self.trouble = error  # whoever came sees its connection end
 
 
-class RelayDialer:
-    """Dials a worker at its own addresses; one that tells none, through relays, those at which it most likely listens first. ``prefer``: before all others."""
+def _close(server: asyncio.Server) -> None:
+    """Nobody is accepted any more. Whoever was in this very turn gets a transport in the next one, which asyncio refuses, and never closes, where the server
+    is closed by then (Python 3.11): so it is closed after that.
+    """
+    loop = asyncio.get_running_loop()
+    if not isinstance(server, asyncio.Server):  # uvloop's own has no such gap
+        server.close()
+        return
+    for listening in server.sockets:
+        loop.remove_reader(listening)
+    loop.call_soon(server.close)
 
-    def __init__(self, dialer: Dialer, relays: Orchestrators, *, prefer: NodeId | None = None) -> None:
-        self.direct, self._relays, self._prefer = dialer, relays, prefer
+
+class RelayDialer:
+    """Dials a worker at its own addresses; one that tells none, through relays, those at which it most likely listens first. ``prefer``: before all others;
+    ``near``: where machines of its house dial a worker before they go through relays; ``volunteers``: which relays are PNodes.
+    """
+
+    def __init__(
+        self, dialer: Dialer, relays: Orchestrators, *, prefer: NodeId | None = None, near: Callable[[NodeId], Sequence[str]] = lambda worker_id: (),
+        volunteers: Callable[[], Set[NodeId]] = frozenset,
+    ) -> None:  # fmt: skip
+        self.direct, self._relays, self._prefer, self._near, self._volunteers = dialer, relays, prefer, near, volunteers
         self._failed: set[NodeId] = set()
         """Relays that did not answer when they were last tried: they are tried last."""
 
@@ -126,6 +157,10 @@ class RelayDialer:
         if addresses:
             return await self.direct.connect(worker_id, addresses, own_connection=own_connection)
         wanted, reasons = check_node_id(worker_id), []
+        if near := in_our_house(self._near(wanted)):
+            with contextlib.suppress(DcnrError, TimeoutError):  # another house may use the same addresses
+                async with asyncio.timeout(NEAR_S):
+                    return await self.direct.connect(wanted, near, own_connection=own_connection)
         for relay_id, where in self._ordered(wanted):
             try:
                 connection = await self._through(relay_id, where, wanted)
@@ -140,10 +175,11 @@ class RelayDialer:
         raise Unavailable(f"worker {wanted[:8]} cannot be dialled, and {why}", code="no_relay")
 
     def _ordered(self, worker_id: NodeId) -> list[tuple[NodeId, Sequence[str]]]:
-        """Twice as many as it listens at, and the preferred one; those that failed last."""
-        relays = in_order(worker_id, self._relays.known())
+        """Twice as many as it listens at, PNodes after orchestrators, and the preferred one; those that failed last."""
+        relays, offered = apart_from(self._volunteers(), in_order(worker_id, self._relays.known()))
+        self._failed &= {relay_id for relay_id, _ in relays + offered}
         near, far = relays[: 2 * NUM_RELAYS], relays[2 * NUM_RELAYS :]
-        tried = near + [relay for relay in far if relay[0] == self._prefer]
+        tried = near + offered[: 2 * NUM_VOLUNTEERS] + [relay for relay in far if relay[0] == self._prefer]
         return sorted(tried, key=lambda relay: (relay[0] != self._prefer, relay[0] in self._failed))
 
     async def _through(self, relay_id: NodeId, where: Sequence[str], worker_id: NodeId) -> Connection:

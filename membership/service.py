@@ -16,6 +16,7 @@ from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from membership.bootstrap import Entry
 from membership.gossip import MAX_KNOWN_PER_EXCHANGE, View
 from membership.network_time import NetworkTime
+from membership.reach_desk import ReachDesk
 from membership.relay_desk import RelayDesk
 from membership.relay_streams import CallStream
 from trust.in_force import InForce
@@ -54,6 +55,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         self._probing = asyncio.Semaphore(MAX_PROBES_AT_ONCE)
         self.relay: RelayDesk | None = None
         """Passes bytes on between others; None: this node does not."""
+        self.reach: ReachDesk | None = None
+        """Dials those who ask for it; None: this node does not."""
 
     async def Join(self, request: membership_pb2.JoinRequest, context: Any) -> membership_pb2.JoinResponse:
         """Introduces a newcomer: document, history and adverts, orchestrators first."""
@@ -137,6 +140,12 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         if self.relay is None:
             raise Refused("this node passes nothing on", code="not_a_relay", remedy="ask an orchestrator")
         await self.relay.serve(CallStream(context), peer_of(context))
+
+    async def Reach(self, request: membership_pb2.ReachRequest, context: Any) -> membership_pb2.ReachResponse:
+        """See `membership.reach_desk`."""
+        if self.reach is None:
+            raise Refused("this node tests nobody", code="not_a_tester", remedy="ask an orchestrator")
+        return await self.reach.serve(request, peer_of(context), caller_of(context))
 
     def _limit(self, buckets: TokenBuckets, name: str, *, cost: float = 1.0) -> None:
         wait_s = buckets.wait_s(name, self._clock.monotonic(), cost=cost)

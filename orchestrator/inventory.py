@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
 
-from dcnr.v1 import membership_pb2, orchestrator_pb2
+from dcnr.errors import Corrupt
+from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
 from orchestrator.lending import counted_steps, is_passing, offer_of
 from orchestrator.offers import NO_TRACK, PLACEABLE, USABLE, NodeOffer, TrackRecord
 from orchestrator.silence import FORGET_S, Judgement, NodeRecord, judge, next_look
 from trust.addresses import is_public, split_address, subnet_of
+from trust.envelope import parse
 from trust.public_names import shown_name
 
 START_GRACE_S: Final = 10.0
@@ -75,6 +77,7 @@ class Inventory:
         record.software, record.public_name = advert.software, shown_name(advert.public_name)
         record.address = advert.control_addresses[0] if advert.control_addresses else ""
         record.subnet, record.owner = _public_subnet(record.address or record.seen_from), owner
+        record.is_relayed = _is_relayed(advert)
         record.incarnation = max(record.incarnation, advert.incarnation)
         self._renewed.add(advert.node_id)
         if record.beat_at is None:
@@ -350,3 +353,13 @@ def _public_subnet(address: str) -> str:
     """The subnet of an address on the open internet; empty for any other: there it says nothing."""
     host = split_address(address)[0] if address else ""
     return subnet_of(host) if host and is_public(host) else ""
+
+
+def _is_relayed(advert: membership_pb2.Advert) -> bool:
+    """Whether the advert is of a node with a worker that tells no address; the node has signed both."""
+    if not advert.HasField("delegation"):
+        return False
+    try:
+        return not parse(identity_pb2.Delegation, advert.delegation.payload).data_addresses
+    except Corrupt:
+        return False

@@ -25,9 +25,11 @@ class PlanPolicy:
 
     min_gain: float = 1.3
     """Without a fault nothing changes unless the rate grows by more than this factor."""
+    even_gain: float = 1.15
+    """A contributor moves where whoever takes it is done sooner than who gave it was, by this factor: its VNode goes on with the others meanwhile."""
     min_move_interval_s: float = 60.0
     settled_s: float = 5.0
-    """Without a new plan for so long, an idle node may get the only copy of a VNode, or new replicas by choice."""
+    """Without a new plan for so long, contributors are evened out, and an idle node may get the only copy of a VNode, or new replicas by choice."""
     max_vnodes_per_node: int = 64
     max_chosen_replicas: int = 8
     """Of one VNode whose graph leaves the number to the planner."""

@@ -35,6 +35,7 @@ from dcnr.tracing import started
 from dcnr.v1 import data_pb2_grpc, ledger_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2, orchestrator_pb2_grpc
 from membership.gossip import Gone, GoneReason, GossipEvent
 from membership.node import Membership
+from membership.reach_desk import ReachDesk
 from membership.relay_desk import RelayDesk
 from membership.relays import RelayDialer
 from orchestrator.asking import Asking
@@ -216,6 +217,7 @@ async def _serve(
         own_host = "127.0.0.1" if settings.listen_host in ("0.0.0.0", "::", "") else settings.listen_host
         relays = _relays(shared, membership, random_bytes, lambda: join_address(own_host, server.port))
         membership.servicer.relay = _relay_desk(shared, membership, random_bytes, settings.relay_mbit)
+        membership.servicer.reach = ReachDesk(shared.policy.network_id, shared.clock)
         asking, metering = (
             _asking(shared, membership, RelayDialer(dialer, relays, prefer=shared.key.node_id), rng),
             Metering(shared, books),

@@ -61,6 +61,8 @@ class NodeRecord:
     seen_from: str = ""
     """Where its last stream came from."""
     subnet: str = ""
+    is_relayed: bool = False
+    """Whether its worker tells no address that others dial."""
     owner: str = ""
     public_name: str = ""
     """As far as it may be shown."""

@@ -26,6 +26,7 @@ from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.settings import PNodeSettings
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, membership_pb2, orchestrator_pb2
+from dcnr.v1.membership_pb2_grpc import add_MembershipServiceServicer_to_server
 from membership.node import Membership
 from membership.relays import LOOPBACK, RelayDialer
 from pnode.audits import Asked, Audits
@@ -42,10 +43,12 @@ from pnode.home import Home
 from pnode.lent import advertised_host, limits_of, listened_host, options_of, rule_of, threads_of
 from pnode.local import LocalDoor, Owner
 from pnode.neighbours import Neighbours
+from pnode.passing import Passing
 from pnode.pausing import Pausing
 from pnode.probe import Machine
 from pnode.provision import Provisioner
-from pnode.relaying import Relaying, reach_of
+from pnode.reaching import Outside, Reaching
+from pnode.relaying import Relaying
 from pnode.report import SOFTWARE, Journal, WorkerFacts, state_name
 from pnode.seat_duties import Around, SeatDuties
 from pnode.snapshots import Shelf
@@ -90,7 +93,6 @@ class Daemon:
         self._job: Callable[[], str] = str
         self.journal = Journal(clock, key.node_id, self._log_event)
         self._allowed = limits_of(settings, machine)
-        self._host = advertised_host(settings, bootstrap, single_host=network.policy.single_host)
         self._build()
 
     # -- life ------------------------------------------------------------------------------------------------------------------
@@ -100,9 +102,9 @@ class Daemon:
         name_node(self._key.node_id)
         for remark in await asyncio.to_thread(self._shelf.load):
             self.journal.say("snapshot_damaged", self._key.node_id, remark)
-        self._server.add(self._register_membership)
+        self._server.add(lambda server: add_MembershipServiceServicer_to_server(self._membership.servicer, server))
         control_port = await self._server.start(listened_host(self._settings), self._settings.control_port)
-        self._now.control_address = f"{self._host or LOOPBACK}:{control_port}"
+        self._now.control_address = f"{self._reaching.host or LOOPBACK}:{control_port}"
         try:
             async with asyncio.TaskGroup() as group:
                 self._wire(group)
@@ -113,7 +115,7 @@ class Daemon:
                 await self._door.open(self._home.socket)
                 works = (
                     self._supervisor.run(), self._streams.run(), self._uploads.run(), self._tell(), self._watch(), self._halts.run(),
-                    self._audits.run(), self._seats.run(), self._telling.diary(self._home.diary).run(),
+                    self._audits.run(), self._seats.run(), self._telling.diary(self._home.diary).run(), self._reaching.run(control_port),
                 )  # fmt: skip
                 tasks = [group.create_task(work) for work in works]
                 self._on_ready(self)
@@ -197,10 +199,19 @@ class Daemon:
             key=self._key, network=self._network, kind=membership_pb2.NODE_KIND_PNODE, dialer=self._dialer, clock=self._clock, rng=self._rng,
             cache_path=home.contacts, bootstrap=self._bootstrap, incarnation=home.next_incarnation(self._clock.wall()),
         )  # fmt: skip
-        self._membership.update_self(software=SOFTWARE, owner=self._owner, public_name=self._settings.name, **reach_of(self._host))
-        self._relaying = Relaying(self._known_orchestrators, self._send, listen=not self._host)
+        self._reaching = Reaching(Outside(
+            lambda: advertised_host(settings, self._bootstrap, single_host=self._present().single_host), self._present().single_host, self._now,
+            self._orchestrators, self._membership, lambda: self._standing, lambda: self._relaying.refresh(), self.journal.say, self._clock, self._rng,
+        ))  # fmt: skip
+        self._membership.update_self(software=SOFTWARE, owner=self._owner, public_name=settings.name, **self._reaching.at_first)
+        self._passing = Passing(
+            settings.limits.relay_mbit, self._membership, self._present, self._now, self._clock, tell=self._tell_capability,
+            may_now=lambda: self._telling.capability().accepts_work and self._reaching.is_reached,
+        )  # fmt: skip
+        self._relaying = Relaying(self._known_orchestrators, self._passing.others, self._send, listen=self._reaching.needs_relays)
         self._standing = Standing(
-            key=self._key, network_id=self._present().network_id, membership=self._membership, host=self._host, send=self._send, clock=self._clock,
+            key=self._key, network_id=self._present().network_id, membership=self._membership, host=lambda: self._reaching.data_host,
+            near_host=lambda: self._reaching.near_host, send=self._send, clock=self._clock,
         )  # fmt: skip
         self._streams = ControlStreams(
             self._dialer, self._known_orchestrators, hello=lambda: self._telling.hello(), beat=lambda sequence: self._telling.beat(sequence),
@@ -217,7 +228,7 @@ class Daemon:
         )  # fmt: skip
         self._halts = Halts(self._pausing, self._supervisor, self._now, hand_over=self._hand_all_over, tell=self._tell_capability)
         self._door = LocalDoor(
-            status=self.status, why=self.why, stop=lambda hand_over: self.request_stop(hand_over=hand_over),
+            status=self.status, why=lambda: self._telling.why(), stop=lambda hand_over: self.request_stop(hand_over=hand_over),
             owner=Owner(self._halts.pause, self._halts.resume, self._settings_shown),
         )  # fmt: skip
 
@@ -233,7 +244,7 @@ class Daemon:
         self._duties = Duties(
             node_id=self._key.node_id, policy=self._present, home=self._home, provisioner=provisioner, budget=self._budget,
             heads=HeadCheck(policy=self._present, orchestrators=self._orchestrators, rule=self._rule), options=options,
-            send=self._send, hosted_changed=self._changed, say=self.journal.say, clock=self._clock, group=group,
+            send=self._send, hosted_changed=self._news.set, say=self.journal.say, clock=self._clock, group=group,
         )  # fmt: skip
         self._job = lambda: desired.job_id if (desired := self._duties.term()[2]) is not None else ""
         asked = Asked(
@@ -251,7 +262,7 @@ class Daemon:
         )  # fmt: skip
         around = Around(
             self._present, self._cache.file, provisioner, self._budget, options, self._duties, lambda: self._standing.delegation,
-            lambda: self._telling.takes_no_work(), self._send, self._changed, self.journal.say, self._clock,
+            lambda: self._telling.takes_no_work(), self._send, self._news.set, self.journal.say, self._clock,
         )  # fmt: skip
         self._seats = SeatDuties(around, group)
         self._shards = Shards(self._cache, send=self._send, journal=self.journal, group=group)
@@ -263,15 +274,10 @@ class Daemon:
         )  # fmt: skip
         self._hearing = Hearing(
             self._now, self._duties, self._neighbours, self._uploads, self._shards, self._audits, self._seats, self.journal, self._drained,
-            self._changed, self._clock,
+            self._news.set, self._clock,
         )  # fmt: skip
         self._membership.update_self(capability=self._telling.capability())
         self._network.follow(self._amended)
-
-    def _register_membership(self, server: object) -> None:
-        from dcnr.v1.membership_pb2_grpc import add_MembershipServiceServicer_to_server
-
-        add_MembershipServiceServicer_to_server(self._membership.servicer, server)  # type: ignore[arg-type]
 
     # -- orchestrators ---------------------------------------------------------------------------------------------------------
 
@@ -308,7 +314,7 @@ class Daemon:
             case "seats":
                 self._seats.wished(node_id, message.seats)
             case "welcome":
-                self._now.reachable = "direct" if message.welcome.reachable else "not"
+                self._reaching.welcomed(node_id, message.welcome)
                 self.journal.say("attached", node_id, f"as {state_name(message.welcome.state)}")
 
     # -- worker ----------------------------------------------------------------------------------------------------------------
@@ -333,7 +339,7 @@ class Daemon:
         self._seats.worker_down()
         self.journal.say("worker_ended", self._key.node_id, self._now.worker.reason)
         self._drained.set()
-        self._changed()
+        self._news.set()
 
     async def _send(self, message: local_pb2.ToWorker) -> bool:
         worker = self._supervisor.worker
@@ -353,9 +359,6 @@ class Daemon:
 
     # -- telling ---------------------------------------------------------------------------------------------------------------
 
-    def _changed(self) -> None:
-        self._news.set()
-
     async def _tell(self) -> None:
         """Sends news at once, but not more often than every `NEWS_S`."""
         while True:
@@ -373,6 +376,7 @@ class Daemon:
             self._woke_up(self._gaps.look(now_s, self._clock.wall()))
             if now_s - measured_s >= MEASURE_DISK_S:
                 measured_s, self._now.disk_bytes = now_s, await asyncio.to_thread(self._home.disk_bytes)
+            self._passing.review()
             await self._relaying.refresh()
             await self._neighbours.refresh()
             await self._standing.keep(self._duties.hosted)
@@ -383,10 +387,6 @@ class Daemon:
             self.journal.say("woke_up", self._key.node_id, f"this machine stood still for {stood_s:.0f} s")
             self._membership.update_self()
             self._streams.renew()
-
-    def why(self) -> list[local_pb2.WhyLine]:
-        """Reasons for the present state."""
-        return self._telling.why()
 
     def status(self) -> local_pb2.StatusResponse:
         """One screen that tells all."""

@@ -59,7 +59,7 @@ class Hearing:
         self.now.worker.rss_bytes, self.now.worker.cpu_s = int(report.rss_bytes), report.cpu_s
         self.now.worker.load.heard(self.clock.monotonic(), report.cpu_s)
         self.now.counted(report)
-        self.now.worker.listens_at = tuple(report.listens_at)
+        self.now.worker.listens_at, self.now.worker.has_reported = tuple(report.listens_at), True
         self.neighbours.reached({item.pnode_id for item in report.evidence})
         for item in report.replicas:
             self.duties.worker_reported(item)

@@ -141,6 +141,10 @@ class LinkHub:
         worker = self._known.get(replica)
         return worker if worker is not None and worker.pnode_id == pnode_id else None
 
+    def near(self, worker_id: NodeId) -> tuple[str, ...]:
+        """Where machines of its house dial that worker though others cannot."""
+        return next((worker.near for worker in self._known.values() if worker.worker_id == worker_id), ())
+
     def missed(self, replica: ReplicaId, pnode_id: str) -> None:
         """That replica does not answer where it is known, or is not known: the daemon is asked to look for it."""
         self._lost(replica, pnode_id, False)

@@ -19,6 +19,7 @@ from dcnr.ports import Clock
 from dcnr.question_tensors import tensor_message
 from dcnr.question_wire import Words
 from dcnr.tensor import EncodedTensor, TensorHeader
+from dcnr.tokens import drawing_of
 from dcnr.tracing import UNTRACED, Tracer
 from dcnr.v1 import vnode_pb2
 from pnode.infer_places import Computed, Place, Session, Wish
@@ -218,7 +219,9 @@ class InferDesk:
             reads = place.asking.reads
             inputs = [_brought(tensors, name) for name in reads.names[hop.vnode]]
             with self._here.tracer.span("compute", vnode=hop.vnode) as span:
-                computed = await place.compute(inputs, Wish(hop.answers, hop.draft, hop.last, _session_of(request)))
+                computed = await place.compute(
+                    inputs, Wish(hop.answers, hop.draft, hop.last, _session_of(request), drawing_of(hop.drawing))
+                )
                 waited_s = max(0.0, computed.began_s - ready_s)
                 span.note(step=computed.step, waited_s=waited_s, computed_s=computed.seconds)
             self.num_computed += not number

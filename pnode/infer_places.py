@@ -11,6 +11,7 @@ import numpy as np
 
 from dcnr.errors import NotFound, RemoteFault
 from dcnr.ports import Clock
+from dcnr.tokens import LIKELIEST, Drawing
 from pnode.infer_reads import Asking
 from pnode.infer_words import Travelling
 from pnode.outbox import as_array
@@ -55,6 +56,7 @@ class Wish:
     draft: int = 0
     last: int = 0
     session: Session | None = None
+    drawing: Drawing = LIKELIEST
 
     @property
     def is_alone(self) -> bool:
@@ -79,7 +81,7 @@ def infer(compute: Compute, inputs: Sequence[Travelling], step: int, clock: Cloc
     """One question; blocks, to be called on the thread of ``compute``."""
     began_s = clock.monotonic()
     values = [one.values() for one in inputs]
-    drafted = _drafted(compute, values, wish.draft) if wish.draft else b""
+    drafted = _drafted(compute, values, wish) if wish.draft else b""
     if drafted:
         values = [_extended(values[0], drafted)]
     output = compute.forward(0, values, Mode.INFER).output
@@ -87,13 +89,13 @@ def infer(compute: Compute, inputs: Sequence[Travelling], step: int, clock: Cloc
     return Computed(output, readout, step, began_s, clock.monotonic() - began_s, drafted)
 
 
-def _drafted(compute: Compute, values: Sequence[Any], count: int) -> bytes:
-    """The tokens that follow one sequence, each the likeliest by this VNode's own exit."""
+def _drafted(compute: Compute, values: Sequence[Any], wish: Wish) -> bytes:
+    """The tokens that follow one sequence, as this VNode's own exit has them."""
     check_drafts_follow(values)
     drafted = b""
-    for _ in range(count):
+    for number in range(wish.draft):
         output = compute.forward(0, [_extended(values[0], drafted)], Mode.INFER).output
-        token = likeliest(compute, output)
+        token = draft_of(compute, output, wish.drawing, number)
         if token is None:
             break
         drafted += bytes([token])
@@ -111,9 +113,9 @@ def check_drafts_follow(values: Sequence[Any]) -> None:
         raise RemoteFault("drafts follow one sequence of bytes, and nothing else", code="bad_question")
 
 
-def likeliest(compute: Compute, output: Any) -> int | None:
-    """The token that this VNode's exit puts after the last place; None where it names none."""
-    token = int(as_array(last_places(compute.readout(output), 1)).argmax())
+def draft_of(compute: Compute, output: Any, drawing: Drawing, number: int) -> int | None:
+    """The token that this VNode's exit puts after the last place, as the draft after so many others; None where it names none."""
+    token = drawing.token(as_array(last_places(compute.readout(output), 1)).reshape(-1), number)
     return token if token < NUM_TOKENS else None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dcnr.errors import NotFound
 from dcnr.ports import Clock
-from pnode.infer_places import Computed, Wish, check_drafts_follow, last_places, likeliest
+from pnode.infer_places import Computed, Wish, check_drafts_follow, draft_of, last_places
 from pnode.infer_words import Travelling
 from pnode.outbox import as_array
 from vnode.torch_compute import TorchCompute
@@ -33,8 +33,8 @@ def infer_on(
     memory.back_to(offset)
     outputs = [compute.extend(memory, values)]
     drafted = b""
-    for _ in range(wish.draft):
-        token = likeliest(compute, outputs[-1])
+    for number in range(wish.draft):
+        token = draft_of(compute, outputs[-1], wish.drawing, number)
         if token is None:
             break
         drafted += bytes([token])

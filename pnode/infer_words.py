@@ -13,6 +13,7 @@ from dcnr.ids import check_name, check_node_id
 from dcnr.question_tensors import header_of
 from dcnr.question_wire import ID_BYTES
 from dcnr.tensor import EncodedTensor, Payload, TensorAssembler, TensorHeader, check_header, encode_final
+from dcnr.tokens import drawing_of
 from dcnr.v1 import vnode_pb2
 from pnode.outbox import QUICK_BYTES, as_array, is_at_hand
 from trust.delegation import MAX_DELEGATION_BYTES
@@ -164,6 +165,10 @@ def check_request(request: vnode_pb2.InferRequest, network_id: str) -> dict[str,
         raise _bad("a hop names either a replica or a state")
     if any(hop.draft > (0 if number else limits.MAX_DRAFT) for number, hop in enumerate(request.hops)):
         raise _bad(f"only the first hop drafts, at most {limits.MAX_DRAFT} tokens")
+    try:
+        drawing_of(request.hops[0].drawing)
+    except InvalidInput as error:
+        raise _bad(error.message) from error
     _check_session(request)
     if any(hop.codec not in ("", *codecs.CODECS) or hop.delegation.ByteSize() > MAX_DELEGATION_BYTES for hop in request.hops):
         raise _bad("a hop without a known codec, or with too large a delegation")

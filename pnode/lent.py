@@ -32,13 +32,21 @@ def limits_of(settings: PNodeSettings, machine: Machine) -> Limits:
 
 
 def capability_of(
-    allowed: Limits, budget: Budget, machine: Machine, *, device: str, accepts_work: bool, device_name: str = ""
+    allowed: Limits,
+    budget: Budget,
+    machine: Machine,
+    *,
+    device: str,
+    accepts_work: bool,
+    device_name: str = "",
+    relay_mbit: float = 0.0,
 ) -> membership_pb2.Capability:
-    """What the advert says. ``device_name``: the accelerator's, as the worker says it; a processor's is known here."""
+    """What the advert says. ``device_name``: the accelerator's, as the worker says it; a processor's is known here. ``relay_mbit``: passed on for others."""
     return membership_pb2.Capability(
         cores=allowed.cores, memory_bytes=budget.usable_memory_bytes, disk_bytes=allowed.disk_bytes, device=device or "cpu",
         device_name=printable(device_name) or (machine.processor if (device or "cpu") == "cpu" else ""),
         gflops=machine.gflops_per_core * allowed.cores, architecture=machine.architecture, system=machine.system, accepts_work=accepts_work,
+        relay_mbit=relay_mbit,
     )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
 from typing import Final
 
 from dcnr.client import Orchestrators
@@ -17,7 +18,7 @@ from dcnr.ports import Clock, Random
 from dcnr.rpc.connection import Connection
 from dcnr.v1 import membership_pb2
 from membership.relay_streams import NUMBER_BYTES, pump
-from membership.relays import LOOPBACK, NUM_RELAYS, OPEN_S, in_order, open_stream
+from membership.relays import LOOPBACK, NUM_RELAYS, NUM_VOLUNTEERS, OPEN_S, apart_from, in_order, open_stream
 from pnode.links import Told
 
 REVIEW_S: Final = 1.0
@@ -27,11 +28,13 @@ REFUSED_S: Final = 60.0
 """A relay that refuses is chosen after all others for so long; if it refuses again, for twice as long, up to `REFUSED_MAX_S`."""
 REFUSED_MAX_S: Final = 3600.0
 MAX_TAKEN: Final = 128
-"""Connections at once, over all relays."""
+"""Connections at once, over all orchestrators,"""
+MAX_OF_VOLUNTEERS: Final = 32
+"""and over all PNodes: a stranger that announces more takes no place from them."""
 
 
 class Listening:
-    """One per worker. ``relays`` knows those that pass on; ``port``: of the data server on loopback."""
+    """One per worker. ``relays`` knows those that pass on, of which ``volunteers`` are PNodes; ``host`` and ``port``: of the data server, from this machine."""
 
     def __init__(
         self,
@@ -42,15 +45,20 @@ class Listening:
         rng: Random,
         told: Told,
         changed: Callable[[], None],
+        *,
+        host: str = LOOPBACK,
+        volunteers: Callable[[], Set[NodeId]] = frozenset,
     ) -> None:
-        self._worker_id, self._port, self._relays = worker_id, port, relays
+        self._volunteers = volunteers
+        self._worker_id, self._host, self._port, self._relays = worker_id, host, port, relays
         self._clock, self._rng, self._told, self._changed = clock, rng, told, changed
         self._wanted = False
         self._open: set[NodeId] = set()
         self._refused: dict[NodeId, tuple[float, float]] = {}
         """Until when a relay is chosen after all others, and for how long that is. Forgotten when it opens a stream."""
         self._streams: dict[NodeId, asyncio.Task[None]] = {}
-        self._num_taken = 0
+        self._taken: Counter[bool] = Counter()
+        """Connections that are open, by whether they come through volunteers."""
         self._news = asyncio.Event()
 
     @property
@@ -74,23 +82,33 @@ class Listening:
                 self._news.clear()
 
     def _review(self, group: asyncio.TaskGroup) -> None:
-        known = [relay_id for relay_id, _ in in_order(self._worker_id, self._relays.known())]
-        chosen = set(sorted(known, key=self._is_refused)[:NUM_RELAYS]) if self._wanted else set[NodeId]()
+        relays, offered = apart_from(self._volunteers(), in_order(self._worker_id, self._relays.known()))
+        self._refused = {relay_id: self._refused[relay_id] for relay_id, _ in relays + offered if relay_id in self._refused}
+        offered = [relay for relay in offered if not self._is_refused(relay[0])]
+        chosen = (self._first(relays, NUM_RELAYS) | self._first(offered, NUM_VOLUNTEERS)) if self._wanted else set[NodeId]()
         for relay_id in [relay_id for relay_id, task in self._streams.items() if relay_id not in chosen or task.done()]:
             self._streams.pop(relay_id).cancel()
         for relay_id in sorted(chosen - self._streams.keys()):
             self._streams[relay_id] = group.create_task(self._keep(relay_id, group))
 
+    def _first(self, relays: Sequence[tuple[NodeId, Sequence[str]]], count: int) -> set[NodeId]:
+        """So many of them, those that refuse after all others."""
+        return set(sorted((relay_id for relay_id, _ in relays), key=self._is_refused)[:count])
+
     async def _keep(self, relay_id: NodeId, group: asyncio.TaskGroup) -> None:
+        """Asks again and again; a PNode rests after whatever ended its stream: its addresses are what a stranger says."""
         wait_s = RETRY_MIN_S
         while True:
             try:
                 await self._listen(relay_id, group)
             except DcnrError as error:
-                if not isinstance(error, Unavailable) or error.code == "overloaded":
+                if not isinstance(error, Unavailable) or error.code == "overloaded" or relay_id in self._volunteers():
                     self._refuses(relay_id, f"{error.code}: {error.message}")
             except Exception as error:  # noqa: BLE001  RPC boundary: what one relay says never ends this worker
                 self._refuses(relay_id, f"{type(error).__name__}: {error}")
+            else:
+                if relay_id in self._volunteers():
+                    self._refuses(relay_id, "it ended the stream")
             finally:
                 if relay_id in self._open:
                     wait_s = RETRY_MIN_S
@@ -121,19 +139,20 @@ class Listening:
             while (message := await stream.read()) is not None:
                 if message.WhichOneof("kind") != "incoming" or len(message.incoming.number) != NUMBER_BYTES:
                     raise RemoteFault("a relay tells a worker of connections only", code="bad_message")
-                if self._num_taken < MAX_TAKEN:
-                    group.create_task(self._take(connection, message.incoming.number))
+                is_volunteer = relay_id in self._volunteers()
+                if self._taken[is_volunteer] < (MAX_OF_VOLUNTEERS if is_volunteer else MAX_TAKEN):
+                    group.create_task(self._take(connection, message.incoming.number, is_volunteer=is_volunteer))
         finally:
             stream.cancel()
 
-    async def _take(self, connection: Connection, number: bytes) -> None:
+    async def _take(self, connection: Connection, number: bytes, *, is_volunteer: bool) -> None:
         """One connection from its acceptance to its end; what goes wrong with it is nobody else's trouble."""
-        self._num_taken += 1
+        self._taken[is_volunteer] += 1
         try:
             stream = await open_stream(connection, membership_pb2.RelayMessage(accept=membership_pb2.RelayAccept(number=number)))
             try:
                 async with asyncio.timeout(OPEN_S):
-                    reader, writer = await asyncio.open_connection(LOOPBACK, self._port)
+                    reader, writer = await asyncio.open_connection(self._host, self._port)
             except BaseException:
                 stream.cancel()
                 raise
@@ -143,7 +162,7 @@ class Listening:
         except Exception as error:  # noqa: BLE001  RPC boundary: what comes through a relay never ends this worker
             self._told("relay_refused", connection.peer_id, f"{type(error).__name__}: {error}")
         finally:
-            self._num_taken -= 1
+            self._taken[is_volunteer] -= 1
 
     def _addresses_of(self, relay_id: NodeId) -> list[str]:
         return [address for known, where in self._relays.known() if known == relay_id for address in where]

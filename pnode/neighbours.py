@@ -13,7 +13,7 @@ from dcnr.client import Orchestrators
 from dcnr.errors import DcnrError
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
-from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from membership.node import Membership
 from pnode.duties import Say
@@ -40,7 +40,8 @@ class Neighbours:
     ) -> None:  # fmt: skip
         self._membership, self._orchestrators, self._network_id = membership, orchestrators, network_id
         self._wanted, self._send, self._clock, self._say, self._group = wanted, send, clock, say, group
-        self._told: dict[tuple[str, str], int] = {}
+        self._told: dict[tuple[str, str], tuple[int, float]] = {}
+        """By replica and PNode: the incarnation of the delegation that the worker has, and its end. One incarnation has later ones with other addresses."""
         self._lost: dict[str, _Lost] = {}
         self._searching: dict[str, asyncio.Task[None]] = {}
 
@@ -52,7 +53,7 @@ class Neighbours:
         for replica, pnode_id in sorted(wanted):
             found = self._membership.find(NodeId(pnode_id))
             if found is not None and found.delegation is not None:
-                await self._tell(replica, pnode_id, found.delegation.envelope, found.delegation.incarnation)
+                await self._tell(replica, found.delegation)
             else:
                 self._search(replica, pnode_id)
         for pnode_id in [pnode_id for pnode_id in self._lost if pnode_id not in {item[1] for item in wanted}]:
@@ -87,12 +88,12 @@ class Neighbours:
         for task in self._searching.values():
             task.cancel()
 
-    async def _tell(self, replica: str, pnode_id: str, delegation: identity_pb2.Envelope, incarnation: int) -> bool:
-        if self._told.get((replica, pnode_id)) == incarnation:
+    async def _tell(self, replica: str, worker: VerifiedDelegation) -> bool:
+        if self._told.get((replica, worker.pnode_id)) == _order_of(worker):
             return False
-        address = local_pb2.NeighbourAddress(replica=replica, pnode_id=pnode_id, delegation=delegation)
+        address = local_pb2.NeighbourAddress(replica=replica, pnode_id=worker.pnode_id, delegation=worker.envelope)
         if await self._send(local_pb2.ToWorker(neighbour=address)):
-            self._told[(replica, pnode_id)] = incarnation
+            self._told[(replica, worker.pnode_id)] = _order_of(worker)
             return True
         return False
 
@@ -111,11 +112,11 @@ class Neighbours:
                     found = await look(model, replica, NodeId(pnode_id))
                 except DcnrError:
                     continue
-                if found is not None and found.pnode_id == pnode_id and found.incarnation > (before or 0):
-                    self._told.pop((replica, pnode_id), None)
-                    if await self._tell(replica, pnode_id, found.envelope, found.incarnation):
-                        self._say("neighbour_found", replica, f"{pnode_id[:8]} by {source}, incarnation {found.incarnation}")
-                        return
+                if found is None or found.pnode_id != pnode_id or _order_of(found) <= self._told.get((replica, pnode_id), (0, 0.0)):
+                    continue
+                if await self._tell(replica, found):
+                    self._say("neighbour_found", replica, f"{pnode_id[:8]} by {source}, incarnation {found.incarnation}")
+                    return
             if pnode_id not in self._lost and before is not None:
                 return
             await asyncio.sleep(pause_s)
@@ -133,3 +134,8 @@ class Neighbours:
     async def _locate(self, model: str, replica: str, node_id: NodeId) -> VerifiedDelegation | None:
         location = await self._membership.locate(model, replica)
         return location.delegation if location is not None and location.pnode_id == node_id else None
+
+
+def _order_of(worker: VerifiedDelegation) -> tuple[int, float]:
+    """Later delegations of a PNode have a higher one."""
+    return worker.incarnation, worker.expires_wall

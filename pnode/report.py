@@ -57,6 +57,8 @@ class WorkerFacts:
     load: WorkerLoad = field(default_factory=WorkerLoad)
     num_questions: int = 0
     num_learned: int = 0
+    has_reported: bool = False
+    """Whether it said anything since its hello: it serves then."""
     listens_at: Sequence[str] = ()
     """Relays at which connections to it may come in."""
     replicas: dict[str, orchestrator_pb2.ReplicaReport] = field(default_factory=dict)

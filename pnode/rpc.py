@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
 from dcnr.client import Known, Orchestrators
 from dcnr.errors import Unavailable
+from dcnr.ids import NodeId
 from dcnr.ports import Clock
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.guard import peer_of
 from dcnr.rpc.server import RpcServer
 from dcnr.v1 import identity_pb2
-from membership.relays import RelayDialer
+from membership.relays import LOOPBACK, RelayDialer
 from pnode.links import SERVICE, Dial
 from pnode.service import DataPlane
 from trust.identity import NodeKey
 
 GRACE_S: Final = 0.2
+EVERYWHERE: Final = ("0.0.0.0", "::", "")
 
 
 class HeldPort:
@@ -41,16 +43,19 @@ class HeldPort:
             ) from error
         self.port: int = self._socket.getsockname()[1]
 
+    @property
+    def own_host(self) -> str:
+        """Where this machine itself dials it."""
+        return LOOPBACK if self.host in EVERYWHERE else self.host
+
     def free(self) -> None:
         """Gives it to whoever listens next."""
         self._socket.close()
 
 
-def data_server(
-    key: NodeKey, network_id: str, clock: Clock, service: Callable[[Callable[[Any], str]], DataPlane], *, apart: bool = False
-) -> RpcServer:
-    """A server with the data plane's only service, not started yet. ``apart``: see `RpcServer`; for a port at which relays bring all callers."""
-    server = RpcServer(key, network_id, clock=clock, rng=secrets.token_bytes, apart=apart)
+def data_server(key: NodeKey, network_id: str, clock: Clock, service: Callable[[Callable[[Any], str]], DataPlane]) -> RpcServer:
+    """A server with the data plane's only service, not started yet. Callers may come to it through relays too."""
+    server = RpcServer(key, network_id, clock=clock, rng=secrets.token_bytes, apart=True)
     server.add(service(pnode_of).add_to, SERVICE)
     return server
 
@@ -70,9 +75,10 @@ class Outward:
 
 
 def outward(
-    key: NodeKey, network_id: str, clock: Clock, delegation: Callable[[], identity_pb2.Envelope | None], relays: Known = tuple
+    key: NodeKey, network_id: str, clock: Clock, delegation: Callable[[], identity_pb2.Envelope | None], relays: Known = tuple,
+    near: Callable[[NodeId], Sequence[str]] = lambda worker_id: (), volunteers: Callable[[], Set[NodeId]] = frozenset,
 ) -> Outward:  # fmt: skip
-    """``relays``: those known now."""
+    """``relays``: those known now; ``near``, ``volunteers``: see `RelayDialer`."""
     dialer = Dialer(key, network_id, clock=clock, rng=secrets.token_bytes, delegation=delegation, own_connections=True)
     known = Orchestrators(dialer, relays)
-    return Outward(RelayDialer(dialer, known).connect, known)
+    return Outward(RelayDialer(dialer, known, near=near, volunteers=volunteers).connect, known)

@@ -12,6 +12,7 @@ from dcnr.v1 import identity_pb2, local_pb2
 from membership.node import Membership
 from pnode.models import Hosted
 from pnode.supervisor import Worker
+from trust.addresses import join_address
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
 
@@ -25,12 +26,14 @@ class Standing:
         key: NodeKey,
         network_id: str,
         membership: Membership,
-        host: str,
+        host: Callable[[], str],
+        near_host: Callable[[], str],
         send: Callable[[local_pb2.ToWorker], Awaitable[bool]],
         clock: Clock,
     ) -> None:
-        """``host``: where others dial the worker; empty: nobody can."""
-        self._key, self._network_id, self._membership, self._host = key, network_id, membership, host
+        """``host``: where others dial the worker now; ``near_host``: where machines of the same house do, though nobody else can. Empty: they cannot."""
+        self._key, self._network_id, self._membership = key, network_id, membership
+        self._host, self._near_host = host, near_host
         self._send, self._clock = send, clock
         self._worker: Worker | None = None
         self._delegation: identity_pb2.Envelope | None = None
@@ -51,6 +54,16 @@ class Standing:
         self._sign(worker)
         await self._send(local_pb2.ToWorker(delegation=self._delegation))
         self._membership.update_self(delegation=self._delegation)
+
+    @property
+    def data_port(self) -> int:
+        """Of the worker that runs; 0 where none does."""
+        return self._worker.hello.data_port if self._worker is not None else 0
+
+    async def renew(self) -> None:
+        """Others dial the worker elsewhere from now on, or cannot any more."""
+        if self._worker is not None:
+            await self.begin(self._worker)
 
     def end(self) -> None:
         """The worker is gone, and its replicas live nowhere."""
@@ -81,8 +94,16 @@ class Standing:
                     self._published[replica] = now
 
     def _sign(self, worker: Worker) -> None:
-        addresses = [f"{self._host}:{worker.hello.data_port}"] if self._host else []
+        addresses, near = (
+            [join_address(host, worker.hello.data_port)] if host else [] for host in (self._host(), self._near_host())
+        )
         self._signed_at = self._clock.monotonic()
         self._delegation = make_delegation(
-            self._key, self._network_id, worker.hello.public_key, worker.incarnation, addresses, self._membership.network_time()
+            self._key,
+            self._network_id,
+            worker.hello.public_key,
+            worker.incarnation,
+            addresses,
+            self._membership.network_time(),
+            near=near,
         )

@@ -22,6 +22,7 @@ from pnode.lent import capability_of
 from pnode.neighbours import Neighbours
 from pnode.pausing import Pausing
 from pnode.probe import Machine
+from pnode.reach import Look
 from pnode.report import SOFTWARE, Journal, WorkerFacts, state_of, why
 from pnode.seat_duties import SeatDuties
 from pnode.uploads import Uploads
@@ -40,6 +41,15 @@ class Condition:
     halting: bool = False
     """It hands over and pauses."""
     reachable: str = "unknown"
+    """What the last orchestrator that welcomed this machine found."""
+    is_data_told: bool = True
+    """Whether others are told an address of the worker; they are not where tests said that nobody can dial it."""
+    looks: tuple[Look, ...] = ()
+    """What the last test from outside found."""
+    reach_note: str = ""
+    relay_mbit: float = 0.0
+    """What it passes on for others now; 0: nothing."""
+    num_passed_on: int = 0
     control_address: str = ""
     disk_bytes: int = 0
     num_learned: int = 0
@@ -56,8 +66,10 @@ class Condition:
     @property
     def reached(self) -> str:
         """How others reach this machine: direct, relayed, not, or unknown, as long as no relay takes one that tells no address to try."""
-        if self.outbound_only:
-            return "relayed" if self.worker.listens_at else "unknown"
+        if self.outbound_only or not self.is_data_told:
+            return "relayed" if self.worker.listens_at else "unknown" if self.outbound_only else "not"
+        if any(look.data == membership_pb2.REACH_RESULT_REACHED for look in self.looks):
+            return "direct"
         return self.reachable
 
 
@@ -115,6 +127,7 @@ class Telling:
             device=self.now.worker.device,
             accepts_work=accepts_work,
             device_name=self.now.worker.device_name,
+            relay_mbit=self.now.relay_mbit,
         )
 
     def load(self) -> membership_pb2.Load | None:
@@ -150,6 +163,14 @@ class Telling:
             num_seats=sum(seat.ready for seat in self.seats.reports()),
         )  # fmt: skip
 
+    def tested(self) -> list[local_pb2.Tested]:
+        """What the last test from outside found."""
+        now_s = self.clock.monotonic()
+        return [
+            local_pb2.Tested(tester=look.tester, host=look.host, control=look.control, data=look.data, age_s=max(0.0, now_s - look.at_s))
+            for look in self.now.looks
+        ]  # fmt: skip
+
     def diary(self, path: Path) -> Diary:
         """The diary in that file, which hears of the same states as the owner."""
         return Diary(path, self.clock, lambda: Seen(state_of(self.why()), self.now.num_learned, self.now.num_questions))
@@ -169,5 +190,6 @@ class Telling:
             cpu_s=time.process_time() + worker.cpu_s, uploaded_bytes=self.up.num_bytes, downloaded_bytes=self.down.num_bytes,
             upload_limit_bytes_s=self.up.limit_bytes_s, download_limit_bytes_s=self.down.limit_bytes_s, num_questions=worker.num_questions,
             num_batches={item.assignment.replica: item.num_batches for item in self.duties.hosted if item.num_batches},
-            public_name=self.public_name, load=self.load(),
+            public_name=self.public_name, load=self.load(), tested=self.tested(), reach_note=now.reach_note,
+            relays=worker.listens_at, num_passed_on=now.num_passed_on,
         )  # fmt: skip

@@ -29,7 +29,6 @@ from dcnr.settings import TracingSettings
 from dcnr.system import SystemClock
 from dcnr.tracing import started
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, orchestrator_pb2, vnode_pb2
-from membership.relays import LOOPBACK
 from pnode.auditing import Auditing, Auditor
 from pnode.crew import Acting, Crew, Outlets
 from pnode.donors import Donor
@@ -100,6 +99,7 @@ class Worker:
         self._seats: Seats
         self._desk: InferDesk
         self._relays: list[tuple[NodeId, Sequence[str]]] = []
+        self._volunteers: frozenset[NodeId] = frozenset()
         self._listening: Listening
         self._job_traces: JobTraces | None = None
 
@@ -116,7 +116,10 @@ class Worker:
             raise Corrupt("the daemon must send a delegation first", code="no_delegation")
         self._clock.offset_s = first.network_time_offset_s
         self._acting = self._act_for(first.delegation)
-        out = outward(self._key, self._acting.network_id, self._clock, lambda: self._delegation, lambda: self._relays)
+        out = outward(
+            self._key, self._acting.network_id, self._clock, lambda: self._delegation, lambda: self._relays,
+            near=lambda worker_id: self._hub.near(worker_id), volunteers=lambda: self._volunteers,
+        )  # fmt: skip
         dial = out.dial
         peers = PeerLinks(self._clock, random.Random(), self._executor, dial, self._lost, self._told)
         uplink = Uplink(self._clock)
@@ -129,18 +132,13 @@ class Worker:
             here, clock=self._clock, executor=self._executor, find=self._place, ways=ways, told=self._told,
             ended=lambda caller, session: self._seats.ended(caller, session),
         )  # fmt: skip
-        server = data_server(
-            self._key,
-            self._acting.network_id,
-            self._clock,
-            lambda peer: self._new_data_plane(peer, uplink),
-            apart=held.host == LOOPBACK,
-        )
+        server = data_server(self._key, self._acting.network_id, self._clock, lambda peer: self._new_data_plane(peer, uplink))
         held.free()
         await server.start(held.host, held.port)
         self._listening = Listening(
-            self._key.node_id, server.port, out.relays, self._clock, random.Random(), self._told, self._news.set
-        )
+            self._key.node_id, server.port, out.relays, self._clock, random.Random(), self._told, self._news.set,
+            host=held.own_host, volunteers=lambda: self._volunteers,
+        )  # fmt: skip
         try:
             async with asyncio.TaskGroup() as group:
                 pace = Pace(self._clock, time.process_time)
@@ -269,6 +267,7 @@ class Worker:
                 self._seats.lend(message.caches.max_bytes)
             case "relays":
                 self._relays = [(NodeId(relay.node_id), tuple(relay.addresses)) for relay in message.relays.relays]
+                self._volunteers = frozenset(NodeId(relay.node_id) for relay in message.relays.relays if relay.volunteer)
                 self._listening.want(message.relays.listen)
             case "verdicts":
                 group.create_task(self._crew.decided(message.verdicts))

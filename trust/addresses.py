@@ -65,6 +65,14 @@ def is_public(host: str) -> bool:
         return True
 
 
+def is_loopback(host: str) -> bool:
+    """True for addresses that only this machine itself comes from."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _is_ip(host: str) -> bool:
     try:
         ipaddress.ip_address(host)

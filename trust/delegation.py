@@ -30,6 +30,8 @@ class VerifiedDelegation:
     incarnation: int
     expires_wall: float
     envelope: identity_pb2.Envelope
+    near: tuple[str, ...] = ()
+    """Where only machines of the same house dial it."""
 
 
 def make_delegation(
@@ -40,6 +42,7 @@ def make_delegation(
     addresses: Sequence[str],
     now_wall: float,
     lifetime_s: float = DELEGATION_LIFETIME_S,
+    near: Sequence[str] = (),
 ) -> identity_pb2.Envelope:
     """A signed delegation that is valid from now on. Raises InvalidInput, Corrupt (no proper key)."""
     if not 0 < lifetime_s <= DELEGATION_LIFETIME_S:
@@ -52,6 +55,7 @@ def make_delegation(
         data_addresses=check_addresses(addresses),
         not_before_unix_ms=int(now_wall * 1000),
         expires_unix_ms=int((now_wall + lifetime_s) * 1000),
+        near_addresses=check_addresses(near),
     )
     return seal(identity_pb2.DOMAIN_DELEGATION, delegation, node_key)
 
@@ -65,7 +69,7 @@ def open_delegation(envelope: identity_pb2.Envelope, *, network_id: str, now_wal
     if delegation.pnode_id != signer.node_id:
         raise Corrupt("a delegation that its PNode did not sign", code="wrong_signer")
     try:
-        addresses = check_addresses(delegation.data_addresses)
+        addresses, near = check_addresses(delegation.data_addresses), check_addresses(delegation.near_addresses)
     except InvalidInput as error:
         raise Corrupt(f"a delegation with a bad address: {error.message}", code="bad_address") from error
     not_before, expires = delegation.not_before_unix_ms / 1000, delegation.expires_unix_ms / 1000
@@ -82,6 +86,7 @@ def open_delegation(envelope: identity_pb2.Envelope, *, network_id: str, now_wal
         incarnation=delegation.incarnation,
         expires_wall=expires,
         envelope=envelope,
+        near=near,
     )
 
 

@@ -8,16 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 JsonFlag = bool
+_ESCAPED = {code: f"\\u{code:04x}" for code in range(127, 160)}
+"""Control characters that JSON may hold as they are."""
+_DROPPED = dict.fromkeys((*(code for code in range(32) if code not in b"\n\t"), *range(127, 160)))
+"""Control characters, but for line ends and tabs."""
 
 
 def emit(data: Any, text: Callable[[], str], *, as_json: JsonFlag) -> None:
-    """``data`` as JSON, or what ``text`` makes of it."""
-    print(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text())  # noqa: T201
+    """``data`` as JSON, or what ``text`` makes of it. Other nodes' words may be in it, so nothing that steers a terminal stays."""
+    words = json.dumps(data, indent=2, ensure_ascii=False).translate(_ESCAPED) if as_json else text().translate(_DROPPED)
+    print(words)  # noqa: T201
 
 
 def say(text: str) -> None:
-    """A line for people, on standard error."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    """A line for people, on standard error; nothing that steers a terminal stays."""
+    print(text.translate(_DROPPED), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def is_terminal() -> bool:

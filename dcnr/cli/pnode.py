@@ -59,6 +59,7 @@ def start(
     listen_host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
     advertise_host: Annotated[str | None, typer.Option(help="Address that others are told.", show_default=False)] = None,
     outbound_only: OutboundOption = None,
+    relay_mbit: Annotated[float | None, typer.Option(help="Rate to pass on for others, in Mbit/s.", show_default=False)] = None,
     checkpoint_s: Annotated[float | None, typer.Option(help="Longest time between checkpoints.", show_default=False)] = None,
     name: Annotated[str | None, typer.Option(help="Name shown beside this machine's id; '': none.", show_default=False)] = None,
     owner: Annotated[Path | None, typer.Option(help="Whose machine this is: a file from pnode own.", show_default=False)] = None,
@@ -77,7 +78,7 @@ def start(
         "limits_cores": cores, "limits_memory_mb": memory_mb, "limits_disk_mb": disk_mb, "limits_cpu_percent": cpu_percent,
         "limits_device": device, "control_port": control_port, "data_port": data_port, "dht_port": dht_port, "listen_host": listen_host,
         "advertise_host": advertise_host, "outbound_only": outbound_only, "checkpoint_s": checkpoint_s,
-        "owner": str(owner.absolute()) if owner else None, "name": name, "log_level": log_level, "log_json": log_json,
+        "owner": str(owner.absolute()) if owner else None, "limits_relay_mbit": relay_mbit, "name": name, "log_level": log_level, "log_json": log_json,
     }  # fmt: skip
     loaded = settings_of(PNodeSettings, directory, flags)
     settings = loaded.value

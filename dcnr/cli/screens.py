@@ -7,13 +7,13 @@ from typing import Final
 
 from dcnr.cli.output import duration, short, size, table
 from dcnr.sdk.plain import word
-from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1 import identity_pb2, local_pb2, membership_pb2, model_pb2, orchestrator_pb2
 
 _EVENTS = 5
 _SEEN_FROM_OUTSIDE: Final = "as seen from outside"
 _SEEN: Final = {
-    "relayed": "through orchestrators",
-    "not": f"{_SEEN_FROM_OUTSIDE} (forward the data port, or start with --outbound-only)",
+    "relayed": "through relays",
+    "not": f"{_SEEN_FROM_OUTSIDE}, and no relay takes it",
 }
 """How a PNode is reached, in words."""
 
@@ -36,6 +36,7 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
         f"lends      {lent}, {size(capability.disk_bytes)} disk, {capability.device} on {capability.architecture} {capability.system}",
         f"uses       {_cores_used(status)}{size(status.memory_bytes)} memory, {size(status.disk_bytes)} disk in {home}",
         f"reachable  {reached}; control {status.control_address}, directory {status.dht_address or '-'}",
+        *_tested(status),
         f"attached   to {attached} of {len(status.orchestrators)} orchestrators; {status.num_known} nodes known",
         f"process    daemon {status.pid}, worker {status.worker_pid or '-'}",
     ]
@@ -58,6 +59,18 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
     if status.events:
         lines += ["", *(f"{event.kind} {event.subject}: {event.reason}" for event in list(status.events)[-_EVENTS:])]
     return "\n".join(lines)
+
+
+def _tested(status: local_pb2.StatusResponse) -> list[str]:
+    """What testers found, and what follows."""
+    seen = [
+        f"  {short(one.tester)} dialled {one.host} {duration(one.age_s)} ago: "
+        f"control {word(membership_pb2.ReachResult, one.control)}, data {word(membership_pb2.ReachResult, one.data)}"
+        for one in status.tested
+    ]
+    note = [f"  {status.reach_note}"] if status.reach_note else []
+    passed = [f"  passes {status.num_passed_on} connections of others on, at {status.capability.relay_mbit:g} Mbit/s"]
+    return [*seen, *note, *(passed if status.capability.relay_mbit else [])]
 
 
 def _cores_used(status: local_pb2.StatusResponse) -> str:

@@ -22,7 +22,7 @@ from grpc import aio
 from dcnr.errors import DcnrError, InvalidInput, InvariantBroken, Refused, Unavailable
 from dcnr.ports import Clock
 from dcnr.rpc.errors import status_of, trailing_metadata_of
-from trust.addresses import join_address, split_address, subnet_of
+from trust.addresses import is_loopback, join_address, split_address, subnet_of
 from trust.session import Caller, Peer, SessionBook
 
 SESSION_METADATA: Final = "dcnr-session-bin"
@@ -43,7 +43,7 @@ def peer_of(context: Any) -> Peer:
 
 
 def caller_of(context: Any, *, apart: bool = False) -> Caller:
-    """Where the call comes from, session or not. ``apart``: its connection counts as a subnet of its own."""
+    """Where the call comes from, session or not. ``apart``: over loopback each connection counts as a subnet of its own."""
     return _caller_behind(str(context.peer()), apart)
 
 
@@ -54,7 +54,7 @@ def _caller_behind(connection: str, apart: bool) -> Caller:
         host, port = split_address(unquote(rest))
     except DcnrError:
         return Caller(connection, "", connection if apart else kind)
-    return Caller(connection, join_address(host, port), connection if apart else subnet_of(host))
+    return Caller(connection, join_address(host, port), connection if apart and is_loopback(host) else subnet_of(host))
 
 
 class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only

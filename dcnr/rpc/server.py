@@ -26,8 +26,8 @@ MAX_CONCURRENT_PER_PEER: Final = 256
 
 
 class RpcServer:
-    """Serves what its registrars add, from `start` to `stop`. ``rng``: unpredictable bytes (``secrets.token_bytes``); ``apart``: callers from everywhere come
-    in at one address, so each connection counts as a subnet of its own.
+    """Serves what its registrars add, from `start` to `stop`. ``rng``: unpredictable bytes (``secrets.token_bytes``); ``apart``: callers from everywhere
+    may come in over loopback, through relays, so each connection from there counts as a subnet of its own.
     """
 
     def __init__(

@@ -148,9 +148,10 @@ export function loadOf({ load, capability }) {
 
 /** How a machine is reached: at its own address, through relays, or only over the stream that it opened itself; "" where this orchestrator does not know. */
 export function wayTo(node) {
+  const isOurs = node.attached && isPNode(node);
+  if (node.relayed || (isOurs && !node.address)) return "relayed";
   if (node.answers) return "direct";
-  if (!node.attached || !isPNode(node)) return "";
-  return node.address ? "outbound only" : "relayed";
+  return isOurs ? "outbound only" : "";
 }
 
 /** What the machines of each owner are credited with together, most first: [{owner, machines, cleared}]; those whose owner is not said are left out. */

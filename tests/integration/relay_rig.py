@@ -6,7 +6,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,10 +15,11 @@ from worker_rig import DaemonEnd
 from dcnr.client import Orchestrators
 from dcnr.ids import NodeId
 from dcnr.rpc.dialer import Dialer
-from dcnr.rpc.guard import peer_of
+from dcnr.rpc.guard import caller_of, peer_of
 from dcnr.rpc.server import RpcServer
 from dcnr.system import SystemClock
-from dcnr.v1 import identity_pb2, local_pb2, membership_pb2_grpc
+from dcnr.v1 import identity_pb2, local_pb2, membership_pb2, membership_pb2_grpc
+from membership.reach_desk import ReachDesk
 from membership.relay_desk import RelayDesk
 from membership.relay_streams import CallStream
 from membership.relays import RelayDialer
@@ -30,7 +31,7 @@ CLOCK = SystemClock()
 
 
 class Relay(membership_pb2_grpc.MembershipServiceServicer):
-    """A server with nothing but a desk that passes on for everybody."""
+    """A server with nothing but a desk that passes on for everybody, and one that dials its callers."""
 
     def __init__(self, network_id: str, *, key: NodeKey | None = None, bytes_s: float = 1e9) -> None:
         self.key = key or NodeKey.generate()
@@ -41,11 +42,15 @@ class Relay(membership_pb2_grpc.MembershipServiceServicer):
             is_orchestrator=lambda name: name == self.key.node_id,
             bytes_s=bytes_s,
         )
+        self.reach = ReachDesk(network_id, CLOCK)
         self.server = RpcServer(self.key, network_id, clock=CLOCK, rng=secrets.token_bytes)
         self.server.add(lambda target: membership_pb2_grpc.add_MembershipServiceServicer_to_server(self, target))
 
     async def Relay(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         await self.desk.serve(CallStream(context), peer_of(context))
+
+    async def Reach(self, request: membership_pb2.ReachRequest, context: Any) -> membership_pb2.ReachResponse:
+        return await self.reach.serve(request, peer_of(context), caller_of(context))
 
     @property
     def known(self) -> tuple[NodeId, Sequence[str]]:
@@ -65,11 +70,15 @@ async def relays(network_id: str, count: int = 1, **options: Any) -> AsyncIterat
 
 
 @asynccontextmanager
-async def listening(network_id: str, worker: NodeKey, port: int, known: Sequence[Relay]) -> AsyncIterator[Listening]:
+async def listening(
+    network_id: str, worker: NodeKey, port: int, known: Sequence[Relay], volunteers: Set[NodeId] = frozenset()
+) -> AsyncIterator[Listening]:
     """The worker with that key, whose server is at ``port`` and which nobody else dials, at all these relays."""
     delegation = make_delegation(NodeKey.generate(), network_id, worker.public_der, 1, [], time.time())
-    reached = _reached(network_id, worker, known, lambda: delegation)
-    listener = Listening(worker.node_id, port, reached, CLOCK, random.Random(1), lambda *_: None, lambda: None)
+    reached = connected_to(network_id, worker, known, lambda: delegation)
+    listener = Listening(
+        worker.node_id, port, reached, CLOCK, random.Random(1), lambda *_: None, lambda: None, volunteers=lambda: volunteers
+    )
     running = asyncio.ensure_future(listener.run())
     listener.want(True)
     try:
@@ -82,18 +91,21 @@ async def listening(network_id: str, worker: NodeKey, port: int, known: Sequence
 
 
 @asynccontextmanager
-async def dialling(network_id: str, caller: NodeKey, known: Sequence[Relay]) -> AsyncIterator[RelayDialer]:
-    reached = _reached(network_id, caller, known, lambda: None)
+async def dialling(
+    network_id: str, caller: NodeKey, known: Sequence[Relay], near: Sequence[str] = (), volunteers: Set[NodeId] = frozenset()
+) -> AsyncIterator[RelayDialer]:
+    reached = connected_to(network_id, caller, known)
     dialer = Dialer(caller, network_id, clock=CLOCK, rng=secrets.token_bytes)
     try:
-        yield RelayDialer(dialer, reached)
+        yield RelayDialer(dialer, reached, near=lambda worker_id: near, volunteers=lambda: volunteers)
     finally:
         await reached.close()
 
 
-def _reached(
-    network_id: str, key: NodeKey, known: Sequence[Relay], delegation: Callable[[], identity_pb2.Envelope | None]
+def connected_to(
+    network_id: str, key: NodeKey, known: Sequence[Relay], delegation: Callable[[], identity_pb2.Envelope | None] = lambda: None
 ) -> Orchestrators:
+    """What keeps connections of that key to them."""
     dialer = Dialer(key, network_id, clock=CLOCK, rng=secrets.token_bytes, delegation=delegation, own_connections=True)
     return Orchestrators(dialer, lambda: [relay.known for relay in known])
 

@@ -13,6 +13,7 @@ from rpc_rig import CLIENT, MALLORY, NETWORK, SERVER, House, connected, in_house
 import membership.relay_desk
 from dcnr.errors import DcnrError, RemoteFault, Unavailable
 from dcnr.v1 import identity_pb2, identity_pb2_grpc, membership_pb2
+from membership.house import in_our_house
 from membership.relay_desk import Lane
 from membership.relays import open_stream
 from trust.rates import Rate
@@ -48,6 +49,49 @@ def test_a_worker_that_nobody_dials_answers_through_a_relay_as_at_an_open_port()
                 await dialer.connect(MALLORY.node_id, [])
             assert missing.value.code == "no_relay"
             assert "no such worker listens here" in missing.value.message
+
+    in_house(scene)
+
+
+def test_a_pnode_leads_there_when_no_orchestrator_is_left() -> None:
+    async def scene(house: House) -> None:
+        async with relays(NETWORK, 2) as known:
+            orchestrator, pnode = known
+            offering = frozenset((pnode.key.node_id,))
+            async with (
+                listening(NETWORK, SERVER, house.port, known, offering),
+                dialling(NETWORK, CLIENT, known, volunteers=offering) as dialer,
+            ):
+                first = await dialer.connect(SERVER.node_id, [])
+                assert [relay.desk.num_listeners for relay in known] == [1, 1]
+                assert (orchestrator.desk.num_connections > 0, pnode.desk.num_connections) == (True, 0), "orchestrators first"
+                await orchestrator.server.stop(0)
+                await first.close()
+                second = await dialer.connect(SERVER.node_id, [])
+                assert await probe(second)
+                assert pnode.desk.num_connections > 0
+                await second.close()
+                await until(lambda: not pnode.desk.num_connections, "it is over")
+
+    in_house(scene)
+
+
+def test_machines_of_one_house_dial_each_other_and_nobody_of_another_one_that_has_the_same_addresses() -> None:
+    async def scene(house: House) -> None:
+        async with relays(NETWORK) as known, listening(NETWORK, SERVER, house.port, known):
+            elsewhere = "198.51.100.7:7701"
+            assert in_our_house([elsewhere, house.address]) == [house.address]
+            async with dialling(NETWORK, CLIENT, [], near=(elsewhere, house.address)) as dialer:
+                connection = await dialer.connect(SERVER.node_id, [])
+                assert connection.address == house.address, "no relay is known, and none is needed"
+                await connection.close()
+            for strange in (elsewhere, f"127.0.0.1:{known[0].server.port}"):
+                async with dialling(NETWORK, CLIENT, known, near=(strange,)) as dialer:
+                    connection = await dialer.connect(SERVER.node_id, [])
+                    assert await probe(connection)
+                    assert known[0].desk.num_connections >= 1
+                    await connection.close()
+                    await until(lambda: not known[0].desk.num_connections, "it is over")
 
     in_house(scene)
 

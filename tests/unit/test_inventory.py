@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dcnr.v1 import membership_pb2, orchestrator_pb2
+from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
 from orchestrator import inventory as inventory_module
 from orchestrator import lending
 from orchestrator.inventory import Inventory
+from trust.delegation import make_delegation
+from trust.identity import NodeKey
 
 A, B = "a" * 40, "b" * 40
 ACTIVE = orchestrator_pb2.NODE_STATE_ACTIVE
@@ -296,6 +298,20 @@ def test_who_leaves_politely_is_not_awaited() -> None:
     inventory.detached(A, 2.0, "it said goodbye")
     inventory.tick(9.0)
     assert inventory.offers(9.0)[0].awaited == frozenset()
+
+
+def test_a_pnode_whose_worker_tells_no_address_is_relayed() -> None:
+    inventory, key = Inventory(), NodeKey.generate()
+
+    def advertised(*addresses: str) -> bool:
+        delegation = make_delegation(key, "a" * 40, NodeKey.generate().public_der, 1, addresses, 0.0)
+        inventory.advertised(membership_pb2.Advert(node_id=A, control_addresses=["9.9.9.9:7700"], delegation=delegation), 0.0)
+        return inventory.nodes()[A].is_relayed
+
+    assert [advertised("9.9.9.9:7701"), advertised(), advertised("9.9.9.9:7701")] == [False, True, False]
+    broken = identity_pb2.Envelope(payload=b"\xff")
+    inventory.advertised(membership_pb2.Advert(node_id=A, delegation=broken), 1.0)
+    assert not inventory.nodes()[A].is_relayed, "what cannot be read says nothing"
 
 
 def test_a_pnode_that_tells_no_address_counts_in_the_subnet_from_which_its_stream_comes() -> None:

@@ -112,6 +112,22 @@ def test_bytes_go_both_ways_and_the_last_ones_arrive() -> None:
     at_desk(scene)
 
 
+def test_everything_ends_when_its_owner_wants_that_and_what_comes_later_is_served() -> None:
+    async def scene(desk: RelayDesk) -> None:
+        listener = await listening(desk)
+        caller, worker = await joined(desk, listener)
+        desk.end_all()
+        async with asyncio.timeout(SECONDS):
+            await asyncio.wait([talk.serving for talk in (listener, caller, worker)])
+        assert (desk.num_listeners, desk.num_connections) == (0, 0)
+        listener = await listening(desk)
+        caller, worker = await joined(desk, listener)
+        for talk in (caller, worker, listener):
+            await talk.end()
+
+    at_desk(scene)
+
+
 def test_who_listens_anew_takes_the_place_of_its_older_stream() -> None:
     async def scene(desk: RelayDesk) -> None:
         older = await listening(desk)

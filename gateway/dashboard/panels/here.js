@@ -77,6 +77,12 @@ function Trouble({ trouble, age }) {
     ${trouble.status === 404 || trouble.status === 401 ? html`<p>On your own machine, <code>pnode dashboard</code> opens this page with the PNode that runs there.</p>` : ""}</div>`;
 }
 
+function Reach({ status }) {
+  const way = status.reachable === "relayed" ? "relayed" : `${status.reachable || "unknown"}, as seen from outside`;
+  return html`${way}${status.reach_note ? html`<br /><small>${status.reach_note}</small>` : ""}
+    ${status.tested?.length ? html`<ul>${status.tested.map((one) => html`<li key=${one.tester}>${short(one.tester)} dialled ${one.host} ${span(one.age_s)} ago: control ${one.control}, data ${one.data}</li>`)}</ul>` : ""}`;
+}
+
 function Machine({ known, ledger, now, again, isStale }) {
   const { status, why } = known.machine;
   const row = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
@@ -87,7 +93,7 @@ function Machine({ known, ledger, now, again, isStale }) {
       ${row("Machine", html`<code>${status.node_id}</code>`)}
       ${status.public_name ? row("Shown as", html`<bdi>${status.public_name}</bdi>, to everybody`) : ""}
       ${row("Version", `${status.software}, up for ${span(status.uptime_s)}`)}
-      ${row("Reachable", status.reachable === "relayed" ? "relayed, through orchestrators" : `${status.reachable || "unknown"}, as seen from outside`)}
+      ${row("Reachable", html`<${Reach} status=${status} />`)}
       ${row("Lends", status.capability ? `${plural(status.capability.cores, "core")}, ${bytes(status.capability.memory_bytes)} memory, ${bytes(status.capability.disk_bytes)} disk${status.capability.accepts_work ? "" : "; takes no new work now"}` : "—")}
       ${row("Good for", html`<${Credit} ledger=${ledger} id=${status.node_id} />`)}
       ${row("Uses", html`${loadOf(status) == null ? "" : html`<${Bar} part=${loadOf(status)} label="of the lent cores" /> ${share(loadOf(status))} of the lent cores, `}${bytes(status.memory_bytes)} memory, ${bytes(status.disk_bytes)} disk`)}
