@@ -9,7 +9,7 @@ from __future__ import annotations
 from dcnr.v1 import model_pb2
 from orchestrator.board import Board, Load
 from orchestrator.costs import StageCost
-from orchestrator.offers import EVEN
+from orchestrator.evenness import mean_s
 from orchestrator.placement import Rejections, best, cannot_share, scored
 
 
@@ -46,10 +46,13 @@ def say_short(board: Board, rejections: Rejections, why: str) -> None:
 
 
 def _is_awaited(board: Board, cost: StageCost, load: Load) -> bool:
-    """Whether a replica that is lacking is rather waited for: the node that had it may be back in a moment, and the one that would take it has no time."""
+    """Whether a replica that is lacking is rather waited for: the node that had it may be back in a moment, and the one that would take it has its part.
+
+    Its siblings have taken over its batches already; whoever takes it beyond its part gives it away again when the node is back.
+    """
     if _owed(board, cost) > board.awaited.get(cost.vnode, 0):
         return False
-    return load.seconds + board.share_s(cost, load) > EVEN * board.pace_s()
+    return load.seconds + board.share_s(cost, load) > mean_s(board)
 
 
 def _owed(board: Board, cost: StageCost) -> int:

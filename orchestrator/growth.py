@@ -1,5 +1,6 @@
-"""What may change without a fault: new weights, one move, or replicas added by choice, whatever raises the rate most, and only by more than the
-hysteresis factor. Moves are Graham's (1969) argument backwards: only what sits on the slowest node can help.
+"""What may change when nothing has for a while: new weights, one move, or replicas added by choice, whatever raises the rate most, and only by more than
+the hysteresis factor. Moves are Graham's (1969) argument backwards: only what sits on the slowest node can help. Contributors have been evened out before
+(`orchestrator.spreading`), so what moves here is the only copy of a VNode.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from dcnr.v1 import model_pb2
 from orchestrator.board import Board, Load, Seat
 from orchestrator.costs import StageCost
+from orchestrator.evenness import unevenness
 from orchestrator.filling import is_ready
 from orchestrator.placement import best, cannot_share, soonest
 
@@ -103,21 +105,23 @@ def _reweigh(board: Board, before_s: float) -> bool:
 
 
 def _best_move(board: Board) -> _Move | None:
-    """The one move off the slowest node that leaves the best pace. Primaries with siblings stay: their shares shrink instead."""
+    """The one move of an only copy off the slowest node that leaves the best pace. Primaries with siblings stay: their shares shrink instead."""
     slowest = board.slowest()
     if slowest is None:
         return None
     found: _Move | None = None
     for seat in sorted(slowest.seats, key=lambda seat: seat.cost.vnode):
-        if seat.role == model_pb2.ROLE_STANDBY or (seat.role == model_pb2.ROLE_PRIMARY and len(board.seats[seat.cost.vnode]) > 1):
+        if len(board.seats[seat.cost.vnode]) > 1:
             continue
+        uneven = unevenness(board, [slowest])
         board.leave(seat)
         target = soonest(board, seat.cost, seat.role)
         if target is not None and target is not slowest:
+            uneven += unevenness(board, [target])
             trial = board.seat(seat.cost, target, seat.role, "")
-            after_s = board.pace_s()
+            after_s, evens_out = board.pace_s(), unevenness(board, [slowest, target]) < uneven
             _take_back(board, [trial])
-            if found is None or after_s < found.after_s:
+            if evens_out and (found is None or after_s < found.after_s):
                 found = _Move(after_s, seat, target)
         board.seat(seat.cost, slowest, seat.role, seat.reason, replica=seat.replica)
     return found

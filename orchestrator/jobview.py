@@ -106,6 +106,7 @@ def _pnode_view(shared: Shared, record: NodeRecord, replicas: Sequence[str], now
         passes=passes, round_trip_s=_said_s(record.beat.round_trip_s) if record.streams else 0.0, answers=record.answers,
         public_name=record.public_name, credibility=score.credibility, reliability=score.reliability, num_results=num_results,
         score=score.shown if num_results else 0, load=said_load(record.beat) if record.streams else None,
+        relayed=record.is_relayed,
     )  # fmt: skip
 
 

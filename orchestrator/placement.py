@@ -96,9 +96,7 @@ def best(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejectio
     own: equals take different VNodes together, so that what one of them loses is spread over all others.
     """
     siblings = _siblings(board, cost)
-    fits = _fitting(board, cost, siblings)
-    if may_not_contribute(board, role):
-        fits &= ~board.columns.young
+    fits = _fitting(board, cost, role, siblings)
     num_named = min(RUNNERS_UP, rejections.room(cost.vnode)) if rejections is not None else 0
     step_s = board.columns.expected_s(cost, board.request.expected)
     after_s = _after_s(board, cost, role, step_s) * board.columns.reluctance
@@ -109,10 +107,15 @@ def best(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejectio
 
 
 def soonest(board: Board, cost: StageCost, role: model_pb2.Role.ValueType) -> Load | None:
-    """The same, blind to what the history says: where a replica that works might move. What is only a record takes no seat from anybody."""
+    """The same, blind to what the history says: where a replica that works might move. What is only a record takes no seat from anybody.
+
+    For contributors blind to losses too: nothing waits for one that is lost.
+    """
     siblings = _siblings(board, cost)
-    after_s = _after_s(board, cost, role, cost.step_flops * board.columns.slowness) * board.columns.doubt
-    ranked = _ranked(board, cost, after_s, siblings, _fitting(board, cost, siblings), 1)
+    after_s = _after_s(board, cost, role, cost.step_flops * board.columns.slowness)
+    if role != model_pb2.ROLE_CONTRIBUTOR:
+        after_s = after_s * board.columns.doubt
+    ranked = _ranked(board, cost, after_s, siblings, _fitting(board, cost, role, siblings), 1)
     return ranked[0] if ranked else None
 
 
@@ -165,13 +168,15 @@ def _siblings(board: Board, cost: StageCost) -> _Siblings:
     )
 
 
-def _fitting(board: Board, cost: StageCost, siblings: _Siblings) -> Mask:
+def _fitting(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, siblings: _Siblings) -> Mask:
     """Nodes to which nothing stands in the way, as `_obstacle` says it of one."""
     fits = board.columns.fitting(cost.vnode, _needed(board, cost), states_bytes(cost), cost.output_bytes)
     for node_id in siblings.nodes:
         fits[board.loads[node_id].row] = False
     if board.policy.ids_per_subnet:
         fits &= ~board.columns.crowded(board.policy.ids_per_subnet)
+    if may_not_contribute(board, role):
+        fits &= ~board.columns.young
     if is_only_copy(board, cost) and (others := fits & ~board.columns.young).any():
         return others
     return fits

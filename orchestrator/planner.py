@@ -22,7 +22,7 @@ from orchestrator.filling import fill, is_finished, say_short
 from orchestrator.growth import grow, improve
 from orchestrator.offers import PlanPolicy, PlanRequest
 from orchestrator.placement import Rejections, best, cannot_share, is_only_copy, make_room, scored
-from orchestrator.spreading import even_out, idle_nodes, spread
+from orchestrator.spreading import begin_even, even_out, idle_nodes, spread
 from orchestrator.succession import Loss, follow, heir, keep, weakest
 from orchestrator.writing import PlanWriter
 
@@ -132,7 +132,7 @@ def _decide(board: Board, losses: Sequence[Loss], rejections: Rejections) -> lis
         return waiting
     fill(board, rejections)
     if not request.goes_on:
-        even_out(board)
+        begin_even(board)
         grow(board)
     elif not losses and request.allow_moves:
         _without_a_fault(board)
@@ -140,10 +140,10 @@ def _decide(board: Board, losses: Sequence[Loss], rejections: Rejections) -> lis
 
 
 def _without_a_fault(board: Board) -> None:
-    """Idle nodes get their part at once, everything else only when nothing has changed for a while."""
+    """Idle nodes get their part at once, contributors are evened out soon, everything else changes only when nothing has for a while."""
     since_s, policy = board.request.since_last_plan_s, board.policy
     idle = idle_nodes(board)
-    if idle and spread(board, idle):
+    if (idle and spread(board, idle)) or even_out(board):
         return
     if since_s >= policy.min_move_interval_s:
         improve(board)

@@ -108,9 +108,11 @@ def plan_changes(before: model_pb2.Plan | None, after: model_pb2.Plan) -> list[P
         elif was.role != item.role:
             changes.append(PlanChange("replica_promoted", item.replica, item.reason, {"pnode": item.pnode_id, "role": role}))
     why = {(row.vnode, row.pnode_id): row.reason for row in after.rejections}
+    moved = {item.vnode for item in after.assignments if item.replica not in old}
     for name in sorted(old.keys() - kept - relocated):
         item = old[name]
-        reason = why.get((item.vnode, item.pnode_id), "the plan has another use for its node")
+        otherwise = "another replica takes its place" if item.vnode in moved else "the plan has another use for its node"
+        reason = why.get((item.vnode, item.pnode_id), otherwise)
         facts = {"pnode": item.pnode_id, "role": ROLES.get(item.role, "")}
         changes.append(PlanChange("replica_released", name, reason, facts))
     return changes

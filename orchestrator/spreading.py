@@ -1,11 +1,13 @@
-"""Idle nodes get their part of what runs: a volunteer's machine that joins, or comes back when others have taken its place, is of use within seconds.
+"""Work is evened out, to idle nodes first: a volunteer's machine that joins, or comes back when others have taken its place, is of use within seconds.
 
-Only nodes that hold the others up give, only what the idle node does sooner by more than the hysteresis factor, and only to nodes that hosted nothing when
-the plan was begun: so each node is filled once, and a join moves at most one part of everything. Contributors move at once, of each VNode one at a time
-and only while all its replicas are at work: nothing waits for them. The only copy of a VNode moves when some seconds have passed without a change, and
-only where all such moves together raise the rate by more than the hysteresis factor, since nothing of it is learned meanwhile.
+Only nodes that hold the others up give. Contributors move of each VNode one at a time, and only while all its replicas are at work: nothing waits for
+them, so records do not count and a small gain is enough. To a node that hosted nothing when the plan was begun they move at once, at most one part of
+everything; to any other one when some seconds have passed without a change. The only copy of a VNode moves only to an idle node, after the same seconds,
+and where all such moves together raise the rate by more than the hysteresis factor, since nothing of it is learned meanwhile.
 
-A job's first plan is evened out in the same way, before anybody has heard of it: contributors leave nodes for any node that has less to do.
+Every move lowers `orchestrator.evenness.unevenness` of all nodes, which follows from places and speeds alone: no two plans ever take turns.
+
+A job's first plan is evened out in the same way, before anybody has heard of it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Final
 
 from dcnr.v1 import model_pb2
 from orchestrator.board import Board, Load, Seat
+from orchestrator.evenness import fair_s, unevenness
 from orchestrator.offers import EVEN
 from orchestrator.placement import best, soonest
 
@@ -49,15 +52,19 @@ def idle_nodes(board: Board) -> frozenset[str]:
     return frozenset(load.offer.node_id for load in board.loads.values() if load.is_open and not load.hosted)
 
 
-def even_out(board: Board) -> None:
+def begin_even(board: Board) -> None:
     """Evens out a plan that nobody has heard of."""
-    open_to = {load.offer.node_id for load in board.loads.values() if load.is_open}
-    _moves(
-        board,
-        _Rules(
-            lambda seat, _: seat.role == model_pb2.ROLE_CONTRIBUTOR, open_to, EVEN, board.policy.max_vnodes_per_node, by_record=True
-        ),
-    )
+    part = board.policy.max_vnodes_per_node
+    _moves(board, _Rules(lambda seat, _: seat.role == model_pb2.ROLE_CONTRIBUTOR, _open_nodes(board), EVEN, part, by_record=True))
+
+
+def even_out(board: Board) -> bool:
+    """Moves contributors to whoever has less to do, slowest giver first; whether anything moved."""
+    policy = board.policy
+    if board.request.since_last_plan_s < policy.settled_s:
+        return False
+    rules = _Rules(_may_be_spared(board), _open_nodes(board), policy.even_gain, policy.max_vnodes_per_node, by_record=False)
+    return bool(_moves(board, rules))
 
 
 def spread(board: Board, idle: frozenset[str]) -> bool:
@@ -65,14 +72,10 @@ def spread(board: Board, idle: frozenset[str]) -> bool:
     total, num_open = sum(load.hosted for load in board.loads.values()), sum(load.is_open for load in board.loads.values())
     part, gain = -(-total // max(1, num_open)), board.policy.min_gain
 
-    def contributes(seat: Seat, moves: list[_Move]) -> bool:
-        moved = any(move.new.cost.vnode == seat.cost.vnode for move in moves)
-        return seat.role == model_pb2.ROLE_CONTRIBUTOR and not moved and _is_at_work(board, seat)
-
     def is_alone(seat: Seat, _: list[_Move]) -> bool:
         return seat.role == model_pb2.ROLE_PRIMARY and len(board.seats[seat.cost.vnode]) == 1 and _is_at_work(board, seat)
 
-    if _moves(board, _Rules(contributes, set(idle), gain, part, by_record=False)):
+    if _moves(board, _Rules(_may_be_spared(board), set(idle), gain, part, by_record=False)):
         return True
     if board.request.since_last_plan_s < board.policy.settled_s:
         return False
@@ -83,6 +86,20 @@ def spread(board: Board, idle: frozenset[str]) -> bool:
     for move in reversed(moves):
         _take_back(board, move)
     return False
+
+
+def _open_nodes(board: Board) -> set[str]:
+    return {load.offer.node_id for load in board.loads.values() if load.is_open}
+
+
+def _may_be_spared(board: Board) -> Callable[[Seat, list[_Move]], bool]:
+    """Contributors that leave a plan in force: one of each VNode."""
+
+    def is_spare(seat: Seat, moves: list[_Move]) -> bool:
+        moved = any(move.new.cost.vnode == seat.cost.vnode for move in moves)
+        return seat.role == model_pb2.ROLE_CONTRIBUTOR and not moved and _is_at_work(board, seat)
+
+    return is_spare
 
 
 def _moves(board: Board, rules: _Rules) -> list[_Move]:
@@ -109,28 +126,37 @@ def _moves(board: Board, rules: _Rules) -> list[_Move]:
 
 def _give(board: Board, giver: Load, rules: _Rules, moves: list[_Move]) -> _Move | None:
     """One replica leaves this node for another one; None where none is worth it."""
-    before_s = giver.seconds * _doubt(giver, rules)
     chosen = [seat for seat in giver.seats if rules.may_leave(seat, moves)]
     for seat in sorted(chosen, key=lambda seat: (-seat.seconds, seat.cost.vnode)):
+        around = [one.load for one in board.seats[seat.cost.vnode]]
+        before_s, uneven = _time_s(board, giver, seat, rules), unevenness(board, around)
         board.leave(seat)
         target = best(board, seat.cost, seat.role, None) if rules.by_record else soonest(board, seat.cost, seat.role)
         if target is None or target is giver or target.offer.node_id not in rules.open_to:
             board.seat(seat.cost, giver, seat.role, seat.reason, replica=seat.replica)
             continue
-        reason = (
-            f"moved from {giver.offer.node_id[:8]}, which has more to do; nothing was here"
-            if board.request.goes_on
-            else seat.reason
-        )
-        move = _Move(seat, board.seat(seat.cost, target, seat.role, reason))
-        if rules.gain * target.seconds * _doubt(target, rules) <= before_s:
+        uneven += unevenness(board, [target])
+        move = _Move(seat, board.seat(seat.cost, target, seat.role, seat.reason))
+        after_s = _time_s(board, target, seat, rules)
+        if rules.gain * after_s <= before_s and (rules.by_record or unevenness(board, [*around, target]) < uneven):
+            if board.request.goes_on:
+                move.new.reason = _told(move, before_s, after_s)
             return move
         _take_back(board, move)
     return None
 
 
-def _doubt(load: Load, rules: _Rules) -> float:
-    return load.reluctance if rules.by_record else load.doubt
+def _time_s(board: Board, load: Load, seat: Seat, rules: _Rules) -> float:
+    """What counts of a node where this replica might leave or come. Its record does not for a contributor: nothing waits for one that is lost."""
+    if rules.by_record:
+        return load.seconds * load.reluctance
+    return fair_s(board, load) if seat.role == model_pb2.ROLE_CONTRIBUTOR else load.seconds * load.doubt
+
+
+def _told(move: _Move, before_s: float, after_s: float) -> str:
+    giver, is_alone = move.left.load.offer.node_id[:8], move.new.load.hosted == 1
+    here = "nothing was here" if is_alone else f"{1000 * after_s:.3g} ms per batch here with it instead of {1000 * before_s:.3g}"
+    return f"moved from {giver}, which has more to do; {here}"
 
 
 def _is_at_work(board: Board, seat: Seat) -> bool:

@@ -63,6 +63,17 @@ def hosted(plan: model_pb2.Plan) -> Counter[str]:
     return Counter(item.pnode_id for item in plan.assignments)
 
 
+def uneven(plan: model_pb2.Plan) -> float:
+    """What machines take where every VNode is shared by speed, as the sum of squares: reckoned from the plan alone."""
+    speeds, takes = dict[str, float](), dict[str, float]()
+    working = [item for item in plan.assignments if item.role != STANDBY]
+    for item in working:
+        speeds[item.vnode] = speeds.get(item.vnode, 0.0) + 1.0 / item.predicted_step_s
+    for item in working:
+        takes[item.pnode_id] = takes.get(item.pnode_id, 0.0) + 1.0 / speeds[item.vnode]
+    return sum(seconds**2 for seconds in takes.values())
+
+
 def down(nodes: list[NodeOffer], *gone: str) -> list[NodeOffer]:
     return [replace(item, state=OFFLINE, reason="silent") if item.node_id in gone else item for item in nodes]
 

@@ -28,8 +28,8 @@ def told(window: bytes, sharpness: float = 3.0) -> np.ndarray:
 def answer(asked: Pass, drafter: Random | None) -> tuple[bytes, np.ndarray]:
     """As a pipeline answers: drafts are right, or those of a poor first stage."""
     text = asked.window
-    for _ in range(asked.draft):
-        best = int(told(text).argmax())
+    for number in range(asked.draft):
+        best = asked.drawing.token(told(text), number)
         text += bytes([best if drafter is None or drafter.random() < 0.6 else drafter.choice(b"abcd\n")])
     places = range(len(asked.window), len(text) + 1)
     return text[len(asked.window) :], np.stack([told(text[:place]) for place in places])
@@ -62,8 +62,9 @@ def test_drafts_never_change_the_text(
     assert b"ab\n" not in plain
 
 
-def test_right_drafts_save_most_passes() -> None:
-    said, generation = written(Wanted(b"a", 15))
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.0, 1.0), (2.0, 1.0), (2.0, 0.5)])
+def test_right_drafts_save_most_passes(temperature: float, top_p: float) -> None:
+    said, generation = written(Wanted(b"a", 15, temperature, top_p, seed=11))
     assert len(said) == 15
     assert generation.num_accepted == generation.num_drafted
     assert generation.num_passes <= 4

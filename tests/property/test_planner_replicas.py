@@ -23,6 +23,7 @@ from planner_rig import (
     of,
     request,
     stage,
+    uneven,
 )
 
 from dcnr.ids import number_of
@@ -83,8 +84,8 @@ def test_without_a_fault_plans_settle_and_every_change_is_worth_it(stages: list[
             return
         owed = any(cost.wanted_replicas > len(of(plan, cost.vnode)) + len(of(plan, cost.vnode, CONTRIBUTOR)) for cost in stages)
         left = [item for item in plan.assignments if item.replica not in {one.replica for one in successor.assignments}]
-        spread = left and all(item.role == CONTRIBUTOR for item in left) and hosted(successor).keys() > hosted(plan).keys()
-        assert owed or plan.waiting or spread or seconds_per_batch(plan) > POLICY.min_gain * seconds_per_batch(successor)
+        evened = left and all(item.role == CONTRIBUTOR for item in left) and uneven(successor) < uneven(plan)
+        assert owed or plan.waiting or evened or seconds_per_batch(plan) > POLICY.min_gain * seconds_per_batch(successor)
         plan = successor
     raise AssertionError("the planner keeps changing its mind")
 
@@ -342,3 +343,6 @@ def test_where_audits_are_drawn_who_is_in_probation_contributes_to_nothing_and_t
     assert placed
     assert {item.pnode_id for item in placed} <= {one.node_id for one in nodes[:3]}
     assert len(of(make_plan(request([stage(0, 3)], mixed), POLICY), "v0", CONTRIBUTOR)) == 2
+    later = make_plan(request([stage(0, 3), stage(1, 2)], mixed[:3]), policy)
+    moved = make_plan(request([stage(0, 3), stage(1, 2)], mixed, later), policy)
+    assert not {item.pnode_id for item in moved.assignments if item.role == CONTRIBUTOR} & {one.node_id for one in mixed[3:]}

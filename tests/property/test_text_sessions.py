@@ -168,8 +168,9 @@ def computed(question: Question, memory: Tokens) -> tuple[bytes, Any, int]:
     (encoded,) = question.inputs.values()
     asked = [Made("a", np.frombuffer(bytes(encoded.payload), np.uint8)[None])]
     found = infer_on(
-        stage, kept, question.offset, asked, 0, SystemClock(), Wish(answers=True, draft=question.draft, last=question.last)
-    )
+        stage, kept, question.offset, asked, 0, SystemClock(),
+        Wish(answers=True, draft=question.draft, last=question.last, drawing=question.drawing),
+    )  # fmt: skip
     return found.drafted, found.readout[0], found.kept
 
 
@@ -185,7 +186,7 @@ class Writer:
         self.num_passes += 1
         asked, now_s = self.generation.ask(), float(self.num_passes)
         window = encode_final(np.frombuffer(asked.window, np.uint8)[None], "raw")
-        whole = self.session.asks(Question({"a": window}, 1, "a", False, 1.0, 1, asked.draft, asked.last))
+        whole = self.session.asks(Question({"a": window}, 1, "a", False, 1.0, 1, asked.draft, asked.last, asked.drawing))
         first = self.session.goes_on(whole, [TABLE])
         left = first[1] if first is not None else None
         memory = self.books.find(key_of(left.session), now_s) if left is not None else None
@@ -209,10 +210,13 @@ def key_of(session: bytes) -> SessionKey:
 
 @settings(max_examples=60)
 @given(
-    st.binary(min_size=1, max_size=24), st.integers(1, 60), st.integers(0, MAX_DRAFT), st.lists(st.sampled_from(["kept", "lost", "full"]), max_size=30)
+    st.binary(min_size=1, max_size=24), st.integers(1, 60), st.integers(0, MAX_DRAFT), st.lists(st.sampled_from(["kept", "lost", "full"]), max_size=30),
+    st.sampled_from([0.0, 1.5]),
 )  # fmt: skip
-def test_a_text_is_the_same_whatever_is_kept_and_lost(prompt: bytes, num_tokens: int, draft: int, fates: list[str]) -> None:
-    plain, other = Writer(Wanted(prompt, num_tokens, draft=0)), Writer(Wanted(prompt, num_tokens, draft=draft))
+def test_a_text_is_the_same_whatever_is_kept_and_lost(
+    prompt: bytes, num_tokens: int, draft: int, fates: list[str], temperature: float
+) -> None:
+    plain, other = (Writer(Wanted(prompt, num_tokens, temperature, seed=3, draft=most)) for most in (0, draft))
     while not plain.generation.finish_reason:
         plain.passes()
     while not other.generation.finish_reason:
@@ -226,6 +230,7 @@ def test_a_text_is_the_same_whatever_is_kept_and_lost(prompt: bytes, num_tokens:
         assert other.books.num_kept <= 1, "what nobody goes on from was let go"
     assert (plain.session.num_kept, plain.session.num_replays) == (0, 0)
     assert other.text == plain.text
+    assert other.generation.num_accepted == other.generation.num_drafted, "the one stage drafts what it writes, also when it draws"
     assert other.session.num_replays <= min(MAX_REPLAYS, len([fate for fate in fates if fate != "kept"]))
     if not fates and other.num_passes > 1 and len(prompt) + num_tokens <= CONTEXT:
         assert other.session.num_kept > 0
