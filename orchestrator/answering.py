@@ -60,14 +60,15 @@ class Answering:
         """The first answer of the ways that are tried; of those ``first``, which has something left of an earlier pass. The caller bounds the time."""
         clock = self._shared.clock
         banned, faults = set(avoid.banned), Counter(avoid.faults)
+        kept: frozenset[str] = frozenset()
         running: dict[asyncio.Task[Answer], Way] = {}
         last: WayFailed | None = None
-        num_ways = num_refused = 0
+        num_ways = num_failed = num_refused = 0
         lost_at: float | None = None
         ends_at = clock.monotonic() + question.deadline_s
         try:
             while True:
-                way, asked = first or (self._way(tables(), question, Avoid(banned, avoid.owners, faults)), question)
+                way, asked = first or (self._way(tables(), question, Avoid(banned, avoid.owners, faults, kept)), question)
                 first = None
                 if way is not None and self._is_enough(way, question, running, num_ways):
                     num_ways += 1
@@ -89,7 +90,9 @@ class Answering:
                         return Answered(tried, task.result(), num_ways)
                     if not isinstance(failed, WayFailed):
                         raise failed
-                    last = failed
+                    num_failed += 1
+                    # once only: who breaks one way after the other, and says that others do, does not stay
+                    last, kept = failed, tried.pnodes if num_failed == 1 else frozenset()
                     num_refused += failed.code in REFUSED_CODES
                     if num_refused >= REFUSALS:
                         raise InvalidInput(failed.message, code=failed.code)

@@ -16,9 +16,10 @@ from dcnr import limits
 from dcnr.codecs import NUMPY_DTYPES
 from dcnr.errors import InvalidInput, RemoteFault, TimedOut, Unavailable
 from dcnr.ports import Clock
+from dcnr.tokens import Logits
 from dcnr.v1 import orchestrator_pb2
 from orchestrator.asking import Asking
-from orchestrator.generation import Generation, Logits, Pass, Wanted
+from orchestrator.generation import Generation, Pass, Wanted
 from orchestrator.runtime import ModelRuntime
 from trust.session import RandomBytes
 
@@ -98,6 +99,7 @@ class _Writer:
         question = self._question()
         question.inputs.add(dtype="uint8", shape=[1, len(asked.window)], data=asked.window)
         question.draft, question.last = asked.draft, asked.last
+        question.drawing.CopyFrom(asked.drawing.message())
         question.deadline_s = min(limits.MAX_QUESTION_S, self._until_s - self._clock.monotonic())
         if question.deadline_s <= 0:
             raise TimedOut(

@@ -1,34 +1,29 @@
 """Text from a model that says what follows each token: what is asked next, and what an answer adds. Pure.
 
-One pass brings the tokens of the window through the pipeline. With drafts the first stage extends them first, each drafted token being the likeliest by its
-own exit; the whole pipeline then says in the same pass what it would have put at each of these places, and the drafts that agree are kept with the token
-after them: self-speculation (Zhang et al. 2023, arXiv 2309.08168; verifying in one pass: Leviathan et al. 2023, arXiv 2211.17192). A token is a function
-of its logits and of (seed, place) alone, by the Gumbel-max trick with noise of that place, so drafts change how many passes a text takes and never the
-text. Where the two best of greedy choices differ by less than `CLOSE`, the shape of a pass may decide between them; such places are counted.
+One pass brings the tokens of the window through the pipeline. With drafts the first stage extends them first, by its own exit; the whole pipeline then says
+in the same pass what it would have put at each of these places, and the drafts that agree are kept with the token after them: self-speculation (Zhang et
+al. 2023, arXiv 2309.08168; verifying in one pass: Leviathan et al. 2023, arXiv 2211.17192). A token is a function of its logits and of (seed, place) alone
+(`dcnr.tokens`), so drafts change how many passes a text takes and never the text; and the first stage draws with the same noise as the pipeline does, so that
+it is right wherever both logits lead to the same choice (ADR 0069). Where the two best of greedy choices differ by less than `CLOSE`, the shape of a pass
+may decide between them; such places are counted.
 
-A window that is full loses its older half, at places that do not depend on the drafts. ``top_p`` keeps the smallest set of likeliest tokens that
-holds this probability (Holtzman et al. 2020, arXiv 1904.09751).
+A window that is full loses its older half, at places that do not depend on the drafts.
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
-from blake3 import blake3
 
 from dcnr.errors import InvalidInput, RemoteFault
 from dcnr.limits import MAX_DRAFT, MAX_PROMPT_BYTES, MAX_STOP_BYTES, MAX_STOPS, MAX_WRITTEN
+from dcnr.tokens import LIKELIEST, Choice, Drawing, Logits
 
 FIRST_DRAFT: Final = 4
 CLOSE: Final = 1e-4
 """Nats between two logits that another shape of the same computation may swap."""
-MAX_TEMPERATURE: Final = 10.0
-
-Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +39,33 @@ class Wanted:
     draft: int = MAX_DRAFT
     """At most so many tokens are drafted per pass; 0: none."""
 
+    @property
+    def choice(self) -> Choice:
+        """How each token is chosen."""
+        return Choice(self.temperature, self.top_p, self.seed)
+
     def check(self) -> None:
         """Raises InvalidInput (``bad_generation``)."""
         problems = (
             (not 0 < len(self.prompt) <= MAX_PROMPT_BYTES, f"a prompt has 1 to {MAX_PROMPT_BYTES} bytes, not {len(self.prompt)}"),
             (not 0 < self.max_tokens <= MAX_WRITTEN, f"1 to {MAX_WRITTEN} tokens can be asked for, not {self.max_tokens}"),
-            (not 0.0 <= self.temperature <= MAX_TEMPERATURE, f"a temperature is 0 to {MAX_TEMPERATURE:g}"),
-            (not 0.0 < self.top_p <= 1.0, "top_p is above 0 and at most 1"),
             (len(self.stop) > MAX_STOPS, f"at most {MAX_STOPS} stops"),
             (any(not 0 < len(stop) <= MAX_STOP_BYTES for stop in self.stop), f"a stop has 1 to {MAX_STOP_BYTES} bytes"),
             (not 0 <= self.draft <= MAX_DRAFT, f"at most {MAX_DRAFT} tokens are drafted"),
-            (not 0 <= self.seed < 1 << 64, "a seed has 64 bits"),
         )
         for is_wrong, why in problems:
             if is_wrong:
                 raise InvalidInput(why, code="bad_generation")
+        self.choice.check()
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What goes through the pipeline: the window, how many tokens the first stage adds, and of how many last places the logits are wanted."""
+    """What goes through the pipeline: the window, how many tokens the first stage adds, drawn how, and of how many last places the logits are wanted."""
 
     window: bytes
     draft: int
+    drawing: Drawing = LIKELIEST
 
     @property
     def last(self) -> int:
@@ -98,7 +97,7 @@ class Generation:
         start = window_start(len(self._tokens), self._context)
         window = bytes(self._tokens[start:])
         room = min(self._context - len(window), self._wanted.max_tokens - self.num_tokens - 1)
-        self._pass = Pass(window, max(0, min(self._draft, room)))
+        self._pass = Pass(window, max(0, min(self._draft, room)), Drawing(self._wanted.choice, len(self._tokens)))
         return self._pass
 
     def take(self, drafted: bytes, logits: Logits) -> bytes:
@@ -125,11 +124,7 @@ class Generation:
         if not self._wanted.temperature:
             best, second = (int(one) for one in np.argsort(-logits, kind="stable")[:2])
             self.num_close += bool(logits[best] - logits[second] < CLOSE)
-            return best
-        scaled = logits.astype(np.float64) / self._wanted.temperature
-        if self._wanted.top_p < 1.0:
-            scaled = np.where(_nucleus(scaled, self._wanted.top_p), scaled, -np.inf)
-        return int(np.argmax(scaled + _noise(self._wanted.seed, len(self._tokens), len(logits))))
+        return self._wanted.choice.token(logits, len(self._tokens))
 
     def _judge_end(self) -> None:
         text = self._tokens[len(self._wanted.prompt) :]
@@ -162,19 +157,3 @@ def window_start(num_tokens: int, context: int) -> int:
 def _begun(text: bytearray, stop: bytes) -> int:
     """Length of the longest end of the text with which a stop begins."""
     return next((length for length in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:length])), 0)
-
-
-def _nucleus(scaled: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
-    order = np.argsort(-scaled, kind="stable")
-    likely = np.exp(scaled[order] - scaled[order[0]])
-    before = np.cumsum(likely) - likely
-    kept = np.zeros(len(scaled), np.bool_)
-    kept[order[before < top_p * likely.sum()]] = True
-    return kept
-
-
-def _noise(seed: int, place: int, size: int) -> npt.NDArray[np.float64]:
-    """Gumbel noise, one value per token."""
-    drawn = blake3(struct.pack("<QQ", seed, place), derive_key_context="dcnr generation noise").digest(length=8 * size)
-    uniform: npt.NDArray[np.float64] = (np.frombuffer(drawn, "<u8") >> 11).astype(np.float64)
-    return -np.log(-np.log((uniform + 0.5) / (1 << 53)))

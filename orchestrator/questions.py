@@ -15,6 +15,7 @@ from dcnr.errors import DcnrError, InvalidInput
 from dcnr.specs import TensorSpec
 from dcnr.stages import INPUT, Stage
 from dcnr.tensor import Array, EncodedTensor, check_finite, encode_final
+from dcnr.tokens import LIKELIEST, Drawing, drawing_of
 from dcnr.v1 import orchestrator_pb2
 from orchestrator.view import JobFacts
 
@@ -44,6 +45,8 @@ class Question:
     """Tokens by which the first stage extends the one sequence that is asked."""
     last: int = 0
     """Of the readout of sequences: so many last places; 0: all."""
+    drawing: Drawing = LIKELIEST
+    """How drafts are chosen."""
     codec: str = RAW
     """In which outputs go from hop to hop."""
     begins_session: bool = False
@@ -91,7 +94,7 @@ def question_of(request: orchestrator_pb2.ForwardRequest, job: JobFacts) -> Ques
         _check_draft(request, inputs, sources)
     return Question(
         inputs, sizes.pop(), exit_, request.full_depth, deadline_of(request), max(1, int(request.redundancy)), int(request.draft), int(request.last),
-        codec_of(request, job),
+        codec=codec_of(request, job), drawing=drawing_of(request.drawing),
     )  # fmt: skip
 
 

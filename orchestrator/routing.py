@@ -103,7 +103,9 @@ class Avoid:
     owners: Collection[str] = ()
     """Owners none of whose PNodes is used."""
     faults: Mapping[str, int] = field(default_factory=dict)
-    """How often a PNode disappointed: those of fewest faults are taken."""
+    """How often a PNode disappointed: those of fewest faults are taken,"""
+    kept: Collection[str] = ()
+    """and of these the ones of the way before: connections between them are open, and to open one takes many round trips."""
 
 
 def find_way(tables: Sequence[Table], exit_: str, rng: Random, load: Load, avoid: Avoid | None = None) -> Way | None:
@@ -151,6 +153,7 @@ def _pick(able: list[Candidate], last: str, rng: Random, load: Load, shun: Avoid
     able = sorted(
         (item for item in able if shun.faults.get(item.pnode_id, 0) == fewest), key=lambda item: (item.pnode_id, item.replica)
     )
+    able = [item for item in able if item.pnode_id in shun.kept] or able
     here = [item for item in able if item.pnode_id == last]
     others = [item for item in able if item.pnode_id != last]
     drawn = here[:1] + rng.sample(others, min(len(others), 2 - len(here[:1])))

@@ -132,6 +132,7 @@ class Try:
                 vnode_pb2.InferHop(
                     vnode=hop.vnode, replica=hop.replica, state_digest=hop.state_digest, delegation=hop.delegation, codec=self._question.codec,
                     answers=hop is hops[-1], draft=0 if number else self._question.draft, last=self._question.last if hop is hops[-1] else 0,
+                    drawing=None if number or not self._question.draft else self._question.drawing.message(),
                 )
                 for number, hop in enumerate(hops)
             ],

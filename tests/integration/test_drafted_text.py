@@ -59,13 +59,16 @@ def test_wishes_that_a_hop_cannot_fulfil_are_refused(tmp_path: Path) -> None:
 
                 text = np.zeros((1, 4), np.uint8)
 
-                def hops(**wishes: int) -> list[vnode_pb2.InferHop]:
+                def hops(temperature: float = 0.0, **wishes: int) -> list[vnode_pb2.InferHop]:
                     made = [one.hop("head", end), one.hop("tail", end, answers=True)]
+                    made[0].drawing.temperature = temperature
                     for name, value in wishes.items():
                         setattr(made[0], name, value)
                     return made
 
                 assert await code_of(hops(draft=17), {"head": text}) == "bad_question"
+                assert await code_of(hops(draft=2, temperature=11.0), {"head": text}) == "bad_question"
+                assert await code_of(hops(draft=2, temperature=float("nan")), {"head": text}) == "bad_question"
                 assert await code_of(hops(draft=4), {"head": np.repeat(text, 2, axis=0)}) == "bad_question"
                 assert await code_of(hops(draft=4), {"head": np.zeros((1, CONTEXT), np.uint8)}) == "bad_shape"
                 late = hops()

@@ -59,6 +59,10 @@ def test_a_text_is_that_of_one_process_and_a_killed_worker_costs_no_token(tmp_pa
             drawn = await written(here, temperature=0.8, top_p=0.9, seed=7)
             assert text_of(drawn) == text_of(await written(here, temperature=0.8, top_p=0.9, seed=7, plain=True))
             assert text_of(drawn) != text_of(await written(here, temperature=0.8, top_p=0.9, seed=8))
+            alone = await written(here, temperature=0.8, top_p=0.9, seed=7, exit="head")
+            assert 0 < alone[-1].num_drafted == alone[-1].num_accepted, (
+                "the stage that drafts draws as the one that writes, here itself"
+            )
             stopped = await written(here, stop=[wanted[10:13]])
             assert (text_of(stopped), stopped[-1].finish_reason) == (wanted[: wanted.index(wanted[10:13])], "stop")
             for end in (first, second):
