@@ -130,8 +130,8 @@ def save(path: Path, claim: Claim) -> None:
         np.savez(file, **values)  # type: ignore[arg-type]
 
 
-def load(path: Path, case: Case) -> Claim:
-    """What `save` wrote, with the inputs of the case."""
+def load(path: Path, case: Case, codec: str = "raw") -> Claim:
+    """What `save` wrote, with the inputs of the case; ``codec``: of its outputs."""
     with np.load(path, allow_pickle=False) as values:
         names = set(values.files)
         maps: dict[int, dict[str, MapClaim]] = {}
@@ -144,7 +144,7 @@ def load(path: Path, case: Case) -> Claim:
         numbers = values["numbers"]
         steps = tuple(
             ClaimedStep(
-                entry.batch, entry.mode, entry.inputs, entry.target, int(numbers[index][2]), values[f"output/{index}"], "raw",
+                entry.batch, entry.mode, entry.inputs, entry.target, int(numbers[index][2]), values[f"output/{index}"], codec,
                 float(numbers[index][0]), float(numbers[index][1]), maps.get(index, {}),
             )
             for index, entry in enumerate(case.entries())

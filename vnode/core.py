@@ -313,8 +313,8 @@ class ReplicaCore:
         if holding.leads:
             out += self._merging.answers(holding.lineage)
             self._rounds.open(len(holding.lineage), is_final=self._is_final())
-        if durable := self._behind.durable():
-            out += self._spool.remove(TRAIN_LANE, durable, self._outlet.pinned())
+        if (durable := self._behind.durable()) and (kept := self._spool.available(TRAIN_LANE) & durable):
+            out += self._spool.remove(TRAIN_LANE, kept, self._outlet.pinned())
         out += self._outlet.frames()
         self._work = self._find_work()
         self._intake.set_work(self._now_s, self._work)

@@ -33,6 +33,8 @@ class Behind:
     def __init__(self) -> None:
         self._successors: frozenset[ReplicaId] | None = None
         self._said: dict[ReplicaId, _Said] = {}
+        self._durable: tuple[IntervalSet | None] | None = None
+        """What all successors reported, until one of them reports anew: it is asked for with every event."""
 
     @property
     def successors(self) -> frozenset[ReplicaId] | None:
@@ -41,7 +43,7 @@ class Behind:
 
     def plan(self, successors: frozenset[ReplicaId]) -> None:
         """A new plan: who left it is forgotten."""
-        self._successors = successors
+        self._successors, self._durable = successors, None
         self._said = {replica: said for replica, said in self._said.items() if replica in successors}
 
     def is_stale(self, peer: Peer) -> bool:
@@ -54,6 +56,7 @@ class Behind:
         said = self._said.get(peer.replica)
         if said is None or said.incarnation < peer.incarnation:
             self._said[peer.replica] = _Said(peer.incarnation, 0, vnode_of(peer.replica), IntervalSet.empty())
+            self._durable = None
 
     def leave(self, replica: ReplicaId) -> None:
         """Its last way is gone: forgotten unless the plan has it."""
@@ -67,6 +70,7 @@ class Behind:
     def hear_durable(self, peer: Peer, batches: IntervalSet) -> None:
         """The newest durable set of that incarnation."""
         self._update(peer, durable=batches)
+        self._durable = None
 
     def _update(self, peer: Peer, **news: object) -> None:
         self.meet(peer)
@@ -86,6 +90,11 @@ class Behind:
 
     def durable(self) -> IntervalSet | None:
         """Batches that all successors of the plan reported; None where there is none to ask, empty before the first plan."""
+        if self._durable is None:
+            self._durable = (self._common(),)
+        return self._durable[0]
+
+    def _common(self) -> IntervalSet | None:
         if self._successors is None:
             return IntervalSet.empty()
         common: IntervalSet | None = None

@@ -294,15 +294,15 @@ class Intake:
     def _need(self, now_s: float, way: tuple[int, ReplicaId], lane: Lane, needed: IntervalSet, known: _Stated) -> list[Instruction]:
         """The Need, if something was added to it, dropped after it came, much was received, or it is due again."""
         waited_s = now_s - known.at_s
-        again = IntervalSet.of(*((batch, batch + 1) for batch in known.received)) & needed if known.received else _NONE
         is_news = (
-            (bool(again) and waited_s >= STATEMENT_GAP_S)
-            or (needed is not known.looked_at and bool(needed - known.needed))
+            (needed is not known.looked_at and bool(needed - known.needed))
             or len(known.received) >= self._config.window(lane)
+            or (waited_s >= STATEMENT_GAP_S and any(batch in needed for batch in known.received))
         )
         if not is_news and waited_s < self._config.repeat_s:
             known.looked_at = needed
             return []
+        again = IntervalSet.of(*((batch, batch + 1) for batch in known.received)) & needed
         known.at_s, known.needed = now_s, needed
         known.received.clear()
         work = self._work[lane]

@@ -32,10 +32,24 @@ class _Ask:
     heard_s: float = 0.0
     end: int = 0
     sent: dict[int, float] = field(default_factory=dict)
+    open: IntervalSet = _NONE
+    """What it needs and has room for."""
+    on_way: IntervalSet | None = None
+    """What was sent, or is being sent, and is not due again; None where it has to be counted anew."""
+    due: tuple[tuple[IntervalSet, ...], IntervalSet, IntervalSet] | None = None
+    """What is to be sent, and what is to be computed for that, with what both follow from."""
 
-    def open(self) -> IntervalSet:
-        """What it needs and has room for."""
-        return (self.wanted | self.forward_only).below(self.end)
+    def needs(self, event: NeedHeard) -> None:
+        """A newer Need."""
+        asked = event.wanted | event.forward_only
+        self.wanted, self.forward_only, self.heard_s = event.wanted, event.forward_only, event.now_s
+        self.sent = {batch: at for batch, at in self.sent.items() if batch in asked and batch not in event.evicted}
+        self.open, self.on_way = asked.below(self.end), None
+
+    def has_room(self, end: int) -> None:
+        """A newer window."""
+        self.end = end
+        self.open = (self.wanted | self.forward_only).below(end)
 
 
 @dataclass(slots=True)
@@ -129,14 +143,12 @@ class Outlet:
         if link is None or event.sequence <= link.need_sequence or not self._config.size(event.lane):
             return
         link.need_sequence = event.sequence
-        asked = event.wanted | event.forward_only
-        if not asked and not event.lane.is_train:
+        if not (event.wanted or event.forward_only or event.lane.is_train):
             link.asks.pop(event.lane, None)
             return
         ask = link.ask(event.lane)
         if ask is not None:
-            ask.wanted, ask.forward_only, ask.heard_s = event.wanted, event.forward_only, event.now_s
-            ask.sent = {batch: at for batch, at in ask.sent.items() if batch in asked and batch not in event.evicted}
+            ask.needs(event)
 
     def window(self, event: WindowHeard) -> None:
         """Takes over a newer window."""
@@ -145,7 +157,7 @@ class Outlet:
             link.window_sequence = event.sequence
             ask = link.ask(event.lane) if event.end else link.asks.get(event.lane)
             if ask is not None:
-                ask.end = event.end
+                ask.has_room(event.end)
 
     def accepts_ack(self, link: int, sequence: int) -> bool:
         """Whether this Ack is the newest of a living link."""
@@ -163,6 +175,8 @@ class Outlet:
             ask = link.asks.get(event.lane)
             if ask is not None:
                 ask.sent[event.batch] = event.now_s
+                if self._is_due(link, ask, event.lane, event.batch):
+                    ask.on_way = None
 
     def missing(self, lane: Lane, batch: int) -> None:
         """The spool had lost this frame: it was sent to nobody who waits for it. Said twice, the second is not about its successor."""
@@ -170,6 +184,8 @@ class Outlet:
             self._spool.forget(lane, batch)
         for link in self._links.values():
             link.sending.discard((lane, batch))
+            if lane in link.asks:
+                link.asks[lane].on_way = None
 
     def pinned(self) -> set[Frame]:
         """Frames on their way out of the spool."""
@@ -180,7 +196,20 @@ class Outlet:
         return (lane, batch) not in link.sending and (at is None or ask.heard_s - at >= self._config.resend_s)
 
     def _on_way(self, link: _Link, ask: _Ask, lane: Lane) -> IntervalSet:
-        """What was sent, or is being sent, and is not due again."""
+        if ask.on_way is None:
+            ask.on_way = self._count_on_way(link, ask, lane)
+        return ask.on_way
+
+    def _due(self, link: _Link, ask: _Ask, lane: Lane) -> tuple[IntervalSet, IntervalSet]:
+        """Of what a receiver needs and has room for and is not on its way: what the spool has, and what it has not. The same after most messages."""
+        available, on_way = self._spool.available(lane), self._on_way(link, ask, lane)
+        given = (ask.open, on_way, available)
+        if ask.due is None or ask.due[0] != given:
+            left = ask.open - on_way
+            ask.due = (given, left & available, left - available)
+        return ask.due[1:]
+
+    def _count_on_way(self, link: _Link, ask: _Ask, lane: Lane) -> IntervalSet:
         batches = {batch for batch in ask.sent if not self._is_due(link, ask, lane, batch)}
         batches |= {batch for known, batch in link.sending if known == lane}
         return IntervalSet.of(*((batch, batch + 1) for batch in batches))
@@ -190,11 +219,9 @@ class Outlet:
         result: dict[Lane, IntervalSet] = {}
         for link in self._planned_links():
             for lane, ask in link.asks.items():
-                lacking = ask.open() - self._spool.available(lane)
+                _, lacking = self._due(link, ask, lane)
                 if lacking:
-                    lacking -= self._on_way(link, ask, lane)
-                    if lacking:
-                        result[lane] = result.get(lane, _NONE) | lacking
+                    result[lane] = result.get(lane, _NONE) | lacking
         return result
 
     def asked(self) -> dict[Lane, IntervalSet]:
@@ -218,7 +245,7 @@ class Outlet:
     def askers(self, lane: Lane, batch: int) -> tuple[ReplicaId, ...]:
         """Who asks for a batch."""
         asking = (link for link in self._planned_links() if lane in link.asks)
-        return tuple(sorted(link.target.replica for link in asking if batch in link.asks[lane].open()))
+        return tuple(sorted(link.target.replica for link in asking if batch in link.asks[lane].open))
 
     def frames(self) -> Iterator[SendFrame]:
         """What to send now, lowest batch first; lanes take turns on a link."""
@@ -232,6 +259,7 @@ class Outlet:
                 link.last_lane = lane
                 link.sending.add(found)
                 ask = link.asks[lane]
+                ask.on_way = self._on_way(link, ask, lane).add(batch)
                 self.num_sent += 1
                 self.num_resent += batch in ask.sent
                 yield SendFrame(number, lane, batch, self._mode(lane, batch, ask))
@@ -247,8 +275,7 @@ class Outlet:
         ask = link.asks[lane]
         if len(ask.sent) >= MAX_SENT_MARKS:
             return None
-        ready = ask.open() & self._spool.available(lane)
-        return next((batch for batch in ready if self._is_due(link, ask, lane, batch)), None)
+        return self._due(link, ask, lane)[0].lowest()
 
     def check(self) -> None:
         """Raises InvariantBroken where a bound is passed or a frame on its way is not in the spool."""
@@ -258,6 +285,8 @@ class Outlet:
             for lane, batch in link.sending:
                 if batch not in self._spool.available(lane):
                     raise InvariantBroken(f"batch {batch} on its way is not in the spool", code="unpinned_frame")
-            for ask in link.asks.values():
+            for lane, ask in link.asks.items():
                 if len(ask.sent) > MAX_SENT_MARKS + MAX_UNSENT_FRAMES:
                     raise InvariantBroken(f"{len(ask.sent)} marks of sent frames on link {number}", code="marks_bound")
+                if ask.on_way not in (None, self._count_on_way(link, ask, lane)):
+                    raise InvariantBroken(f"what is on its way on link {number} was miscounted", code="stale_on_way")

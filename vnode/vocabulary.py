@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 from dcnr.ids import ReplicaId
 
@@ -12,9 +12,8 @@ TensorHandle = Any
 """A tensor of the compute port: never looked into by the core."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Lane:
-    """Numbers that belong together: a split of the data and, for evaluations, the round (test: round 0)."""
+class Lane(NamedTuple):
+    """Numbers that belong together: a split of the data and, for evaluations, the round (test: round 0). Looked up by with every message."""
 
     split: str
     round: int = 0

@@ -40,7 +40,8 @@ def tolerances_for(level: str, optimizer: str, *, smooth: bool) -> Tolerances:
 
 
 def table() -> dict[str, Any]:
-    """The committed table: margin, exact parts, and by level, optimiser and kind of function the span and the tolerances."""
+    """The committed table: margin, exact parts, by level, optimiser and kind of function the span and the tolerances, and that of a stage's answer, which
+    learns nothing."""
     loaded: dict[str, Any] = json.loads(resources.files("vnode.checks").joinpath(FILE).read_text("utf-8"))
     return loaded
 

