@@ -28,6 +28,7 @@ NAMES: Final = (
     "deciders",
     "scale",
     "tolerances",
+    "honest",
     "detection",
     "attackers",
     "audit_cost",

@@ -76,7 +76,7 @@ class Network:
             node_id=node_id(number), kind=membership_pb2.NODE_KIND_PNODE, state=state, reason=REASONS.get(state, ""), capability=lent,
             replicas=[f"{VNODES[number]}-r{number}"] if number < len(VNODES) else [], last_seen_s=0.3 + number % 5, incarnation=1 + number % 3,
             address=f"127.0.0.1:{20_000 + number}", attached=number % 3 != 2, software="0.1.0", free_memory_bytes=int(memory * (0.2 + number % 5 / 7)),
-            round_trip_s=0.004 * (1 + number % 30) if number % 3 != 2 else 0.0, answers=number % 4 == 0,
+            round_trip_s=0.004 * (1 + number % 30) if number % 3 != 2 else 0.0, answers=number % 4 == 0, relayed=number % 4 == 1,
             passes=float(number % 40), credibility=credibility(number % 40), reliability=1 - 0.013 * (number % 9), num_results=7 * (number % 6),
             score=round(100 * credibility(number % 40) * (1 - 0.013 * (number % 9))) if number % 6 else 0,
             load=membership_pb2.Load(cores=round((1 + number % 8) * (number % 10) / 9, 2)) if number % 3 != 2 else None,
@@ -100,6 +100,9 @@ class Network:
         status.orchestrators.add(
             node_id=node_id(10_000), attached=True, since_s=7290, state=orchestrator_pb2.NODE_STATE_ACTIVE, round_trip_s=0.012
         )
+        status.tested.add(
+            tester=node_id(10_000), host="203.0.113.7", control=membership_pb2.REACH_RESULT_REACHED, data=membership_pb2.REACH_RESULT_REACHED, age_s=40.0,
+        )  # fmt: skip
         status.replicas.add(
             replica="conv1-r0", vnode="conv1", state=orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, num_learned=1720, rate=18.0
         )
