@@ -104,14 +104,15 @@ class LocalNetwork:
         orchestrator_flags: Sequence[str] = (), host: str = "127.0.0.1", additions: Mapping[str, Mapping[str, str]] | None = None,
         orchestrator_module: str = ORCHESTRATOR, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
         audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
+        locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST,
     ) -> None:  # fmt: skip
         """``host``: the address of this machine on which orchestrators and store are reached; ``additions``: by name of a process, what its
         environment has besides; ``audits``: none or drawn; ``trusted``: names of PNodes that the network document trusts; ``terms``:
-        what it has a fault cost.
+        what it has a fault cost; ``locality``: what it says about where nodes are.
         """
         self.directory = directory.resolve()
         self.name, self._say, self._audits = name, say, audits
-        self._trusted, self._terms = tuple(trusted), terms
+        self._trusted, self._terms, self._locality = tuple(trusted), terms, locality
         self._num_orchestrators, self._pnode_specs = num_orchestrators, tuple(pnodes)
         self._orchestrator_flags, self.host, self._way_to_store = tuple(orchestrator_flags), host, way_to_store
         self._environment = clean_environment(os.environ if environment is None else environment)
@@ -227,7 +228,7 @@ class LocalNetwork:
         endpoint = self._way_to_store(store.endpoint)
         scheme, _, address = self._way_to_store(store.public_endpoint or store.endpoint).partition("://")
         envelope = create_document(
-            maintainer, name=self.name, now_wall=SystemClock().wall(), orchestrator_ids=ids, locality=identity_pb2.LOCALITY_SINGLE_HOST,
+            maintainer, name=self.name, now_wall=SystemClock().wall(), orchestrator_ids=ids, locality=self._locality,
             store_address=address, store_scheme=scheme, store_bucket=store.bucket, audits=self._audits, trusted=trusted,
             terms=self._terms,
         )  # fmt: skip

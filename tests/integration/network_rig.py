@@ -23,7 +23,7 @@ from dcnr.sdk.staging import Source
 from dcnr.sdk.submission import JobOptions
 from dcnr.specs import TensorSpec
 from dcnr.testing import LocalNetwork, LocalPNode, Process
-from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from trust.identity import NodeKey
 from trust.records import open_location
@@ -263,6 +263,7 @@ def running_network(
     pnodes: Sequence[LocalPNode], *, num_orchestrators: int, width: int = 32, vnodes: Sequence[str] = ("a", "b", "c"),
     batch_size: int = BATCH_SIZE, samples: int = SAMPLES, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
     audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
+    locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST,
 ) -> Iterator[Rig]:  # fmt: skip
     """Store, orchestrators and PNodes, all attached, with the data set staged."""
     with tempfile.TemporaryDirectory(prefix="dcnr-", ignore_cleanup_errors=True) as directory:
@@ -278,6 +279,7 @@ def running_network(
                 audits=audits,
                 trusted=trusted,
                 terms=terms,
+                locality=locality,
             ) as network,
             contextlib.closing(Rig(network, data, width=width, vnodes=vnodes, batch_size=batch_size)) as rig,
         ):

@@ -92,6 +92,13 @@ def test_honest_machines_with_other_kernels_stay_within_the_committed_tolerances
             assert [part for part, limit in limits.by_part.items() if row.get(part, 0.0) > limit] == [], row
 
 
+@pytest.mark.long
+def test_honest_machines_are_judged_with_data_that_no_tolerance_was_made_from(tmp_path: Path) -> None:
+    document = run_short("honest", tmp_path)
+    assert {row["level"] for row in document["rounds"]} == {"replay", "sketch"}
+    assert [row for row in document["rounds"] if row["faults"]] == []
+
+
 def test_the_committed_tolerances_are_those_of_the_committed_measurement() -> None:
     document = json.loads((command.DEFAULT_OUT / "tolerances.json").read_text())
     assert table_of(document["rounds"], document["settings"]) == table()
@@ -272,22 +279,43 @@ def test_gateway_measures_readers_watchers_and_twins(tmp_path: Path) -> None:
 
 def test_answers_that_take_longer_than_their_links_miss_the_target() -> None:
     """The benchmark itself needs root for its emulated links."""
-    row: dict[str, Any] = {"home_cold_ms": 3000.0, "home_int8_ratio": 1.12, "home_raw_ratio": 1.1}
-    document = {"benchmark": "serving_links", "title": "links", "settings": {"profiles": ["home"]}, "machine": {}, "rounds": [row]}
-    assert all(target["met"] for target in concluded(document)["targets"])
-    row |= {"home_int8_ratio": 1.2, "home_raw_ratio": 1.6}
-    assert not any(target["met"] for target in concluded(document)["targets"])
-
-
-def test_drafts_that_save_nothing_and_tokens_that_differ_miss_their_targets() -> None:
-    """The benchmark itself needs root for its emulated links."""
-    row = {
-        "home_plain_tokens_s": 2.0,
-        "home_drafted_tokens_s": 6.0,
-        "home_ratio": 3.0,
-        "home_differing_tokens": 0,
+    row: dict[str, Any] = {"home_int8_ratio": 1.12, "home_raw_ratio": 1.9, "clean_int8_ratio": 1.1, "clean_raw_ratio": 1.1}
+    document = {
+        "benchmark": "serving_links",
+        "title": "links",
+        "settings": {"profiles": ["home", "clean"]},
+        "machine": {},
+        "rounds": [row],
     }
-    document = {"benchmark": "generation", "title": "texts", "settings": {"profiles": ["home"]}, "machine": {}, "rounds": [row]}
     assert all(target["met"] for target in concluded(document)["targets"])
-    row |= {"home_ratio": 1.5, "home_differing_tokens": 1}
+    row |= {"home_int8_ratio": 1.2, "clean_int8_ratio": 1.2, "clean_raw_ratio": 1.2}
+    assert not any(target["met"] for target in concluded(document)["targets"])
+    row.clear()
+    assert not any(target["met"] for target in concluded(document)["targets"]), "what was not measured"
+
+
+def test_drafts_that_save_nothing_tokens_that_differ_and_long_pauses_miss_their_targets() -> None:
+    """The benchmark itself needs root for its emulated links."""
+    text = {"profile": "home", "mode": "greedy", "drafted": 9, "accepted": 6}
+    good, better = {"ratio": 2.5, "differing_tokens": 0}, {"ratio": 3.0, "differing_tokens": 0}
+    killed = {
+        "profile": "home",
+        "mode": "killed",
+        "gap_s": 0.2,
+        "longest_gap_s": 3.0,
+        "pause_s": 2.8,
+        "replays": 1,
+        "differing_tokens": 0,
+    }
+    rows = [text | good, text | better, killed]
+    settings = {"profiles": ["home"], "temperatures": {"greedy": 0.0}}
+    document = {"benchmark": "generation", "title": "texts", "settings": settings, "machine": {}, "rounds": rows}
+    assert all(target["met"] for target in concluded(document)["targets"])
+    medians = concluded(document)["medians"]["home, greedy"]
+    assert (medians["least_ratio"], medians["ratio"], medians["drafts_kept"]) == (2.5, 2.75, 0.667)
+    document["rounds"] = [
+        text | good | {"ratio": 1.5},
+        text | better | {"ratio": 1.7, "differing_tokens": 1},
+        killed | {"pause_s": 6.0},
+    ]
     assert not any(target["met"] for target in concluded(document)["targets"])

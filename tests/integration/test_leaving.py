@@ -26,10 +26,11 @@ from pnode.waking import STOOD_S
 from trust.network_file import load_policy
 
 PER_PASS = SAMPLES // BATCH_SIZE
-PASSES = 12
+PASSES = 5
 """Many times what is learned before something is done to the network."""
-PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20")) for number in range(1, 5))
-"""Each has room for two VNodes, and leaves the machine room for all the others."""
+CHECKPOINT_S = 2.0
+PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "10")) for number in range(1, 5))
+"""Each has room for two VNodes, and computes so little that a job of few batches outlasts what is done to the network."""
 OFFLINE, ACTIVE = orchestrator_pb2.NODE_STATE_OFFLINE, orchestrator_pb2.NODE_STATE_ACTIVE
 IN_TERMINAL = (
     "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
@@ -46,8 +47,7 @@ def rig() -> Iterator[Rig]:
 
 def node(rig: Rig, process: Process) -> orchestrator_pb2.NodeView:
     """As an orchestrator sees it."""
-    with rig.client() as client:
-        return next(item for item in client.nodes() if item.node_id == process.node_id)
+    return next(item for item in rig.ask(lambda client: client.nodes()) if item.node_id == process.node_id)
 
 
 def is_active(rig: Rig, process: Process) -> bool:
@@ -108,8 +108,8 @@ def check_halt(rig: Rig, job_id: str) -> None:
 
 def test_no_batch_is_run_again_when_a_pnode_finishes(rig: Rig) -> None:
     """Goal: what it learned is in its successor's first state, and its successors have every frame, so nothing is learned or computed twice."""
-    job_id = rig.submit("finish", passes=PASSES)
-    hosts = rig.learning(job_id, 40, 90)
+    job_id = rig.submit("finish", passes=PASSES, checkpoint_s=CHECKPOINT_S)
+    hosts = rig.learning(job_id, 20, 90)
     leaving = hosts["b"][0]
     there = sorted(vnode for vnode, (process, _) in hosts.items() if process is leaving)
     incarnation = rig.told(leaving).incarnation
@@ -139,8 +139,8 @@ def test_no_batch_is_run_again_when_a_pnode_finishes(rig: Rig) -> None:
 
 def test_a_pause_frees_the_machine_within_seconds_and_lasts_over_a_restart(rig: Rig) -> None:
     """Of a machine by its owner; and before that of the whole job by its maintainers, through which every replica stays and learns nothing."""
-    job_id = rig.submit("pause", passes=PASSES)
-    hosts = rig.learning(job_id, 20, 90)
+    job_id = rig.submit("pause", passes=PASSES, checkpoint_s=CHECKPOINT_S)
+    hosts = rig.learning(job_id, 10, 90)
     check_halt(rig, job_id)
     paused = hosts["b"][0]
     worker = psutil.Process(rig.told(paused).worker_pid)
@@ -163,7 +163,7 @@ def test_a_pause_frees_the_machine_within_seconds_and_lasts_over_a_restart(rig: 
 
 
 def test_a_machine_that_slept_notices_it_and_drops_what_was_given_to_others(rig: Rig) -> None:
-    job_id = rig.submit("sleep", passes=PASSES)
+    job_id = rig.submit("sleep", passes=PASSES, checkpoint_s=CHECKPOINT_S)
     hosts = rig.learning(job_id, 20, 90)
     asleep, before = hosts["b"]
     pids = (asleep.pid, rig.told(asleep).worker_pid)
@@ -210,7 +210,7 @@ def test_a_closed_terminal_is_a_polite_end(rig: Rig) -> None:
 
 def test_an_orchestrator_that_maintainers_take_out_is_followed_no_longer(rig: Rig) -> None:
     """Goal: daemons that run and learn take over a newer network document: the other orchestrator decides from then on, and no batch is lost by that."""
-    job_id = rig.submit("amended", passes=PASSES)
+    job_id = rig.submit("amended", passes=PASSES, checkpoint_s=CHECKPOINT_S)
     rig.learning(job_id, 20, 90)
     holders: list[Process] = []
 

@@ -14,11 +14,11 @@ from dcnr.testing import LocalPNode, Process
 from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 
 PER_PASS = SAMPLES // BATCH_SIZE
-PASSES = 30
+PASSES = 16
 LONG_S = 240.0
 CHECKPOINT_S = 5.0
 """Seldom: between a look and a kill nothing more becomes durable."""
-PNODES = tuple(LocalPNode(f"p{number}", 1.0, 400, ("--cpu-percent", "20")) for number in range(1, 5))
+PNODES = tuple(LocalPNode(f"p{number}", 1.0, 400, ("--cpu-percent", "10")) for number in range(1, 5))
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,7 @@ def merges(rig: Rig, vnode: str) -> int:
 
 def reason_of(rig: Rig, process: Process) -> str:
     """Of its state, as an orchestrator sees it."""
-    with rig.client() as client:
-        return next((node.reason for node in client.nodes() if node.node_id == process.node_id), "")
+    return next((node.reason for node in rig.ask(lambda client: client.nodes()) if node.node_id == process.node_id), "")
 
 
 def has_merged(rig: Rig, job_id: str) -> bool:

@@ -45,7 +45,6 @@ def example(folder: Path, *, prepare: str = PREPARE, passes: int = 20) -> Path:
         ("making keys", (), PREPARE),
         ("starting PNode p2", (), PREPARE),
         ("staging tiny", (), PREPARE),
-        ("every replica works", (), PREPARE),
         ("KILL -9", (), PREPARE),
         ("exporting", ("--no-kills",), PREPARE),
     ],

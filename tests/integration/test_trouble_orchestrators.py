@@ -4,12 +4,14 @@ each says what happened to it. No PNode is needed for that.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
 import signal
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import psutil
 import pytest
@@ -18,7 +20,7 @@ from network_rig import Rig, running_network
 from dataservice import keys
 from dataservice.s3 import S3Store
 from dcnr import limits
-from dcnr.errors import DcnrError
+from dcnr.errors import DcnrError, NotFound
 from dcnr.sdk.submission import JobOptions
 from dcnr.testing import Process
 from dcnr.v1 import identity_pb2, model_pb2
@@ -33,20 +35,25 @@ def rig() -> Iterator[Rig]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def head(rig: Rig) -> Iterator[Head]:
+    store = S3Store(rig.network.store.file.address())
+    yield Head(store)
+    store.close()
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """The head as it lies in the store, read past every orchestrator."""
 
-    def __init__(self, rig: Rig) -> None:
-        self._store = rig.network.store.file.address()
+    store: S3Store
 
     def read(self) -> model_pb2.Head:
-        import asyncio
-
-        store = S3Store(self._store)
+        """As it is; empty before the first one is written, which follows the first job that is accepted."""
         try:
-            found = asyncio.run(store.get(keys.head(MODEL), max_bytes=limits.MAX_HEAD_BYTES))
-        finally:
-            store.close()
+            found = asyncio.run(self.store.get(keys.head(MODEL), max_bytes=limits.MAX_HEAD_BYTES))
+        except NotFound:
+            return model_pb2.Head()
         return model_pb2.Head.FromString(identity_pb2.Envelope.FromString(found.data).payload)
 
 
@@ -74,7 +81,7 @@ def submitted(rig: Rig, key: str) -> str:
     return accepted[0]
 
 
-def called_off(rig: Rig, job_id: str) -> None:
+def called_off(rig: Rig, head: Head, job_id: str) -> None:
     """The job ends as its maintainer says, once."""
 
     def asked() -> bool:
@@ -90,7 +97,7 @@ def called_off(rig: Rig, job_id: str) -> None:
 
     rig.until(asked, f"{job_id} is called off", LONG_S, pause_s=0.5)
     rig.until(ended, f"{job_id} has ended", LONG_S, pause_s=0.5)
-    assert [item.job_id for item in Head(rig).read().decided].count(job_id) == 1
+    assert [item.job_id for item in head.read().decided].count(job_id) == 1
 
 
 def said(rig: Rig, job_id: str, *, paused: bool) -> None:
@@ -122,10 +129,9 @@ def stopped(process: Process) -> Iterator[None]:
         os.kill(process.pid, signal.SIGCONT)
 
 
-def test_a_holder_that_stood_still_for_longer_than_its_term_writes_nothing_more(rig: Rig) -> None:
+def test_a_holder_that_stood_still_for_longer_than_its_term_writes_nothing_more(rig: Rig, head: Head) -> None:
     """What its maintainers said lasts over the change: the job that was paused before is paused after it, until it is resumed."""
     job_id = submitted(rig, "paused")
-    head = Head(rig)
     rig.until(lambda: head.read().active.job_id == job_id, "the job is active", LONG_S, pause_s=0.5)
     said(rig, job_id, paused=True)
     rig.until(lambda: head.read().active.state == model_pb2.JOB_STATE_PAUSED, "the job is paused", LONG_S, pause_s=0.5)
@@ -143,11 +149,11 @@ def test_a_holder_that_stood_still_for_longer_than_its_term_writes_nothing_more(
     assert rig.job(job_id).state == model_pb2.JOB_STATE_PAUSED
     said(rig, job_id, paused=False)
     rig.until(lambda: head.read().active.state == model_pb2.JOB_STATE_PLACING, "the job goes on", LONG_S, pause_s=0.5)
-    called_off(rig, job_id)
+    called_off(rig, head, job_id)
 
 
 @pytest.mark.parametrize("how", ["damaged", "deleted"])
-def test_an_orchestrator_whose_history_is_gone_begins_it_anew_and_says_so(rig: Rig, how: str) -> None:
+def test_an_orchestrator_whose_history_is_gone_begins_it_anew_and_says_so(rig: Rig, head: Head, how: str) -> None:
     process = rig.network.orchestrators[1]
     path = process.home / "history.db"
     rig.network.kill(process)
@@ -166,18 +172,18 @@ def test_an_orchestrator_whose_history_is_gone_begins_it_anew_and_says_so(rig: R
         return False
 
     rig.until(kept, "events are kept again", LONG_S)
-    called_off(rig, submitted(rig, f"history-{how}"))
+    called_off(rig, head, submitted(rig, f"history-{how}"))
 
 
-def test_orchestrators_without_disk_serve_and_decide_on(rig: Rig) -> None:
+def test_orchestrators_without_disk_serve_and_decide_on(rig: Rig, head: Head) -> None:
     """The kernel refuses every byte beyond a few, as a full disk does: only the record of events is lost, and that is told once."""
     members = [psutil.Process(process.pid) for process in rig.network.orchestrators]
     for member in members:
         member.rlimit(psutil.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
     try:
-        called_off(rig, submitted(rig, "no disk"))
+        called_off(rig, head, submitted(rig, "no disk"))
         rig.until(lambda: "history_not_written" in told(rig), "it is told that events are not kept", LONG_S)
-        called_off(rig, submitted(rig, "no disk either"))
+        called_off(rig, head, submitted(rig, "no disk either"))
         assert told(rig).count("history_not_written") <= 2, "once per kind of trouble"
     finally:
         for member in members:
@@ -185,16 +191,16 @@ def test_orchestrators_without_disk_serve_and_decide_on(rig: Rig) -> None:
     assert rig.network.trouble() == ""
 
 
-def test_jobs_handed_in_while_holders_come_and_go_each_end_once(rig: Rig) -> None:
+def test_jobs_handed_in_while_holders_come_and_go_each_end_once(rig: Rig, head: Head) -> None:
     """Whoever heard yes finds the job, whichever process was killed right after, and it ends exactly once."""
-    head = Head(rig)
     accepted: list[str] = []
     for number in range(3):
         accepted.append(submitted(rig, f"queue-{number}"))
+        rig.until(lambda: bool(head.read().holder), "somebody decides", LONG_S)
         holder = process_of(rig, head.read().holder)
         if holder.alive:
             rig.network.kill(holder)
             rig.network.restart(holder)
     assert len(set(accepted)) == 3
     for job_id in accepted:
-        called_off(rig, job_id)
+        called_off(rig, head, job_id)

@@ -4,7 +4,13 @@ how others reach it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+from dcnr.cli.screens import pnode_screen
+from dcnr.ids import NodeId
 from dcnr.v1 import local_pb2, membership_pb2, orchestrator_pb2
+from pnode.reach import REACHED, UNREACHED, Look
 from pnode.report import WorkerFacts, state_of, why
 from pnode.telling import Condition
 
@@ -72,3 +78,18 @@ def test_who_tells_no_address_to_try_is_relayed_or_not_yet_and_never_found_out_o
     now.worker.listens_at = ("c" * 40,)
     assert now.reached == "relayed"
     assert Condition(0.0, reachable="not").reached == "not"
+
+
+def test_who_was_found_out_of_reach_is_relayed_as_soon_as_a_relay_takes_it_and_its_owner_sees_who_found_out() -> None:
+    found = Look(NodeId("c" * 40), "203.0.113.7", control=REACHED, data=UNREACHED, at_s=0.0)
+    now = Condition(0.0, reachable="direct", looks=(found,), is_data_told=False)
+    assert now.reached == "not"
+    now.worker.listens_at = ("c" * 40,)
+    assert now.reached == "relayed"
+    dialled = Condition(0.0, reachable="not", looks=(replace(found, data=REACHED),))
+    assert dialled.reached == "direct", "an orchestrator that welcomes a machine dials its daemon only"
+    tested = local_pb2.Tested(tester=found.tester, host=found.host, control=found.control, data=found.data, age_s=40.0)
+    screen = pnode_screen(
+        local_pb2.StatusResponse(network_id="a" * 40, tested=[tested], reach_note="relays lead to it"), Path("/home")
+    )
+    assert "cccccccc dialled 203.0.113.7 40 s ago: control reached, data unreached\n  relays lead to it" in screen
