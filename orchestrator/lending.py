@@ -108,8 +108,11 @@ def _is_told(record: NodeRecord) -> bool:
 
 
 def _handing_over(record: NodeRecord, now: float) -> bool:
-    """Whether a leaving node still brings its last checkpoints into the store, or frames to its successors."""
-    if record.judgement.state != orchestrator_pb2.NODE_STATE_DRAINING or record.draining_since is None:
+    """Whether a leaving node still brings its last checkpoints into the store, or frames to its successors.
+
+    Its own word counts from the beat that says so, before anybody has judged the node anew: what it lends is none from the same beat on.
+    """
+    if record.draining_since is None or record.is_barred or record.judgement.state == orchestrator_pb2.NODE_STATE_OFFLINE:
         return False
     if now - record.draining_since >= HAND_OVER_S or record.worker_dead_since is not None:
         return False

@@ -124,6 +124,21 @@ def test_leaving_politely_shows() -> None:
     assert state(inventory, 1.0) == DRAINING
 
 
+def test_who_leaves_keeps_what_it_hands_over_from_its_first_word_on() -> None:
+    """Goal: a plan that is made after that beat and before the node is judged anew does not move what has no checkpoint yet."""
+    inventory = living(A)
+    leaving = beat(draining=True)
+    leaving.capability.accepts_work = False
+    report = leaving.replicas.add(replica="v1.7", vnode="v1", state=orchestrator_pb2.ASSIGNMENT_STATE_RELEASING)
+    inventory.beat(A, 1.0, leaving, 2.0)
+    assert [offer.handing_over for offer in inventory.offers(1.0)] == [True]
+    inventory.tick(1.1)
+    assert [offer.handing_over for offer in inventory.offers(1.1)] == [True]
+    report.state = orchestrator_pb2.ASSIGNMENT_STATE_RELEASED
+    inventory.beat(A, 2.0, leaving, 2.0)
+    assert [offer.handing_over for offer in inventory.offers(2.0)] == [False], "everything is handed over"
+
+
 def test_after_a_takeover_nodes_of_the_plan_get_time_to_attach() -> None:
     inventory = Inventory()
     inventory.expect(A, 100.0)
