@@ -78,6 +78,10 @@ class Maths:
         self.open, self.after = self.after, ()
         return json.dumps(self.open).encode()
 
+    def lead(self) -> None:
+        """Everything in the state is the anchor from here on."""
+        self._anchor, self.open, self.after = self.state, (), ()
+
     def rebase(self, anchor: bytes, *, keep_open: bool, keep_after: bool) -> None:
         """The anchor and what is kept."""
         vnode, _, batches = json.loads(anchor)

@@ -77,6 +77,7 @@ class Checkers:
     def learning(self, shell: ReplicaShell, learn: ev.Learn) -> None:
         """Before a step: the state must not hold that batch yet."""
         self.num_learned += 1
+        self._between(shell, learn.batch)
         twice = learn.batch in shell.state.lineage
         self._world.require(not twice, "exactly_once", f"{shell.replica}: batch {learn.batch} is learned twice")
         self._world.require(
@@ -84,15 +85,23 @@ class Checkers:
         )
 
     def forwarding(self, shell: ReplicaShell, forward: ev.Forward) -> None:
-        """Before a forward pass: what is to be learned here is never only forwarded, and tests see only final weights."""
+        """As a forward pass begins: what is to be learned here is never only forwarded, and tests see only final weights. A plan that comes while
+        it is under way may well have the batch learned here after all.
+        """
         state, where = shell.state, f"{shell.replica}: batch {forward.batch}"
         if forward.mode is Mode.FORWARD_ONLY:
             self.num_forwarded += 1
+            self._between(shell, forward.batch)
             is_own = forward.batch in shell.owned - state.lineage
             self._world.require(not is_own, "learn_first", f"{where} is recomputed and was still to be learned")
         elif forward.lane.split == "test":
             is_final = state.lineage.is_exactly(0, self._world.knobs.num_batches)
             self._world.require(is_final, "final_weights", f"{where} is tested with unfinished weights")
+
+    def _between(self, shell: ReplicaShell, batch: int) -> None:
+        """Where audits are drawn nothing is learned or computed again between a delta and the anchor that answers it: it would be in no interval."""
+        is_between = shell.config.audited and bool(shell.maths.open)
+        self._world.require(not is_between, "interval", f"{shell.replica}: batch {batch} while delta {shell.maths.open} is open")
 
     def snapshot(self, shell: ReplicaShell, snapshot: ev.TakeSnapshot) -> None:
         """The lineage that goes into the file is the state's, and the state is the sum of its lineage."""
@@ -105,6 +114,8 @@ class Checkers:
         state = shell.state
         self.num_merged += len(work.requests) if isinstance(work, mev.MergeDeltas) else 0
         self._world.require(state.is_sum, "exactly_once", f"{shell.replica}: {sorted(state.learned)} after {work!r:.200}")
+        kept = shell.maths.open + shell.maths.after if isinstance(work, mev.Rebase) and shell.config.audited else ()
+        self._world.require(not kept, "interval", f"{shell.replica}: {kept} are kept over an anchor")
         if not isinstance(work, mev.MakeDelta):
             if shell.core.view().lineage - work.lineage:
                 self._world.authority.disturbed(0.0)  # what was dropped is needed again: floors may fall

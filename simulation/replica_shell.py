@@ -109,6 +109,7 @@ class ReplicaShell:
             role=role,
             unit_batches=knobs.unit_batches,
             merge_every=knobs.merge_every,
+            audited=knobs.audited,
         )
 
     @property
@@ -157,6 +158,7 @@ class ReplicaShell:
             case ev.Learn():
                 self._compute(self.step_s, lambda: self._learn(instruction))
             case ev.Forward():
+                self.world.checkers.forwarding(self, instruction)
                 self._compute(self.step_s / 3, lambda: self._forward(instruction))
             case ev.TakeSnapshot():
                 self._compute(self.step_s / 2, lambda: self._snapshot(instruction))
@@ -167,6 +169,7 @@ class ReplicaShell:
             case mev.AnswerMerge() | mev.DeferMerge():
                 self.merges.answer(instruction)
             case mev.Lead():
+                self.maths.lead()
                 self.world.checkers.leads(self, instruction)
             case ev.SendFrame():
                 self._send_frame(instruction)
@@ -250,7 +253,6 @@ class ReplicaShell:
         if self._fails(lane, batch):
             return
         inputs = self._check_inputs(lane, batch, forward.inputs)
-        self.world.checkers.forwarding(self, forward)
         loss = 0.0
         output = arithmetic.frame(lane, batch, self.vnode)
         if forward.mode is Mode.EVAL:

@@ -100,8 +100,9 @@ def _world(choice: Choice, seed: int) -> Simulation | ControlWorld:
 
 
 def _data_line(world: Simulation) -> tuple[str, dict[str, float]]:
+    audited = " audited" if world.knobs.audited else ""
     line = (
-        f"seed {world.seed} {world.topology.name} window {world.knobs.window_batches} lead {world.lead_batches} "
+        f"seed {world.seed} {world.topology.name}{audited} window {world.knobs.window_batches} lead {world.lead_batches} "
         f"lost states {world.num_lost_states}: {world.kernel.now_s:.0f} s virtual, {world.kernel.num_actions} actions, "
         f"{world.checkers.num_learned} learned, {world.checkers.num_forwarded} computed again, "
         f"{world.checkers.num_merged} deltas merged, {world.checkers.num_successions} successions"

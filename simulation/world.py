@@ -60,6 +60,8 @@ class Knobs:
     """Factor on a VNode's step time, drawn for each replica."""
     unit_batches: int = 4
     merge_every: int = 6
+    audited: bool = False
+    """Whether contributors keep to what audits ask of them."""
     network: NetworkKnobs = field(default_factory=NetworkKnobs)
     corrupt_probability: float = 0.0
     read_failure_probability: float = 0.0
@@ -111,6 +113,7 @@ def _shared(rng: Random, knobs: Knobs) -> Knobs:
         unit_batches=rng.choice([1, 3, 5, 8]),
         merge_every=rng.choice([2, 6, 15]),
         rearrangements=rng.choice([0, 0, 2]) if knobs.crashes else 0,
+        audited=rng.choice([False, True]),
     )
 
 

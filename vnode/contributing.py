@@ -29,6 +29,8 @@ class Contributing:
         self._sequence = self._num_asks = 0
         self._asked: AskMerge | None = None
         self._arrived: AnchorArrived | None = None
+        self._came_alone = False
+        """Whether what arrived answers a question for the anchor alone."""
         self._rebasing: AnchorArrived | None = None
         self._num_failures, self._not_before_s = 0, now_s
         self._named = IntervalSet.empty()
@@ -67,6 +69,7 @@ class Contributing:
     def arrived(self, event: AnchorArrived) -> None:
         """Takes in the answer to the newest question."""
         if self._asked is not None and event.ask == self._asked.ask:
+            self._came_alone = self._asked.sequence is None
             self._asked, self._arrived, self._num_failures = None, event, 0
 
     def unanswered(self, event: MergeUnanswered) -> None:
@@ -84,14 +87,22 @@ class Contributing:
     def computation(self, now_s: float) -> MakeDelta | Rebase | None:
         """What has to be done to the state now, between two steps; it is done next."""
         holding = self._holding
-        if self._arrived is not None:
-            self._rebasing, self._arrived = self._arrived, None
-            return self._rebase(self._rebasing)
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None and not self._is_overtaken(arrived):
+            self._rebasing = arrived
+            return self._rebase(arrived)
         if not holding.after or holding.open or self._lacks_anchor() or now_s < self._not_before_s:
             return None
         most = min(self._config.merge_every, limits.MAX_DELTA_BATCHES)
         is_due = len(holding.after) >= most or now_s - self._delta_s >= self._config.checkpoint_s
         return MakeDelta(self._sequence + 1, holding.after) if is_due or holding.is_leaving or holding.is_idle else None
+
+    def _is_overtaken(self, event: AnchorArrived) -> bool:
+        """Whether this anchor was asked for while there was nothing to learn, and something was learned since that nothing may stay of where audits are
+        drawn: its delta comes first.
+        """
+        is_for_nothing = self._came_alone and event.primary == self._anchor_from
+        return self._config.audited and is_for_nothing and bool(self._holding.open | self._holding.after)
 
     def _rebase(self, event: AnchorArrived) -> Rebase:
         """An answered delta is in the anchor or nowhere; anything else stays where the anchor does not hold it already and it is in reach. Nothing stays where
@@ -112,7 +123,7 @@ class Contributing:
         if self._primary is None or self._asked is not None or is_answered or now_s < self._not_before_s:
             return None
         holding = self._holding
-        is_idle = holding.is_idle and self._named != holding.everything
+        is_idle = holding.is_idle and not holding.after and self._named != holding.everything
         if holding.open and not self._lacks_anchor():
             sequence: int | None = self._sequence
         elif self._lacks_anchor() or (is_idle and now_s - self._anchor_s >= limits.ANCHOR_S):

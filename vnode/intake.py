@@ -303,7 +303,7 @@ class Intake:
             known.looked_at = needed
             return []
         again = IntervalSet.of(*((batch, batch + 1) for batch in known.received)) & needed
-        known.at_s, known.needed = now_s, needed
+        known.at_s, known.needed, known.looked_at = now_s, needed, needed
         known.received.clear()
         work = self._work[lane]
         parts = map(lowest_intervals, (needed & work.wanted, needed & work.forward_only, again))

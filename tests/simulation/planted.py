@@ -292,6 +292,25 @@ def unanswered_is_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Contributing, "unanswered", settle)
 
 
+def learns_while_a_delta_is_open(patch: pytest.MonkeyPatch) -> None:
+    """Rule 7: where audits are drawn learning goes on above a delta that is not answered."""
+    patch.setattr(Contributing, "is_between", property(lambda self: False))
+
+
+def idleness_asks_over_a_delta(patch: pytest.MonkeyPatch) -> None:
+    """Rule 7: who has just learned its last batch asks for the anchor alone, which takes the place of that batch where audits are drawn."""
+    ask = Contributing.ask
+
+    def ask_first(self: Contributing, now_s: float) -> Any:
+        after, self._holding.after = self._holding.after, IntervalSet.empty()
+        question = ask(self, now_s)
+        self._holding.after = after
+        return question
+
+    patch.setattr(Contributing, "_is_overtaken", lambda self, event: False)
+    patch.setattr(Contributing, "ask", ask_first)
+
+
 def merge_tested_when_queued(patch: pytest.MonkeyPatch) -> None:
     """Rule 8: whether a delta overlaps the lineage is tested when it comes, not when it is merged."""
     passed: dict[int, set[int]] = {}

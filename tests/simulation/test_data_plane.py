@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from simulation.topology import RESIDUAL, TWO_SOURCES, chain
-from simulation.world import Knobs, Simulation
+from simulation.world import Knobs, Simulation, random_knobs
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_history_converges(seed: int) -> None:
     Simulation(seed).run()
+
+
+def test_some_of_them_are_audited() -> None:
+    assert {random_knobs(seed).audited for seed in range(1, 20, 2)} == {True, False}
 
 
 def test_one_seed_gives_one_history() -> None:

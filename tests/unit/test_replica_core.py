@@ -149,6 +149,16 @@ def test_a_full_window_gives_way_to_the_lowest_batch_and_says_what_it_dropped() 
     assert (need.edge, need.evicted) == (0, span(9, 10))
 
 
+def test_what_is_lacking_again_is_asked_for_at_once_also_right_after_a_need_without_it() -> None:
+    core = started(input_edges=frozenset())
+    core.handle(ev.EdgeUp(0.0, 0, BEFORE))
+    core.handle(ev.Tick(1.0))
+    (need,) = of(ev.SendNeed, give(core, 0, 2.5))
+    assert need.wanted == span(1, 10), "it came as the Need was due"
+    (need,) = of(ev.SendNeed, core.handle(ev.ComputeFailed(2.6, TRAIN_LANE, 0, "bad luck", fatal=False)))
+    assert need.wanted == span(0, 10)
+
+
 def test_who_starves_looks_past_what_a_silent_replica_owes_and_back_when_it_brings() -> None:
     """Two replicas feed this one; one is silent, and its batches fill the window."""
     silent, living = ReplicaId("before.0"), ReplicaId("before.1")

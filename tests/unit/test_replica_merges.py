@@ -221,6 +221,30 @@ def test_where_audits_are_drawn_an_interval_begins_with_an_anchor_and_nothing_el
     assert batches.isdisjoint(core.view().lineage), "and is needed again"
 
 
+def test_who_has_a_delta_to_bring_does_not_ask_for_the_anchor_alone() -> None:
+    last = MINE.first(1)
+    core = anchored(THEIRS | (MINE - last), audited=True)
+    (made,) = of(mev.MakeDelta, out := learn(core, *last, limits.ANCHOR_S))
+    assert not of(mev.AskMerge, out), "the answer would take from it what it has just learned"
+    asks = of(mev.AskMerge, core.handle(mev.DeltaMade(limits.ANCHOR_S, made.sequence, made.batches)))
+    assert [item.sequence for item in asks] == [made.sequence]
+
+
+@pytest.mark.parametrize(("incarnation", "kept"), [(1, True), (2, False)])
+def test_an_anchor_asked_for_in_idle_times_does_not_take_what_was_learned_since(incarnation: int, kept: bool) -> None:
+    core = anchored(MINE, audited=True, merge_every=1)
+    (ask,) = of(mev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S)))
+    assert ask.sequence is None
+    core.handle(plan(Role.CONTRIBUTOR, shares=(Share(PRIMARY, 0.0), Share(ME, 1.0))))
+    learned = THEIRS.first(1)
+    (made,) = of(mev.MakeDelta, learn(core, *learned))
+    out = core.handle(mev.AnchorArrived(0.0, ask.ask, Peer(PRIMARY, incarnation), Verdict.ANCHOR, MINE, "anchor"))
+    out += core.handle(mev.DeltaMade(0.0, made.sequence, made.batches))
+    assert bool(of(mev.Rebase, out)) != kept, "only another incarnation's anchor is the beginning of everything"
+    assert [item.sequence for item in of(mev.AskMerge, out)] == [made.sequence] * kept
+    assert core.view().unmerged == learned
+
+
 # ---- a primary --------------------------------------------------------------------------------------------------------------------
 
 
