@@ -91,6 +91,8 @@ MAX_QUESTION_BYTES: Final = 16 * MIB
 """Of the tensors of one question, decoded."""
 MAX_QUESTION_HOPS: Final = 256
 MAX_QUESTION_TENSORS: Final = 16
+MAX_NEIGHBOURS: Final = 16
+"""Workers to which questions may soon go on, named in one message."""
 MAX_DRAFT: Final = 16
 """Tokens by which the first stage extends one question."""
 MAX_PROMPT_BYTES: Final = 64 * KIB

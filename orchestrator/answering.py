@@ -20,7 +20,9 @@ from orchestrator.infer_streams import InferStreams
 from orchestrator.questions import Question
 from orchestrator.routing import Avoid, Load, Table, Way, find_way
 from orchestrator.runtime import Shared
+from orchestrator.spares import Spares, onward
 from orchestrator.trying import Answer, Try, WayFailed
+from trust.delegation import VerifiedDelegation
 
 MAX_WAYS: Final = 16
 """Tried for one question, one after the other or side by side,"""
@@ -53,6 +55,7 @@ class Answering:
         self._shared, self._streams, self._workers, self._rng, self._figures = shared, streams, workers, rng, figures
         self._round_trips: dict[str, float] = {}
         self._asked: Counter[str] = Counter()
+        self._spares = Spares(shared.clock)
 
     async def answered(
         self, model: str, tables: Tables, question: Question, avoid: Avoid, first: tuple[Way, Question] | None = None
@@ -87,6 +90,7 @@ class Answering:
                     tried = running.pop(task)
                     failed = task.exception()
                     if failed is None:
+                        self._open_early(model, tried)
                         return Answered(tried, task.result(), num_ways)
                     if not isinstance(failed, WayFailed):
                         raise failed
@@ -147,8 +151,7 @@ class Answering:
         clock, began = self._shared.clock, self._shared.clock.monotonic()
         workers = {}
         for pnode_id in way.pnodes:
-            record = self._shared.inventory.nodes().get(pnode_id)
-            worker = self._workers.of(record) if record is not None else None
+            worker = self._worker_of(pnode_id)
             if worker is None:
                 raise WayFailed("its worker is not known any more", code="unreachable", pnode_id=pnode_id, is_gone=True)
             workers[pnode_id] = worker
@@ -162,6 +165,19 @@ class Answering:
             self._figures.took(model, way.exit, took_s)
         self._note_round_trips(way, max(0.0, took_s - answer.computed_s) / (len(way.pnodes) + 1))
         return answer
+
+    def _worker_of(self, pnode_id: str) -> VerifiedDelegation | None:
+        record = self._shared.inventory.nodes().get(pnode_id)
+        return self._workers.of(record) if record is not None else None
+
+    def _open_early(self, model: str, way: Way) -> None:
+        """So that the next way that is needed goes over connections that are open."""
+        if self._spares.is_due(model, way):
+            plan = onward(way)
+            workers = {pnode_id: worker for pnode_id in plan if (worker := self._worker_of(pnode_id)) is not None}
+            self._streams.open_early(
+                [(worker, [workers[other] for other in plan[pnode_id] if other in workers]) for pnode_id, worker in workers.items()]
+            )
 
     def _note_round_trips(self, way: Way, seconds: float) -> None:
         for pnode_id in way.pnodes:

@@ -1,6 +1,7 @@
 """Streams to workers over which questions go out and answers come in: one per worker, opened on first use and closed when nothing was asked for a while.
 
-A stream that breaks tells everybody who waits for that worker at once: a killed process costs no timeout.
+A stream that breaks tells everybody who waits for that worker at once: a killed process costs no timeout. Workers hear to whom questions will or may go on, so
+that all connections of a way are opened side by side, and those that may be needed next before they are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 
+from dcnr import limits
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.ports import Clock
 from dcnr.question_outbox import Outbox
@@ -20,11 +22,15 @@ from dcnr.rpc.connection import Connection
 from dcnr.v1 import vnode_pb2
 from trust.delegation import VerifiedDelegation
 
-DIAL_S: Final = 2.0
+DIAL_S: Final = 4.0
+"""A dial takes seven round trips; one over a link of 200 ms that loses a packet has to fit. Who is late meanwhile is not waited for alone (`answering`)."""
 RELAYED_DIAL_S: Final = 10.0
 """For a worker that is reached through a relay only."""
 IDLE_S: Final = 60.0
 TIDY_S: Final = 5.0
+SAID_S: Final = 20.0
+"""So long a worker that was told of another one keeps its connection surely (`pnode.infer_ways.IDLE_S`): it is not told again."""
+MAX_SAID: Final = 256
 MAX_STREAMS: Final = 512
 INFER: Final = "/dcnr.v1.VNodeService/Infer"
 
@@ -51,6 +57,8 @@ class InferStream:
         self._connection = connection
         self._outbox = Outbox()
         self._listeners: dict[bytes, Listener] = {}
+        self._said: dict[str, float] = {}
+        """By worker to which questions go on from there: when it was last told, or one did."""
 
     @property
     def is_used(self) -> bool:
@@ -71,6 +79,27 @@ class InferStream:
     def say(self, words: Words) -> None:
         """Queues a question. Raises Unavailable (``busy``) where too much waits already."""
         self._outbox.say(words)
+
+    @property
+    def certificate(self) -> bytes:
+        """Which the worker showed."""
+        return self._connection.certificate
+
+    def goes_on(self, neighbours: Sequence[tuple[VerifiedDelegation, bytes]], now: float) -> None:
+        """Questions go on from there to these workers, who are said to show such certificates: it is told of those that it may not be connected to."""
+        new = [
+            (worker, certificate) for worker, certificate in neighbours if now - self._said.get(worker.worker_id, -SAID_S) >= SAID_S
+        ]
+        self._said |= {worker.worker_id: now for worker, _ in neighbours}
+        while len(self._said) > MAX_SAID:
+            del self._said[next(iter(self._said))]
+        soon = [
+            vnode_pb2.InferNeighbour(delegation=worker.envelope, certificate=certificate)
+            for worker, certificate in new[: limits.MAX_NEIGHBOURS]
+        ]
+        if soon:
+            with contextlib.suppress(Unavailable):  # each opens it when it is needed, too
+                self._outbox.say(Words(vnode_pb2.InferMessage(soon=soon)))
 
     def cancel(self, question: bytes) -> None:
         """Tells the worker that nobody waits, or goes on with that session, if there is room to say so."""
@@ -157,6 +186,27 @@ class InferStreams:
         for stream in self._streams.values():
             if stream.pnode_id in pnode_ids and not stream.ended:
                 stream.cancel(session)
+
+    def goes_on(self, worker: VerifiedDelegation, others: Sequence[VerifiedDelegation]) -> None:
+        """Questions go on from there to the others: it opens connections to them, if it has none; nothing where no stream to it is open."""
+        stream = self.open_one(worker)
+        if stream is not None:
+            shown = [(other, found.certificate if (found := self.open_one(other)) else b"") for other in others]
+            stream.goes_on(shown, self._clock.monotonic())
+
+    def open_early(self, plan: Sequence[tuple[VerifiedDelegation, Sequence[VerifiedDelegation]]]) -> None:
+        """Opens the stream to the first of each, and has it connect to those to whom it may hand questions on, in the background and as far as it goes."""
+        if self._group is not None:
+            self._group.create_task(self._open_early(plan))
+
+    async def _open_early(self, plan: Sequence[tuple[VerifiedDelegation, Sequence[VerifiedDelegation]]]) -> None:
+        await asyncio.gather(*(self.opened(worker) for worker, _ in plan), return_exceptions=True)
+        now = self._clock.monotonic()
+        for worker, others in plan:
+            stream = self.open_one(worker)
+            if stream is not None:
+                stream.used_at = now
+                self.goes_on(worker, others)
 
     async def opened(self, worker: VerifiedDelegation) -> InferStream:
         """The stream to that worker. Raises Unavailable (``unreachable``, ``too_many_streams``), Refused, RemoteFault."""

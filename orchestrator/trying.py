@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from dcnr import tracing
@@ -73,6 +74,9 @@ class Try:
         opened: dict[str, InferStream] = {}
         try:
             await self._open(streams, workers, opened)
+            for before, after in pairwise(self.way.hops):
+                if before.pnode_id != after.pnode_id:
+                    streams.goes_on(workers[before.pnode_id], [workers[after.pnode_id]])
             first = opened[self.way.hops[0].pnode_id]
             words = self._words(network_id, model, caller, deadline_s)
             try:

@@ -23,7 +23,7 @@ from dcnr.tokens import drawing_of
 from dcnr.tracing import UNTRACED, Tracer
 from dcnr.v1 import vnode_pb2
 from pnode.infer_places import Computed, Place, Session, Wish
-from pnode.infer_streams import InferStream
+from pnode.infer_streams import SOON, InferStream
 from pnode.infer_ways import Route, Ways
 from pnode.infer_words import Arriving, Made, Travelling, check_request, failure_message
 from pnode.links import CallStream, Told
@@ -37,7 +37,7 @@ MAX_WAITING_BYTES: Final = 4 * limits.MAX_QUESTION_BYTES
 """Tensors of all questions that are not computed yet."""
 SHORTEST_S: Final = 0.001
 """Left for the rest of a way at least, as it is told: that time was up is noticed here."""
-HEARS: Final = frozenset({"request", "cancel"})
+HEARS: Final = frozenset({"request", "cancel", SOON})
 Find = Callable[[str, vnode_pb2.InferHop], Place]
 """Who computes that hop of a model here. Raises NotFound (``not_here``)."""
 Ended = Callable[[str, bytes], None]
@@ -148,7 +148,10 @@ class InferDesk:
             asked.arrived.exception()  # looked at, also where its time was up
 
     def heard(self, stream: InferStream, message: vnode_pb2.InferMessage) -> None:
-        """Nobody waits for a question, or goes on with a session, any more."""
+        """Nobody waits for a question, or goes on with a session, any more; or questions may soon go on to others."""
+        if message.WhichOneof("kind") is None:
+            self._soon(self._peers[stream], message.soon)
+            return
         question = message.cancel.id
         self._ended(self._peers[stream].node_id, question)
         stream.forget(question)
@@ -156,6 +159,18 @@ class InferDesk:
         if asked is not None:
             self._cancel(asked)
         self._ways.cancel(question, stream)
+
+    def _soon(self, peer: Peer, neighbours: Sequence[vnode_pb2.InferNeighbour]) -> None:
+        """Connections to them are opened, where an orchestrator says so and their delegations hold."""
+        if peer.pnode_id is not None:
+            return
+        for neighbour in neighbours[: limits.MAX_NEIGHBOURS]:
+            try:
+                worker = self._delegations.open(neighbour.delegation)
+            except DcnrError:
+                continue
+            if worker.worker_id != self._here.worker_id:
+                self._ways.open_early(worker, neighbour.certificate)
 
     def _accepted(self, request: vnode_pb2.InferRequest, peer: Peer, stream: InferStream) -> dict[str, TensorHeader]:
         """The headers of its tensors. Raises Unavailable (``busy``), Refused (``not_a_caller``), NotFound (``not_here``), RemoteFault."""

@@ -19,6 +19,7 @@ from pnode.exchange import Stream
 from pnode.infer_words import Arriving
 
 MAX_ARRIVING_BYTES: Final = 4 * limits.MAX_QUESTION_BYTES
+SOON: Final = "soon"
 
 
 class Listener(Protocol):
@@ -37,12 +38,14 @@ class Listener(Protocol):
         ...
 
     def heard(self, stream: InferStream, message: vnode_pb2.InferMessage) -> None:
-        """A failure, or that nobody waits any more."""
+        """A failure, that nobody waits any more, or to whom questions may soon go on."""
         ...
 
 
 class InferStream:
-    """Runs from `run` to the end of the stream. ``hears``: the kinds of messages that the other side may send besides chunks."""
+    """Runs from `run` to the end of the stream. ``hears``: the kinds of messages that the other side may send besides chunks; what it says of `SOON`
+    without being one who may is ignored, as older nodes do.
+    """
 
     def __init__(self, stream: Stream, listener: Listener, hears: frozenset[str]) -> None:
         self._stream, self._listener, self._hears = stream, listener, hears
@@ -89,6 +92,8 @@ class InferStream:
         match kind:
             case None:  # a sign of life, or how the other side begins
                 self._outbox.is_joining |= message.takes_several
+                if message.soon and SOON in self._hears:
+                    self._listener.heard(self, message)
             case _ if kind not in self._hears:
                 raise RemoteFault(f"this side of an Infer stream does not say {kind}", code="bad_message")
             case "request" | "answer":

@@ -1,4 +1,5 @@
-"""Questions on their way to the next worker: one stream to each, opened when it is needed, reused, closed when it was idle; a broken one says so at once.
+"""Questions on their way to the next worker: one stream to each, opened when it is needed or before, reused, closed when it was idle; a broken one says so
+at once.
 
 A route remembers whose question went over which stream until its answers have come back over it or its time is up: answers and failures from behind
 go back the way the question came, unless the worker behind has a stream of the caller's own.
@@ -15,6 +16,7 @@ from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
 from dcnr.question_wire import Words
+from dcnr.rpc.certificates import Certificates
 from dcnr.v1 import vnode_pb2
 from pnode.infer_streams import InferStream
 from pnode.infer_words import Arriving, check_answer, failure_message
@@ -25,6 +27,8 @@ MAX_WAYS: Final = 64
 """Workers to which a stream is open at once."""
 MAX_ROUTES: Final = 1024
 """Questions remembered per stream; the oldest give way, and their callers learn of a break by their deadline only."""
+MAX_EARLY: Final = 32
+"""Of these at most so many when one is opened before any question needs it."""
 IDLE_S: Final = 60.0
 """A stream without questions is closed after this time."""
 REVIEW_S: Final = 1.0
@@ -80,8 +84,8 @@ class _Way:
 class Ways:
     """All Infer streams that this worker opens."""
 
-    def __init__(self, clock: Clock, dial: Dial, told: Told) -> None:
-        self._clock, self._dial, self._told = clock, dial, told
+    def __init__(self, clock: Clock, dial: Dial, told: Told, certificates: Certificates) -> None:
+        self._clock, self._dial, self._told, self._certificates = clock, dial, told, certificates
         self._ways: dict[NodeId, _Way] = {}
         self._group: asyncio.TaskGroup | None = None
 
@@ -112,6 +116,18 @@ class Ways:
         except Unavailable as error:
             raise Unavailable(error.message, code="busy" if error.code == "busy" else "successor_unreachable") from error
         way.remember(route)
+
+    def open_early(self, worker: VerifiedDelegation, certificate: bytes) -> None:
+        """Questions may soon go on to that worker: its stream is opened now if there is room, and one that is open stays so for a while.
+
+        ``certificate``: which it is said to show, if anybody knows.
+        """
+        way = self._ways.get(worker.worker_id)
+        if way is not None:
+            way.used_s = self._clock.monotonic()
+        elif self._group is not None and len(self._ways) < MAX_EARLY:
+            self._certificates.told(worker.worker_id, certificate)
+            self._open(worker)
 
     def cancel(self, question: bytes, origin: object) -> None:
         """Nobody waits any more for that question, which came over that stream."""

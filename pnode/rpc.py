@@ -12,6 +12,7 @@ from dcnr.client import Known, Orchestrators
 from dcnr.errors import Unavailable
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
+from dcnr.rpc.certificates import Certificates
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.guard import peer_of
 from dcnr.rpc.server import RpcServer
@@ -72,6 +73,7 @@ class Outward:
 
     dial: Dial
     relays: Orchestrators
+    certificates: Certificates
 
 
 def outward(
@@ -81,4 +83,4 @@ def outward(
     """``relays``: those known now; ``near``, ``volunteers``: see `RelayDialer`."""
     dialer = Dialer(key, network_id, clock=clock, rng=secrets.token_bytes, delegation=delegation, own_connections=True)
     known = Orchestrators(dialer, relays)
-    return Outward(RelayDialer(dialer, known, near=near, volunteers=volunteers).connect, known)
+    return Outward(RelayDialer(dialer, known, near=near, volunteers=volunteers).connect, known, dialer.certificates)

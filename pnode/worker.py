@@ -124,7 +124,7 @@ class Worker:
         peers = PeerLinks(self._clock, random.Random(), self._executor, dial, self._lost, self._told)
         uplink = Uplink(self._clock)
         self._hub = LinkHub(self._clock, self._acting.pnode_id, peers, self._lost)
-        ways = Ways(self._clock, dial, self._told)
+        ways = Ways(self._clock, dial, self._told, out.certificates)
         tracer = started(self._tracing, "dcnr-worker", self._acting.pnode_id)
         self._job_traces = JobTraces(tracer, self._clock) if self._tracing.endpoint else None
         here = Here(self._acting.network_id, self._acting.pnode_id, self._key.node_id, tracer)

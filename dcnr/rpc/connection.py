@@ -21,6 +21,7 @@ from dcnr.rpc.guard import SESSION_METADATA
 from dcnr.v1 import identity_pb2, identity_pb2_grpc
 from trust.identity import NodeKey
 from trust.session import NONCE_BYTES, OpenedSession, RandomBytes, SessionOpening
+from trust.tls import certificate_sha256
 
 LOST_AFTER_S: Final = 10.0
 """A connection that could not be made again for so long is closed."""
@@ -45,7 +46,7 @@ class UnaryMethod(Protocol[_Request, _Response]):
 
 
 class Connection:
-    """Made by `dcnr.rpc.dialer.Dialer.connect`. Pass ``metadata`` to streaming calls; make unary calls by `call`."""
+    """Made by `dcnr.rpc.dialer.Dialer.connect`. Pass ``metadata`` to streaming calls; make unary calls by `call`. ``certificate``: the peer's, DER."""
 
     def __init__(
         self,
@@ -55,14 +56,14 @@ class Connection:
         network_id: str,
         peer_id: NodeId,
         address: str,
-        certificate_sha256: bytes,
+        certificate: bytes,
         clock: Clock,
         rng: RandomBytes,
         delegation: Callable[[], identity_pb2.Envelope | None],
     ) -> None:
-        self._channel, self.peer_id, self.address = channel, peer_id, address
+        self._channel, self.peer_id, self.address, self.certificate = channel, peer_id, address, certificate
         self._closed = asyncio.Event()
-        self._key, self._network_id, self._certificate = key, network_id, certificate_sha256
+        self._key, self._network_id = key, network_id
         self._clock, self._rng, self._delegation = clock, rng, delegation
         self._sessions = identity_pb2_grpc.SessionServiceStub(channel)
         self._session: OpenedSession | None = None
@@ -171,7 +172,9 @@ class Connection:
                 raise error_from_rpc(error) from error
 
     async def _open_session(self) -> OpenedSession:
-        opening = SessionOpening(self._key, self._network_id, self.peer_id, self._certificate, self._rng(NONCE_BYTES))
+        opening = SessionOpening(
+            self._key, self._network_id, self.peer_id, certificate_sha256(self.certificate), self._rng(NONCE_BYTES)
+        )
         asked_at, asked_wall = self._clock.monotonic(), self._clock.wall()
         challenge = await self._sessions.Challenge(
             identity_pb2.ChallengeRequest(client_nonce=opening.client_nonce), timeout=CONNECT_TIMEOUT_S

@@ -1,7 +1,7 @@
 """Connections to other nodes: whoever answers holds the wanted key, or nothing is sent; calls fail with typed errors.
 
-`Dialer.connect` fetches the certificate over TLS, compares its key's hash with the wanted id, opens a channel pinned to that certificate and proves
-the caller's own key. First contact without an id (`Dialer.join`) learns the id from the certificate.
+`Dialer.connect` fetches the certificate over TLS unless it is known already, compares its key's hash with the wanted id, opens a channel pinned to that
+certificate and proves the caller's own key. First contact without an id (`Dialer.join`) learns the id from the certificate.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, RemoteFault, 
 from dcnr.ids import NodeId, check_node_id
 from dcnr.limits import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S
 from dcnr.ports import Clock
+from dcnr.rpc.certificates import Certificates
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.errors import error_from_rpc
 from dcnr.rpc.options import channel_options
@@ -25,7 +26,7 @@ from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from trust.addresses import MAX_ADDRESSES, join_address, split_address
 from trust.identity import NodeKey
 from trust.session import RandomBytes
-from trust.tls import certificate_id, certificate_pem, certificate_sha256
+from trust.tls import certificate_id, certificate_pem
 
 _NO_DELEGATION: Final[Callable[[], identity_pb2.Envelope | None]] = lambda: None  # noqa: E731  a named default
 
@@ -33,7 +34,7 @@ _NO_DELEGATION: Final[Callable[[], identity_pb2.Envelope | None]] = lambda: None
 class Dialer:
     """Opens connections for the holder of ``key``. ``delegation``: the one in force, for workers; asked for at each session.
 
-    ``own_connections``: each `Connection` gets a TCP connection of its own, for bulk over several in parallel.
+    ``own_connections``: each `Connection` gets a TCP connection of its own, for bulk over several in parallel. ``certificates``: those that are known.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Dialer:
         rng: RandomBytes,
         delegation: Callable[[], identity_pb2.Envelope | None] = _NO_DELEGATION,
         own_connections: bool = False,
+        certificates: Certificates | None = None,
     ) -> None:
+        self.certificates = certificates or Certificates()
         self._key, self._network_id, self._clock, self._rng = key, network_id, clock, rng
         self._delegation, self._own_connections = delegation, own_connections
 
@@ -92,14 +95,25 @@ class Dialer:
             await channel.close(None)
 
     async def _connect_once(self, wanted: NodeId, address: str, own_connection: bool) -> Connection:
+        known = self.certificates.of(wanted)
+        if known is not None:
+            try:
+                return await self._pinned(wanted, address, known, own_connection)
+            except Unavailable as error:
+                if error.code != "unreachable":
+                    raise  # else nobody is there, or somebody else, or it shows another one by now: fetching it says which
         certificate, _ = await self._certificate_at(address, wanted)
+        self.certificates.shown(wanted, certificate)
+        return await self._pinned(wanted, address, certificate, own_connection)
+
+    async def _pinned(self, wanted: NodeId, address: str, certificate: bytes, own_connection: bool) -> Connection:
         connection = Connection(
             _channel(certificate, wanted, address, own_connection=own_connection),
             key=self._key,
             network_id=self._network_id,
             peer_id=wanted,
             address=address,
-            certificate_sha256=certificate_sha256(certificate),
+            certificate=certificate,
             clock=self._clock,
             rng=self._rng,
             delegation=self._delegation,
@@ -112,7 +126,7 @@ class Dialer:
         return connection
 
     async def _certificate_at(self, address: str, expected_id: str | None) -> tuple[bytes, NodeId]:
-        """The certificate (PEM) shown at ``address`` and the id of its key, which is ``expected_id`` if one is given."""
+        """The certificate (DER) shown at ``address`` and the id of its key, which is ``expected_id`` if one is given."""
         certificate = await fetch_certificate(address)
         try:
             got = certificate_id(certificate)
@@ -127,7 +141,7 @@ class Dialer:
                 got=got,
                 address=address,
             )
-        return certificate_pem(certificate), got
+        return certificate, got
 
 
 async def fetch_certificate(address: str) -> bytes:
@@ -150,8 +164,8 @@ async def fetch_certificate(address: str) -> bytes:
     return bytes(certificate)
 
 
-def _channel(certificate_pem_: bytes, peer_id: str, address: str, *, own_connection: bool) -> aio.Channel:
-    credentials = grpc.ssl_channel_credentials(root_certificates=certificate_pem_)
+def _channel(certificate: bytes, peer_id: str, address: str, *, own_connection: bool) -> aio.Channel:
+    credentials = grpc.ssl_channel_credentials(root_certificates=certificate_pem(certificate))
     return aio.secure_channel(
         join_address(*split_address(address)), credentials, options=channel_options(peer_id, own_connection=own_connection)
     )

@@ -472,6 +472,7 @@ class InferMessage(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     SEVERAL_FIELD_NUMBER: _builtins.int
     TAKES_SEVERAL_FIELD_NUMBER: _builtins.int
+    SOON_FIELD_NUMBER: _builtins.int
     takes_several: _builtins.bool
     """said once, alone, where a stream begins: the other side may send several messages as one"""
     @_builtins.property
@@ -498,6 +499,10 @@ class InferMessage(_message.Message):
     def several(self) -> Global___InferMessages:
         """only to who takes several"""
 
+    @_builtins.property
+    def soon(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferNeighbour]:
+        """alone, at most 16, only from orchestrators: questions may soon go on from here to these, so they are dialled now"""
+
     def __init__(
         self,
         *,
@@ -508,16 +513,45 @@ class InferMessage(_message.Message):
         cancel: Global___InferCancel | None = ...,
         several: Global___InferMessages | None = ...,
         takes_several: _builtins.bool = ...,
+        soon: _abc.Iterable[Global___InferNeighbour] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "request", b"request", "several", b"several"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "request", b"request", "several", b"several", "takes_several", b"takes_several"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "request", b"request", "several", b"several", "soon", b"soon", "takes_several", b"takes_several"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["request", "chunk", "answer", "failure", "cancel", "several"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___InferMessage: _TypeAlias = InferMessage  # noqa: Y015
+
+@_typing.final
+class InferNeighbour(_message.Message):
+    """A worker to which questions may go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELEGATION_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.bytes
+    """which it shows, DER; empty: who says this does not know it. Nobody is believed: it has to be one of the worker's key"""
+    @_builtins.property
+    def delegation(self) -> _identity_pb2.Envelope:
+        """its own, with its addresses"""
+
+    def __init__(
+        self,
+        *,
+        delegation: _identity_pb2.Envelope | None = ...,
+        certificate: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "delegation", b"delegation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InferNeighbour: _TypeAlias = InferNeighbour  # noqa: Y015
 
 @_typing.final
 class InferMessages(_message.Message):

@@ -81,6 +81,8 @@ class Town:
     def __init__(self, one: Served, key: NodeKey, shared: Shared, asking: Asking, runtime: ModelRuntime) -> None:
         self.one, self.key, self.shared, self.asking, self.runtime = one, key, shared, asking, runtime
         self.hosted: dict[str, tuple[DaemonEnd, tuple[str, ...]]] = {}
+        self.queued: dict[str, int] = {}
+        """By PNode whose seats report that so many questions wait."""
 
     async def seat(self, end: DaemonEnd, *vnodes: str) -> None:
         """These are served there, and reported."""
@@ -96,7 +98,7 @@ class Town:
             seats = [
                 orchestrator_pb2.SeatReport(
                     model=MODEL, vnode=vnode, state_digest=self.one.digest(vnode), ready=True, delegation=end.delegation,
-                    manifest_digest=MANIFEST,
+                    manifest_digest=MANIFEST, queued=self.queued.get(pnode_id, 0),
                 )
                 for vnode in vnodes
             ]  # fmt: skip

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from asking_rig import FULL, MANIFEST, MODEL, readout, refusal, town, until, values
 from collector_rig import Collector
 from infer_rig import BATCH, expected, samples, served
-from worker_rig import workers
+from worker_rig import DaemonEnd, workers
 
 from dcnr.errors import InvalidInput, NotFound, Unavailable
 from dcnr.graph import graph_digest, stages_of_graph
@@ -135,6 +136,31 @@ def test_a_worker_killed_with_the_question_costs_a_delay_and_a_lost_tail_is_said
             assert (shallow.exit, shallow.degraded, shallow.deepest) == ("a", True, "c")
             assert "b" in shallow.degraded_reason
             assert (await refusal(lambda: here.ask(asked, full_depth=True))).code == "depth_unavailable"
+
+    asyncio.run(scenario())
+
+
+def connected_to(end: DaemonEnd) -> set[int]:
+    """Ports to which that worker has connections."""
+    return {
+        found.raddr.port
+        for found in psutil.Process(end.process.pid).net_connections()
+        if found.status == psutil.CONN_ESTABLISHED and found.raddr
+    }
+
+
+def test_who_could_take_over_is_connected_to_before_it_has_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = served(tmp_path)
+    asked = samples()
+
+    async def scenario() -> None:
+        async with town(one, monkeypatch) as here, workers(tmp_path, 4) as (first, second, spare, last):
+            here.queued[spare.pnode_id] = 1000  # nobody asks it
+            for end, vnode in ((first, "a"), (second, "b"), (spare, "b"), (last, "c")):
+                await here.seat(end, vnode)
+            for _ in range(2):
+                assert (await here.ask(asked)).stages[1].pnode_id == second.pnode_id
+            await until(lambda: spare.hello.data_port in connected_to(first) and last.hello.data_port in connected_to(spare))
 
     asyncio.run(scenario())
 

@@ -1,4 +1,6 @@
-"""Goal: one stream to the next worker is reused, closed when it was idle, opened again, and says at once when it breaks; what nobody waits for is dropped."""
+"""Goal: one stream to the next worker is reused, closed when it was idle, opened again, and says at once when it breaks; what nobody waits for is dropped.
+Where an orchestrator says that questions may come it is opened before they do.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dcnr.question_tensors import tensor_message
 from dcnr.question_wire import Words
@@ -24,10 +27,12 @@ from pnode.infer_places import Computed, Wish
 from pnode.infer_reads import Asking, Reads
 from pnode.infer_ways import IDLE_S, Route, Ways
 from pnode.infer_words import Travelling
+from pnode.links import SERVICE
 from pnode.rpc import pnode_of
 from pnode.service import DataPlane
 from trust.delegation import VerifiedDelegation, make_delegation, open_delegation
 from trust.identity import NodeKey
+from trust.tls import self_signed_certificate
 
 NETWORK = "7" * 40
 CLOCK = SystemClock()
@@ -77,6 +82,7 @@ class Ends:
     server: RpcServer
     clock: Later
     dialled: list[str]
+    address: str
     back: list[vnode_pb2.InferMessage] = field(default_factory=list)
 
     async def ask(self) -> tuple[bytes, object]:
@@ -120,7 +126,7 @@ async def ends() -> AsyncIterator[Ends]:
         dialled.append(worker_id)
         return await dialer.connect(worker_id, addresses)
 
-    ways = Ways(clock, dial, told)
+    ways = Ways(clock, dial, told, dialer.certificates)
     here = Here(NETWORK, NODE.node_id, WORKER.node_id)
     desk = InferDesk(
         here, clock=CLOCK, executor=executor, find=lambda model, hop: echo, ways=ways, told=told, ended=lambda caller, session: None
@@ -134,7 +140,7 @@ async def ends() -> AsyncIterator[Ends]:
     await asyncio.sleep(0)
     try:
         worker = open_delegation(theirs, network_id=NETWORK, now_wall=now)
-        yield Ends(ways, worker, echo, server, clock, dialled)
+        yield Ends(ways, worker, echo, server, clock, dialled, f"127.0.0.1:{port}")
     finally:
         for task in running:
             task.cancel()
@@ -161,6 +167,67 @@ def test_a_stream_is_reused_closed_when_idle_and_opened_again() -> None:
             await both.ask()
             await eventually(lambda: len(both.back) == 3)
             assert len(both.dialled) == 2
+
+    asyncio.run(story())
+
+
+def near(pnode: NodeKey, worker: NodeKey, address: str = "127.0.0.1:1") -> vnode_pb2.InferNeighbour:
+    return vnode_pb2.InferNeighbour(delegation=make_delegation(pnode, NETWORK, worker.public_der, 1, [address], CLOCK.wall()))
+
+
+async def say_soon(dialer: Dialer, both: Ends, *neighbours: vnode_pb2.InferNeighbour) -> None:
+    """To the worker behind; a question that nobody takes is answered after it was heard."""
+    connection = await dialer.connect(WORKER.node_id, [both.address])
+    call: Any = connection.channel.stream_stream(f"/{SERVICE}/Infer")(metadata=connection.metadata)
+    await call.write(vnode_pb2.InferMessage(soon=neighbours).SerializeToString())
+    await call.write(vnode_pb2.InferMessage(request=vnode_pb2.InferRequest(id=bytes(16))).SerializeToString())
+    while vnode_pb2.InferMessage.FromString(await call.read()).WhichOneof("kind") != "failure":
+        pass
+    call.cancel()
+    await connection.close()
+
+
+def test_a_stream_that_is_opened_early_is_there_for_the_question_and_goes_when_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_fetch(address: str) -> bytes:
+        raise AssertionError("its certificate is known")
+
+    monkeypatch.setattr("dcnr.rpc.dialer.fetch_certificate", no_fetch)
+
+    async def story() -> None:
+        async with ends() as both:
+            both.ways.open_early(both.worker, self_signed_certificate(WORKER))
+            await eventually(lambda: any(way.opened.done() for way in both.ways._ways.values()))
+            await both.ask()
+            await eventually(lambda: len(both.back) == 1)
+            both.clock.ahead_s += IDLE_S - 1
+            both.ways.open_early(both.worker, b"")
+            both.clock.ahead_s += 2
+            both.ways._review(both.clock.monotonic())
+            assert both.ways._ways, "it was said again"
+            assert len(both.dialled) == 1
+            both.clock.ahead_s += IDLE_S
+            await eventually(lambda: not both.ways._ways)
+
+    asyncio.run(story())
+
+
+def test_orchestrators_alone_have_streams_opened_and_not_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with ends() as both:
+            first, mine = (
+                NodeKey.generate(),
+                make_delegation(OTHER_NODE, NETWORK, OTHER.public_der, 1, ["127.0.0.1:1"], CLOCK.wall()),
+            )
+            peer = Dialer(OTHER, NETWORK, clock=CLOCK, rng=secrets.token_bytes, delegation=lambda: mine)
+            await say_soon(peer, both, near(NODE, first))
+            assert both.dialled == []
+            caller = Dialer(CALLER, NETWORK, clock=CLOCK, rng=secrets.token_bytes)
+            unsigned = vnode_pb2.InferNeighbour(delegation=identity_pb2.Envelope(payload=b"none"))
+            await say_soon(caller, both, unsigned, near(NODE, WORKER), near(OTHER_NODE, first))
+            await eventually(lambda: both.dialled == [first.node_id])
+            monkeypatch.setattr("pnode.infer_ways.MAX_EARLY", 0)
+            await say_soon(caller, both, near(NODE, NodeKey.generate()))
+            assert both.dialled == [first.node_id]
 
     asyncio.run(story())
 

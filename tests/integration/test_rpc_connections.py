@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import time
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 from grpc import aio
 from rpc_rig import CLIENT, MALLORY, NETWORK, SERVER, House, connected, in_house, probe, until
 
+import dcnr.rpc.dialer
 from dcnr.errors import (
     InvalidInput,
     Refused,
+    RemoteFault,
     Stale,
     Unavailable,
 )
 from dcnr.rpc.errors import error_from_rpc
+from dcnr.rpc.server import RpcServer
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
+from trust.tls import certificate_id, self_signed_certificate
 
 
 def test_a_restart_of_the_server_costs_no_call_its_session() -> None:
@@ -98,6 +106,58 @@ def test_silent_and_absent_addresses_are_unavailable_in_bounded_time(monkeypatch
             connection = await house.dialer().connect(SERVER.node_id, [quiet, house.address])
             assert time.monotonic() - start < 5
             await connection.close()
+
+    in_house(scene)
+
+
+def another_certificate(key: NodeKey) -> bytes:
+    """Of the same key, as nobody shows it."""
+    shown = x509.load_pem_x509_certificate(self_signed_certificate(key))
+    builder = x509.CertificateBuilder(
+        shown.issuer, shown.subject, shown.public_key(), 1, shown.not_valid_before_utc, shown.not_valid_after_utc
+    )
+    return builder.sign(key.private_key, hashes.SHA256()).public_bytes(Encoding.DER)
+
+
+def test_a_certificate_is_fetched_once_and_again_only_where_another_one_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[str] = []
+    fetch = dcnr.rpc.dialer.fetch_certificate
+
+    async def counted(address: str) -> bytes:
+        fetched.append(address)
+        return await fetch(address)
+
+    monkeypatch.setattr("dcnr.rpc.dialer.fetch_certificate", counted)
+
+    async def scene(house: House) -> None:
+        shown = x509.load_pem_x509_certificate(self_signed_certificate(SERVER)).public_bytes(Encoding.DER)
+        for told, num_fetched in (
+            (b"", 1),
+            (shown, 0),
+            (another_certificate(SERVER), 1),
+            (another_certificate(CLIENT), 1),
+            (b"none", 1),
+        ):
+            fetched.clear()
+            dialer = house.dialer()
+            dialer.certificates.told(SERVER.node_id, told)
+            known = dialer.certificates.of(SERVER.node_id)
+            assert known is None or certificate_id(known) == SERVER.node_id, "never one of another key"
+            for _ in range(2):
+                async with connected(house, dialer) as connection:
+                    assert await probe(connection)
+                    assert connection.certificate == shown
+            assert len(fetched) == num_fetched
+        dialer.certificates.told(SERVER.node_id, another_certificate(SERVER))
+        async with connected(house, dialer):
+            assert len(fetched) == num_fetched, "what was seen counts for more than what is said"
+
+        impostor = RpcServer(MALLORY, NETWORK, clock=house.clock, rng=secrets.token_bytes)
+        port = await impostor.start("127.0.0.1", 0)
+        with pytest.raises(RemoteFault) as raised:
+            await dialer.connect(SERVER.node_id, [f"127.0.0.1:{port}"])
+        assert raised.value.code == "wrong_identity"
+        await impostor.stop(0)
 
     in_house(scene)
 

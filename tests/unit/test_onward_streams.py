@@ -1,0 +1,51 @@
+"""Goal: a worker hears once to whom questions go on from there, with the certificate that is known of them, and again when its connection may have ended."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from dcnr import limits
+from dcnr.v1 import vnode_pb2
+from orchestrator.infer_streams import MAX_SAID, SAID_S, InferStream
+from trust.delegation import VerifiedDelegation, make_delegation, open_delegation
+from trust.identity import NodeKey
+
+NETWORK = "7" * 40
+PNODE = NodeKey.generate()
+
+
+def worker() -> VerifiedDelegation:
+    made = make_delegation(PNODE, NETWORK, NodeKey.generate().public_der, 1, ["127.0.0.1:1"], 1000.0)
+    return open_delegation(made, network_id=NETWORK, now_wall=1000.0)
+
+
+def said(stream: InferStream) -> list[vnode_pb2.InferMessage]:
+    """And takes it away."""
+    found = [words.message for words in stream._outbox._unsent]
+    stream._outbox._unsent.clear()
+    return found
+
+
+def test_it_is_said_once_and_again_only_when_nothing_went_there_for_a_while() -> None:
+    connection: Any = SimpleNamespace(certificate=b"its own")
+    stream, one, other = InferStream("p", connection, 0.0), worker(), worker()
+    stream.goes_on([(one, b"shown"), (other, b"")], 0.0)
+    (message,) = said(stream)
+    assert message.WhichOneof("kind") is None, "older nodes take it for a sign of life"
+    assert [(near.delegation, near.certificate) for near in message.soon] == [(one.envelope, b"shown"), (other.envelope, b"")]
+    stream.goes_on([(one, b"shown")], SAID_S - 1)
+    assert not said(stream)
+    stream.goes_on([(one, b"shown"), (other, b"")], SAID_S + 1)
+    (message,) = said(stream)
+    assert [near.delegation for near in message.soon] == [other.envelope], "questions went on to the first one meanwhile"
+
+
+def test_what_is_said_and_remembered_is_bounded() -> None:
+    connection: Any = SimpleNamespace(certificate=b"")
+    stream, many = InferStream("p", connection, 0.0), [(worker(), b"") for _ in range(limits.MAX_NEIGHBOURS + 1)]
+    stream.goes_on(many, 0.0)
+    assert [len(message.soon) for message in said(stream)] == [limits.MAX_NEIGHBOURS]
+    for _ in range(MAX_SAID):
+        stream.goes_on([(worker(), b"")], 0.0)
+    assert len(stream._said) == MAX_SAID
