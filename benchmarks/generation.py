@@ -8,7 +8,7 @@ Prompts are bytes of the held-out files, from places evenly spread. Each is gone
 write the same text. Rates count from a text's first part on, so the opening of connections is not in them.
 
 For the killed stage a text is written plainly; after some parts the PNode of a middle stage of the newest part gets SIGKILL. The pause is the longest time
-between two parts, less the median. Which connections are open between the others is what the texts before left.
+between two parts, less the median. By then the connections of who could take over are open, as the network opens them by itself.
 """
 
 from __future__ import annotations

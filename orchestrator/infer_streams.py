@@ -32,6 +32,8 @@ SAID_S: Final = 20.0
 """So long a worker that was told of another one keeps its connection surely (`pnode.infer_ways.IDLE_S`): it is not told again."""
 MAX_SAID: Final = 256
 MAX_STREAMS: Final = 512
+MAX_EARLY: Final = 256
+"""Of these at most so many when some are opened before any question needs them."""
 INFER: Final = "/dcnr.v1.VNodeService/Infer"
 
 Dial = Callable[[str, Sequence[str]], Awaitable[Connection]]
@@ -200,7 +202,9 @@ class InferStreams:
             self._group.create_task(self._open_early(plan))
 
     async def _open_early(self, plan: Sequence[tuple[VerifiedDelegation, Sequence[VerifiedDelegation]]]) -> None:
-        await asyncio.gather(*(self.opened(worker) for worker, _ in plan), return_exceptions=True)
+        missing = [worker for worker, _ in plan if self.open_one(worker) is None]
+        room = max(0, MAX_EARLY - len(self._streams))
+        await asyncio.gather(*(self.opened(worker) for worker in missing[:room]), return_exceptions=True)
         now = self._clock.monotonic()
         for worker, others in plan:
             stream = self.open_one(worker)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from dcnr import limits
+from dcnr.errors import Unavailable
+from dcnr.system import SystemClock
 from dcnr.v1 import vnode_pb2
-from orchestrator.infer_streams import MAX_SAID, SAID_S, InferStream
+from orchestrator.infer_streams import MAX_EARLY, MAX_SAID, SAID_S, InferStream, InferStreams
 from trust.delegation import VerifiedDelegation, make_delegation, open_delegation
 from trust.identity import NodeKey
 
@@ -49,3 +53,22 @@ def test_what_is_said_and_remembered_is_bounded() -> None:
     for _ in range(MAX_SAID):
         stream.goes_on([(worker(), b"")], 0.0)
     assert len(stream._said) == MAX_SAID
+
+
+def test_streams_that_no_question_needs_yet_leave_room_for_those_that_one_does() -> None:
+    dialled: list[str] = []
+
+    async def dial(worker_id: str, addresses: Sequence[str]) -> Any:
+        dialled.append(worker_id)
+        raise Unavailable("nobody is there", code="unreachable")
+
+    async def story() -> None:
+        streams = InferStreams(dial, SystemClock())
+        running = asyncio.create_task(streams.run())
+        await asyncio.sleep(0)
+        await streams._open_early([(worker(), ()) for _ in range(MAX_EARLY + 1)])
+        assert len(dialled) == MAX_EARLY
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(story())
