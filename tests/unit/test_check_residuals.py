@@ -52,6 +52,20 @@ def test_zeros_are_a_lie_unless_they_are_the_truth() -> None:
     assert residuals.value_residual(zeros, values(1, 3, 4), 0.0) == math.inf
 
 
+@pytest.mark.parametrize("factor", [1e-30, 1e-18, 1.0, 1e17, 1e30])
+@pytest.mark.parametrize("shape", [(1,), (37, 130), (5, 1024), (3, 0)])
+def test_a_norm_is_that_of_float64_whatever_float32_has_room_for(factor: float, shape: tuple[int, ...]) -> None:
+    found = values(1, *shape) * np.float32(factor)
+    assert residuals.norm(found) == pytest.approx(math.sqrt(float(np.square(found.astype(np.float64)).sum())), rel=1e-6, abs=0.0)
+
+
+@pytest.mark.parametrize("wrong", [np.inf, np.nan])
+def test_a_norm_of_what_is_not_finite_is_not_finite(wrong: float) -> None:
+    found = values(1, 2, 1024)
+    found[1, 5] = wrong
+    assert not math.isfinite(residuals.norm(found))
+
+
 @pytest.mark.parametrize("wrong", [np.zeros((3, 5), np.float32), np.zeros((3, 4), np.int64), np.full((3, 4), np.nan, np.float32)])
 def test_other_shapes_kinds_and_no_numbers_are_infinitely_far(wrong: Array) -> None:
     found = values(1, 3, 4)

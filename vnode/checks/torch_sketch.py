@@ -41,6 +41,8 @@ class _Claimed(nn.Module):
         self.register_parameter("bias", bias)
         self._kind, self._shape = kind, weight.shape
         self.output: Tensor = torch.empty(0)
+        self.size = 0.0
+        """The rms of what is claimed."""
         self.input: Tensor = torch.empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -169,14 +171,16 @@ class Sketch:
     def _fits(self, step: ClaimedStep) -> bool:
         """Whether everything claimed is there, in the size of the inputs, and finite."""
         gradients = step.mode is Mode.TRAIN
-        return all(
-            (claim := step.maps.get(item.name)) is not None
-            and claim.output.dtype.name == "float32"
-            and claim.output.size > 0
-            and residuals.rms(claim.output) < math.inf
-            and (item.inward is None or not gradients or claim.input_gradient is not None)
-            for item in self._maps
-        )
+        for item in self._maps:
+            claim = step.maps.get(item.name)
+            if claim is None or claim.output.dtype.name != "float32" or claim.output.size == 0:
+                return False
+            if item.inward is not None and gradients and claim.input_gradient is None:
+                return False
+            item.claimed.size = residuals.rms(claim.output)
+            if not item.claimed.size < math.inf:
+                return False
+        return True
 
     def _step(self, index: int, step: ClaimedStep, updates: int, tolerances: Tolerances) -> Iterator[Comparison]:
         module = self._module
@@ -218,7 +222,7 @@ class Sketch:
             if bias is not None:
                 shift = item.outward.take(bias, 0)
                 theirs = theirs - (shift if channel == -1 else shift.view(-1, 1, 1))
-            return residuals.value_residual(theirs.numpy(), mine.numpy(), residuals.rms(z.numpy()) * item.outward.scale)
+            return residuals.value_residual(theirs.numpy(), mine.numpy(), item.claimed.size * item.outward.scale)
 
     def _learn(
         self, index: int, step: ClaimedStep, loss: Tensor, lr: float, updates: int, tolerances: Tolerances
@@ -235,10 +239,11 @@ class Sketch:
             total = loss + sum((item.claimed.input * given).sum() for item, given in zip(inner, passed_on, strict=True))
         made = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
         gradients = {f"w/{name}": value for name, value in zip(own, made[len(self._maps) :], strict=True)}
+        claimed = {item.name: given for item, given in zip(inner, passed_on, strict=True)}
         for item, gradient in zip(self._maps, made, strict=False):
             gradients.update(self._map_gradients(item, gradient))
             if item.inward is not None:
-                given = torch.tensor(step.maps[item.name].input_gradient)
+                given = claimed[item.name] if item.name in claimed else torch.tensor(step.maps[item.name].input_gradient)
                 yield tolerances.comparison(index, "input_gradient", self._backward_residual(item, gradient, given), item.name)
         names = sorted(gradients)
         slots = {slot: [self._values[f"o/{name[2:]}/{slot}"] for name in names] for slot in self._slot_names}
