@@ -212,6 +212,19 @@ def test_a_batch_that_overflows_is_skipped_whole(name: str) -> None:
     assert compute.snapshot(info) == before
 
 
+@pytest.mark.parametrize("wrong", [[np.nan], [np.inf], [-np.inf], [np.inf, -np.inf]])
+def test_one_value_that_is_not_finite_is_refused_and_large_ones_are_not(wrong: list[float]) -> None:
+    stage = STAGES["vector"]
+    compute, _ = fresh(stage)
+    x, _ = batch_of(stage, 0)
+    large = np.full_like(x, 3e38)  # their sum is not finite
+    compute.forward(0, [large], Mode.INFER)
+    large.reshape(-1)[-len(wrong) :] = wrong
+    with pytest.raises(RemoteFault) as caught:
+        compute.forward(0, [large], Mode.INFER)
+    assert caught.value.code == "not_finite"
+
+
 def test_nothing_computes_before_restore() -> None:
     stage = STAGES["vector"]
     compute = TorchCompute(stage, REGISTRY, num_batches=NUM_BATCHES, seed=0)
