@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +24,8 @@ Array = NDArray[Any]
 Payload = bytes | bytearray | memoryview
 
 _HEX64: Final = re.compile(r"[0-9a-f]{64}")
+_NAMES: Final = {dtype: name for name, dtype in codecs.NUMPY_DTYPES.items()}
+"""numpy puts the name of a dtype together anew each time that it is asked."""
 _MAGNITUDE_VALUES: Final = 1 << 16
 """Values looked at together: they stay in the processor's cache."""
 
@@ -92,7 +94,8 @@ def _prepared(array: Array, codec: str) -> tuple[TensorHeader, Array]:
 
 def _digested(header: TensorHeader, encoded: NDArray[np.uint8], *, is_view: bool = False) -> EncodedTensor:
     payload = encoded.data.toreadonly()
-    return EncodedTensor(replace(header, digest=tensor_digest(payload)), payload, is_view)
+    digested = TensorHeader(header.dtype, header.shape, header.codec, header.encoded_bytes, tensor_digest(payload))
+    return EncodedTensor(digested, payload, is_view)
 
 
 def decode(header: TensorHeader, payload: Payload) -> Array:
@@ -227,7 +230,7 @@ class TensorAssembler:
         """The complete tensor, still encoded (as spools and evidence keep it). Raises Corrupt if short or not as its digest says."""
         if self.missing_bytes:
             raise Corrupt(f"{self.missing_bytes} bytes are missing", code="tensor_short")
-        if self._hash.hexdigest() != self.header.digest:
+        if not self._finished and self._hash.hexdigest() != self.header.digest:
             raise Corrupt("tensor bytes do not match their digest", code="tensor_digest", digest=self.header.digest)
         self._finished = True
         return EncodedTensor(self.header, self._buffer.data.toreadonly())
@@ -254,6 +257,9 @@ def _decode_checked(header: TensorHeader, payload: NDArray[np.uint8]) -> Array:
 
 
 def _dtype_name(array: Array) -> str:
+    known = _NAMES.get(array.dtype)
+    if known is not None:
+        return known
     name = array.dtype.name
     if name not in codecs.NUMPY_DTYPES:
         raise InvalidInput(f"dtype {name} does not travel", code="bad_tensor", remedy=f"use {', '.join(codecs.NUMPY_DTYPES)}")

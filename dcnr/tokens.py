@@ -73,6 +73,8 @@ LIKELIEST: Final = Drawing()
 
 def drawing_of(message: common_pb2.Drawing) -> Drawing:
     """What a message says; an empty one: the likeliest. Raises InvalidInput (``bad_generation``)."""
+    if not message.ByteSize():
+        return LIKELIEST
     choice = Choice(message.temperature, message.top_p or 1.0, message.seed)
     choice.check()
     return Drawing(choice, message.place)

@@ -21,9 +21,11 @@ def varint(number: int) -> bytes:
 
 def read_size(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """The number there and where the next byte is. Raises Corrupt (``malformed_message``) for one of more than 28 bits, and at the end."""
-    number = 0
-    for index, byte in enumerate(data[at : at + MAX_SIZE_BYTES]):
-        number |= (byte & 0x7F) << (7 * index)
+    number, shift = 0, 0
+    for end in range(at, min(at + MAX_SIZE_BYTES, len(data))):
+        byte = data[end]
+        number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number, at + index + 1
+            return number, end + 1
+        shift += 7
     raise Corrupt("a size that is none", code="malformed_message")

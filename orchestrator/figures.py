@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import Final
 
 from dcnr.v1 import orchestrator_pb2
@@ -13,6 +14,15 @@ MAX_EXITS: Final = 256
 MAX_CODES: Final = 64
 
 
+@dataclass(slots=True)
+class _Ways:
+    """What ways of one depth took, and the percentile of that as of ``num_new`` of them ago."""
+
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    p95_s: float = 0.0
+    num_new: int = 0
+
+
 class Figures:
     """See the module."""
 
@@ -21,7 +31,7 @@ class Figures:
         self.num_compared = self.num_differing = self.num_continued = self.num_replays = 0
         self._failed: Counter[str] = Counter()
         self._all: deque[float] = deque(maxlen=KEPT)
-        self._by_exit: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
+        self._by_exit: OrderedDict[tuple[str, str], _Ways] = OrderedDict()
 
     def answered(self, seconds: float, *, degraded: bool) -> None:
         """One question was answered."""
@@ -31,7 +41,9 @@ class Figures:
 
     def took(self, model: str, exit_: str, seconds: float) -> None:
         """One way of that depth took so long."""
-        self._by_exit.setdefault((model, exit_), deque(maxlen=KEPT)).append(seconds)
+        ways = self._by_exit.setdefault((model, exit_), _Ways())
+        ways.seconds.append(seconds)
+        ways.num_new += 1
         self._by_exit.move_to_end((model, exit_))
         while len(self._by_exit) > MAX_EXITS:
             self._by_exit.popitem(last=False)
@@ -42,8 +54,13 @@ class Figures:
             self._failed[code] += 1
 
     def p95_s(self, model: str, exit_: str) -> float:
-        """Of ways to that exit; 0 where none was measured."""
-        return percentile(self._by_exit.get((model, exit_), ()), 0.95)
+        """Of ways to that exit, but for the newest sixteenth of them; 0 where none was measured."""
+        ways = self._by_exit.get((model, exit_))
+        if ways is None:
+            return 0.0
+        if ways.num_new > len(ways.seconds) // 16:
+            ways.p95_s, ways.num_new = percentile(ways.seconds, 0.95), 0
+        return ways.p95_s
 
     def view(self) -> orchestrator_pb2.ServingFigures:
         """As GetStatus shows them."""
@@ -54,7 +71,7 @@ class Figures:
         )  # fmt: skip
 
 
-def percentile(values: deque[float] | tuple[()], share: float) -> float:
+def percentile(values: deque[float], share: float) -> float:
     """The value below which that share lies; 0 of none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -7,6 +7,7 @@ began. Consecutive hops of one worker hand tensors over as they are.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -79,6 +80,9 @@ class InferDesk:
         self._callers: frozenset[str] = frozenset()
         self._peers: dict[InferStream, Peer] = {}
         self._asked: dict[tuple[InferStream, bytes], _Asked] = {}
+        self._num_bytes = 0
+        """Of all in ``_asked``; and how many of them came through whom:"""
+        self._through: Counter[str] = Counter()
         self._group: asyncio.TaskGroup | None = None
         self.num_computed = 0
         """Questions of which a part was computed here."""
@@ -130,6 +134,8 @@ class InferDesk:
             asyncio.get_running_loop().create_future(), request.hops[0].vnode, self._here.pnode_id,
         )  # fmt: skip
         self._asked[stream, request.id] = asked
+        self._num_bytes += asked.num_bytes
+        self._through[peer.node_id] += 1
         asked.task = group.create_task(self._life(asked))
         asked.task.add_done_callback(lambda done: self._over(asked))
         return arriving
@@ -174,8 +180,9 @@ class InferDesk:
 
     def _accepted(self, request: vnode_pb2.InferRequest, peer: Peer, stream: InferStream) -> dict[str, TensorHeader]:
         """The headers of its tensors. Raises Unavailable (``busy``), Refused (``not_a_caller``), NotFound (``not_here``), RemoteFault."""
-        through = sum(one.peer.node_id == peer.node_id for one in self._asked.values())
-        if len(self._asked) >= limits.MAX_QUESTIONS or (peer.pnode_id is not None and through >= MAX_OF_A_WORKER):
+        if len(self._asked) >= limits.MAX_QUESTIONS or (
+            peer.pnode_id is not None and self._through[peer.node_id] >= MAX_OF_A_WORKER
+        ):
             raise Unavailable(f"{len(self._asked)} questions wait here already", code="busy")
         headers = check_request(request, self._here.network_id)
         if request.caller not in self._callers or (peer.pnode_id is None and request.caller != peer.node_id):
@@ -183,7 +190,7 @@ class InferDesk:
         if (stream, request.id) in self._asked:
             raise RemoteFault("this question is being answered already", code="bad_question")
         num_bytes = sum(header.encoded_bytes for header in headers.values())
-        if sum(one.num_bytes for one in self._asked.values()) + num_bytes > MAX_WAITING_BYTES:
+        if self._num_bytes + num_bytes > MAX_WAITING_BYTES:
             raise Unavailable(f"more than {MAX_WAITING_BYTES} bytes of questions wait here", code="busy")
         self._find(request.model, request.hops[0]).asking.check(headers)
         return headers
@@ -219,6 +226,10 @@ class InferDesk:
         if self._asked.get((asked.stream, asked.request.id)) is asked:
             asked.stream.forget(asked.request.id)
             del self._asked[asked.stream, asked.request.id]
+            self._num_bytes -= asked.num_bytes
+            self._through[asked.peer.node_id] -= 1
+            if not self._through[asked.peer.node_id]:
+                del self._through[asked.peer.node_id]
 
     async def _work(self, asked: _Asked, tensors: dict[str, Travelling]) -> None:
         """Computes the hops that are here, and hands the rest on."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from dcnr.errors import InvariantBroken
 from dcnr.ports import Clock
 from pnode.infer_places import Computed, Wish, infer, last_places
 from pnode.infer_words import Travelling
-from pnode.outbox import as_array
+from pnode.outbox import as_array, is_at_hand
 from vnode.compute import Compute
 from vnode.vocabulary import Mode
 
@@ -28,11 +29,18 @@ class Waiting:
     inputs: Sequence[Travelling]
     wish: Wish
     found: Computed | Exception | None = None
+    num_samples: int = field(init=False)
+    """Of each of its tensors; 0 for what has no samples, which is refused when it is computed."""
+    _kind: tuple[object, ...] | None = field(init=False)
+    """Equal for questions that one call may compute; None for one that is computed alone."""
 
-    @property
-    def num_samples(self) -> int:
-        """Of each of its tensors; 0 for what has no samples, which is refused when it is computed."""
-        return next(iter(self.inputs[0].layout[1]), 0)
+    def __post_init__(self) -> None:
+        layouts = [tensor.layout for tensor in self.inputs]
+        self.num_samples = next(iter(layouts[0][1]), 0)
+        # with tensors of several lengths it would push those behind it out of their rows
+        is_even = all(shape[:1] == (self.num_samples,) for _, shape in layouts)
+        kinds = tuple((dtype, shape[1:]) for dtype, shape in layouts)
+        self._kind = (self.wish.answers, kinds) if is_even and not self.wish.is_alone else None
 
     def result(self) -> Computed:
         """What was computed. Raises what went wrong."""
@@ -44,14 +52,7 @@ class Waiting:
 
     def fits(self, other: Waiting) -> bool:
         """Whether one call may compute both."""
-        if self.wish.is_alone or other.wish.is_alone or self.wish.answers != other.wish.answers:
-            return False
-        return self._is_even and other._is_even and _kinds(self) == _kinds(other)
-
-    @property
-    def _is_even(self) -> bool:
-        """Whether its tensors have as many samples each: else it would push those behind it out of their rows."""
-        return all(tensor.layout[1][:1] == (self.num_samples,) for tensor in self.inputs)
+        return self._kind is not None and self._kind == other._kind
 
 
 class Together:
@@ -123,6 +124,7 @@ class Together:
             brought = [[as_array(tensor.values()) for tensor in one.inputs] for one in group]
             output = self._compute.forward(0, [np.concatenate(parts) for parts in zip(*brought, strict=True)], Mode.INFER).output
             readout = self._compute.readout(output) if group[0].wish.answers else None
+            output, readout = _to_be_cut(output), _to_be_cut(readout)
             if len(output) != sum(one.num_samples for one in group):
                 return list(group)
             seconds = self._clock.monotonic() - began_s
@@ -138,6 +140,6 @@ class Together:
         return []
 
 
-def _kinds(one: Waiting) -> list[tuple[str, tuple[int, ...]]]:
-    """Of each of its tensors the dtype, and the shape of a sample."""
-    return [(dtype, shape[1:]) for dtype, shape in (tensor.layout for tensor in one.inputs)]
+def _to_be_cut(tensor: Any) -> Any:
+    """The same; as an array where that costs nothing, since cutting those is cheaper."""
+    return as_array(tensor) if is_at_hand(tensor) else tensor

@@ -14,10 +14,11 @@ from dcnr.question_tensors import header_of
 from dcnr.question_wire import ID_BYTES
 from dcnr.tensor import EncodedTensor, Payload, TensorAssembler, TensorHeader, check_header, encode_final
 from dcnr.tokens import drawing_of
-from dcnr.v1 import vnode_pb2
+from dcnr.v1 import common_pb2, vnode_pb2
 from pnode.outbox import QUICK_BYTES, as_array, is_at_hand
 from trust.delegation import MAX_DELEGATION_BYTES
 
+_HOP_CODECS: Final = frozenset(("", *codecs.CODECS))
 MAX_TEXT: Final = 200
 """Characters of a failure's message."""
 
@@ -149,33 +150,34 @@ class Arriving:
 
 def check_request(request: vnode_pb2.InferRequest, network_id: str) -> dict[str, TensorHeader]:
     """The headers of a question's tensors, by name. Raises RemoteFault (``bad_question``, ``bad_shape``)."""
+    if request.network_id != network_id:
+        raise _bad("a question of another network")
+    hops = request.hops[: limits.MAX_QUESTION_HOPS + 1]
     try:
         check_name(request.model)
         check_node_id(request.caller)
-        for hop in request.hops[: limits.MAX_QUESTION_HOPS + 1]:
-            check_name(hop.vnode)
+        names = {check_name(hop.vnode) for hop in hops}
+        drawing_of(hops[0].drawing if hops else common_pb2.Drawing())
     except DcnrError as error:
         raise _bad(error.message) from error
-    names = [hop.vnode for hop in request.hops]
-    if request.network_id != network_id:
-        raise _bad("a question of another network")
-    if not 0 < len(names) <= limits.MAX_QUESTION_HOPS or len(set(names)) != len(names) or not request.hops[-1].answers:
+    if not 0 < len(hops) <= limits.MAX_QUESTION_HOPS or len(names) != len(hops) or not hops[-1].answers:
         raise _bad(f"a way has 1 to {limits.MAX_QUESTION_HOPS} hops, each once, and the last one answers")
-    if any(bool(hop.replica) is bool(hop.state_digest) for hop in request.hops):
-        raise _bad("a hop names either a replica or a state")
-    if any(hop.draft > (0 if number else limits.MAX_DRAFT) for number, hop in enumerate(request.hops)):
-        raise _bad(f"only the first hop drafts, at most {limits.MAX_DRAFT} tokens")
-    try:
-        drawing_of(request.hops[0].drawing)
-    except InvalidInput as error:
-        raise _bad(error.message) from error
+    for number, hop in enumerate(hops):
+        _check_hop(hop, 0 if number else limits.MAX_DRAFT)
     _check_session(request)
-    if any(hop.codec not in ("", *codecs.CODECS) or hop.delegation.ByteSize() > MAX_DELEGATION_BYTES for hop in request.hops):
-        raise _bad("a hop without a known codec, or with too large a delegation")
     if not (math.isfinite(request.deadline_s) and 0 < request.deadline_s <= limits.MAX_QUESTION_S):
         raise _bad(f"a deadline of {request.deadline_s} s; at most {limits.MAX_QUESTION_S:g}")
     _check_timings(request.timings)
     return _headers(request.tensors)
+
+
+def _check_hop(hop: vnode_pb2.InferHop, most_drafts: int) -> None:
+    if bool(hop.replica) is bool(hop.state_digest):
+        raise _bad("a hop names either a replica or a state")
+    if hop.draft > most_drafts:
+        raise _bad(f"only the first hop drafts, at most {limits.MAX_DRAFT} tokens")
+    if hop.codec not in _HOP_CODECS or hop.delegation.ByteSize() > MAX_DELEGATION_BYTES:
+        raise _bad("a hop without a known codec, or with too large a delegation")
 
 
 def check_answer(answer: vnode_pb2.InferAnswer) -> dict[str, TensorHeader]:
