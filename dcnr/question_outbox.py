@@ -35,10 +35,14 @@ class Outbox:
         self._beats = 0
         self._news = asyncio.Event()
 
-    def say(self, words: Words) -> None:
-        """Queues something whole. Raises Unavailable (``busy``): the other side takes too little."""
+    def check_room(self, words: Words) -> None:
+        """Raises Unavailable (``busy``): the other side takes too little for this to be queued now."""
         if self._unsent and (self._unsent_bytes + words.num_bytes > MAX_UNSENT_BYTES or len(self._unsent) >= MAX_UNSENT):
             raise Unavailable("the other side takes too little", code="busy")
+
+    def say(self, words: Words) -> None:
+        """Queues something whole. Raises as `check_room`."""
+        self.check_room(words)
         self._unsent.append(words)
         self._unsent_bytes += words.num_bytes
         self._news.set()

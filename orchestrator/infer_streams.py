@@ -20,6 +20,7 @@ from dcnr.question_outbox import Outbox
 from dcnr.question_wire import Chunk, Heard, Words, read_messages
 from dcnr.rpc.connection import Connection
 from dcnr.v1 import vnode_pb2
+from orchestrator.company import Company, Fits
 from trust.delegation import VerifiedDelegation
 
 DIAL_S: Final = 4.0
@@ -54,13 +55,15 @@ class Listener(Protocol):
 class InferStream:
     """To one worker."""
 
-    def __init__(self, pnode_id: str, connection: Connection, now: float) -> None:
-        self.pnode_id, self.used_at, self.ended = pnode_id, now, False
-        self._connection = connection
+    def __init__(self, pnode_id: str, connection: Connection, clock: Clock) -> None:
+        self.pnode_id, self.used_at, self.ended = pnode_id, clock.monotonic(), False
+        self._connection, self._clock = connection, clock
         self._outbox = Outbox()
         self._listeners: dict[bytes, Listener] = {}
         self._said: dict[str, float] = {}
         """By worker to which questions go on from there: when it was last told, or one did."""
+        self._company: Company[Words] = Company()
+        self._later: asyncio.TimerHandle | None = None
 
     @property
     def is_used(self) -> bool:
@@ -77,10 +80,15 @@ class InferStream:
         """Nobody waits for it any more."""
         self._listeners.pop(question, None)
         self.used_at = now
+        self._send(self._company.over(question, self._clock.monotonic()))
 
-    def say(self, words: Words) -> None:
-        """Queues a question. Raises Unavailable (``busy``) where too much waits already."""
-        self._outbox.say(words)
+    def ask(self, words: Words, fits: Fits | None) -> None:
+        """A question, which waits for company where `Company` says so; None: it has none. Raises Unavailable (``busy``) where too much is unsent."""
+        if fits is None:
+            self._outbox.say(words)
+        else:
+            self._outbox.check_room(words)
+            self._send(self._company.enters(words.question, words, fits, self._clock.monotonic()))
 
     @property
     def certificate(self) -> bytes:
@@ -105,6 +113,8 @@ class InferStream:
 
     def cancel(self, question: bytes) -> None:
         """Tells the worker that nobody waits, or goes on with that session, if there is room to say so."""
+        if self._company.holds(question):
+            return  # it knows nothing of it, and will not: `forget` follows
         with contextlib.suppress(Unavailable):
             self._outbox.say(Words(vnode_pb2.InferMessage(cancel=vnode_pb2.InferCancel(id=question))))
 
@@ -133,6 +143,8 @@ class InferStream:
             reason = str(getattr(error, "details", lambda: "")() if isinstance(error, grpc.aio.AioRpcError) else error)
         finally:
             self.ended = True
+            if self._later is not None:
+                self._later.cancel()
             for listener in list(self._listeners.values()):
                 listener.lost(self.pnode_id, reason or "the stream broke")
             self._listeners.clear()
@@ -141,6 +153,25 @@ class InferStream:
     async def _write(self, call: Any) -> None:
         with contextlib.suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):  # the reading side says why
             await self._outbox.run(call.write)
+
+    def _send(self, together: Sequence[Words]) -> None:
+        """Sends these, and sees to it that those that still wait go in time."""
+        for words in together:
+            try:
+                self._outbox.say(words)
+            except Unavailable as error:
+                failure = vnode_pb2.InferFailure(id=words.question, code=error.code, message=error.message)
+                self._heard(vnode_pb2.InferMessage(failure=failure))
+        due_s = self._company.due_s
+        if due_s is None and self._later is not None:
+            self._later.cancel()
+            self._later = None
+        elif due_s is not None and self._later is None and not self.ended:
+            self._later = asyncio.get_running_loop().call_later(max(0.0, due_s - self._clock.monotonic()), self._due)
+
+    def _due(self) -> None:
+        self._later = None
+        self._send(self._company.due(self._clock.monotonic()))
 
     def _heard(self, message: Heard) -> None:
         if isinstance(message, Chunk):
@@ -228,7 +259,7 @@ class InferStreams:
                 raise Unavailable(f"the worker does not answer within {within_s:g} s", code="unreachable") from None
             finally:
                 self._opening.pop(worker.worker_id, None)
-            stream = InferStream(worker.pnode_id, connection, self._clock.monotonic())
+            stream = InferStream(worker.pnode_id, connection, self._clock)
             self._streams[worker.worker_id] = stream
             self._group.create_task(self._keep(worker.worker_id, stream))
             return stream

@@ -55,6 +55,8 @@ class Question:
     """What stages keep under this id is gone on from: they have"""
     offset: int = 0
     """so many places of the one sequence; the inputs are the rest."""
+    batch_size: int = 0
+    """Samples that a stage computes in one call at most."""
 
 
 def deadline_of(request: orchestrator_pb2.ForwardRequest) -> float:
@@ -94,7 +96,7 @@ def question_of(request: orchestrator_pb2.ForwardRequest, job: JobFacts) -> Ques
         _check_draft(request, inputs, sources)
     return Question(
         inputs, sizes.pop(), exit_, request.full_depth, deadline_of(request), max(1, int(request.redundancy)), int(request.draft), int(request.last),
-        codec=codec_of(request, job), drawing=drawing_of(request.drawing),
+        codec=codec_of(request, job), drawing=drawing_of(request.drawing), batch_size=most,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from dcnr.question_tensors import header_of, tensor_message
 from dcnr.question_wire import Chunk, Heard, Words
 from dcnr.tensor import Array, TensorAssembler
 from dcnr.v1 import vnode_pb2
+from orchestrator.company import Fits
 from orchestrator.infer_streams import InferStream, InferStreams
 from orchestrator.questions import MAX_INPUT_BYTES, Question
 from orchestrator.routing import Way
@@ -80,7 +81,7 @@ class Try:
             first = opened[self.way.hops[0].pnode_id]
             words = self._words(network_id, model, caller, deadline_s)
             try:
-                first.say(words)
+                first.ask(words, self._fits())
             except Unavailable as error:
                 raise WayFailed(error.message, code="busy", pnode_id=first.pnode_id) from error
             try:
@@ -145,6 +146,11 @@ class Try:
         inputs = {name: encoded for name, encoded in self._question.inputs.items() if name in needed}
         request.tensors.extend(tensor_message(name, encoded.header) for name, encoded in inputs.items())
         return Words(vnode_pb2.InferMessage(request=request), list(inputs.values()))
+
+    def _fits(self) -> Fits | None:
+        """None for what is computed alone."""
+        asked = self._question
+        return None if asked.draft or self._session else Fits(asked.num_samples, asked.batch_size, len(self.way.pnodes))
 
     # What the streams tell
 
