@@ -28,7 +28,7 @@ from dcnr.settings import PNodeSettings
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, membership_pb2, orchestrator_pb2
 from dcnr.v1.membership_pb2_grpc import add_MembershipServiceServicer_to_server
 from membership.node import Membership
-from membership.relays import LOOPBACK, RelayDialer
+from membership.relays import RelayDialer
 from pnode.audits import Asked, Audits
 from pnode.authority import Source
 from pnode.budget import Budget
@@ -104,7 +104,7 @@ class Daemon:
             self.journal.say("snapshot_damaged", self._key.node_id, remark)
         self._server.add(lambda server: add_MembershipServiceServicer_to_server(self._membership.servicer, server))
         control_port = await self._server.start(listened_host(self._settings), self._settings.control_port)
-        self._now.control_address = f"{self._reaching.host or LOOPBACK}:{control_port}"
+        self._now.control_address = self._reaching.control_address(control_port)
         try:
             async with asyncio.TaskGroup() as group:
                 self._wire(group)

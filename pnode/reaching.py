@@ -26,6 +26,7 @@ from dcnr.v1.membership_pb2_grpc import MembershipServiceStub
 from membership.house import own_addresses
 from membership.node import Membership
 from membership.reach_desk import MAX_PORT, MIN_PORT
+from membership.relays import LOOPBACK
 from pnode.reach import Look, Port, Where, from_outside, meant, verdict
 from pnode.standing import Standing
 from pnode.telling import Condition
@@ -75,10 +76,9 @@ class Reaching:
         self._seen_at: dict[NodeId, str] = {}
         outside.now.reach_note = NOT_ASKED if not self._host else ONE_MACHINE if outside.is_single_host else NOT_YET
 
-    @property
-    def host(self) -> str:
-        """Of this machine as others would be told; empty: its owner says that nobody can dial it."""
-        return self._host
+    def control_address(self, port: int) -> str:
+        """Of the control port as others would be told; on this machine alone where its owner says that nobody can dial it."""
+        return join_address(self._host or LOOPBACK, port)
 
     @property
     def data_host(self) -> str:

@@ -157,6 +157,7 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
     from dcnr.cli.gateway_serving import beside, gateways_of
     from dcnr.system import SystemClock
     from orchestrator.service import run_orchestrator
+    from trust.addresses import join_address
     from trust.identity import NodeKey
     from trust.in_force import InForce
     from trust.network_file import save_policy
@@ -181,8 +182,8 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
 
             def ready(host: str, port: int) -> None:
                 foreground.loaded()
-                begin(key.node_id, f"{host}:{port}")
-                running = {"pid": os.getpid(), "node_id": key.node_id, "address": f"{host}:{port}", "network_id": policy.network_id}
+                begin(key.node_id, address := join_address(host, port))
+                running = {"pid": os.getpid(), "node_id": key.node_id, "address": address, "network_id": policy.network_id}
                 _write_running(home, running)
                 output.say(
                     f"orchestrator {key.node_id}\n  network {policy.document.name} {policy.network_id}"
