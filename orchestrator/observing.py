@@ -1,7 +1,8 @@
 """What becomes of the replicas of a plan, from what an orchestrator hears anyway: when one was asked for, came to work, how long its steps take, and that it
 failed, brought nothing, or was lost. Pure: looks go in, results come out.
 
-Who leaves politely, or is gone when nothing was asked of it, has done nothing wrong. A PNode that was out of reach and comes back with the same life of the
+Who leaves politely, or is gone when nothing was asked of it, has done nothing wrong. A worker that ended without a word is a loss, however quickly another
+one begins: what it had learned and not brought is learned again. A PNode that was out of reach and comes back with the same life of the
 same replica, before anybody took its place, has cost nobody anything: its loss is corrected.
 """
 
@@ -40,6 +41,9 @@ class _Stint:
     """When it was asked for, while it is not at work; None where that was not seen."""
     active_at: float | None = None
     incarnation: int = 0
+    """Of the life that was at work last; 0: there was none, or its end is accounted for."""
+    is_leaving: bool = False
+    """Whether that life was told to hand over: by its owner's pause or because it leaves."""
     num_learned: int = 0
     """When its steps were last written down."""
     due_at: float = 0.0
@@ -109,6 +113,7 @@ class Observer:
 
     def _heard(self, stint: _Stint, fact: _Fact, *, is_holder: bool) -> list[Result]:
         record, replica = fact.record, fact.item.replica
+        stint.is_leaving |= _is_leaving(record)
         if record.judgement.state == orchestrator_pb2.NODE_STATE_OFFLINE:
             return self._gone(stint, fact) if is_holder else []
         results: list[Result] = []
@@ -120,6 +125,9 @@ class Observer:
             return results
         if stint.is_lost:
             results += self._back(stint, fact, report)
+        if stint.incarnation and report.incarnation > stint.incarnation:
+            results += self._began_anew(stint, fact) if is_holder else []
+            stint.incarnation = 0
         stint.held = report.num_learned
         if report.state == _ACTIVE:
             stint.failing_since, stint.has_failed = None, False
@@ -144,15 +152,22 @@ class Observer:
                 reason = "it was only out of reach: the same replica works on"
                 return [self._result(fact, Kind.CORRECTED, on_time=True, corrects=loss, reason=reason)]
         else:
-            stint.active_at, stint.asked_at = None, fact.now
+            stint.active_at, stint.asked_at, stint.incarnation = None, fact.now, 0
         return []
+
+    def _began_anew(self, stint: _Stint, fact: _Fact) -> list[Result]:
+        """Another life of the same replica, so soon that its PNode was never gone."""
+        if stint.is_leaving:
+            return []
+        return [self._result(fact, Kind.LOST, on_time=False, reason="its worker ended without a word, and another one began")]
 
     def _working(self, stint: _Stint, fact: _Fact, report: orchestrator_pb2.ReplicaReport) -> list[Result]:
         results: list[Result] = []
         if stint.active_at is None or report.incarnation != stint.incarnation:
             if stint.asked_at is not None:
                 results.append(self._timed(fact, Kind.PROVISIONED, fact.now - stint.asked_at, 0.0))
-            stint.active_at, stint.asked_at, stint.incarnation = fact.now, None, report.incarnation
+            stint.active_at, stint.asked_at = fact.now, None
+            stint.incarnation, stint.is_leaving = report.incarnation, _is_leaving(fact.record)
             stint.num_learned, stint.due_at = report.num_learned, fact.now
         stint.num_learned = min(stint.num_learned, report.num_learned)  # it went back
         if report.num_learned - stint.num_learned >= MEASURED_BATCHES and fact.now >= stint.due_at and _is_time(report.step_s):
@@ -197,6 +212,10 @@ class Observer:
     def _numbered(self, result: Result) -> Result:
         self._number += 1
         return replace(result, number=self._number)
+
+
+def _is_leaving(record: NodeRecord) -> bool:
+    return record.beat.draining or not record.capability.accepts_work
 
 
 def _is_time(seconds: float) -> bool:

@@ -28,7 +28,7 @@ class Kind(Enum):
     FAILED = "failed"
     """It did not come to work, or stopped, under a living worker."""
     LOST = "lost"
-    """Its PNode was gone without a word."""
+    """Its PNode, or the worker there, was gone without a word."""
     IDLE = "idle"
     """Its PNode beats, but no manifest names anything new of it."""
     NAMED = "named"

@@ -55,9 +55,8 @@ class Town:
         self.inventory.attached(node_id, self.now)
 
     def beat(self, *reports: orchestrator_pb2.ReplicaReport, node_id: str = NODE, **more: Any) -> list[Result]:
-        beat = orchestrator_pb2.Beat(
-            worker_alive=True, replicas=reports, capability=membership_pb2.Capability(device="cpu", device_name="x", gflops=10, accepts_work=True), **more
-        )  # fmt: skip
+        lent = membership_pb2.Capability(device="cpu", device_name="x", gflops=10, accepts_work=True)
+        beat = orchestrator_pb2.Beat(replicas=reports, **({"worker_alive": True, "capability": lent} | more))
         self.inventory.beat(node_id, self.now, beat, 2.0)
         return self.look()
 
@@ -171,6 +170,23 @@ def test_a_node_that_was_only_out_of_reach_is_corrected_and_a_new_life_is_not(to
     town.now += 4.0
     (again,) = town.beat(report(ACTIVE, incarnation=8))
     assert (again.kind, again.seconds) == (Kind.PROVISIONED, 4.0)
+
+
+def test_a_worker_that_its_daemon_starts_again_at_once_is_a_loss_all_the_same(town: Town) -> None:
+    town.beat(report(ACTIVE, 40))
+    assert kinds(town.beat(report(ACTIVE, 30, incarnation=8))) == [("lost", False)]
+    assert town.beat(report(REQUESTED, incarnation=0)) == [], "while none runs"
+    assert kinds(town.beat(report(PROVISIONING, incarnation=9))) == [("lost", False)]
+    assert kinds(town.beat(report(ACTIVE, 30, incarnation=9))) == [("provisioned", True)]
+
+
+def test_a_restart_after_a_pause_or_a_polite_exit_is_none(town: Town) -> None:
+    town.beat(report(ACTIVE, 40), draining=True)
+    assert kinds(town.beat(report(ACTIVE, 40, incarnation=8))) == []
+    town.beat(report(ACTIVE, 50, incarnation=8), capability=membership_pb2.Capability(device="cpu", accepts_work=False))
+    assert kinds(town.beat(report(ACTIVE, 50, incarnation=9))) == []
+    assert kinds(town.beat(report(ACTIVE, 50, incarnation=10))) == [("lost", False)]
+    assert not town.look(is_holder=False)
 
 
 def test_a_node_whose_place_was_taken_is_not_corrected(town: Town) -> None:
