@@ -29,7 +29,7 @@ from orchestrator.head_loop import HeadLoop
 from orchestrator.history import History
 from orchestrator.inventory import START_GRACE_S, Inventory
 from orchestrator.jobbook import JobBook
-from orchestrator.jobs import Progress, ends_to_write, next_change
+from orchestrator.jobs import Progress, ends_to_write, next_change, state_of
 from orchestrator.naming import Naming
 from orchestrator.observing import Observer
 from orchestrator.offers import PlanPolicy
@@ -333,8 +333,7 @@ class Decider:
         plan = view.plan
         if plan is None or not plan.job_id or not plan.assignments:
             return
-        ended = next((item for item in view.head.decided if item.job_id == plan.job_id), None)
-        if ended is None or ended.state not in RELEASED:
+        if state_of(plan.job_id, view.head, self._jobs.records.get(plan.job_id)) not in RELEASED:
             return
         empty = model_pb2.Plan(
             network_id=plan.network_id, model=plan.model, number=plan.number + 1, parent_digest=view.head.plan_digest,

@@ -14,6 +14,7 @@ from dcnr import limits
 from dcnr.errors import NotFound, Refused, Stale
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
 from orchestrator.admission import admit, record_cancel
+from orchestrator.changes import MAX_DECIDED
 from orchestrator.explain import explain_model
 from orchestrator.pauses import record_pause
 from trust.envelope import seal
@@ -178,6 +179,31 @@ def test_cancelling_ends_the_job_and_releases_its_replicas() -> None:
             assert made.end().state == model_pb2.JOB_STATE_CANCELLED  # type: ignore[union-attr]
             await until(lambda: not any(worker.reports for worker in made.workers), "nothing is hosted any more")
             await until(lambda: holder.plan is not None and not holder.plan.assignments, "the plan is empty")
+
+    asyncio.run(story())
+
+
+def test_what_a_job_had_placed_is_released_also_where_its_outcome_has_left_the_head() -> None:
+    """A head keeps its last outcomes only: whoever calls everything off, a long queue included, leaves nothing placed."""
+
+    async def story() -> None:
+        async with world(orchestrators=2) as made:
+            await made.submit()
+            first = await made.running()
+            jobs = [JOB, *(f"queued-{number}" for number in range(MAX_DECIDED))]
+            for job in jobs[1:]:
+                await made.submit(job)
+            await first.stop()
+            for job in jobs:
+                cancel = model_pb2.JobCancel(network_id=made.policy.network_id, job_id=job, model=MODEL, reason="enough")
+                await record_cancel(seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, MAINTAINER), policy=made.policy, store=made.store)
+            second = next(one for one in made.orchestrators if one is not first)
+            await until(lambda: second.runtime.is_holder, "the other one holds the head")
+            await until(lambda: all(second.state(job) == model_pb2.JOB_STATE_CANCELLED for job in jobs), "all jobs have ended")
+            head = second.runtime.head
+            assert head is not None
+            assert JOB not in {outcome.job_id for outcome in head.decided}
+            await until(lambda: second.plan is not None and not second.plan.assignments, "the plan is empty", 10.0)
 
     asyncio.run(story())
 
