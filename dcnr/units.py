@@ -5,21 +5,33 @@ owner of a unit is drawn by weighted rendezvous hashing (Thaler & Ravishankar 19
 2005): each replica's score for a unit is -weight / ln(h), h in (0, 1) from SHA-256 of unit and replica, and the highest score owns
 it. A replica with weight w of W owns w/W of all units on average; where one replica joins, leaves or changes its weight, only units
 from or to it move.
+
+Every replica shares out anew with every plan, its own VNode's batches and those of each it reads from, and all of them at the same moment: that must cost
+next to nothing. What is drawn by hashing depends on neither plan nor weights and is kept, and so are the newest results: replicas of one process
+mostly ask for the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
+
+import numpy as np
 
 from dcnr.errors import InvalidInput
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 
 _HASH_BITS: Final = 52
+MAX_DRAWS: Final = 64
+"""Replicas whose draws are kept: 8 bytes for each unit of the job, so half a megabyte for a million batches in units of sixteen."""
+MAX_SPLITS: Final = 32
+"""Results that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +52,45 @@ def owner_of(unit: int, shares: Sequence[Share]) -> ReplicaId | None:
     return max(candidates)[1] if candidates else None
 
 
-def split(shares: Sequence[Share], num_batches: int, unit_batches: int) -> dict[ReplicaId, IntervalSet]:
+def split(shares: Sequence[Share], num_batches: int, unit_batches: int) -> Mapping[ReplicaId, IntervalSet]:
     """The batches of [0, num_batches) that each replica owns: disjoint, and together everything unless all weights are 0.
 
     Raises InvalidInput for a unit of no batches. Where one replica has all the weight it owns everything, whatever the units.
     """
     if unit_batches < 1:
         raise InvalidInput("a unit has at least one batch", code="bad_unit", field="unit_batches")
-    owned: dict[ReplicaId, list[tuple[int, int]]] = {share.replica: [] for share in shares}
+    return _split(tuple(sorted(shares, key=lambda share: share.replica)), num_batches, unit_batches)
+
+
+@lru_cache(maxsize=MAX_SPLITS)
+def _split(shares: tuple[Share, ...], num_batches: int, unit_batches: int) -> Mapping[ReplicaId, IntervalSet]:
+    owned = dict.fromkeys((share.replica for share in shares), IntervalSet.empty())
     weighty = [share for share in shares if share.weight > 0]
     if len(weighty) == 1:
-        owned[weighty[0].replica] = [(0, num_batches)]
-    elif weighty:
-        for unit, first in enumerate(range(0, num_batches, unit_batches)):
-            owner = owner_of(unit, weighty)
-            if owner is not None:
-                owned[owner].append((first, min(first + unit_batches, num_batches)))
-    return {replica: IntervalSet.of(*pairs) for replica, pairs in owned.items()}
+        owned[weighty[0].replica] = IntervalSet.span(0, num_batches)
+    elif weighty and num_batches > 0:
+        owners = _owners(weighty, -(-num_batches // unit_batches))
+        for index, share in enumerate(weighty):
+            owned[share.replica] = _batches(owners == index, num_batches, unit_batches)
+    return MappingProxyType(owned)
+
+
+def _owners(weighty: Sequence[Share], num_units: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """For each unit, which of these owns it: they are in the order of their ids, of which the highest counts among equals."""
+    best = -weighty[0].weight / _draws(weighty[0].replica, num_units)
+    owners = np.zeros(num_units, np.int64)
+    for index, share in enumerate(weighty[1:], start=1):
+        scores = -share.weight / _draws(share.replica, num_units)
+        owners[scores >= best] = index
+        np.maximum(best, scores, out=best)
+    return owners
+
+
+def _batches(units: np.ndarray[tuple[int], np.dtype[np.bool_]], num_batches: int, unit_batches: int) -> IntervalSet:
+    """The batches of those units: neighbouring units are one interval."""
+    padded = np.concatenate(([False], units, [False]))
+    edges = np.flatnonzero(padded[1:] != padded[:-1]) * unit_batches
+    return IntervalSet(tuple(np.minimum(edges, num_batches).tolist()))
 
 
 def owned(replica: ReplicaId, shares: Sequence[Share], num_batches: int, unit_batches: int) -> IntervalSet:
@@ -65,6 +99,18 @@ def owned(replica: ReplicaId, shares: Sequence[Share], num_batches: int, unit_ba
 
 
 def _score(unit: int, share: Share) -> float:
-    digest = hashlib.sha256(f"{unit}|{share.replica}".encode()).digest()
+    return -share.weight / _draw(unit, share.replica)
+
+
+def _draw(unit: int, replica: ReplicaId) -> float:
+    """ln(h): below 0."""
+    digest = hashlib.sha256(f"{unit}|{replica}".encode()).digest()
     number = int.from_bytes(digest[:8], "big") >> (64 - _HASH_BITS)
-    return -share.weight / math.log((number + 0.5) / 2.0**_HASH_BITS)
+    return math.log((number + 0.5) / 2.0**_HASH_BITS)
+
+
+@lru_cache(maxsize=MAX_DRAWS)
+def _draws(replica: ReplicaId, num_units: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    draws = np.fromiter((_draw(unit, replica) for unit in range(num_units)), np.float64, num_units)
+    draws.flags.writeable = False
+    return draws

@@ -5,6 +5,7 @@ The chain of signed commits and deltas is the real one, and so is the primary's 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -149,5 +150,5 @@ class Replica:
 
 
 @lru_cache(maxsize=4096)
-def _split(shares: tuple[Share, ...], num_batches: int, unit_batches: int) -> dict[ReplicaId, IntervalSet]:
+def _split(shares: tuple[Share, ...], num_batches: int, unit_batches: int) -> Mapping[ReplicaId, IntervalSet]:
     return split(shares, num_batches, unit_batches)

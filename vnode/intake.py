@@ -82,12 +82,12 @@ class _Edge:
     ways: dict[ReplicaId, dict[Lane, _Stated]] = field(default_factory=dict)
     """What was stated over each open way."""
     primary: ReplicaId | None = None
-    owned: dict[ReplicaId, IntervalSet] | None = None
+    owned: Mapping[ReplicaId, IntervalSet] | None = None
     """By replica of the newest plan; None before the first."""
     _shared_out: tuple[IntervalSet, dict[ReplicaId | None, IntervalSet]] = (_NONE, {})
     """The last set of training batches and whom it is asked from: statements and reports ask again for the same one, many times a second."""
 
-    def plan(self, shares: tuple[Share, ...], owned: dict[ReplicaId, IntervalSet]) -> None:
+    def plan(self, shares: tuple[Share, ...], owned: Mapping[ReplicaId, IntervalSet]) -> None:
         """Whom to ask from now on."""
         self.primary = shares[0].replica if shares else None
         self.owned, self._shared_out = owned, (_NONE, {})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dcnr.errors import InvalidInput
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
-from dcnr.units import Share, owned, owner_of, split
+from dcnr.units import Share, _draws, owned, owner_of, split
 
 
 def shares(*weights: float) -> list[Share]:
@@ -52,6 +52,24 @@ def test_only_units_from_or_to_who_changes_move() -> None:
     lighter = split(shares(1.0, 0.5, 1.0), 3000, 10)
     assert lighter[ReplicaId("a.1")] - before[ReplicaId("a.1")] == IntervalSet.empty()
     assert before[ReplicaId("a.0")] - lighter[ReplicaId("a.0")] == IntervalSet.empty()
+
+
+def test_what_is_shared_out_at_once_is_what_the_owner_of_each_unit_has() -> None:
+    everyone = shares(0.5, 0.0, 3.0, 1.0)
+    found = split(everyone, 100, 3)
+    for batch in range(100):
+        owner = owner_of(batch // 3, everyone)
+        assert owner is not None
+        assert batch in found[owner]
+
+
+def test_a_plan_in_which_somebody_leaves_or_gets_another_weight_draws_nothing_anew() -> None:
+    """Else every replica would stop for it, at the same moment: it is the hashing that takes long."""
+    split(shares(1.0, 1.0, 1.0), 4000, 4)
+    drawn = _draws.cache_info().misses
+    split(shares(1.0, 1.0), 4000, 4)
+    split(shares(1.0, 2.0, 1.0), 4000, 4)
+    assert _draws.cache_info().misses == drawn
 
 
 def test_who_is_not_named_owns_nothing_and_one_alone_everything() -> None:
