@@ -42,6 +42,7 @@ def desired_states(
             request_digest=request_digest,
             lead_batches=plan.lead_batches,
             halted=plan.halted,
+            widest_lead_batches=plan.widest_lead_batches,
         )
         for item in hosted.get(pnode_id, ()):
             desired.assignments.add(

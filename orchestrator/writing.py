@@ -7,12 +7,15 @@ head and pieces together are the plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from dcnr.v1 import model_pb2
 from orchestrator.board import Board, Seat
 from orchestrator.costs import StageCost, spool_batches
 from orchestrator.placement import Rejections
 
+WIDEST: Final = 2
+"""Where one hole holds the floor, sources may be so many times the job's lead ahead: as much again as what is on its way."""
 _Shape = tuple[tuple[str, str, int, float], ...]
 
 
@@ -25,7 +28,7 @@ class PlanWriter:
         self._pieces = dict.fromkeys(self._order, b"")
         self._shapes: dict[str, _Shape] = dict.fromkeys(self._order, ())
         self._spools: dict[str, tuple[int, int, str]] = {}
-        """Of VNodes that are read from: what the smallest spool holds, where that is less than the lead that the job sets; place and reason."""
+        """Of VNodes that are read from: what the smallest spool holds, where that is less than the widest lead; place and reason."""
 
     def rewrite(self, board: Board) -> tuple[list[model_pb2.Assignment], bool]:
         """Takes in what was touched. Returns these rows, and whether any VNode has other replicas, places, roles or weights than before."""
@@ -44,7 +47,7 @@ class PlanWriter:
     def plan(self, board: Board, rejections: Rejections, waiting: Sequence[str]) -> model_pb2.Plan:
         """The whole plan."""
         request = board.request
-        lead, lead_reason = self._lead_in_force(board)
+        lead, widest, lead_reason = self._lead_in_force(board)
         head = model_pb2.Plan(
             network_id=request.network_id,
             model=request.model,
@@ -58,6 +61,7 @@ class PlanWriter:
             waiting=sorted(waiting),
             lead_batches=lead,
             lead_reason=lead_reason,
+            widest_lead_batches=widest,
             reason=request.reason,
             next_replica=board.next_replica,
             halted=request.halted,
@@ -66,17 +70,18 @@ class PlanWriter:
 
     def _note_spool(self, board: Board, vnode: str, seats: Sequence[Seat]) -> None:
         self._spools.pop(vnode, None)
-        cost, lead = board.costs[vnode], _lead_wanted(board)
+        cost, widest = board.costs[vnode], WIDEST * _lead_wanted(board)
         for seat in seats if vnode in self._read else ():
             held = spool_batches(cost, seat.load.offer.disk_bytes)
-            if seat.works and held < min(lead, self._spools.get(vnode, (lead,))[0]):
+            if seat.works and held < min(widest, self._spools.get(vnode, (widest,))[0]):
                 reason = f"the spool of {vnode} on {seat.load.offer.node_id[:8]} holds {held} batches"
                 self._spools[vnode] = (held, self._order[vnode], reason)
 
-    def _lead_in_force(self, board: Board) -> tuple[int, str]:
-        """The smaller of the job's lead (at least one unit) and what the smallest spool that anyone reads from holds."""
-        held, _, reason = min(self._spools.values(), default=(_lead_wanted(board), 0, "set by the job"))
-        return held, reason
+    def _lead_in_force(self, board: Board) -> tuple[int, int, str]:
+        """The smaller of the job's lead (at least one unit) and what the smallest spool that anyone reads from holds; how wide it may get; why."""
+        wanted = _lead_wanted(board)
+        held, _, reason = min(self._spools.values(), default=(WIDEST * wanted, 0, ""))
+        return (held, held, reason) if held < wanted else (wanted, held, "set by the job")
 
 
 def _lead_wanted(board: Board) -> int:

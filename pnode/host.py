@@ -151,7 +151,7 @@ class ReplicaHost:
                 self._clock.monotonic(),
                 {edge: tuple(one.share for one in asked) for edge, asked in neighbours.predecessors.items()},
                 frozenset(neighbours.successors), neighbours.lead_batches, tuple(one.share for one in neighbours.siblings), neighbours.role,
-                primary.replica if primary is not None else None, neighbours.halted,
+                primary.replica if primary is not None else None, neighbours.halted, neighbours.widest_lead_batches,
             )
         )  # fmt: skip
         self._links.plan(neighbours.successors)

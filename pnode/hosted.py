@@ -48,6 +48,8 @@ class Neighbours:
     """All replicas of its VNode, itself included; none where it is alone."""
     halted: bool = False
     """Whether the job is paused."""
+    widest_lead_batches: int = 0
+    """How far sources may be ahead where one hole holds the floor; 0: no further than the lead."""
 
     @property
     def primary(self) -> Planned | None:

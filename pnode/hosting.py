@@ -243,6 +243,7 @@ def neighbours_of(host: local_pb2.HostReplica, stage: Stage) -> Neighbours:
         role_of(assignment.role),
         tuple(_planned(one) for one in assignment.siblings),
         host.halted,
+        host.widest_lead_batches,
     )
 
 

@@ -30,10 +30,12 @@ from vnode import events as ev
 from vnode import merge_events as mev
 from vnode.compute import Compute
 from vnode.merge_events import MergeInstruction
-from vnode.merging import counts_of
+from vnode.merging import EARLY, counts_of
 from vnode.state import StateInfo
 from vnode.vocabulary import Peer
 
+TOO_EARLY: Final = EARLY | {"unknown_replica", "wrong_pnode"}
+"""What says that a plan has not come to both of them yet."""
 NOT_THERE: Final = frozenset({"no_address", "unreachable", "connect_timeout", "no_relay"})
 """What says that the primary is not where it was."""
 ANCHOR_SLACK_BYTES: Final = 2 * 1024 * 1024
@@ -197,11 +199,13 @@ class Merges:
             reply = await self._calls.ask(question.worker, opening, weights, max_anchor_bytes=self._max_anchor_bytes)
             verdict, anchor = await self._in_executor(lambda: check_reply(reply, question, self._info, self._compute.check_anchor))
         except DcnrError as error:
-            if not isinstance(error, Unavailable):
+            if not isinstance(error, Unavailable) and error.code not in TOO_EARLY:
                 self._told("merge_fault", job.primary, f"{error.code}: {error.message}")
             elif planned is not None and error.code in NOT_THERE:
                 self._directory.missed(planned.replica, planned.pnode_id)
-            self._host.post(mev.MergeUnanswered(self._clock.monotonic(), job.ask, f"{error.code}: {error.message}"))
+            self._host.post(
+                mev.MergeUnanswered(self._clock.monotonic(), job.ask, f"{error.code}: {error.message}", error.code in TOO_EARLY)
+            )
             return
         self._host.post(mev.AnchorArrived(self._clock.monotonic(), job.ask, question.primary, verdict, anchor.lineage, anchor))
 

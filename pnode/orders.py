@@ -51,5 +51,5 @@ class Orders:
             horizon_s=request.horizon_s or limits.HORIZON_S, epoch=desired.epoch, unit_batches=request.unit_batches,
             cpu_share=self.options.cpu_share, bulk_bytes_s=self.options.bulk_bytes_s, audited=self._audited(),
             evidence_dir=str(self._home.evidence / assignment.replica), evidence_bytes=self.options.evidence_bytes,
-            halted=desired.halted,
+            halted=desired.halted, widest_lead_batches=desired.widest_lead_batches,
         )  # fmt: skip

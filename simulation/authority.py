@@ -56,7 +56,7 @@ class Authority:
         self._see_head()
 
     def _weight(self) -> float:
-        return self._rng.choice([0.5, 1.0, 2.0])
+        return self._rng.choice(self._world.knobs.weights)
 
     def _see_head(self) -> None:
         if self._world.kernel.now_s >= self.heads_silent_until_s:
@@ -97,7 +97,11 @@ class Authority:
         if not self.names(shell):
             return
         vnode, weight = shell.vnode, self.members[shell.vnode][shell.replica].weight
-        successor = self.successor(shell) if self.primary[vnode] == shell.replica and self._rng.random() < 0.7 else None
+        successor = (
+            self.successor(shell)
+            if self.primary[vnode] == shell.replica and self._rng.random() < self._world.knobs.successions
+            else None
+        )
         if successor is not None:
             siblings = [other.state for other in self._siblings(shell)]
             self._world.checkers.succeeds(successor.state, siblings, self.named[vnode])
@@ -140,9 +144,10 @@ class Authority:
 
     def spread(self) -> None:
         """Sends the newest plan to every process, each at its own time; who is not in it stops when it hears."""
-        self.disturbed(3.0)
+        plan_s = self._world.knobs.plan_s
+        self.disturbed(plan_s[1])
         for shell in list(self._world.shells):
-            shell.process.after(self._rng.uniform(0.05, 3.0), lambda shell=shell: self._tell(shell))  # type: ignore[misc]
+            shell.process.after(self._rng.uniform(*plan_s), lambda shell=shell: self._tell(shell))  # type: ignore[misc]
 
     def _tell(self, shell: ReplicaShell) -> None:
         """What the plan says now; a paused process hears it when it wakes."""
@@ -160,6 +165,7 @@ class Authority:
                 self.shares(vnode),
                 self._role(vnode, shell.replica),
                 self.primary[vnode],
+                widest_lead_batches=self._world.widest_lead_batches,
             )
         )
 

@@ -44,12 +44,16 @@ class Faults:
         is_shared = len(primaries) < len(self._world.members())
         shell = self._rng.choice(primaries) if is_shared and primaries and self._rng.random() < 0.5 else self._any()
         if shell is not None:
-            self._world.num_faults += 1
-            self._world.num_lost_states += 1
-            self._world.authority.disturbed(8.0)
-            shell.process.kill()
-            self._world.network.lose(shell.process, silently=self._rng.random() < 0.3)
+            self.kill(shell, silently=self._rng.random() < 0.3)
             self._world.kernel.after(self._rng.uniform(0.5, 4.0), lambda: self._world.authority.replace(shell))
+
+    def kill(self, shell: ReplicaShell, *, silently: bool) -> None:
+        """It dies now; that its peers notice soon, or late, is all that follows by itself."""
+        self._world.num_faults += 1
+        self._world.num_lost_states += 1
+        self._world.authority.disturbed(8.0)
+        shell.process.kill()
+        self._world.network.lose(shell.process, silently=silently)
 
     def pause(self) -> None:
         """A replica stands still; where that is long it is replaced and comes back as one that nobody asked for."""

@@ -13,6 +13,7 @@ from simulation.network import Stream
 from simulation.wire import VERDICTS
 from vnode import merge_events as mev
 from vnode.events import Event
+from vnode.merging import EARLY
 from vnode.vocabulary import Peer
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Call:
         """It is not known what became of the delta."""
         if not self.is_over:
             self.end()
-            self.shell.feed(mev.MergeUnanswered(self.shell.now_s, self.ask.ask, reason))
+            self.shell.feed(mev.MergeUnanswered(self.shell.now_s, self.ask.ask, reason, reason in EARLY))
 
     def on_broken(self) -> None:
         """The stream is over."""

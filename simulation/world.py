@@ -58,6 +58,12 @@ class Knobs:
     standbys: tuple[int, int] = (0, 0)
     replica_speed: tuple[float, float] = (1.0, 1.0)
     """Factor on a VNode's step time, drawn for each replica."""
+    weights: tuple[float, ...] = (0.5, 1.0, 2.0)
+    """Of which each replica has one."""
+    successions: float = 0.7
+    """How often a lost primary is followed by a sibling that lives, if there is one."""
+    plan_s: tuple[float, float] = (0.05, 3.0)
+    """How long a plan takes until a process hears of it."""
     unit_batches: int = 4
     merge_every: int = 6
     audited: bool = False
@@ -131,6 +137,7 @@ class Simulation:
         self.spool_batches = {vnode: rng.randint(low, high) for vnode in self.topology.inputs}
         room = min(self.spool_batches.values()) - self.knobs.window_batches
         self.lead_batches = max(1, min(self.knobs.lead_batches, room))
+        self.widest_lead_batches = max(1, min(2 * self.knobs.lead_batches, room))
         knobs = self.knobs
         self.num_replicas = {vnode: (rng.randint(*knobs.replicas), rng.randint(*knobs.standbys)) for vnode in self.topology.inputs}
         self.shells: list[ReplicaShell] = []

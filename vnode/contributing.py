@@ -7,6 +7,8 @@ and so that what a lost primary takes with it is needed again.
 
 from __future__ import annotations
 
+from typing import Final
+
 from dcnr import limits
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
@@ -15,6 +17,10 @@ from vnode.holding import Holding, is_within_reach
 from vnode.merge_events import AnchorArrived, AskMerge, MakeDelta, MergeUnanswered, Rebase
 from vnode.replica_config import ReplicaConfig, backoff_s
 from vnode.vocabulary import Peer, Verdict
+
+EARLY_S: Final = 3.0
+"""So long an answer that a plan has not arrived yet only says that: plans come to everybody, not at the same time."""
+EARLY_AGAIN_S: Final = 0.1
 
 
 class Contributing:
@@ -33,6 +39,8 @@ class Contributing:
         """Whether what arrived answers a question for the anchor alone."""
         self._rebasing: AnchorArrived | None = None
         self._num_failures, self._not_before_s = 0, now_s
+        self._early_s: float | None = None
+        """Since when answers are early."""
         self._named = IntervalSet.empty()
         self.num_merged = self.num_refused = 0
 
@@ -41,7 +49,7 @@ class Contributing:
         if primary != self._primary:
             self._primary = None if primary == self._config.replica else primary
             self._asked = self._arrived = None
-            self._num_failures, self._not_before_s = 0, float("-inf")
+            self._num_failures, self._not_before_s, self._early_s = 0, float("-inf"), None
 
     def named(self, lineage: IntervalSet) -> None:
         """What is durable cannot be lost with the primary."""
@@ -55,9 +63,13 @@ class Contributing:
             return f"{len(self._holding.after)} batches wait for the primary to merge them"
         if self.is_between:
             return "waiting for the primary to take in its delta"
-        is_awaited = self._anchor_from is None and self._primary is not None and not self._num_failures
-        is_awaited = is_awaited or (self._config.audited and self._lacks_anchor())
-        return "waiting for the primary's anchor" if is_awaited else ""
+        return "waiting for the primary's anchor" if self.awaits_anchor else ""
+
+    @property
+    def awaits_anchor(self) -> bool:
+        """Whether what its state lacks is not known yet: so it says of itself neither what it learns next nor how far it is."""
+        is_first = self._anchor_from is None and self._primary is not None and not self._num_failures
+        return is_first or (self._config.audited and self._lacks_anchor())
 
     @property
     def is_between(self) -> bool:
@@ -70,13 +82,19 @@ class Contributing:
         """Takes in the answer to the newest question."""
         if self._asked is not None and event.ask == self._asked.ask:
             self._came_alone = self._asked.sequence is None
-            self._asked, self._arrived, self._num_failures = None, event, 0
+            self._asked, self._arrived, self._num_failures, self._early_s = None, event, 0, None
 
     def unanswered(self, event: MergeUnanswered) -> None:
-        """Asks again, later each time."""
-        if self._asked is not None and event.ask == self._asked.ask:
-            self._asked = None
-            self._fail(event.now_s)
+        """Asks again: soon, while who was asked does not know the plan yet, else later each time."""
+        if self._asked is None or event.ask != self._asked.ask:
+            return
+        self._asked = None
+        if event.is_early:
+            self._early_s = event.now_s if self._early_s is None else self._early_s
+            if event.now_s - self._early_s < EARLY_S:
+                self._not_before_s = event.now_s + EARLY_AGAIN_S
+                return
+        self._fail(event.now_s)
 
     def _fail(self, now_s: float) -> None:
         self._num_failures += 1

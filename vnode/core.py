@@ -22,7 +22,8 @@ from vnode.events import Event, Forward, Instruction, Learn, Stop, TakeSnapshot
 from vnode.floor import Behind
 from vnode.holding import Holding
 from vnode.intake import Intake, LaneWork, lane_work
-from vnode.merging import Merging
+from vnode.lead import Lead
+from vnode.merging import NOT_PRIMARY, Merging
 from vnode.outlet import Outlet
 from vnode.replica_config import HALTED, MAX_ASKED_ROUNDS, MAX_KEPT_ROUNDS, ReplicaConfig, lowest_intervals
 from vnode.replica_view import Computation, Counters, ReplicaView, words
@@ -50,7 +51,7 @@ class ReplicaCore:
         self._outlet = Outlet(config, self._spool, self._behind)
         self._rounds = Rounds(config)
         self._statements = Statements(config, self._intake)
-        self._lead_batches = min(config.lead_batches, config.spool_batches)
+        self._lead = Lead(config, now_s)
         self._busy: Computation | None = None
         self._evaluated_last, self._head_seen_s, self._now_s = False, now_s, now_s
         self._snapshots = Snapshots(config, lineage, now_s)
@@ -72,7 +73,9 @@ class ReplicaCore:
         if self._stopped:
             return [*out, Stop(self._stopped)]
         is_idle = bool(self._work) and self._busy is None and not self._paused_why()
-        if self._intake.waits_in_vain(self._now_s, is_idle=is_idle) or not self._is_quiet(event):
+        wanted = self._holding.missing if is_idle else _NONE
+        goes_on = self._config.is_source and self._lead.look(self._now_s, self._floor()[0], wanted)
+        if self._intake.waits_in_vain(self._now_s, is_idle=is_idle) or goes_on or not self._is_quiet(event):
             self._take_stock(out)
         self._advance(out)
         return out
@@ -112,7 +115,7 @@ class ReplicaCore:
                 out += (
                     self._merging.asked(event)
                     if self._holding.leads and not self._holding.is_leaving
-                    else [mev.DeferMerge(event.request, "not_primary", "this replica does not lead")]
+                    else [mev.DeferMerge(event.request, NOT_PRIMARY, "this replica does not lead")]
                 )
             case mev.AnchorArrived():
                 self._contributing.arrived(event)
@@ -128,7 +131,6 @@ class ReplicaCore:
 
     def _planned(self, event: ev.PlanChanged, out: list[Instruction]) -> None:
         """The newest plan. A replica may become the primary; a primary never becomes anything else."""
-        config = self._config
         if self._holding.leads and event.role is not Role.PRIMARY:
             self._stopped = "the plan has another primary"
             return
@@ -138,7 +140,7 @@ class ReplicaCore:
         out += self._merging.plan(event.siblings)
         self._intake.plan(event.predecessors)
         self._outlet.plan(event.successors)
-        self._lead_batches = max(1, min(config.lead_batches, config.spool_batches, event.lead_batches))
+        self._lead.plan(event.lead_batches, event.widest_lead_batches)
         self._halted_why = HALTED if event.halted else ""
 
     # ---- computations --------------------------------------------------------------------------------------------------------
@@ -274,14 +276,13 @@ class ReplicaCore:
             return self._holding.out_of_reach
         if self._behind.successors is None:
             return self._holding.everything
-        return self._holding.out_of_reach | self._holding.missing.above(self._floor()[0] + self._lead_batches - 1)
+        return self._holding.out_of_reach | self._holding.missing.above(self._lead.end(self._floor()[0]) - 1)
 
     def _paused_why(self) -> str:
         """Why nothing may be learned at all."""
         if self._holding.is_leaving:
             return "it hands over"
-        silent_s = self._now_s - self._head_seen_s
-        if silent_s > self._config.horizon_s:
+        if (silent_s := self._now_s - self._head_seen_s) > self._config.horizon_s:
             return f"no news of the head for {silent_s:.0f} s, more than the horizon"
         waits = self._snapshots.waits_why(self._holding.lineage) if self._holding.leads else self._contributing.waits_why()
         return self._halted_why or self._held_why or waits
@@ -329,7 +330,8 @@ class ReplicaCore:
             out.append(question)
         out += self._intake.reads(self._now_s)
         out += self._intake.statements(self._now_s)
-        out += self._statements.ack(self._now_s, self._floor(), len(self._holding.lineage), self._lead_batches)
+        if self._holding.leads or not self._contributing.awaits_anchor:
+            out += self._statements.ack(self._now_s, self._floor(), len(self._holding.lineage), self._lead.batches)
         out += self._statements.durable(self._now_s, self._durable_behind())
 
     def _durable_behind(self) -> IntervalSet:
@@ -358,7 +360,7 @@ class ReplicaCore:
             durable_behind=self._durable_behind(),
             floor=floor,
             floor_vnode=floor_vnode,
-            lead_batches=self._lead_batches,
+            lead_batches=self._lead.batches,
             needs=self._intake.needs(),
             counters=replace(
                 self._counters,

@@ -33,7 +33,7 @@ class PlanChanged:
     ``predecessors``: by edge (those that read the data set are absent), the shares of all replicas of the predecessor, its primary
     first: evaluations are asked of that one. ``successors``: all replicas of all successors. ``siblings``: the shares of all replicas
     of this VNode, itself included; empty for one that is alone and owns everything. ``primary``: who that is, None if nobody. ``halted``: the job
-    is paused, so nobody learns.
+    is paused, so nobody learns. ``widest_lead_batches``: how far sources may be ahead for a while (`vnode.lead`); never below the lead.
     """
 
     now_s: float
@@ -44,6 +44,7 @@ class PlanChanged:
     role: Role = Role.PRIMARY
     primary: ReplicaId | None = None
     halted: bool = False
+    widest_lead_batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)

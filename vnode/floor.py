@@ -1,7 +1,8 @@
 """The floor and the durable set of a replica and all behind it: never higher, never larger than what every successor has said.
 
-The floor is the lowest batch that this replica or one behind it still has to learn (PROTOCOL.md, rule 3). A successor of the plan
-that was not heard counts as zero; a new incarnation replaces what the old one said; who leaves the plan is forgotten.
+The floor is the lowest batch that this replica or one behind it still has to learn (PROTOCOL.md, rule 3). A new incarnation replaces what the old one said; who
+leaves the plan is forgotten. A successor of the plan that was not heard holds the floor where it stood when the plan named it: what it lacks below that is in
+spools, where sources had not gone further by then than they may go now. Before anybody was heard that is zero.
 
 A batch is durable *here and behind* once it is in this replica's named checkpoint and in that of everyone behind it: then nobody,
 not even a far successor that restores, makes this replica ask for it again. Taking only the direct successor's word would free
@@ -13,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dcnr.ids import ReplicaId, VNodeId, vnode_of
-from dcnr.intervals import IntervalSet
+from dcnr.intervals import END, IntervalSet
 from vnode.vocabulary import Peer
 
 
@@ -33,6 +34,8 @@ class Behind:
     def __init__(self) -> None:
         self._successors: frozenset[ReplicaId] | None = None
         self._said: dict[ReplicaId, _Said] = {}
+        self._stood: dict[ReplicaId, int] = {}
+        """Of those of the plan: the floor when they were named."""
         self._durable: tuple[IntervalSet | None] | None = None
         """What all successors reported, until one of them reports anew: it is asked for with every event."""
 
@@ -43,6 +46,8 @@ class Behind:
 
     def plan(self, successors: frozenset[ReplicaId]) -> None:
         """A new plan: who left it is forgotten."""
+        stood = self._lowest()[0] if self._successors else 0
+        self._stood = {replica: self._stood.get(replica, stood) for replica in successors}
         self._successors, self._durable = successors, None
         self._said = {replica: said for replica, said in self._said.items() if replica in successors}
 
@@ -55,7 +60,8 @@ class Behind:
         """A way to that incarnation is open: what an older one said is void."""
         said = self._said.get(peer.replica)
         if said is None or said.incarnation < peer.incarnation:
-            self._said[peer.replica] = _Said(peer.incarnation, 0, vnode_of(peer.replica), IntervalSet.empty())
+            stood = self._stood[peer.replica] = self._lowest()[0] if self._successors and peer.replica in self._successors else 0
+            self._said[peer.replica] = _Said(peer.incarnation, stood, vnode_of(peer.replica), IntervalSet.empty())
             self._durable = None
 
     def leave(self, replica: ReplicaId) -> None:
@@ -80,10 +86,17 @@ class Behind:
 
     def floor(self, own: int, vnode: VNodeId) -> tuple[int, VNodeId]:
         """(floor, the VNode that holds it), ``own`` being the lowest batch unlearned here. Zero before the first plan."""
-        lowest = (own, vnode) if self._successors is not None else (0, vnode)
+        if self._successors is None:
+            return 0, vnode
+        behind = self._lowest()
+        return behind if behind[0] < own else (own, vnode)
+
+    def _lowest(self) -> tuple[int, VNodeId]:
+        """Of the successors; beyond every batch where there is none."""
+        lowest = (END, VNodeId(""))
         for replica in sorted(self._successors or ()):
             said = self._said.get(replica)
-            heard = (said.floor, said.floor_vnode) if said else (0, vnode_of(replica))
+            heard = (said.floor, said.floor_vnode) if said else (self._stood[replica], vnode_of(replica))
             if heard[0] < lowest[0]:
                 lowest = heard
         return lowest

@@ -46,11 +46,14 @@ class AnchorArrived:
 
 @dataclass(frozen=True, slots=True)
 class MergeUnanswered:
-    """AskMerge number ``ask`` failed, or its answer did not hold: nothing is known, the core asks again."""
+    """AskMerge number ``ask`` failed, or its answer did not hold: nothing is known, the core asks again. ``is_early``: who was asked lives, and does not
+    know the plan yet by which it leads, or by which this replica is its sibling.
+    """
 
     now_s: float
     ask: int
     reason: str
+    is_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,10 @@ from vnode.vocabulary import Verdict
 _NONE = IntervalSet.empty()
 _AT_LEAST: Final = 2
 """A primary and whoever brings a delta, though the newest plan may have taken its share away."""
+NOT_PRIMARY: Final = "not_primary"
+NOT_PLANNED: Final = "not_planned"
+EARLY: Final = frozenset({NOT_PRIMARY, NOT_PLANNED})
+"""Codes of answers that say no more than that a plan has not arrived yet."""
 MIN_CONTRIBUTORS: Final = 4
 """From so many on deltas are clipped around a centre: with fewer, one bad delta is too large a part of all for a centre to mean anything."""
 
@@ -145,4 +149,4 @@ def counts_of(num_learning: int) -> tuple[float, bool]:
 
 
 def _not_planned(request: int) -> DeferMerge:
-    return DeferMerge(request, "not_planned", "the plan here does not name that replica")
+    return DeferMerge(request, NOT_PLANNED, "the plan here does not name that replica")

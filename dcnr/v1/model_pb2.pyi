@@ -1074,6 +1074,7 @@ class Plan(_message.Message):
     NEXT_REPLICA_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     HALTED_FIELD_NUMBER: _builtins.int
+    WIDEST_LEAD_BATCHES_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -1102,6 +1103,8 @@ class Plan(_message.Message):
     """of the head write that names it, as in its desired states"""
     halted: _builtins.bool
     """the job is paused: replicas stay where they are and learn nothing"""
+    widest_lead_batches: _builtins.int
+    """how far sources may be ahead while one hole holds the floor; 0: no further than the lead"""
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]:
         """every replica"""
@@ -1134,10 +1137,11 @@ class Plan(_message.Message):
         next_replica: _builtins.int = ...,
         sequence: _builtins.int = ...,
         halted: _builtins.bool = ...,
+        widest_lead_batches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "graph_digest", b"graph_digest", "halted", b"halted", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "lead_reason", b"lead_reason", "model", b"model", "network_id", b"network_id", "next_replica", b"next_replica", "number", b"number", "parent_digest", b"parent_digest", "reason", b"reason", "rejections", b"rejections", "sequence", b"sequence", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "graph_digest", b"graph_digest", "halted", b"halted", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "lead_reason", b"lead_reason", "model", b"model", "network_id", b"network_id", "next_replica", b"next_replica", "number", b"number", "parent_digest", b"parent_digest", "reason", b"reason", "rejections", b"rejections", "sequence", b"sequence", "waiting", b"waiting", "widest_lead_batches", b"widest_lead_batches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1248,6 +1252,7 @@ class DesiredState(_message.Message):
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
     LEAD_BATCHES_FIELD_NUMBER: _builtins.int
     HALTED_FIELD_NUMBER: _builtins.int
+    WIDEST_LEAD_BATCHES_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -1272,6 +1277,8 @@ class DesiredState(_message.Message):
     """lead in force"""
     halted: _builtins.bool
     """the job is paused: replicas stay and answer, and learn nothing"""
+    widest_lead_batches: _builtins.int
+    """as in the plan"""
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___DesiredAssignment]:
         """full list"""
@@ -1292,10 +1299,11 @@ class DesiredState(_message.Message):
         assignments: _abc.Iterable[Global___DesiredAssignment] | None = ...,
         lead_batches: _builtins.int = ...,
         halted: _builtins.bool = ...,
+        widest_lead_batches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "halted", b"halted", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "network_id", b"network_id", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "pnode_id", b"pnode_id", "request_digest", b"request_digest", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "halted", b"halted", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "network_id", b"network_id", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "pnode_id", b"pnode_id", "request_digest", b"request_digest", "sequence", b"sequence", "widest_lead_batches", b"widest_lead_batches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

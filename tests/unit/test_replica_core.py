@@ -75,18 +75,18 @@ def test_a_source_waits_at_floor_plus_lead_and_says_for_whom() -> None:
     assert [item.batch for item in of(ev.Learn, instructions)] == [4]
 
 
-def test_a_new_incarnation_counts_as_zero_until_it_is_heard() -> None:
+def test_a_new_incarnation_holds_the_floor_where_the_one_before_had_it() -> None:
     core = started(frozenset({NEXT}))
     core.handle(ev.LinkUp(0.0, 1, Peer(NEXT, 1)))
-    core.handle(ev.AckHeard(0.0, 1, 1, 10, 10, VNodeId("next")))
+    core.handle(ev.AckHeard(0.0, 1, 1, 1, 1, VNodeId("next")))
     learn(core, 0)
-    assert (core.view().floor, core.view().floor_vnode) == (1, "here")
+    learn(core, 1)
+    assert (core.view().floor, core.view().floor_vnode) == (1, "next")
     core.handle(ev.LinkUp(1.0, 2, Peer(NEXT, 2)))
-    assert (core.view().floor, core.view().floor_vnode) == (0, "next")
     core.handle(ev.AckHeard(1.0, 1, 2, 10, 10, VNodeId("next")))
-    assert core.view().floor == 0
+    assert (core.view().floor, core.view().floor_vnode) == (1, "next")
     core.handle(ev.PlanChanged(2.0, {}, frozenset(), 100))
-    assert core.view().floor == 1
+    assert core.view().floor == 2
 
 
 def test_a_frame_is_sent_once_until_the_resend_time_or_an_eviction() -> None:
