@@ -44,9 +44,10 @@ LOAD_S: Final = 5.0
 SAMPLE_S: Final = 0.5
 TRAINING_S: Final = 300.0
 """From submission until every VNode learns."""
-FINISH_S: Final = 1200.0
+FINISH_S: Final = 2400.0
 """From the end of the schedule until the job has ended."""
-PROBE_BATCHES: Final = 20_000
+PROBE_BATCHES: Final = 4_000
+"""No more than the measured job may have: what a batch costs grows with the number of them, so a longer job before it would tell too low a rate."""
 PROBE_S: Final = 40.0
 SETTLING_S: Final = 10.0
 """A job's rate is taken for so long, and so long after every VNode has learned something."""
@@ -56,7 +57,7 @@ UNIT_BATCHES: Final = 2
 LEAD_BATCHES: Final = 64
 """Machines with less to do run ahead of the others for so long only: then the rate is that of the network, from the first window on."""
 SPARE: Final = 1.5
-"""A job is made so much longer than the schedule: one that ends before it leaves no figures, and machines that have just begun are slower than later."""
+"""A job is made so much longer than the schedule: machines just begun are slower than later. One that ends before all the same is followed by another."""
 Row = dict[str, Any]
 Say = Callable[[str], None]
 
@@ -76,7 +77,7 @@ class Setup:
     """Each PNode in a network namespace; needed for partitions."""
     link: str = ""
     fit: bool = True
-    """One job, made as long as the schedule by the rate of a short one before it; else jobs as they are, one after the other."""
+    """Jobs that are made as long as the schedule by the rate of a short one before them; else as they are. One follows the other until it is over."""
 
     def check(self) -> None:
         """Raises Unavailable (``no_partitions``) for partitions without machines of their own."""
@@ -250,7 +251,7 @@ class _Measured:
                 async for view in client.watch(self.job_ids[-1], model=self.setup.work.name, interval_s=VIEW_S):
                     self._seen(view)
             if self.job.job_id == self.job_ids[-1] and self.job.HasField("outcome") and self.job.outcome.job_id:
-                if self.setup.fit or self.over.is_set() or self.job.state != model_pb2.JOB_STATE_COMPLETED:
+                if self.over.is_set() or self.job.state != model_pb2.JOB_STATE_COMPLETED:
                     self.ended.set()
                 else:
                     await self._submit()
