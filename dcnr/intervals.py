@@ -9,7 +9,7 @@ count of bounds lies at or below it. Look-up is a binary search; adding a number
 from __future__ import annotations
 
 import operator
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -217,6 +217,15 @@ _SUB: Final = (False, False, True, False)
 
 
 def _combine(a: tuple[int, ...], b: tuple[int, ...], keep: tuple[bool, ...]) -> tuple[int, ...]:
+    """What lies before and behind the intervals of ``b`` is taken over or left as it is: mostly little is added to much, or taken from it."""
+    first, end = bisect_left(a, b[0]) & -2, bisect_right(a, b[-1])
+    end += end & 1
+    lonely = b if keep[1] else ()
+    middle = _swept(a[first:end], b, keep) if first < end else lonely
+    return (*a[:first], *middle, *a[end:]) if keep[2] else middle
+
+
+def _swept(a: tuple[int, ...], b: tuple[int, ...], keep: tuple[bool, ...]) -> tuple[int, ...]:
     """Sweeps over both lists of bounds once; an odd count of passed bounds means inside, so the result is canonical."""
     i = j = 0
     num_a, num_b = len(a), len(b)
