@@ -1,8 +1,8 @@
 """When questions to one worker go to it: at once while machines of their way have nothing of ours to do, else together with those that come meanwhile. Pure.
 
 What was sent together counts as one call under way until all of it has ended. While there are as many calls as the way has machines, a question waits for
-others: until a call has ended, until it has company for a whole batch, and at most `SHARE` of what calls take lately. (Nagle 1984, RFC 896, with answers
-as acknowledgements; ADR 0075.)
+others: until a call has ended, until it has company for a whole batch, and at most `SHARE` of what calls take lately, nor longer than questions waited
+at their stages anyway. (Nagle 1984, RFC 896, with answers as acknowledgements; ADR 0075.)
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ SHARE: Final = 0.1
 """Of the time from sending a call to its last answer: so much longer does an answer take at most."""
 MOST_S: Final = 0.05
 SMOOTHING: Final = 0.2
+WAITED_SMOOTHING: Final = 0.05
+"""Per question; the other is per call."""
 T = TypeVar("T")
 
 
@@ -44,12 +46,16 @@ class Company(Generic[T]):
         self._calls: dict[int, _Call] = {}
         self._call_of: dict[bytes, int] = {}
         self._num_calls = 0
-        self._took_s = 0.0
+        self._took_s = self._waited_s = 0.0
 
     @property
     def due_s(self) -> float | None:
         """When `due` is to be called, if anything waits."""
-        return self._since_s + min(MOST_S, SHARE * self._took_s) if self._held else None
+        return self._since_s + min(MOST_S, SHARE * self._took_s, self._waited_s) if self._held else None
+
+    def waited(self, seconds: float) -> None:
+        """So long a question has waited at its stages, all together, as they say."""
+        self._waited_s += WAITED_SMOOTHING * (seconds - self._waited_s)
 
     def enters(self, question: bytes, what: T, fits: Fits, now_s: float) -> list[T]:
         """What is to be sent now."""

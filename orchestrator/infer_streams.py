@@ -111,6 +111,10 @@ class InferStream:
             with contextlib.suppress(Unavailable):  # each opens it when it is needed, too
                 self._outbox.say(Words(vnode_pb2.InferMessage(soon=soon)))
 
+    def waited(self, seconds: float) -> None:
+        """So long a question that was asked here has waited at its stages."""
+        self._company.waited(seconds)
+
     def cancel(self, question: bytes) -> None:
         """Tells the worker that nobody waits, or goes on with that session, if there is room to say so."""
         if self._company.holds(question):

@@ -44,6 +44,11 @@ class Answer:
     """and of how many places all of them do, as they say."""
 
     @property
+    def waited_s(self) -> float:
+        """Waiting alone."""
+        return sum(bounded_s(item.waited_s) for item in self.timings.values())
+
+    @property
     def computed_s(self) -> float:
         """Waiting and computing, all hops together."""
         return sum(bounded_s(item.waited_s) + bounded_s(item.computed_s) for item in self.timings.values())
@@ -85,7 +90,9 @@ class Try:
             except Unavailable as error:
                 raise WayFailed(error.message, code="busy", pnode_id=first.pnode_id) from error
             try:
-                return await self._done
+                answer = await self._done
+                first.waited(answer.waited_s)
+                return answer
             finally:
                 if self._done.cancelled():
                     first.cancel(self._id)

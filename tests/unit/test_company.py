@@ -34,6 +34,7 @@ def busy(took_s: float = 1.0) -> tuple[Company[int], int]:
     found: Company[int] = Company()
     assert found.enters(name(0), 0, SMALL, 0.0) == [0]
     assert found.over(name(0), took_s) == []
+    found.waited(100.0)
     for number in range(1, MACHINES + 1):
         assert found.enters(name(number), number, SMALL, took_s) == [number]
     return found, MACHINES + 1
@@ -77,6 +78,15 @@ def test_nobody_waits_for_more_than_a_share_of_what_calls_take(took_s: float) ->
     assert found.enters(name(number + 1), number + 1, SMALL, due_s - 1e-4) == []  # who comes later does not make it longer
     assert found.due_s == pytest.approx(due_s)
     assert found.due(due_s + 1e-9) == [number, number + 1]
+
+
+def test_nobody_waits_where_stages_let_nobody_wait() -> None:
+    found, number = busy()
+    for _ in range(400):
+        found.waited(0.003)
+    assert found.enters(name(number), number, SMALL, 1.0) == []
+    assert found.due(1.002) == []
+    assert found.due(1.0031) == [number]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["enters", "over", "due"]), st.integers(0, 40), st.integers(1, 8)), max_size=120))
@@ -143,6 +153,7 @@ def test_a_stream_sends_together_what_waited_and_nothing_that_nobody_waits_for(m
             stream.forget(name(0), 0.0)
             stream.ask(asked(10), SMALL)
             assert await worker.heard.get() == [name(10)]
+            stream.waited(1e6)
             monkeypatch.setattr(company, "MOST_S", 3600.0)
             monkeypatch.setattr(company, "SHARE", 1e9)
             for number in range(11, 14):
