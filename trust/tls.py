@@ -11,6 +11,7 @@ import hashlib
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
@@ -42,7 +43,11 @@ def self_signed_certificate(key: NodeKey) -> bytes:
 
 def certificate_public_key(certificate: bytes) -> bytes:
     """SubjectPublicKeyInfo (DER) of a certificate in PEM or DER. Raises Corrupt for anything but a P-256 key."""
-    public = _load(certificate).public_key()
+    loaded = _load(certificate)
+    try:
+        public = loaded.public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise Corrupt("a certificate of no key that is known here", code="bad_public_key") from error
     return check_public_key(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
 
 
@@ -70,5 +75,5 @@ def _load(certificate: bytes) -> x509.Certificate:
         if certificate.startswith(b"-----BEGIN"):
             return x509.load_pem_x509_certificate(certificate)
         return x509.load_der_x509_certificate(certificate)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise Corrupt("not a certificate", code="bad_certificate") from error

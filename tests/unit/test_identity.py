@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -328,6 +330,17 @@ def test_a_certificate_is_a_function_of_its_key() -> None:
     for bad in (b"", b"-----BEGIN CERTIFICATE-----\n", pem[:300], b"\x30" * 100, b"x" * 10000, pem + b"\n" * 10000):
         with pytest.raises(Corrupt):
             certificate_id(bad)
+
+
+def test_whatever_a_stranger_shows_as_a_certificate_is_of_a_node_or_corrupt() -> None:
+    key = NodeKey.generate()
+    shown = x509.load_pem_x509_certificate(self_signed_certificate(key)).public_bytes(Encoding.DER)
+    for at in range(len(shown)):
+        for bits in (0x01, 0x80, 0xFF):
+            changed = bytearray(shown)
+            changed[at] ^= bits
+            with suppress(Corrupt), warnings.catch_warnings(action="ignore"):  # of serial numbers below zero
+                certificate_id(bytes(changed))
 
 
 def test_addresses() -> None:
