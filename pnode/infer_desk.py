@@ -32,6 +32,10 @@ from trust.delegation import OpenedDelegations, VerifiedDelegation
 from trust.session import Peer
 
 MAX_STREAMS: Final = 128
+MAX_STREAMS_OF_WORKERS: Final = 96
+"""Of these: orchestrators find room, however many workers were told to connect."""
+MAX_STREAMS_OF_ONE: Final = 8
+"""And of these, whoever it is: one is enough, until others of a connection that broke are noticed."""
 MAX_OF_A_WORKER: Final = 48
 """Of `limits.MAX_QUESTIONS`, what may have come through one other worker: orchestrators that ask here first find room."""
 MAX_WAITING_BYTES: Final = 4 * limits.MAX_QUESTION_BYTES
@@ -104,7 +108,7 @@ class InferDesk:
         """One stream until its end. Raises Refused (``not_a_caller``), Unavailable, and what breaks the stream."""
         if peer.pnode_id is None and peer.node_id not in self._callers:
             raise Refused("questions come from orchestrators of the network, or from workers", code="not_a_caller")
-        if self._group is None or len(self._peers) >= MAX_STREAMS:
+        if self._group is None or not self._has_room(peer):
             raise Unavailable("too many Infer streams", code="overloaded")
         stream = InferStream(CallStream(context), self, HEARS)
         self._peers[stream] = peer
@@ -117,6 +121,14 @@ class InferDesk:
         finally:
             del self._peers[stream]
             self._left(peer, stream)
+
+    def _has_room(self, peer: Peer) -> bool:
+        of_workers = sum(one.pnode_id is not None for one in self._peers.values())
+        return (
+            len(self._peers) < MAX_STREAMS
+            and (peer.pnode_id is None or of_workers < MAX_STREAMS_OF_WORKERS)
+            and sum(one.node_id == peer.node_id for one in self._peers.values()) < MAX_STREAMS_OF_ONE
+        )
 
     # ---- as a stream's listener ---------------------------------------------------------------------------------------------
 
@@ -167,8 +179,8 @@ class InferDesk:
         self._ways.cancel(question, stream)
 
     def _soon(self, peer: Peer, neighbours: Sequence[vnode_pb2.InferNeighbour]) -> None:
-        """Connections to them are opened, where an orchestrator says so and their delegations hold."""
-        if peer.pnode_id is not None:
+        """Connections to them are opened, where somebody says so who is an orchestrator still, and their delegations hold."""
+        if peer.pnode_id is not None or peer.node_id not in self._callers:
             return
         for neighbour in neighbours[: limits.MAX_NEIGHBOURS]:
             try:

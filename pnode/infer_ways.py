@@ -8,6 +8,7 @@ go back the way the question came, unless the worker behind has a stream of the 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,7 +29,9 @@ MAX_WAYS: Final = 64
 MAX_ROUTES: Final = 1024
 """Questions remembered per stream; the oldest give way, and their callers learn of a break by their deadline only."""
 MAX_EARLY: Final = 32
-"""Of these at most so many when one is opened before any question needs it."""
+"""Of these at most so many when one is opened before any question needs it,"""
+EARLY_S: Final = 30.0
+"""and at most so many are begun so within this time, whatever becomes of them: who may have machines dialled does not make scanners of them."""
 IDLE_S: Final = 60.0
 """A stream without questions is closed after this time."""
 REVIEW_S: Final = 1.0
@@ -87,6 +90,8 @@ class Ways:
     def __init__(self, clock: Clock, dial: Dial, told: Told, certificates: Certificates) -> None:
         self._clock, self._dial, self._told, self._certificates = clock, dial, told, certificates
         self._ways: dict[NodeId, _Way] = {}
+        self._early: deque[float] = deque(maxlen=MAX_EARLY)
+        """When the last ones were begun that no question needed yet."""
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -118,14 +123,19 @@ class Ways:
         way.remember(route)
 
     def open_early(self, worker: VerifiedDelegation, certificate: bytes) -> None:
-        """Questions may soon go on to that worker: its stream is opened now if there is room, and one that is open stays so for a while.
+        """Questions may soon go on to that worker: its stream is opened now if there is room and few were so of late; one that is open stays for a while.
 
         ``certificate``: which it is said to show, if anybody knows.
         """
-        way = self._ways.get(worker.worker_id)
+        way, now_s = self._ways.get(worker.worker_id), self._clock.monotonic()
         if way is not None:
-            way.used_s = self._clock.monotonic()
-        elif self._group is not None and len(self._ways) < MAX_EARLY:
+            way.used_s = now_s
+        elif (
+            self._group is not None
+            and len(self._ways) < MAX_EARLY
+            and (len(self._early) < MAX_EARLY or now_s - self._early[0] >= EARLY_S)
+        ):
+            self._early.append(now_s)
             self._certificates.told(worker.worker_id, certificate)
             self._open(worker)
 

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grpc import aio
 
 from dcnr.question_tensors import tensor_message
 from dcnr.question_wire import Words
 from dcnr.rpc.dialer import Dialer
+from dcnr.rpc.errors import error_from_rpc
 from dcnr.rpc.server import RpcServer
 from dcnr.system import SystemClock
 from dcnr.tensor import encode
@@ -25,7 +27,7 @@ from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode.infer_desk import Here, InferDesk
 from pnode.infer_places import Computed, Wish
 from pnode.infer_reads import Asking, Reads
-from pnode.infer_ways import IDLE_S, Route, Ways
+from pnode.infer_ways import EARLY_S, IDLE_S, MAX_EARLY, Route, Ways
 from pnode.infer_words import Travelling
 from pnode.links import SERVICE
 from pnode.rpc import pnode_of
@@ -83,6 +85,7 @@ class Ends:
     clock: Later
     dialled: list[str]
     address: str
+    desk: InferDesk
     back: list[vnode_pb2.InferMessage] = field(default_factory=list)
 
     async def ask(self) -> tuple[bytes, object]:
@@ -140,7 +143,7 @@ async def ends() -> AsyncIterator[Ends]:
     await asyncio.sleep(0)
     try:
         worker = open_delegation(theirs, network_id=NETWORK, now_wall=now)
-        yield Ends(ways, worker, echo, server, clock, dialled, f"127.0.0.1:{port}")
+        yield Ends(ways, worker, echo, server, clock, dialled, f"127.0.0.1:{port}", desk)
     finally:
         for task in running:
             task.cancel()
@@ -175,16 +178,34 @@ def near(pnode: NodeKey, worker: NodeKey, address: str = "127.0.0.1:1") -> vnode
     return vnode_pb2.InferNeighbour(delegation=make_delegation(pnode, NETWORK, worker.public_der, 1, [address], CLOCK.wall()))
 
 
-async def say_soon(dialer: Dialer, both: Ends, *neighbours: vnode_pb2.InferNeighbour) -> None:
-    """To the worker behind; a question that nobody takes is answered after it was heard."""
+@asynccontextmanager
+async def stream_of(dialer: Dialer, both: Ends) -> AsyncIterator[Any]:
+    """To the worker behind, which has heard of it."""
     connection = await dialer.connect(WORKER.node_id, [both.address])
     call: Any = connection.channel.stream_stream(f"/{SERVICE}/Infer")(metadata=connection.metadata)
-    await call.write(vnode_pb2.InferMessage(soon=neighbours).SerializeToString())
+    try:
+        await heard_till_here(call)
+        yield call
+    finally:
+        call.cancel()
+        await connection.close()
+
+
+async def heard_till_here(call: Any) -> None:
+    """A question that nobody takes is answered after all was heard that was said before."""
     await call.write(vnode_pb2.InferMessage(request=vnode_pb2.InferRequest(id=bytes(16))).SerializeToString())
-    while vnode_pb2.InferMessage.FromString(await call.read()).WhichOneof("kind") != "failure":
+    while (data := await call.read()) and vnode_pb2.InferMessage.FromString(data).WhichOneof("kind") != "failure":
         pass
-    call.cancel()
-    await connection.close()
+
+
+async def say_soon(call: Any, *neighbours: vnode_pb2.InferNeighbour) -> None:
+    await call.write(vnode_pb2.InferMessage(soon=neighbours).SerializeToString())
+    await heard_till_here(call)
+
+
+def a_worker() -> Dialer:
+    mine = make_delegation(OTHER_NODE, NETWORK, OTHER.public_der, 1, ["127.0.0.1:1"], CLOCK.wall())
+    return Dialer(OTHER, NETWORK, clock=CLOCK, rng=secrets.token_bytes, delegation=lambda: mine)
 
 
 def test_a_stream_that_is_opened_early_is_there_for_the_question_and_goes_when_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,21 +234,55 @@ def test_a_stream_that_is_opened_early_is_there_for_the_question_and_goes_when_n
 
 def test_orchestrators_alone_have_streams_opened_and_not_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with ends() as both:
-            first, mine = (
-                NodeKey.generate(),
-                make_delegation(OTHER_NODE, NETWORK, OTHER.public_der, 1, ["127.0.0.1:1"], CLOCK.wall()),
-            )
-            peer = Dialer(OTHER, NETWORK, clock=CLOCK, rng=secrets.token_bytes, delegation=lambda: mine)
-            await say_soon(peer, both, near(NODE, first))
+        caller = Dialer(CALLER, NETWORK, clock=CLOCK, rng=secrets.token_bytes)
+        async with ends() as both, stream_of(a_worker(), both) as peers, stream_of(caller, both) as callers:
+            first = NodeKey.generate()
+            await say_soon(peers, near(NODE, first))
             assert both.dialled == []
-            caller = Dialer(CALLER, NETWORK, clock=CLOCK, rng=secrets.token_bytes)
             unsigned = vnode_pb2.InferNeighbour(delegation=identity_pb2.Envelope(payload=b"none"))
-            await say_soon(caller, both, unsigned, near(NODE, WORKER), near(OTHER_NODE, first))
+            await say_soon(callers, unsigned, near(NODE, WORKER), near(OTHER_NODE, first))
             await eventually(lambda: both.dialled == [first.node_id])
-            monkeypatch.setattr("pnode.infer_ways.MAX_EARLY", 0)
-            await say_soon(caller, both, near(NODE, NodeKey.generate()))
-            assert both.dialled == [first.node_id]
+            with monkeypatch.context() as narrow:
+                narrow.setattr("pnode.infer_ways.MAX_EARLY", 0)
+                await say_soon(callers, near(NODE, NodeKey.generate()))
+            both.desk.allow([])
+            await say_soon(callers, near(NODE, NodeKey.generate()))
+            assert both.dialled == [first.node_id], "who is an orchestrator no more has nobody dialled"
+
+    asyncio.run(story())
+
+
+def test_who_has_machines_dialled_without_end_is_heard_so_many_times_only() -> None:
+    async def story() -> None:
+        async with ends() as both:
+            for _ in range(2):
+                for _ in range(MAX_EARLY + 1):  # at addresses where nobody is: each gives its place back at once
+                    delegation = near(NODE, NodeKey.generate()).delegation
+                    both.ways.open_early(open_delegation(delegation, network_id=NETWORK, now_wall=CLOCK.wall()), b"")
+                    await eventually(lambda: not both.ways._ways)
+                assert len(both.dialled) == MAX_EARLY
+                await both.ask()
+                assert len(both.dialled) == MAX_EARLY + 1, "questions do not wait for that"
+                await eventually(lambda: not any(way.routes for way in both.ways._ways.values()))
+                both.dialled.clear()
+                both.clock.ahead_s += max(EARLY_S, IDLE_S)
+                both.ways._review(both.clock.monotonic())
+
+    asyncio.run(story())
+
+
+def test_streams_of_one_and_of_all_workers_leave_room_for_those_of_orchestrators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pnode.infer_desk.MAX_STREAMS_OF_WORKERS", 1)
+    monkeypatch.setattr("pnode.infer_desk.MAX_STREAMS_OF_ONE", 2)
+
+    async def story() -> None:
+        caller = Dialer(CALLER, NETWORK, clock=CLOCK, rng=secrets.token_bytes)
+        async with ends() as both, stream_of(a_worker(), both), stream_of(caller, both), stream_of(caller, both):
+            for dialer in (a_worker(), caller):
+                with pytest.raises(aio.AioRpcError) as refused:
+                    async with stream_of(dialer, both):
+                        pass
+                assert error_from_rpc(refused.value).code == "overloaded"
 
     asyncio.run(story())
 
