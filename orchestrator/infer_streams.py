@@ -103,11 +103,11 @@ class InferStream:
         self._said |= {worker.worker_id: now for worker, _ in neighbours}
         while len(self._said) > MAX_SAID:
             del self._said[next(iter(self._said))]
-        soon = [
-            vnode_pb2.InferNeighbour(delegation=worker.envelope, certificate=certificate)
-            for worker, certificate in new[: limits.MAX_NEIGHBOURS]
-        ]
-        if soon:
+        for first in range(0, len(new), limits.MAX_NEIGHBOURS):
+            soon = [
+                vnode_pb2.InferNeighbour(delegation=worker.envelope, certificate=certificate)
+                for worker, certificate in new[first : first + limits.MAX_NEIGHBOURS]
+            ]
             with contextlib.suppress(Unavailable):  # each opens it when it is needed, too
                 self._outbox.say(Words(vnode_pb2.InferMessage(soon=soon)))
 
@@ -198,20 +198,26 @@ class InferStreams:
     def __init__(self, dial: Dial, clock: Clock) -> None:
         self._dial, self._clock = dial, clock
         self._streams: dict[str, InferStream] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._opening: dict[str, asyncio.Future[InferStream]] = {}
+        """By worker that is being dialled: whoever needs it waits for the one dial, and it goes on where nobody does any more."""
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
         """Keeps the streams until cancelled; closes those that nobody uses."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            while True:
-                await asyncio.sleep(TIDY_S)
-                now = self._clock.monotonic()
-                for worker_id, stream in list(self._streams.items()):
-                    if not stream.is_used and now - stream.used_at > IDLE_S:
-                        del self._streams[worker_id]
-                        await stream.close()
+            try:
+                while True:
+                    await asyncio.sleep(TIDY_S)
+                    await self._tidy(self._clock.monotonic())
+            finally:
+                self._group = None  # a group that ends takes no task
+
+    async def _tidy(self, now: float) -> None:
+        for worker_id, stream in list(self._streams.items()):
+            if not stream.is_used and now - stream.used_at > IDLE_S:
+                del self._streams[worker_id]
+                await stream.close()
 
     def open_one(self, worker: VerifiedDelegation) -> InferStream | None:
         """The stream to that worker, if it is open already."""
@@ -237,9 +243,9 @@ class InferStreams:
             self._group.create_task(self._open_early(plan))
 
     async def _open_early(self, plan: Sequence[tuple[VerifiedDelegation, Sequence[VerifiedDelegation]]]) -> None:
-        missing = [worker for worker, _ in plan if self.open_one(worker) is None]
-        room = max(0, MAX_EARLY - len(self._streams))
-        await asyncio.gather(*(self.opened(worker) for worker in missing[:room]), return_exceptions=True)
+        opening = [found for worker, _ in plan if self.open_one(worker) is None and (found := self._early(worker)) is not None]
+        if opening:
+            await asyncio.wait(opening)
         now = self._clock.monotonic()
         for worker, others in plan:
             stream = self.open_one(worker)
@@ -247,28 +253,54 @@ class InferStreams:
                 stream.used_at = now
                 self.goes_on(worker, others)
 
+    def _early(self, worker: VerifiedDelegation) -> asyncio.Future[InferStream] | None:
+        known = self._opening.get(worker.worker_id)
+        if known is None and self._group is not None and len(self._streams) + len(self._opening) < MAX_EARLY:
+            known = self._begun(worker)
+        return known
+
     async def opened(self, worker: VerifiedDelegation) -> InferStream:
         """The stream to that worker. Raises Unavailable (``unreachable``, ``too_many_streams``), Refused, RemoteFault."""
-        async with self._opening.setdefault(worker.worker_id, asyncio.Lock()):
-            found = self.open_one(worker)
-            if found is not None:
-                return found
-            if self._group is None or len(self._streams) >= MAX_STREAMS:
-                raise Unavailable("too many workers are asked at once", code="too_many_streams")
-            within_s = DIAL_S if worker.addresses else RELAYED_DIAL_S
-            try:
-                async with asyncio.timeout(within_s):
-                    connection = await self._dial(worker.worker_id, worker.addresses)
-            except TimeoutError:
-                raise Unavailable(f"the worker does not answer within {within_s:g} s", code="unreachable") from None
-            finally:
-                self._opening.pop(worker.worker_id, None)
-            stream = InferStream(worker.pnode_id, connection, self._clock)
-            self._streams[worker.worker_id] = stream
-            self._group.create_task(self._keep(worker.worker_id, stream))
-            return stream
+        found = self.open_one(worker)
+        if found is not None:
+            return found
+        return await asyncio.shield(self._opening.get(worker.worker_id) or self._begun(worker))
 
-    async def _keep(self, worker_id: str, stream: InferStream) -> None:
+    def _begun(self, worker: VerifiedDelegation) -> asyncio.Future[InferStream]:
+        if self._group is None or len(self._streams) + len(self._opening) >= MAX_STREAMS:
+            raise Unavailable("too many workers are asked at once", code="too_many_streams")
+        opening = self._opening[worker.worker_id] = asyncio.get_running_loop().create_future()
+        task = self._group.create_task(self._keep(worker, opening))
+        task.add_done_callback(
+            lambda _: self._no_longer(worker.worker_id, opening)
+        )  # also of a task that was cancelled before it began
+        return opening
+
+    def _no_longer(self, worker_id: str, opening: asyncio.Future[InferStream]) -> None:
+        if self._opening.get(worker_id) is opening:
+            del self._opening[worker_id]
+        if not opening.done():
+            opening.set_exception(Unavailable("this orchestrator ends", code="unreachable"))
+        opening.exception()  # looked at, also where nobody waits any more
+
+    async def _keep(self, worker: VerifiedDelegation, opening: asyncio.Future[InferStream]) -> None:
+        """From the dial to the stream's end; never raises what the worker did."""
+        try:
+            stream = await self._dialled(worker)
+        except Exception as error:  # noqa: BLE001  told to whoever waits: what one worker does never ends the others' streams
+            opening.set_exception(error)
+            return
+        self._streams[worker.worker_id] = stream
+        opening.set_result(stream)
+        self._no_longer(worker.worker_id, opening)
         await stream.run()
-        if self._streams.get(worker_id) is stream:
-            del self._streams[worker_id]
+        if self._streams.get(worker.worker_id) is stream:
+            del self._streams[worker.worker_id]
+
+    async def _dialled(self, worker: VerifiedDelegation) -> InferStream:
+        within_s = DIAL_S if worker.addresses else RELAYED_DIAL_S
+        try:
+            async with asyncio.timeout(within_s):
+                return InferStream(worker.pnode_id, await self._dial(worker.worker_id, worker.addresses), self._clock)
+        except TimeoutError:
+            raise Unavailable(f"the worker does not answer within {within_s:g} s", code="unreachable") from None

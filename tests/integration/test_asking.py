@@ -21,6 +21,7 @@ from dcnr.graph import graph_digest, stages_of_graph
 from dcnr.settings import TracingSettings
 from dcnr.tracing import UNTRACED, started
 from dcnr.v1 import local_pb2, orchestrator_pb2
+from orchestrator.infer_streams import InferStreams
 from pnode.supervisor import WORKER
 from vnode.registry import default_registry
 from vnode.torch_stage import initial_state
@@ -158,8 +159,12 @@ def test_who_could_take_over_is_connected_to_before_it_has_to(tmp_path: Path, mo
             here.queued[spare.pnode_id] = 1000  # nobody asks it
             for end, vnode in ((first, "a"), (second, "b"), (spare, "b"), (last, "c")):
                 await here.seat(end, vnode)
-            for _ in range(2):
+            plans: list[object] = []
+            with monkeypatch.context() as seen:
+                seen.setattr(InferStreams, "open_early", lambda streams, plan: plans.append(plan))
                 assert (await here.ask(asked)).stages[1].pnode_id == second.pnode_id
+            assert not plans, "who asks once costs nothing beyond the way"
+            assert (await here.ask(asked)).stages[1].pnode_id == second.pnode_id
             await until(lambda: spare.hello.data_port in connected_to(first) and last.hello.data_port in connected_to(spare))
 
     asyncio.run(scenario())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from dcnr import limits
 from dcnr.errors import Unavailable
 from dcnr.system import SystemClock
 from dcnr.v1 import vnode_pb2
-from orchestrator.infer_streams import MAX_EARLY, MAX_SAID, SAID_S, InferStream, InferStreams
+from orchestrator.infer_streams import MAX_EARLY, MAX_SAID, MAX_STREAMS, SAID_S, Dial, InferStream, InferStreams
 from trust.delegation import VerifiedDelegation, make_delegation, open_delegation
 from trust.identity import NodeKey
 
@@ -33,7 +36,7 @@ def said(stream: InferStream) -> list[vnode_pb2.InferMessage]:
 
 def test_it_is_said_once_and_again_only_when_nothing_went_there_for_a_while() -> None:
     connection: Any = SimpleNamespace(certificate=b"its own")
-    stream, one, other = InferStream("p", connection, 0.0), worker(), worker()
+    stream, one, other = InferStream("p", connection, SystemClock()), worker(), worker()
     stream.goes_on([(one, b"shown"), (other, b"")], 0.0)
     (message,) = said(stream)
     assert message.WhichOneof("kind") is None, "older nodes take it for a sign of life"
@@ -45,14 +48,26 @@ def test_it_is_said_once_and_again_only_when_nothing_went_there_for_a_while() ->
     assert [near.delegation for near in message.soon] == [other.envelope], "questions went on to the first one meanwhile"
 
 
-def test_what_is_said_and_remembered_is_bounded() -> None:
+def test_what_is_said_in_one_message_and_remembered_is_bounded() -> None:
     connection: Any = SimpleNamespace(certificate=b"")
-    stream, many = InferStream("p", connection, 0.0), [(worker(), b"") for _ in range(limits.MAX_NEIGHBOURS + 1)]
+    stream, many = InferStream("p", connection, SystemClock()), [(worker(), b"") for _ in range(limits.MAX_NEIGHBOURS + 1)]
     stream.goes_on(many, 0.0)
-    assert [len(message.soon) for message in said(stream)] == [limits.MAX_NEIGHBOURS]
+    assert [len(message.soon) for message in said(stream)] == [limits.MAX_NEIGHBOURS, 1]
     for _ in range(MAX_SAID):
         stream.goes_on([(worker(), b"")], 0.0)
     assert len(stream._said) == MAX_SAID
+
+
+@asynccontextmanager
+async def streams_that(dial: Dial) -> AsyncIterator[InferStreams]:
+    streams = InferStreams(dial, SystemClock())
+    running = asyncio.create_task(streams.run())
+    await asyncio.sleep(0)
+    try:
+        yield streams
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
 
 
 def test_streams_that_no_question_needs_yet_leave_room_for_those_that_one_does() -> None:
@@ -60,15 +75,49 @@ def test_streams_that_no_question_needs_yet_leave_room_for_those_that_one_does()
 
     async def dial(worker_id: str, addresses: Sequence[str]) -> Any:
         dialled.append(worker_id)
-        raise Unavailable("nobody is there", code="unreachable")
+        await asyncio.Event().wait()
 
     async def story() -> None:
-        streams = InferStreams(dial, SystemClock())
-        running = asyncio.create_task(streams.run())
-        await asyncio.sleep(0)
-        await streams._open_early([(worker(), ()) for _ in range(MAX_EARLY + 1)])
-        assert len(dialled) == MAX_EARLY
-        running.cancel()
-        await asyncio.wait([running])
+        async with streams_that(dial) as streams:
+            early = [asyncio.create_task(streams._open_early([(worker(), ()) for _ in range(MAX_EARLY - 1)])) for _ in range(2)]
+            while len(dialled) < MAX_EARLY:  # noqa: ASYNC110  of a task that has no event for it
+                await asyncio.sleep(0)
+            needed = [asyncio.create_task(streams.opened(worker())) for _ in range(MAX_STREAMS - MAX_EARLY + 1)]
+            done, _ = await asyncio.wait(needed, return_when=asyncio.FIRST_COMPLETED)
+            assert done == {needed[-1]}
+            with pytest.raises(Unavailable) as refused:
+                await needed[-1]
+            assert refused.value.code == "too_many_streams"
+            assert len(dialled) == MAX_STREAMS
+        for task in needed[:-1]:
+            with pytest.raises(Unavailable):  # nobody is left waiting where this process ends
+                await task
+        await asyncio.gather(*early)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("error", [Unavailable("nobody is there", code="unreachable"), ValueError("a mistake of ours")])
+def test_all_that_need_a_worker_wait_for_one_dial_and_hear_of_its_end_at_once(error: Exception) -> None:
+    dialled: list[asyncio.Future[Any]] = []
+
+    async def dial(worker_id: str, addresses: Sequence[str]) -> Any:
+        dialled.append(asyncio.get_running_loop().create_future())
+        return await dialled[-1]
+
+    async def story() -> None:
+        one = worker()
+        async with streams_that(dial) as streams:
+            for number in range(2):
+                waiting = [asyncio.create_task(streams.opened(one)) for _ in range(3)]
+                while len(dialled) <= number:  # noqa: ASYNC110  of a task that has no event for it
+                    await asyncio.sleep(0)
+                waiting[0].cancel()
+                await asyncio.wait(waiting[:1])
+                dialled[-1].set_exception(error)
+                for task in waiting[1:]:
+                    with pytest.raises(type(error)):
+                        await task
+                assert len(dialled) == number + 1
 
     asyncio.run(story())
