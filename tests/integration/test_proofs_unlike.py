@@ -11,7 +11,8 @@ from network_rig import Rig, running_network
 from dcnr.testing import LocalPNode
 from dcnr.v1 import orchestrator_pb2
 
-VNODES = tuple("abcdefg")
+VNODES = tuple("abcdefghij")
+"""So many that a machine four times slower gets one even where a loaded computer made it look ten times slower."""
 QUICK, SLOW = LocalPNode("quick", 1.0, 1024, ("--cpu-percent", "32")), LocalPNode("slow", 1.0, 1024, ("--cpu-percent", "8"))
 PASSES = 9  # of four batches each: enough for a measured step time to count
 MAX_JOBS = 3
