@@ -158,7 +158,7 @@ class Answering:
         with self._shared.tracer.span("way", exit=way.exit, hops=len(way.hops)):
             answer = await Try(question, way, self._shared.random_bytes(16)).answer(
                 self._streams, workers, network_id=self._shared.policy.network_id, model=model, caller=self._shared.key.node_id,
-                deadline_s=deadline_s, now=began,
+                deadline_s=deadline_s,
             )  # fmt: skip
         took_s = clock.monotonic() - began
         if not question.offset:  # patience is for whole questions: what is left of one takes less

@@ -76,11 +76,11 @@ class InferStream:
             raise Unavailable("the stream to the worker broke", code="stream_broken")
         self._listeners[question] = listener
 
-    def forget(self, question: bytes, now: float) -> None:
+    def forget(self, question: bytes) -> None:
         """Nobody waits for it any more."""
         self._listeners.pop(question, None)
-        self.used_at = now
-        self._send(self._company.over(question, self._clock.monotonic()))
+        self.used_at = self._clock.monotonic()
+        self._send(self._company.over(question, self.used_at))
 
     def ask(self, words: Words, fits: Fits | None) -> None:
         """A question, which waits for company where `Company` says so; None: it has none. Raises Unavailable (``busy``) where too much is unsent."""

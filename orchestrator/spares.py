@@ -19,7 +19,7 @@ MAX_PER_STAGE: Final = 3
 AGAIN_S: Final = 30.0
 """After this time it is said again, so that connections that nobody uses stay open (`pnode.infer_ways.IDLE_S`),"""
 CHANGED_S: Final = 1.0
-"""or after this one where others compute now."""
+"""or after this one where others compute now: so often it is looked."""
 ASKED_S: Final = 60.0
 """Between two questions that count as asked again."""
 MAX_KNOWN: Final = 256
@@ -43,6 +43,8 @@ def _chosen(way: Way, hop: Candidate) -> tuple[str, ...]:
 @dataclass(slots=True)
 class _Known:
     asked_s: float
+    looked_s: float
+    """When it was last looked who computes: every question asks, and stages may have hundreds of candidates."""
     opened_s: float
     candidates: frozenset[tuple[str, str]]
 
@@ -57,17 +59,19 @@ class Spares:
     def is_due(self, model: str, way: Way) -> bool:
         """That way has just answered: whether the connections of `onward` are to be opened, or kept open, now."""
         now_s, key = self._clock.monotonic(), (model, way.exit)
-        candidates = frozenset((hop.vnode, item.pnode_id) for hop in way.hops for item in way.table.candidates.get(hop.vnode, ()))
         known = self._known.pop(key, None)
-        if known is None or now_s - known.asked_s > ASKED_S:
-            known = _Known(now_s, -AGAIN_S, frozenset())
-            is_due = False
-        else:
-            is_due = now_s - known.opened_s >= (AGAIN_S if candidates == known.candidates else CHANGED_S)
+        is_first = known is None or now_s - known.asked_s > ASKED_S
+        if known is None or is_first:
+            known = _Known(now_s, float("-inf"), float("-inf"), frozenset())
         known.asked_s = now_s
-        if is_due:
-            known.opened_s, known.candidates = now_s, candidates
         self._known[key] = known
         while len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
-        return is_due
+        if is_first or now_s - known.looked_s < CHANGED_S:
+            return False
+        known.looked_s = now_s
+        candidates = frozenset((hop.vnode, item.pnode_id) for hop in way.hops for item in way.table.candidates.get(hop.vnode, ()))
+        if candidates == known.candidates and now_s - known.opened_s < AGAIN_S:
+            return False
+        known.opened_s, known.candidates = now_s, candidates
+        return True

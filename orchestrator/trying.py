@@ -74,7 +74,7 @@ class Try:
         self._from = ""
 
     async def answer(
-        self, streams: InferStreams, workers: Mapping[str, VerifiedDelegation], *, network_id: str, model: str, caller: str, deadline_s: float, now: float,
+        self, streams: InferStreams, workers: Mapping[str, VerifiedDelegation], *, network_id: str, model: str, caller: str, deadline_s: float,
     ) -> Answer:  # fmt: skip
         """The answer. ``workers``: by PNode of the way. Raises WayFailed, Unavailable where no stream can be had."""
         opened: dict[str, InferStream] = {}
@@ -100,7 +100,7 @@ class Try:
             if not self._done.cancel() and not self._done.cancelled():
                 self._done.exception()  # whatever else went wrong is what counts
             for stream in opened.values():
-                stream.forget(self._id, now)
+                stream.forget(self._id)
 
     async def _open(self, streams: InferStreams, workers: Mapping[str, VerifiedDelegation], opened: dict[str, InferStream]) -> None:
         """Listens to all workers of the way; those that are not open yet are dialled side by side."""

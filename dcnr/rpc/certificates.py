@@ -15,7 +15,7 @@ MAX_KNOWN: Final = 1024
 
 
 class Certificates:
-    """Of one process, in DER; those met longest ago give way."""
+    """Of one process, in DER; those learned longest ago give way."""
 
     def __init__(self) -> None:
         self._known: dict[NodeId, bytes] = {}

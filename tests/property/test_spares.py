@@ -77,6 +77,8 @@ def test_only_who_asks_again_has_connections_opened_and_they_stay() -> None:
     assert not due(1.5)
     assert due(1.0 + CHANGED_S, three), "who computes has changed"
     assert not due(1.5 + CHANGED_S, three)
+    assert not due(1.0 + 2 * CHANGED_S, three)
+    assert not due(1.5 + 2 * CHANGED_S, two), "looked at half a second ago"
     assert due(1.0 + CHANGED_S + AGAIN_S, three), "else nobody would keep them open"
     assert not due(10.0 + ASKED_S + AGAIN_S, three), "nobody asked for long"
     assert due(11.0 + ASKED_S + AGAIN_S, three)

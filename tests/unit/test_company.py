@@ -150,7 +150,7 @@ def test_a_stream_sends_together_what_waited_and_nothing_that_nobody_waits_for(m
                 stream.ask(asked(number), SMALL)
                 assert await worker.heard.get() == [name(number)]
             await asyncio.sleep(0)
-            stream.forget(name(0), 0.0)
+            stream.forget(name(0))
             stream.ask(asked(10), SMALL)
             assert await worker.heard.get() == [name(10)]
             stream.waited(1e6)
@@ -159,10 +159,10 @@ def test_a_stream_sends_together_what_waited_and_nothing_that_nobody_waits_for(m
             for number in range(11, 14):
                 stream.ask(asked(number), SMALL)
             stream.cancel(name(12))
-            stream.forget(name(12), 0.0)
+            stream.forget(name(12))
             stream.ask(asked(20), None)  # has no company
             assert await worker.heard.get() == [name(20)]
-            stream.forget(name(10), 0.0)
+            stream.forget(name(10))
             assert await worker.heard.get() == [name(11), name(13)]
             monkeypatch.setattr(company, "SHARE", 0.0)
             stream.ask(asked(14), SMALL)  # its time comes by itself
