@@ -30,6 +30,7 @@ from dcnr.system import SystemClock
 from dcnr.tracing import started
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, orchestrator_pb2, vnode_pb2
 from pnode.auditing import Auditing, Auditor
+from pnode.courtesy import give_way
 from pnode.crew import Acting, Crew, Outlets
 from pnode.donors import Donor
 from pnode.frames import intervals_of
@@ -59,7 +60,6 @@ MAX_QUEUED: Final = 4096
 MAX_EVIDENCE: Final = 32
 EVIDENCE_AFTER_S: Final = 1.0
 EXECUTOR_THREADS: Final = 4
-NICE: Final = 10
 NO_TRACING: Final = TracingSettings()
 
 
@@ -364,8 +364,7 @@ def main(arguments: Sequence[str] | None = None, making: Making = Making()) -> i
     parser.add_argument("--trace-endpoint", default="", help="collector of traces; empty: none")
     parser.add_argument("--trace-share", type=float, default=1.0, help="of the traces that begin here")
     options = parser.parse_args(arguments)
-    with contextlib.suppress(OSError):
-        os.nice(NICE)
+    give_way()
     return asyncio.run(_main(options, making))
 
 

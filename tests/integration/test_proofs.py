@@ -17,6 +17,7 @@ from rogue import FAR_EPOCH, rogue_at
 
 from dcnr.testing import LocalPNode, Process
 from dcnr.v1 import identity_pb2, model_pb2
+from pnode.courtesy import NICE
 from pnode.home import read_message
 from trust.envelope import open_single, parse
 from trust.identity import NodeKey
@@ -64,6 +65,17 @@ def files_below(directory: Path) -> Iterator[Path]:
     """Every file; directories may come and go meanwhile."""
     for folder, _, names in os.walk(directory):
         yield from (path for name in names if (path := Path(folder, name)).is_file() and not path.is_symlink())
+
+
+def test_workers_give_way_to_whatever_else_runs(rig: Rig) -> None:
+    """Goal: what computes is nice beside every other program, also where the scheduler shares the processor among sessions first."""
+    for process in rig.network.pnodes:
+        worker = psutil.Process(rig.told(process).worker_pid)
+        assert worker.nice() == NICE
+        group = Path(f"/proc/{worker.pid}/autogroup")
+        if group.exists():  # only where the kernel has such groups
+            assert group.read_text(encoding="ascii").endswith(f"nice {NICE}\n")
+            assert psutil.Process(process.pid).nice() == 0, "the daemon answers at once"
 
 
 def test_no_secret_leaves_its_owner(rig: Rig) -> None:
