@@ -63,7 +63,7 @@ def _row(case: Case) -> Row:
     learned = _cpu_s(lambda: [worker.learn(one.batch, one.inputs, one.target, number) for number, one in enumerate(entries)])
     claim = record(
         TorchCompute(stage, REGISTRY, num_batches=case.num_steps, seed=case.seed), first, entries, codec=CODEC,
-        state_every=checks.replay().span_steps, maps=checks.maps,
+        state_every=checks.replay().span_steps, sketched=checks,
     )  # fmt: skip
     again = TorchCompute(stage, REGISTRY, num_batches=case.num_steps, seed=case.seed)
     compared = lambda: judge(replay(again, schema_of(stage, REGISTRY), claim, checks.replay(), as_array=as_array))  # noqa: E731

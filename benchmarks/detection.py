@@ -48,7 +48,7 @@ def _row(case: Case, behaviour: Behaviour, codec: str) -> Row:
     checks = checks_of_stage(stage, REGISTRY)
     cheat = CheatingCompute(stage, REGISTRY, behaviour, num_batches=NUM_BATCHES, seed=case.seed, num_steps=NUM_STEPS)
     claim = record(
-        cheat, case.first(), case.entries(NUM_STEPS), codec=codec, state_every=checks.replay().span_steps, maps=checks.maps
+        cheat, case.first(), case.entries(NUM_STEPS), codec=codec, state_every=checks.replay().span_steps, sketched=checks
     )
     honest = TorchCompute(stage, REGISTRY, num_batches=NUM_BATCHES, seed=case.seed)
     sketch = Sketch(stage, REGISTRY, checks, secret=f"secret {case.seed}".encode(), num_batches=NUM_BATCHES, seed=case.seed)

@@ -144,7 +144,7 @@ def main(arguments: list[str]) -> None:
         checks = checks_of_stage(case.stage(), REGISTRY)
         if action == "record":
             span = checks.replay().span_steps
-            save(path, record(_compute(case), case.first(), case.entries(), codec=codec, state_every=span, maps=checks.maps))
+            save(path, record(_compute(case), case.first(), case.entries(), codec=codec, state_every=span, sketched=checks))
         else:
             for row in judged(case, load(path, case, codec), checks):
                 print(json.dumps(row), flush=True)

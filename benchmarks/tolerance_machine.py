@@ -51,12 +51,12 @@ def main(arguments: list[str]) -> None:
 def honest(case: Case) -> Claim:
     """What this machine claims after learning the case, with all states that any span needs."""
     stage = case.stage()
-    maps = checks_of_stage(stage, REGISTRY).maps
+    checks = checks_of_stage(stage, REGISTRY)
     entries, states = case.entries(), {0: case.first()}
     steps: list[ClaimedStep] = []
     compute = _compute(case)
     for start, end in _pieces(case.num_steps):
-        part = record(compute, states[start], entries[start:end], codec="raw", maps=maps)
+        part = record(compute, states[start], entries[start:end], codec="raw", sketched=checks)
         steps += part.steps
         states[end] = part.states[end - start]
     return Claim(tuple(steps), states)

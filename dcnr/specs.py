@@ -78,10 +78,14 @@ class CheckPlan:
     ``sketched``: the linear and convolutional maps (``nn.Linear``, ``nn.Conv2d``) inside the module that a sketch may stand for, in the order
     of the forward pass, the module itself being ``""``. The first must read what carries no gradient. What is between and behind them is
     computed in full by the checker and should be cheap.
+    ``before_kinks``: what else a worker says for a sketch in stages with kinks: parts of the module whose output two machines round differently, where a
+    kink reads it, be it here or in the objective. Behind them, and behind a sketched map with a kink right after it, only operations that round
+    alike everywhere may come before the kink: one product, sum or comparison by element.
     """
 
     smooth: bool = False
     sketched: tuple[str, ...] = ()
+    before_kinks: tuple[str, ...] = ()
 
 
 @runtime_checkable

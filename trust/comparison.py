@@ -15,7 +15,7 @@ from trust.findings import DOUBT_FACTOR, finding_of
 from trust.overturned import Finding
 
 PARTS: Final = ("rate", "lineage", "map", "input_gradient", "output", "loss", "weights", "wander", "slots", "buffers")
-"""Learning rate, what a state says it holds, a map's product, the gradient of its input, output, loss, and the parts of a state."""
+"""Learning rate, what a state says it holds, a map's product (or what is before a kink), the gradient of its input, output, loss, and the parts of a state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def honest(stage: Stage, *, seed: int = 0, codec: str = "raw", state_every: int 
     compute = TorchCompute(stage, REGISTRY, num_batches=NUM_BATCHES, seed=seed)
     checks = checks_of_stage(stage, REGISTRY)
     every = state_every or checks.replay().span_steps
-    return record(compute, first_state(stage, seed), entries(stage, seed), codec=codec, state_every=every, maps=checks.maps)
+    return record(compute, first_state(stage, seed), entries(stage, seed), codec=codec, state_every=every, sketched=checks)
 
 
 def cheated(stage: Stage, behaviour: Behaviour, *, seed: int = 0, codec: str = "raw", state_every: int = 0) -> Claim:
@@ -84,7 +84,7 @@ def cheated(stage: Stage, behaviour: Behaviour, *, seed: int = 0, codec: str = "
     compute = CheatingCompute(stage, REGISTRY, behaviour, num_batches=NUM_BATCHES, seed=seed, num_steps=num_learned)
     checks = checks_of_stage(stage, REGISTRY)
     every = state_every or checks.replay().span_steps
-    claim = record(compute, first_state(stage, seed), entries(stage, seed), codec=codec, state_every=every, maps=checks.maps)
+    claim = record(compute, first_state(stage, seed), entries(stage, seed), codec=codec, state_every=every, sketched=checks)
     assert compute.num_cheated > 0
     return claim
 

@@ -5,8 +5,8 @@ worker is bound to, batches and ``num_learned`` those that the chain assigns. Th
 
 What a worker keeps until the verdict: the interval's first state, its intermediate states every ``span`` steps (`vnode.checks.tolerances`), its
 inputs (or their senders' spools) and its outputs as encoded. A sketch needs, beyond that, `MapClaim` per step and map: 4·rows·(outputs + inputs)
-bytes, kept while learning, or made on challenge by running the interval again from its first state, which gives the same bits on the same machine
-(`vnode.checks.record`). A referee needs the state before every step, made in the same way.
+bytes, and 4·rows·values of what is before a kink; kept while learning, or made on challenge by running the interval again from its first state,
+which gives the same bits on the same machine (`vnode.checks.torch_record`). A referee needs the state before every step, made in the same way.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAX_STEPS = 4096
 
 @dataclass(frozen=True, slots=True)
 class MapClaim:
-    """What a linear or convolutional map gave: ``output`` = map(input) + bias before anything after it, float32.
+    """What a linear or convolutional map gave: ``output`` = map(input) + bias before anything after it, float32. Or what a part before a kink gave.
 
-    ``input_gradient``: gradient of the loss for the map's input; None for the first map, whose input carries none.
+    ``input_gradient``: gradient of the loss for the map's input; None for the first map, whose input carries none, and for what is no map.
     """
 
     output: Array
@@ -62,7 +62,7 @@ class ClaimedStep:
     loss: float
     lr: float
     maps: Mapping[str, MapClaim] = field(default_factory=dict)
-    """By name of the sketched map; empty where nothing is sketched or nothing was asked."""
+    """By name of the sketched map, or of the part before a kink; empty where nothing is sketched or nothing was asked."""
     also_sent: tuple[Sent, ...] = ()
     """The same output in further codecs, for other receivers."""
 

@@ -11,11 +11,14 @@ from vnode.checks.tolerances import Tolerances, tolerances_for
 
 @dataclass(frozen=True, slots=True)
 class StageChecks:
-    """``maps``: names in the stage's module that a sketch may stand for; empty where only replay applies."""
+    """``maps``: names in the stage's module that a sketch may stand for; empty where only replay applies. ``before_kinks``: parts whose output a sketch needs
+    besides.
+    """
 
     optimizer: str
     smooth: bool
     maps: tuple[str, ...]
+    before_kinks: tuple[str, ...] = ()
 
     def replay(self) -> Tolerances:
         """For a replay; its ``span_steps`` says how far apart the worker's states may be."""
@@ -37,4 +40,6 @@ def checks_of_stage(stage: Stage, registry: Registry) -> StageChecks:
     plans += [component, checks_of(registry.objectives[stage.objective], stage.objective_config)]
     clips = bool(stage.optimizer_config.get("clip", 0.0))
     maps = () if clips else tuple(f"component.{name}".rstrip(".") for name in component.sketched)
-    return StageChecks(stage.optimizer, all(plan.smooth for plan in plans), maps)
+    smooth = all(plan.smooth for plan in plans)
+    before_kinks = () if smooth or not maps else tuple(f"component.{name}" for name in component.before_kinks)
+    return StageChecks(stage.optimizer, smooth, maps, before_kinks)

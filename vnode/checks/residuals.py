@@ -52,6 +52,13 @@ def value_residual(claimed: Array, found: Array, scale: float) -> float:
     return _relative(rms(claimed.astype(np.float64) - found), scale) if _comparable(claimed, found) else math.inf
 
 
+def largest_residual(claimed: Array, found: Array) -> float:
+    """The largest difference of all, relative to the rms of what was found: for values each of which decides something by itself."""
+    if not _comparable(claimed, found):
+        return math.inf
+    return _relative(float(np.abs(claimed - found).max(initial=0.0)), rms(found))
+
+
 def loss_residual(claimed: float, found: float) -> float:
     """Relative difference of two losses."""
     return abs(claimed - found) / (abs(found) + LOSS_FLOOR) if math.isfinite(claimed) else math.inf

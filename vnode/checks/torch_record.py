@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dcnr.tensor import decode, encode
 from vnode.checks.claims import Claim, ClaimedStep, MapClaim
+from vnode.checks.plan import StageChecks
 from vnode.state import Array
 from vnode.torch_compute import TorchCompute
 from vnode.vocabulary import Mode
@@ -39,13 +40,13 @@ def record(
     *,
     codec: str = "raw",
     state_every: int = 256,
-    maps: Sequence[str] = (),
+    sketched: StageChecks | None = None,
 ) -> Claim:
-    """The claim of an honest worker: states every ``state_every`` entries and at the end; ``maps`` as `vnode.checks.plan.StageChecks` names them."""
+    """The claim of an honest worker: states every ``state_every`` entries and at the end; with what a sketch asks for, where ``sketched`` names it."""
     info = compute.restore(first)
     states, steps = {0: first}, []
     for index, entry in enumerate(entries, start=1):
-        with watched(compute, maps) as seen:
+        with watched(compute, sketched) as seen:
             steps.append(_step(compute, entry, len(info.lineage), codec, seen))
         if entry.mode is Mode.TRAIN:
             info = replace(info, lineage=info.lineage.add(entry.batch))
@@ -55,8 +56,9 @@ def record(
 
 
 @contextmanager
-def watched(compute: TorchCompute, maps: Sequence[str]) -> Iterator[dict[str, MapClaim]]:
-    """Collects what these maps give in one pass, and the gradient of their inputs through them alone; changes no result."""
+def watched(compute: TorchCompute, checks: StageChecks | None) -> Iterator[dict[str, MapClaim]]:
+    """Collects what the maps give in one pass, the gradient of their inputs through them alone, and what is before kinks; changes no result."""
+    maps, before_kinks = (checks.maps, checks.before_kinks) if checks is not None else ((), ())
     outputs: dict[str, Tensor] = {}
     gradients: dict[str, Tensor] = {}
     seen: dict[str, MapClaim] = {}
@@ -69,10 +71,12 @@ def watched(compute: TorchCompute, maps: Sequence[str]) -> Iterator[dict[str, Ma
 
     with ExitStack() as hooks:
         for name in maps:
-            module = compute.part(name)
-            given = module.register_forward_pre_hook(lambda _, given, name=name: before(name, given))
-            made = module.register_forward_hook(lambda _, __, made, name=name: outputs.__setitem__(name, made.detach().clone()))
+            given = compute.part(name).register_forward_pre_hook(lambda _, given, name=name: before(name, given))
             hooks.callback(given.remove)
+        for name in (*maps, *before_kinks):
+            made = compute.part(name).register_forward_hook(
+                lambda _, __, made, name=name: outputs.__setitem__(name, made.detach().clone())
+            )
             hooks.callback(made.remove)
         yield seen
         for name, output in outputs.items():

@@ -5,6 +5,9 @@ head. Per step it compares the claimed output Z of each map with its own, (Z - b
 after it up to the loss, takes the gradient G of Z from there, compares the claimed gradient of the map's input where there is one, and updates
 the projections from G·S and X with the stage's own optimiser. At the end what it followed is compared with the claimed state. So errors do not build up from
 step to step: each starts from the worker's values.
+
+Where a kink (ReLU, max pool) reads values that two machines round differently, the worker says these too, each is compared with the checker's own, and
+the checker goes on from the worker's: the sides of a kink are those that the worker took.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +55,35 @@ class _Claimed(nn.Module):
             raise RuntimeError("a claimed product of another size")
         self.input = x
         return self.output
+
+
+class _Behind(torch.autograd.Function):
+    """The claimed values in the place of those found; gradients pass to those found."""
+
+    @staticmethod
+    def forward(_: Any, found: Tensor, claimed: Tensor) -> Tensor:
+        return claimed.view_as(claimed)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _BeforeKink:
+    """Behind a part of the module: gives what was claimed of it, remembers what was found."""
+
+    def __init__(self, name: str, part: nn.Module) -> None:
+        self.name = name
+        self.claimed: Tensor = torch.empty(0)
+        self.found: Tensor = torch.empty(0)
+        part.register_forward_hook(lambda _, __, made: self._of(made))
+
+    def _of(self, made: Tensor) -> Tensor:
+        if made.shape != self.claimed.shape:
+            raise RuntimeError("claimed values of another size")
+        self.found = made.detach()
+        given: Tensor = _Behind.apply(made, self.claimed)  # type: ignore[no-untyped-call]
+        return given
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +128,7 @@ class Sketch:
         self._slot_names = optimizer.slots()
         self._module: StageModule = skeleton(stage, registry)
         self._maps = [self._mapped(name, index, secret, linear=optimizer.is_linear) for index, name in enumerate(checks.maps)]
+        self._before_kinks = [_BeforeKink(name, self._module.get_submodule(name)) for name in checks.before_kinks]
         self._values: dict[str, Tensor] = {}
         """Everything followed, by the name it has in a state: parameters in full and projections."""
 
@@ -180,7 +214,10 @@ class Sketch:
             item.claimed.size = residuals.rms(claim.output)
             if not item.claimed.size < math.inf:
                 return False
-        return True
+        others = (step.maps.get(part.name) for part in self._before_kinks)
+        return all(
+            one is not None and one.output.dtype.name == "float32" and residuals.rms(one.output) < math.inf for one in others
+        )
 
     def _step(self, index: int, step: ClaimedStep, updates: int, tolerances: Tolerances) -> Iterator[Comparison]:
         module = self._module
@@ -190,6 +227,8 @@ class Sketch:
         module.key(self._seed, step.batch)
         for item in self._maps:
             item.claimed.output = torch.tensor(step.maps[item.name].output, requires_grad=learning)
+        for part in self._before_kinks:
+            part.claimed = torch.tensor(step.maps[part.name].output)
         tensors = [torch.tensor(value) for value in step.inputs]
         try:
             with torch.set_grad_enabled(learning):
@@ -200,6 +239,9 @@ class Sketch:
             return
         for item in self._maps:
             yield tolerances.comparison(index, "map", self._forward_residual(item, step), item.name)
+        for part in self._before_kinks:
+            residual = residuals.largest_residual(step.maps[part.name].output, part.found.numpy())
+            yield tolerances.comparison(index, "map", residual, part.name)
         for sent, codec in step.sent:
             yield tolerances.comparison(index, "output", residuals.output_residual(sent, output.detach().numpy(), codec))
         if not learning:

@@ -68,9 +68,12 @@ class ConvBlock:
         return settings
 
     def checks(self, config: Config) -> CheckPlan:
-        """A sketch may stand for the convolution; ReLU and max pool have kinks."""
+        """A sketch may stand for the convolution; ReLU and max pool have kinks, and so may the objective."""
         s = self._read(config)
-        return CheckPlan(smooth=s.activation != "relu" and s.pool == 1, sketched=("conv",))
+        rounded = "activation" if s.activation == "gelu" else "norm" if s.norm == "batch" else ""
+        return CheckPlan(
+            smooth=s.activation != "relu" and s.pool == 1, sketched=("conv",), before_kinks=(rounded,) if rounded else ()
+        )
 
     def build(self, config: Config, inputs: Sequence[TensorSpec]) -> Any:
         """A torch.nn.Sequential with named parts."""

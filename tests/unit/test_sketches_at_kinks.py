@@ -1,0 +1,200 @@
+"""Goal: an honest machine whose last bits put a value on the other side of a kink is not accused by a sketch, and what it says of that is no way to cheat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dcnr.specs import Config, TensorSpec
+from dcnr.stages import Stage, VNodeSpec, stages_of
+from trust.comparison import Comparison, judge
+from vnode.checks.claims import Claim, MapClaim
+from vnode.checks.plan import checks_of_stage
+from vnode.checks.residuals import state_residuals
+from vnode.checks.torch_record import Entry, record
+from vnode.checks.torch_sketch import Sketch
+from vnode.registry import default_registry
+from vnode.state import Array, StateInfo, parse, serialise
+from vnode.torch_compute import TorchCompute
+from vnode.torch_stage import initial_state, schema_of
+from vnode.vocabulary import Mode
+
+REGISTRY = default_registry()
+NUM_STEPS = 8
+SGD: Config = {"lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
+LAST_BITS = 3e-7
+"""As far as two machines part in a norm, whose values are around one."""
+NORM = "component.norm"
+
+
+def stage_with(given: Config, head: Config | None = None) -> Stage:
+    config = {"out_channels": 6, **given}
+    vnode = VNodeSpec("v", "conv_block", config, ("input",), "local_ce", head or {}, "sgd", SGD)
+    return stages_of([vnode], REGISTRY, TensorSpec("float32", (3, 6, 6)), TensorSpec("int64", ()), 5)[0]
+
+
+POOLED = stage_with({"pool": 2})
+SCHEMA = schema_of(POOLED, REGISTRY)
+
+
+class Machine(TorchCompute):
+    """Rounds some values of the first step's norm higher than others do."""
+
+    def __init__(self, higher: dict[tuple[int, ...], float]) -> None:
+        super().__init__(POOLED, REGISTRY, num_batches=NUM_STEPS, seed=0)
+        self._higher = higher
+        self.norms: list[Tensor] = []
+
+    def restore(self, state: bytes | memoryview | Path) -> StateInfo:
+        info = super().restore(state)
+        self.part(NORM).register_forward_hook(lambda _, __, made: self._rounded(made))
+        return info
+
+    def _rounded(self, made: Tensor) -> Tensor:
+        self.norms.append(made.detach())
+        offset = torch.zeros_like(made)
+        for where, by in self._higher.items() if len(self.norms) == 1 else ():
+            offset[where] = by
+        return made + offset
+
+
+def entries(pixel: tuple[int, ...] = (0, 0, 0, 0), brighter: float = 0.0) -> list[Entry]:
+    """Noise; one pixel of the first batch may be brighter."""
+    rng = np.random.default_rng(0)
+    found = [
+        Entry(number, Mode.TRAIN, (rng.standard_normal((8, 3, 6, 6), dtype=np.float32),), rng.integers(0, 5, 8))
+        for number in range(NUM_STEPS)
+    ]
+    found[0].inputs[0][pixel] += np.float32(brighter)
+    return found
+
+
+def first_state(stage: Stage = POOLED) -> bytes:
+    return initial_state(stage, REGISTRY, seed=0, model="m", graph="", num_batches=NUM_STEPS)
+
+
+@dataclass(frozen=True)
+class Kink:
+    """Where the first step comes so near to a kink that last bits decide: which values one machine rounds higher, and which another one."""
+
+    first: bytes
+    entries: list[Entry]
+    sides: tuple[dict[tuple[int, ...], float], dict[tuple[int, ...], float]]
+
+    def claim(self, side: int) -> Claim:
+        return record(Machine(self.sides[side]), self.first, self.entries, sketched=checks_of_stage(POOLED, REGISTRY))
+
+
+def sketched(claim: Claim, secret: bytes | None = b"secret") -> list[Comparison]:
+    checks = checks_of_stage(POOLED, REGISTRY)
+    return list(Sketch(POOLED, REGISTRY, checks, secret=secret, num_batches=NUM_STEPS, seed=0).check(claim, checks.sketch()))
+
+
+def norms(first: bytes, given: list[Entry]) -> Array:
+    """What the first step's norm gives."""
+    machine = Machine({})
+    record(machine, first, given[:1])
+    return machine.norms[0].numpy()
+
+
+def windows(values: Array) -> Array:
+    """[B, C, 3, 3, 4]: by the pool that reads them."""
+    return values.reshape(8, 6, 3, 2, 3, 2).transpose(0, 1, 2, 4, 3, 5).reshape(8, 6, 3, 3, 4)
+
+
+def place(window: tuple[int, ...], inside: int) -> tuple[int, ...]:
+    sample, channel, row, column = window
+    return (sample, channel, 2 * row + inside // 2, 2 * column + inside % 2)
+
+
+def at_relu() -> Kink:
+    """A value before a ReLU is 0 but for its last bits, and nothing else in its pool is above 0."""
+    found = windows(norms(first_state(), entries()))
+    ordered = np.sort(found, axis=-1)
+    near = np.where(ordered[..., 3] - ordered[..., 2] > 0.2, np.abs(ordered[..., 3]), np.inf)
+    window = tuple(int(at) for at in np.unravel_index(near.argmin(), near.shape))
+    info, arrays = parse(first_state(), SCHEMA)
+    bias = arrays["w/component.norm.bias"].copy()
+    bias[window[1]] -= found[window].max()
+    where = place(window, int(found[window].argmax()))
+    first = serialise(SCHEMA, info, {**arrays, "w/component.norm.bias": bias})
+    return Kink(first, entries(), ({where: LAST_BITS}, {where: -LAST_BITS}))
+
+
+def at_pool() -> Kink:
+    """The two largest values in a pool are the same but for their last bits, and above 0."""
+    found = windows(norms(first_state(), entries()))
+    ordered = np.sort(found, axis=-1)
+    near = np.where(ordered[..., 2] > 0.2, ordered[..., 3] - ordered[..., 2], np.inf)
+    window = tuple(int(at) for at in np.unravel_index(near.argmin(), near.shape))
+    second, best = (place(window, int(inside)) for inside in found[window].argsort()[2:])
+    pixel = (best[0], 0, *best[2:])
+
+    def apart(brighter: float) -> float:
+        values = norms(first_state(), entries(pixel, brighter)).astype(np.float64)
+        return float(values[best] - values[second])
+
+    before, now = 0.0, 1e-3
+    for _ in range(6):  # along the secant to where both are equal
+        if apart(now) == apart(before):
+            break
+        before, now = now, now - apart(now) * (now - before) / (apart(now) - apart(before))
+    assert abs(apart(now)) < LAST_BITS / 2
+    return Kink(first_state(), entries(pixel, now), ({best: LAST_BITS}, {second: LAST_BITS}))
+
+
+@pytest.mark.parametrize("secret", [b"secret", None], ids=["secret", "whole"])
+@pytest.mark.parametrize("kink", [at_relu, at_pool])
+def test_both_sides_of_a_kink_pass(kink: Callable[[], Kink], secret: bytes | None) -> None:
+    near = kink()
+    claims = near.claim(0), near.claim(1)
+    (_, before), (_, mine), (_, theirs) = (
+        parse(state, SCHEMA) for state in (near.first, *(claim.states[NUM_STEPS] for claim in claims))
+    )
+    slots = [item.residual for item in state_residuals(before, theirs, mine, NUM_STEPS) if item.part == "slots"]
+    tolerance = checks_of_stage(POOLED, REGISTRY).sketch().by_part["slots"]
+    assert max(slots) > 2 * tolerance, "the two sides have to end far from each other, or nothing is shown"
+    for claim in claims:
+        outcome = judge(sketched(claim, secret), to_the_end=True)
+        assert outcome.passed, outcome.worst
+
+
+@pytest.mark.parametrize("wrong", ["one value", "all", "shape", "infinite", "double", "absent"])
+def test_what_is_said_before_a_kink_has_to_be_what_comes_before_it(wrong: str) -> None:
+    claim = record(Machine({}), first_state(), entries(), sketched=checks_of_stage(POOLED, REGISTRY))
+    said = claim.steps[2].maps[NORM].output
+    moved = said.copy()
+    moved[1, 2, 3, 4] += np.float32(2e-3)
+    made_up = {
+        "one value": moved, "all": said * np.float32(1.001), "shape": said[:, :3], "infinite": np.full_like(said, np.inf),
+        "double": said.astype(np.float64),
+    }  # fmt: skip
+    maps = {name: item for name, item in claim.steps[2].maps.items() if name != NORM}
+    if wrong != "absent":
+        maps[NORM] = MapClaim(made_up[wrong])
+    steps = (*claim.steps[:2], replace(claim.steps[2], maps=maps), *claim.steps[3:])
+    over = judge(sketched(replace(claim, steps=steps))).first_over
+    assert over is not None
+    assert (over.step, over.part) == (2, "map")
+
+
+@pytest.mark.parametrize(
+    ("given", "head", "wanted"),
+    [
+        ({"pool": 2}, {}, (NORM,)),
+        ({}, {}, (NORM,)),
+        ({"norm": "none"}, {}, ()),
+        ({"activation": "none", "pool": 2}, {}, (NORM,)),
+        ({"activation": "none"}, {"activation": "relu"}, (NORM,)),
+        ({"activation": "gelu", "norm": "none", "pool": 2}, {}, ("component.activation",)),
+        ({"activation": "gelu"}, {}, ()),
+    ],
+)
+def test_what_rounds_before_a_kink_is_said(given: Config, head: Config, wanted: tuple[str, ...]) -> None:
+    assert checks_of_stage(stage_with(given, head), REGISTRY).before_kinks == wanted
