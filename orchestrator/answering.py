@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from dcnr.errors import DcnrError, InvalidInput, Unavailable
@@ -20,7 +20,7 @@ from orchestrator.infer_streams import InferStreams
 from orchestrator.questions import Question
 from orchestrator.routing import Avoid, Load, Table, Way, find_way
 from orchestrator.runtime import Shared
-from orchestrator.spares import Spares, onward
+from orchestrator.spares import Spares
 from orchestrator.trying import Answer, Try, WayFailed
 from trust.delegation import VerifiedDelegation
 
@@ -63,7 +63,7 @@ class Answering:
         """The first answer of the ways that are tried; of those ``first``, which has something left of an earlier pass. The caller bounds the time."""
         clock = self._shared.clock
         banned, faults = set(avoid.banned), Counter(avoid.faults)
-        kept: frozenset[str] = frozenset()
+        kept: tuple[Collection[str], ...] = ()
         running: dict[asyncio.Task[Answer], Way] = {}
         last: WayFailed | None = None
         num_ways = num_failed = num_refused = 0
@@ -96,7 +96,7 @@ class Answering:
                         raise failed
                     num_failed += 1
                     # once only: who breaks one way after the other, and says that others do, does not stay
-                    last, kept = failed, tried.pnodes if num_failed == 1 else frozenset()
+                    last, kept = failed, (tried.pnodes, self._spares.ready(model, tried.exit)) if num_failed == 1 else ()
                     num_refused += failed.code in REFUSED_CODES
                     if num_refused >= REFUSALS:
                         raise InvalidInput(failed.message, code=failed.code)
@@ -172,8 +172,8 @@ class Answering:
 
     def _open_early(self, model: str, way: Way) -> None:
         """So that the next way that is needed goes over connections that are open."""
-        if self._spares.is_due(model, way):
-            plan = onward(way)
+        plan = self._spares.due(model, way, self.load())
+        if plan:
             workers = {pnode_id: worker for pnode_id in plan if (worker := self._worker_of(pnode_id)) is not None}
             self._streams.open_early(
                 [(worker, [workers[other] for other in plan[pnode_id] if other in workers]) for pnode_id, worker in workers.items()]

@@ -104,8 +104,8 @@ class Avoid:
     """Owners none of whose PNodes is used."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """How often a PNode disappointed: those of fewest faults are taken,"""
-    kept: Collection[str] = ()
-    """and of these the ones of the way before: connections between them are open, and to open one takes many round trips."""
+    kept: Sequence[Collection[str]] = ()
+    """and of these the ones of the first that has any: connections between them are open, and to open one takes many round trips."""
 
 
 def find_way(tables: Sequence[Table], exit_: str, rng: Random, load: Load, avoid: Avoid | None = None) -> Way | None:
@@ -153,7 +153,7 @@ def _pick(able: list[Candidate], last: str, rng: Random, load: Load, shun: Avoid
     able = sorted(
         (item for item in able if shun.faults.get(item.pnode_id, 0) == fewest), key=lambda item: (item.pnode_id, item.replica)
     )
-    able = [item for item in able if item.pnode_id in shun.kept] or able
+    able = next((some for kept in shun.kept if (some := [item for item in able if item.pnode_id in kept])), able)
     here = [item for item in able if item.pnode_id == last]
     others = [item for item in able if item.pnode_id != last]
     drawn = here[:1] + rng.sample(others, min(len(others), 2 - len(here[:1])))

@@ -117,11 +117,15 @@ def test_who_disappointed_is_taken_only_where_nobody_else_is() -> None:
 def test_who_took_part_before_stays_unless_they_were_at_fault() -> None:
     many = table(LINE, "m", *(at(pnode + one.id, one.id) for pnode in "pqrst" for one in LINE))
     for seed in range(20):
-        shun = Avoid(banned={"qb"}, faults={"qb": 1}, kept={"pa", "qb", "rc"})
+        shun = Avoid(banned={"qb"}, faults={"qb": 1}, kept=[{"pa", "qb", "rc"}])
         way = find_way([many], "", random.Random(seed), Load(), shun)
         assert way is not None
         assert [hop.pnode_id for hop in way.hops if hop.vnode != "b"] == ["pa", "rc"]
         assert way.hops[1].pnode_id != "qb"
+        shun = replace(shun, kept=[{"pa", "qb", "rc"}, {"qa", "sb"}])
+        way = find_way([many], "", random.Random(seed), Load(), shun)
+        assert way is not None
+        assert [hop.pnode_id for hop in way.hops] == ["pa", "sb", "rc"], "in whose place those come to whom connections are open"
 
 
 def test_an_exit_that_no_version_has_is_named() -> None:

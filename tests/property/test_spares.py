@@ -33,7 +33,7 @@ def way_of(one: Table, seed: int, avoid: Avoid | None = None) -> Way:
 
 @given(TABLES, st.integers(0, 9), st.sets(st.sampled_from("pqrstuv"), max_size=3))
 def test_the_way_that_takes_over_needs_no_other_connection(one: Table, seed: int, gone: set[str]) -> None:
-    ready = onward(way_of(one, seed))
+    ready = onward(way_of(one, seed), Load())
     other = find_way([one], "", random.Random(seed + 1), Load(), Avoid(banned=gone))
     for before, after in pairwise(other.hops if other is not None and not other.missing else ()):
         assert before.pnode_id in ready
@@ -44,10 +44,19 @@ def test_of_many_a_few_are_ready_those_of_the_way_among_them() -> None:
     many = table(LINE, "m", *(at(f"{pnode}{one.id}", one.id) for pnode in "pqrstuv" for one in LINE))
     for seed in range(10):
         way = way_of(many, seed)
-        ready = onward(way)
+        ready = onward(way, Load())
         assert len(ready) == MAX_PER_STAGE * len(LINE)
         assert all(len(others) == (0 if name.endswith("c") else MAX_PER_STAGE) for name, others in ready.items())
         assert all(after.pnode_id in ready[before.pnode_id] for before, after in pairwise(way.hops))
+
+
+def test_the_quickest_are_ready_and_who_is_stays_so() -> None:
+    many = table(LINE, "m", *(at(f"{pnode}{one.id}", one.id) for pnode in "pqrstuv" for one in LINE))
+    way = way_of(many, 1)
+    spare = [next(f"{pnode}{hop.vnode}" for pnode in "vut" if f"{pnode}{hop.vnode}" != hop.pnode_id) for hop in way.hops]
+    near = onward(way, Load(dict.fromkeys(spare, 0.001)))
+    assert set(spare) < set(near)
+    assert set(onward(way, Load(), set(near))) == set(near), "else connections would come and go with every measurement"
 
 
 class Moved:
@@ -70,7 +79,10 @@ def test_only_who_asks_again_has_connections_opened_and_they_stay() -> None:
 
     def due(at_s: float, one: Table = two) -> bool:
         clock.now_s = at_s
-        return spares.is_due("m", way_of(one, 1))
+        way = way_of(one, 1)
+        plan = spares.due("m", way, Load())
+        assert not plan or spares.ready("m", way.exit) == set(plan)
+        return bool(plan)
 
     assert not due(0.0)
     assert due(1.0)
