@@ -15,8 +15,10 @@ import grpc
 
 from dcnr import limits
 from dcnr.errors import DcnrError, Unavailable
+from dcnr.groups import first_cause
 from dcnr.ports import Clock
 from dcnr.question_outbox import Outbox
+from dcnr.question_strands import Room, Strands
 from dcnr.question_wire import Chunk, Heard, Words, read_messages
 from dcnr.rpc.connection import Connection
 from dcnr.v1 import vnode_pb2
@@ -55,7 +57,8 @@ class Listener(Protocol):
 class InferStream:
     """To one worker."""
 
-    def __init__(self, pnode_id: str, connection: Connection, clock: Clock) -> None:
+    def __init__(self, pnode_id: str, connection: Connection, clock: Clock, strands: Strands) -> None:
+        self._strands = strands
         self.pnode_id, self.used_at, self.ended = pnode_id, clock.monotonic(), False
         self._connection, self._clock = connection, clock
         self._outbox = Outbox()
@@ -133,16 +136,17 @@ class InferStream:
         try:
             metadata = await self._connection.fresh_metadata()
             channel: Any = self._connection.channel
-            call = channel.stream_stream(INFER)(metadata=metadata)
-            writer = asyncio.create_task(self._write(call))
+            call = channel.stream_stream(INFER)(metadata=(*metadata, *self._strands.begins()))
             try:
-                async for data in call:
-                    for message in read_messages(data):
-                        self._heard(message)
+                async with asyncio.TaskGroup() as group:
+                    besides = [group.create_task(work) for work in (self._write(call), self._strands.run())]
+                    await self._read(call)
+                    for task in besides:
+                        task.cancel()
+            except BaseExceptionGroup as failed:
+                raise first_cause(failed) from None
             finally:
-                writer.cancel()
                 call.cancel()
-                await asyncio.wait([writer])
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, DcnrError) as error:
             reason = str(getattr(error, "details", lambda: "")() if isinstance(error, grpc.aio.AioRpcError) else error)
         finally:
@@ -154,9 +158,16 @@ class InferStream:
             self._listeners.clear()
             await self._connection.close()
 
+    async def _read(self, call: Any) -> None:
+        async for data in call:
+            self._strands.heard()
+            for message in read_messages(data):
+                self._heard(message)
+
     async def _write(self, call: Any) -> None:
+        """Raises Unavailable where a strand broke."""
         with contextlib.suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):  # the reading side says why
-            await self._outbox.run(call.write)
+            await self._outbox.run(lambda message: self._strands.write(call.write, message))
 
     def _send(self, together: Sequence[Words]) -> None:
         """Sends these, and sees to it that those that still wait go in time."""
@@ -196,7 +207,7 @@ class InferStreams:
     """All streams of this process. `run` owns them."""
 
     def __init__(self, dial: Dial, clock: Clock) -> None:
-        self._dial, self._clock = dial, clock
+        self._dial, self._clock, self._room = dial, clock, Room()
         self._streams: dict[str, InferStream] = {}
         self._opening: dict[str, asyncio.Future[InferStream]] = {}
         """By worker that is being dialled: whoever needs it waits for the one dial, and it goes on where nobody does any more."""
@@ -299,8 +310,10 @@ class InferStreams:
 
     async def _dialled(self, worker: VerifiedDelegation) -> InferStream:
         within_s = DIAL_S if worker.addresses else RELAYED_DIAL_S
+        room = self._room if worker.addresses else Room(0)  # relays have none to spare
+        strands = Strands(lambda: self._dial(worker.worker_id, worker.addresses), INFER, self._clock, room)
         try:
             async with asyncio.timeout(within_s):
-                return InferStream(worker.pnode_id, await self._dial(worker.worker_id, worker.addresses), self._clock)
+                return InferStream(worker.pnode_id, await self._dial(worker.worker_id, worker.addresses), self._clock, strands)
         except TimeoutError:
             raise Unavailable(f"the worker does not answer within {within_s:g} s", code="unreachable") from None

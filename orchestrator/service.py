@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -314,7 +315,7 @@ def _asking(shared: Shared, membership: Membership, dialer: RelayDialer, rng: Ra
     """What brings questions from here."""
     return Asking(
         shared,
-        streams=InferStreams(dialer.connect, shared.clock),
+        streams=InferStreams(partial(dialer.connect, own_connection=True), shared.clock),
         workers=Workers(shared.policy.network_id, shared.clock.wall, lambda node: _worker(membership, node)),
         rng=rng,
         holders=Holders(dialer.direct, membership.find),

@@ -24,10 +24,11 @@ from dcnr.tokens import drawing_of
 from dcnr.tracing import UNTRACED, Tracer
 from dcnr.v1 import vnode_pb2
 from pnode.infer_places import Computed, Place, Session, Wish
+from pnode.infer_strands import StrandDesk
 from pnode.infer_streams import SOON, InferStream
 from pnode.infer_ways import Route, Ways
 from pnode.infer_words import Arriving, Made, Travelling, check_request, failure_message
-from pnode.links import CallStream, Told
+from pnode.links import Told
 from trust.delegation import OpenedDelegations, VerifiedDelegation
 from trust.session import Peer
 
@@ -83,6 +84,7 @@ class InferDesk:
         self._ended = ended
         self._callers: frozenset[str] = frozenset()
         self._peers: dict[InferStream, Peer] = {}
+        self._strands = StrandDesk()
         self._asked: dict[tuple[InferStream, bytes], _Asked] = {}
         self._num_bytes = 0
         """Of all in ``_asked``; and how many of them came through whom:"""
@@ -105,12 +107,17 @@ class InferDesk:
                 self._group = None  # what comes from now on is refused: a group that ends takes no task
 
     async def serve(self, context: Any, peer: Peer) -> None:
-        """One stream until its end. Raises Refused (``not_a_caller``), Unavailable, and what breaks the stream."""
+        """One stream, or strand of one, until its end. Raises Refused (``not_a_caller``, ``bad_strand``), Unavailable, and what breaks the stream."""
+        if await self._strands.strand(context, peer.node_id):
+            return
         if peer.pnode_id is None and peer.node_id not in self._callers:
             raise Refused("questions come from orchestrators of the network, or from workers", code="not_a_caller")
         if self._group is None or not self._has_room(peer):
             raise Unavailable("too many Infer streams", code="overloaded")
-        stream = InferStream(CallStream(context), self, HEARS)
+        with self._strands.stream(context, peer.node_id) as call:
+            await self._serve(InferStream(call, self, HEARS), peer)
+
+    async def _serve(self, stream: InferStream, peer: Peer) -> None:
         self._peers[stream] = peer
         try:
             await stream.run()

@@ -16,9 +16,11 @@ from typing import Any, Final
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
+from dcnr.question_strands import Room, Strands
 from dcnr.question_wire import Words
 from dcnr.rpc.certificates import Certificates
 from dcnr.v1 import vnode_pb2
+from pnode.exchange import Stream
 from pnode.infer_streams import InferStream
 from pnode.infer_words import Arriving, check_answer, failure_message
 from pnode.links import SERVICE, CallStream, Dial, Told
@@ -36,6 +38,7 @@ IDLE_S: Final = 60.0
 """A stream without questions is closed after this time."""
 REVIEW_S: Final = 1.0
 HEARS: Final = frozenset({"answer", "failure"})
+INFER: Final = f"/{SERVICE}/Infer"
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +93,7 @@ class Ways:
     def __init__(self, clock: Clock, dial: Dial, told: Told, certificates: Certificates) -> None:
         self._clock, self._dial, self._told, self._certificates = clock, dial, told, certificates
         self._ways: dict[NodeId, _Way] = {}
+        self._room = Room()
         self._early: deque[float] = deque(maxlen=MAX_EARLY)
         """When the last ones were begun that no question needed yet."""
         self._group: asyncio.TaskGroup | None = None
@@ -182,16 +186,22 @@ class Ways:
             self._lost(way, reason)
 
     async def _session(self, way: _Way) -> None:
-        connection = await self._dial(way.worker.worker_id, way.worker.addresses)
+        worker = way.worker
+        connection = await self._dial(worker.worker_id, worker.addresses)
+        room = self._room if worker.addresses else Room(0)  # relays have none to spare
+        strands = Strands(lambda: self._dial(worker.worker_id, worker.addresses), INFER, self._clock, room)
+        stranding = asyncio.create_task(strands.run())
         try:
-            call: Any = connection.channel.stream_stream(f"/{SERVICE}/Infer")(metadata=connection.metadata)
+            call: Any = connection.channel.stream_stream(INFER)(metadata=(*connection.metadata, *strands.begins()))
             try:
-                stream = InferStream(CallStream(call), _Back(self, way), HEARS)
+                stream = InferStream(_Stranded(CallStream(call), strands), _Back(self, way), HEARS)
                 way.opened.set_result(stream)
                 await stream.run()
             finally:
                 call.cancel()
         finally:
+            stranding.cancel()
+            await asyncio.wait([stranding])
             await connection.close()
 
     def _lost(self, way: _Way, reason: str) -> None:
@@ -208,6 +218,23 @@ class Ways:
             if not way.routes and way.used_s + IDLE_S <= now_s and way.task is not None and way.opened.done():
                 del self._ways[way.worker.worker_id]
                 way.task.cancel()
+
+
+class _Stranded:
+    """A stream that is opened here, with its strands."""
+
+    def __init__(self, call: Stream, strands: Strands) -> None:
+        self._call, self._strands = call, strands
+
+    async def read(self) -> bytes | None:
+        """As it comes."""
+        data = await self._call.read()
+        self._strands.heard()
+        return data
+
+    async def write(self, message: bytes) -> None:
+        """In parts where that is worth it."""
+        await self._strands.write(self._call.write, message)
 
 
 class _Back:

@@ -471,10 +471,14 @@ class InferMessage(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     SEVERAL_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     TAKES_SEVERAL_FIELD_NUMBER: _builtins.int
     SOON_FIELD_NUMBER: _builtins.int
+    TAKES_PARTS_FIELD_NUMBER: _builtins.int
     takes_several: _builtins.bool
     """said once, alone, where a stream begins: the other side may send several messages as one"""
+    takes_parts: _builtins.bool
+    """said once, first, by who is called on a strand: it takes parts over it"""
     @_builtins.property
     def request(self) -> Global___InferRequest:
         """down the way, its chunks follow"""
@@ -500,6 +504,10 @@ class InferMessage(_message.Message):
         """only to who takes several"""
 
     @_builtins.property
+    def part(self) -> Global___InferPart:
+        """only where strands were taken"""
+
+    @_builtins.property
     def soon(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferNeighbour]:
         """alone, at most 16, only from orchestrators: questions may soon go on from here to these, so they are dialled now"""
 
@@ -512,18 +520,48 @@ class InferMessage(_message.Message):
         failure: Global___InferFailure | None = ...,
         cancel: Global___InferCancel | None = ...,
         several: Global___InferMessages | None = ...,
+        part: Global___InferPart | None = ...,
         takes_several: _builtins.bool = ...,
         soon: _abc.Iterable[Global___InferNeighbour] | None = ...,
+        takes_parts: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "request", b"request", "several", b"several"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "part", b"part", "request", b"request", "several", b"several"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "request", b"request", "several", b"several", "soon", b"soon", "takes_several", b"takes_several"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cancel", b"cancel", "chunk", b"chunk", "failure", b"failure", "kind", b"kind", "part", b"part", "request", b"request", "several", b"several", "soon", b"soon", "takes_parts", b"takes_parts", "takes_several", b"takes_several"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["request", "chunk", "answer", "failure", "cancel", "several"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["request", "chunk", "answer", "failure", "cancel", "several", "part"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___InferMessage: _TypeAlias = InferMessage  # noqa: Y015
+
+@_typing.final
+class InferPart(_message.Message):
+    """A part of one message; the first one goes over the stream itself, the others over strands: calls of Infer over connections of their own that name the stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STRANDS_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """all of them together are one message, at most 8 MiB and not in parts again"""
+    @_builtins.property
+    def strands(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """over the stream: which strands carry the other parts, in order, 1 to 7, each once; over a strand: none"""
+
+    def __init__(
+        self,
+        *,
+        strands: _abc.Iterable[_builtins.int] | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "strands", b"strands"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InferPart: _TypeAlias = InferPart  # noqa: Y015
 
 @_typing.final
 class InferNeighbour(_message.Message):

@@ -279,7 +279,7 @@ def test_gateway_measures_readers_watchers_and_twins(tmp_path: Path) -> None:
 
 def test_answers_that_take_longer_than_their_links_miss_the_target() -> None:
     """The benchmark itself needs root for its emulated links."""
-    row: dict[str, Any] = {"home_int8_ratio": 1.12, "home_raw_ratio": 1.9, "clean_int8_ratio": 1.1, "clean_raw_ratio": 1.1}
+    row: dict[str, Any] = {"home_int8_ratio": 1.12, "home_raw_ratio": 1.14, "clean_int8_ratio": 1.1, "clean_raw_ratio": 1.1}
     document = {
         "benchmark": "serving_links",
         "title": "links",
@@ -288,7 +288,7 @@ def test_answers_that_take_longer_than_their_links_miss_the_target() -> None:
         "rounds": [row],
     }
     assert all(target["met"] for target in concluded(document)["targets"])
-    row |= {"home_int8_ratio": 1.2, "clean_int8_ratio": 1.2, "clean_raw_ratio": 1.2}
+    row |= {"home_int8_ratio": 1.2, "home_raw_ratio": 1.2, "clean_int8_ratio": 1.2, "clean_raw_ratio": 1.2}
     assert not any(target["met"] for target in concluded(document)["targets"])
     row.clear()
     assert not any(target["met"] for target in concluded(document)["targets"]), "what was not measured"

@@ -88,10 +88,10 @@ class Ends:
     desk: InferDesk
     back: list[vnode_pb2.InferMessage] = field(default_factory=list)
 
-    async def ask(self) -> tuple[bytes, object]:
+    async def ask(self, shape: tuple[int, ...] = (2, 3)) -> tuple[bytes, object]:
         """Sends a question; its id and the stream over which it is said to have come."""
         question, origin = secrets.token_bytes(16), object()
-        tensor = encode(np.ones((2, 3), np.float32), "raw")
+        tensor = encode(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), "raw")
         hop = vnode_pb2.InferHop(vnode="s", state_digest="d" * 64, answers=True, delegation=identity_pb2.Envelope())
         request = vnode_pb2.InferRequest(
             id=question, network_id=NETWORK, model="m", caller=CALLER.node_id, hops=[hop], deadline_s=WITHIN_S,

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dcnr.question_strands import Room, Strands
 from dcnr.question_wire import Chunk, Words, read_messages
 from dcnr.system import SystemClock
 from dcnr.v1 import vnode_pb2
@@ -141,7 +142,7 @@ def asked(number: int) -> Words:
 def test_a_stream_sends_together_what_waited_and_nothing_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         worker: Any = Silent()
-        stream = InferStream("p", worker, SystemClock())
+        stream = InferStream("p", worker, SystemClock(), Strands(NOBODY, "", SystemClock(), Room(0)))
         running = asyncio.create_task(stream.run())
         async with asyncio.timeout(WITHIN_S):
             assert await worker.heard.get() == [b""]  # how a stream begins

@@ -12,6 +12,7 @@ import pytest
 
 from dcnr import limits
 from dcnr.errors import Unavailable
+from dcnr.question_strands import Room, Strands
 from dcnr.system import SystemClock
 from dcnr.v1 import vnode_pb2
 from orchestrator.infer_streams import MAX_EARLY, MAX_SAID, MAX_STREAMS, SAID_S, Dial, InferStream, InferStreams
@@ -19,6 +20,7 @@ from trust.delegation import VerifiedDelegation, make_delegation, open_delegatio
 from trust.identity import NodeKey
 
 NETWORK = "7" * 40
+NOBODY: Any = None
 PNODE = NodeKey.generate()
 
 
@@ -36,7 +38,11 @@ def said(stream: InferStream) -> list[vnode_pb2.InferMessage]:
 
 def test_it_is_said_once_and_again_only_when_nothing_went_there_for_a_while() -> None:
     connection: Any = SimpleNamespace(certificate=b"its own")
-    stream, one, other = InferStream("p", connection, SystemClock()), worker(), worker()
+    stream, one, other = (
+        InferStream("p", connection, SystemClock(), Strands(NOBODY, "", SystemClock(), Room(0))),
+        worker(),
+        worker(),
+    )
     stream.goes_on([(one, b"shown"), (other, b"")], 0.0)
     (message,) = said(stream)
     assert message.WhichOneof("kind") is None, "older nodes take it for a sign of life"
@@ -50,7 +56,10 @@ def test_it_is_said_once_and_again_only_when_nothing_went_there_for_a_while() ->
 
 def test_what_is_said_in_one_message_and_remembered_is_bounded() -> None:
     connection: Any = SimpleNamespace(certificate=b"")
-    stream, many = InferStream("p", connection, SystemClock()), [(worker(), b"") for _ in range(limits.MAX_NEIGHBOURS + 1)]
+    stream, many = (
+        InferStream("p", connection, SystemClock(), Strands(NOBODY, "", SystemClock(), Room(0))),
+        [(worker(), b"") for _ in range(limits.MAX_NEIGHBOURS + 1)],
+    )
     stream.goes_on(many, 0.0)
     assert [len(message.soon) for message in said(stream)] == [limits.MAX_NEIGHBOURS, 1]
     for _ in range(MAX_SAID):

@@ -1,0 +1,153 @@
+"""Strands of an Infer stream: further connections to the same worker, over which large messages go in parts (ADR 0078).
+
+A lost packet makes the window of its connection smaller than an activation, for as long as some thirty of them take; each then needs a round trip more. Parts
+over several connections are each smaller than what such a window still holds. To the stream they are nothing new: messages arrive whole and in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from dcnr import limits
+from dcnr.errors import Unavailable
+from dcnr.ports import Clock
+from dcnr.question_outbox import SIGN_OF_LIFE
+from dcnr.v1 import vnode_pb2
+
+STRAND_METADATA: Final = "dcnr-strand-bin"
+"""Of a stream: its name. Of a strand: the name of the stream, and one byte more, its number."""
+NAME_BYTES: Final = 16
+MAX_STRANDS: Final = 7
+"""Of one stream,"""
+MAX_STRANDS_OUT: Final = 224
+"""and of all streams that a process opens."""
+PART_BYTES: Final = 6 * limits.KIB
+"""A message is not cut into smaller parts than what a window still holds that began with ten packets and lost two of them one after the other."""
+FAR_S: Final = 0.015
+"""A round trip from which on strands are worth what they cost."""
+TAKES_PARTS: Final = vnode_pb2.InferMessage(takes_parts=True).SerializeToString()
+
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class _NearError(Exception):
+    """The other side is not far after all."""
+
+
+@dataclass(slots=True)
+class Room:
+    """For strands of all streams of a process."""
+
+    free: int = MAX_STRANDS_OUT
+
+
+class Strands:
+    """Of one stream that is opened here. They are opened with the second large message, where the other side is far, and stay as long as they last.
+
+    ``dial``: a further connection of its own to the same worker; ``infer``: the method.
+    """
+
+    def __init__(self, dial: Callable[[], Awaitable[Any]], infer: str, clock: Clock, room: Room) -> None:
+        self._dial, self._infer, self._clock, self._room = dial, infer, clock, room
+        self._name, self._began_s = secrets.token_bytes(NAME_BYTES), clock.monotonic()
+        self._round_trip_s: float | None = None
+        """The shortest that was seen: whoever is busy answers late, too."""
+        self._open: dict[int, Any] = {}
+        self._num_large = 0
+        self._wanted = asyncio.Event()
+
+    def begins(self) -> tuple[tuple[str, bytes], ...]:
+        """The call of the stream, now: what goes with it, beside the metadata of its session."""
+        self._began_s = self._clock.monotonic()
+        return ((STRAND_METADATA, self._name),)
+
+    def heard(self) -> None:
+        """The other side said something over the stream; it does at once when the stream begins."""
+        if self._round_trip_s is None:
+            self._round_trip_s = self._clock.monotonic() - self._began_s
+
+    async def run(self) -> None:
+        """Until cancelled, or all that were opened have ended. Never raises what the other side did."""
+        await self._wanted.wait()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(1, MAX_STRANDS + 1):
+                    group.create_task(self._kept(number))
+        except* _NearError:
+            self._open.clear()
+
+    async def write(self, whole: Write, message: bytes) -> None:
+        """The message, in parts if that is worth it; ``whole`` writes over the stream. Raises what that does, and Unavailable where a strand broke with a part:
+        the message may not arrive then, nor anything after it.
+        """
+        self._want(message)
+        count = min(1 + len(self._open), len(message) // PART_BYTES)
+        if count < 2:
+            await whole(message)
+            return
+        size = -(-len(message) // count)
+        parts = [message[begin : begin + size] for begin in range(0, len(message), size)]
+        numbers = sorted(self._open)[: len(parts) - 1]
+        further = [self._over(self._open[number], data) for number, data in zip(numbers, parts[1:], strict=True)]
+        await asyncio.gather(_said(whole, vnode_pb2.InferPart(strands=numbers, data=parts[0])), *further)
+
+    def _want(self, message: bytes) -> None:
+        self._num_large += len(message) > limits.WARM_BYTES
+        if self._num_large > 1 and self._is_far:
+            self._wanted.set()
+
+    @property
+    def _is_far(self) -> bool:
+        return self._round_trip_s is not None and self._round_trip_s >= FAR_S
+
+    async def _over(self, call: Any, data: bytes) -> None:
+        try:
+            await _said(call.write, vnode_pb2.InferPart(data=data))
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise Unavailable("a strand of the stream broke", code="link_broken") from error
+
+    async def _kept(self, number: int) -> None:
+        """From the dial to its end."""
+        if not self._room.free:
+            return
+        self._room.free -= 1
+        try:
+            connection = await self._dial()
+            try:
+                await self._used(number, connection)
+            finally:
+                await connection.close()
+        except _NearError:
+            raise
+        except Exception:  # noqa: BLE001  RPC boundary: whatever one worker does ends no more than a strand
+            return
+        finally:
+            self._room.free += 1
+
+    async def _used(self, number: int, connection: Any) -> None:
+        name, began_s = (STRAND_METADATA, self._name + bytes([number])), self._clock.monotonic()
+        call: Any = connection.channel.stream_stream(self._infer)(metadata=(*connection.metadata, name))
+        try:
+            if await call.read() != TAKES_PARTS:
+                return  # an older node
+            self._round_trip_s = min(self._clock.monotonic() - began_s, self._round_trip_s or FAR_S)
+            if not self._is_far:
+                raise _NearError
+            self._open[number] = call
+            while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
+                pass  # nothing is said over it
+        finally:
+            self._open.pop(number, None)
+            call.cancel()
+
+
+async def _said(write: Write, part: vnode_pb2.InferPart) -> None:
+    """Something empty follows, so that its last packet has one behind it: where that one arrives alone TCP knows after a round trip, else after a timeout."""
+    await write(vnode_pb2.InferMessage(part=part).SerializeToString())
+    await write(SIGN_OF_LIFE)

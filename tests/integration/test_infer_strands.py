@@ -1,0 +1,147 @@
+"""Goal: over a far link large questions go in parts over further connections of their stream and arrive as they were sent; near, or where the other side is an
+older node, they go whole. A strand that breaks with a part breaks the stream, and nobody joins one that is not his.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from grpc import aio
+from test_infer_ways import CALLER, CLOCK, NETWORK, WITHIN_S, WORKER, Ends, a_worker, ends, eventually, kinds
+
+from dcnr import question_strands
+from dcnr.question_outbox import TAKES_SEVERAL
+from dcnr.question_strands import MAX_STRANDS, MAX_STRANDS_OUT, NAME_BYTES, STRAND_METADATA, TAKES_PARTS, Strands
+from dcnr.rpc.dialer import Dialer
+from dcnr.rpc.errors import error_from_rpc
+from pnode import infer_strands
+from pnode.links import SERVICE
+
+LARGE = (8, 4096)
+"""128 KiB."""
+
+
+async def ask(both: Ends, times: int = 1) -> list[str | None]:
+    """Large questions, one after the other; what came back of all so far."""
+    for _ in range(times):
+        before = len(both.back)
+        await both.ask(LARGE)
+        await eventually(lambda before=before: len(both.back) > before)
+    return kinds(both.back)
+
+
+def num_strands(both: Ends) -> int:
+    return both.desk._strands._num_strands
+
+
+@asynccontextmanager
+async def wide(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ends]:
+    """Ends that are far from each other, with all strands."""
+    monkeypatch.setattr(question_strands, "FAR_S", 0.0)
+    async with ends() as both:
+        await ask(both, 2)
+        await eventually(lambda: num_strands(both) == MAX_STRANDS)
+        yield both
+
+
+def test_large_questions_go_in_parts_and_arrive_as_they_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[int] = []
+    data_of = infer_strands._data_of
+
+    async def noted(strand: Any) -> bytes:
+        data = await data_of(strand)
+        parts.append(len(data))
+        return data
+
+    monkeypatch.setattr(infer_strands, "_data_of", noted)
+
+    async def story() -> None:
+        async with wide(monkeypatch) as both:
+            assert not parts
+            while not parts:  # the opener takes a strand when it hears that it was taken
+                await ask(both)
+            parts.clear()
+            assert await ask(both) == ["answer"] * len(both.back), "what arrives is held against its digest"
+            assert parts, "it went over strands"
+            parts.clear()
+            await both.ask()
+            await eventually(lambda: len(both.back) > 4)
+            assert not parts, "what is small goes whole"
+            both.clock.ahead_s += 3600
+            await eventually(lambda: num_strands(both) == 0)  # they end with their stream
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("why", ["near", "near after all", "an older node"])
+def test_elsewhere_questions_go_whole(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(question_strands, "FAR_S", 0.0 if why == "an older node" else 1000.0)
+    if why == "an older node":
+        monkeypatch.setattr(infer_strands, "_named", lambda context: b"")
+
+    async def story() -> None:
+        async with ends() as both:
+            if why == "near after all":
+                both.clock.ahead_s = 0.0
+                began = Strands.begins
+
+                def slowly(strands: Strands) -> Any:
+                    found = began(strands)
+                    both.clock.ahead_s += 2000.0  # this once
+                    return found
+
+                monkeypatch.setattr(Strands, "begins", slowly)
+            await ask(both, 3)
+            if why != "near":
+                await eventually(lambda: len(both.dialled) == 1 + MAX_STRANDS)
+                await eventually(lambda: both.ways._room.free == MAX_STRANDS_OUT)  # all have ended
+            assert await ask(both, 2) == ["answer"] * 5
+            assert len(both.dialled) == (1 if why == "near" else 1 + MAX_STRANDS)
+
+    asyncio.run(story())
+
+
+def test_a_strand_that_breaks_with_a_part_breaks_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with wide(monkeypatch) as both:
+            (stream,) = both.desk._strands._streams.values()
+            stream.strands.clear()
+            while await ask(both) == ["answer"] * len(both.back):
+                pass
+            failure = both.back[-1].failure
+            assert failure.code == "successor_unreachable"
+            assert (await ask(both))[-1] == "answer", "the next question opens it again"
+
+    asyncio.run(story())
+
+
+def test_only_the_caller_of_a_stream_joins_it_with_each_number_once_and_until_it_ends() -> None:
+    async def story() -> None:
+        worker, stranger = a_worker(), Dialer(CALLER, NETWORK, clock=CLOCK, rng=secrets.token_bytes, own_connections=True)
+        async with ends() as both, contextlib.AsyncExitStack() as stack, asyncio.timeout(WITHIN_S):
+
+            async def called(dialer: Dialer, name: bytes) -> Any:
+                connection = await dialer.connect(WORKER.node_id, [both.address])
+                stack.push_async_callback(connection.close)
+                metadata = (*connection.metadata, (STRAND_METADATA, name))
+                return connection.channel.stream_stream(f"/{SERVICE}/Infer")(metadata=metadata)
+
+            name = bytes(NAME_BYTES)
+            stream = await called(worker, name)
+            assert await stream.read() == TAKES_SEVERAL
+            strand = await called(worker, name + b"\1")
+            assert await strand.read() == TAKES_PARTS
+            for dialer, other in [(stranger, name + b"\2"), *((worker, name + end) for end in (b"\0", b"\1", b"\x08", b""))]:
+                with pytest.raises(aio.AioRpcError) as refused:
+                    await (await called(dialer, other)).read()
+                assert error_from_rpc(refused.value).code == "bad_strand"
+            stream.cancel()
+            assert await strand.read() == aio.EOF
+
+    asyncio.run(story())
