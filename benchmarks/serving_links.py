@@ -132,13 +132,14 @@ async def bare(
 
 
 def figures(answers: Sequence[Answer], profile: str, asked_bytes: int, activation_bytes: int) -> Row:
-    """Medians over the answers of what they took, the least, and the one over the other."""
+    """Medians over the answers of what they took, the least, and the one over the other; and the share of those half a round trip above it."""
     least_s = [least(answer, profile, asked_bytes, activation_bytes) for answer in answers]
     took_s = [answer.total_s for answer in answers]
     return {
         "hops": len({stage.pnode_id for stage in answers[0].stages}), "warm_p50_ms": round(1e3 * float(np.median(took_s)), 1),
         "warm_p90_ms": round(1e3 * float(np.quantile(took_s, 0.9)), 1), "bound_ms": round(1e3 * float(np.median(least_s)), 1),
         "ratio": round(float(np.median([took / bound for took, bound in zip(took_s, least_s, strict=True)])), 3),
+        "late": round(float(np.mean([took - bound > PROFILES[profile].delay_ms / 1e3 for took, bound in zip(took_s, least_s, strict=True)])), 3),
     }  # fmt: skip
 
 

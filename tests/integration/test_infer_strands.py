@@ -121,7 +121,7 @@ def test_a_strand_that_breaks_with_a_part_breaks_the_stream(monkeypatch: pytest.
     asyncio.run(story())
 
 
-def test_only_the_caller_of_a_stream_joins_it_with_each_number_once_and_until_it_ends() -> None:
+def test_only_the_caller_of_a_stream_joins_it_with_each_number_once_and_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         worker, stranger = a_worker(), Dialer(CALLER, NETWORK, clock=CLOCK, rng=secrets.token_bytes, own_connections=True)
         async with ends() as both, contextlib.AsyncExitStack() as stack, asyncio.timeout(WITHIN_S):
@@ -141,6 +141,10 @@ def test_only_the_caller_of_a_stream_joins_it_with_each_number_once_and_until_it
                 with pytest.raises(aio.AioRpcError) as refused:
                     await (await called(dialer, other)).read()
                 assert error_from_rpc(refused.value).code == "bad_strand"
+            monkeypatch.setattr(infer_strands, "MAX_STRANDS_IN", 1)
+            with pytest.raises(aio.AioRpcError) as refused:
+                await (await called(worker, name + b"\2")).read()
+            assert error_from_rpc(refused.value).code == "overloaded"
             stream.cancel()
             assert await strand.read() == aio.EOF
 

@@ -1,16 +1,24 @@
-"""Goal: where a strand breaks with a part its stream ends at once, also an orchestrator's; and a process has a bounded number of strands."""
+"""Goal: messages come together from their parts or are refused; where a strand breaks with a part its stream ends at once, also an orchestrator's; and a
+process has a bounded number of strands.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from test_company import WITHIN_S, Silent
 
-from dcnr.errors import Unavailable
-from dcnr.question_strands import PART_BYTES, Room, Strands
+from dcnr import limits
+from dcnr.errors import DcnrError, Unavailable
+from dcnr.question_strands import MAX_STRANDS, PART_BYTES, Room, Strands
 from dcnr.system import SystemClock
+from dcnr.v1 import vnode_pb2
 from orchestrator.infer_streams import InferStream
+from pnode.exchange import Stream
+from pnode.infer_strands import _InParts, _Stream
 
 
 def test_an_orchestrator_hears_at_once_of_a_stream_whose_strand_broke() -> None:
@@ -27,6 +35,58 @@ def test_an_orchestrator_hears_at_once_of_a_stream_whose_strand_broke() -> None:
         assert stream.ended
 
     asyncio.run(story())
+
+
+class Said:
+    """A stream over which these messages come, and then nothing."""
+
+    def __init__(self, *messages: vnode_pb2.InferMessage) -> None:
+        self._messages = [message.SerializeToString() for message in messages]
+
+    async def read(self) -> bytes | None:
+        return self._messages.pop(0) if self._messages else None
+
+    async def write(self, message: bytes) -> None:
+        raise AssertionError("nothing goes back")
+
+
+def part(data: bytes, *strands: int) -> vnode_pb2.InferMessage:
+    return vnode_pb2.InferMessage(part=vnode_pb2.InferPart(strands=strands, data=data))
+
+
+EMPTY = vnode_pb2.InferMessage()
+
+
+def read(first: vnode_pb2.InferMessage, *over_strands: Sequence[vnode_pb2.InferMessage]) -> bytes | None:
+    """The message whose first part this is, where these come over strands 1, 2, ..."""
+    strands: dict[int, Stream] = {number: Said(*messages) for number, messages in enumerate(over_strands, 1)}
+    return asyncio.run(_InParts(Said(first), _Stream(strands)).read())
+
+
+def test_parts_come_together_in_the_order_that_the_first_one_names() -> None:
+    assert read(part(b"a", 2, 1), [EMPTY, part(b"c")], [part(b"b")]) == b"abc"
+    assert read(EMPTY) == b""
+
+
+@pytest.mark.parametrize(
+    ("code", "first", "over_strand"),
+    [
+        ("link_broken", part(b"a", 1), []),
+        ("link_broken", part(b"a", 2), [part(b"b")]),
+        ("bad_message", part(b"a"), [part(b"b")]),
+        ("bad_message", part(b"a", 1, 1), [part(b"b"), part(b"c")]),
+        ("bad_message", part(b"a", *range(1, MAX_STRANDS + 2)), [part(b"b")]),
+        ("bad_message", part(b"a", 1), [vnode_pb2.InferMessage(takes_several=True)]),
+        ("bad_message", part(b"a", 1), [part(bytes(8))]),
+    ],
+)
+def test_what_is_no_message_in_parts_is_refused(
+    code: str, first: vnode_pb2.InferMessage, over_strand: list[vnode_pb2.InferMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", 8)
+    with pytest.raises(DcnrError) as refused:
+        read(first, over_strand)
+    assert refused.value.code == code
 
 
 def test_what_is_small_or_empty_goes_whole() -> None:
