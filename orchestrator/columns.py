@@ -16,7 +16,7 @@ from orchestrator.costs import MAX_CORRECTION, StageCost
 from orchestrator.offers import ExpectedPace
 
 if TYPE_CHECKING:
-    from orchestrator.board import Load
+    from orchestrator.loads import Load
 
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]

@@ -34,7 +34,7 @@ from orchestrator.naming import Naming
 from orchestrator.observing import Observer
 from orchestrator.offers import PlanPolicy
 from orchestrator.planner import Planner
-from orchestrator.planning import plan_changes, plan_reason, plan_request
+from orchestrator.planning import handed_over, plan_changes, plan_reason, plan_request
 from orchestrator.progress import progress_of, reports_of
 from orchestrator.signal import Signal
 from orchestrator.track import TrackRecords
@@ -273,7 +273,8 @@ class Decider:
             if not settled and now - term.placing_since < START_GRACE_S:
                 return False
         changed = term.reviewed_version != self._nodes_changed.version
-        return changed or now - term.reviewed_at >= PLAN_REVIEW_S or self._epoch_is_new(view) or self._pauses(view)
+        moves_on = bool(handed_over(view, self._inventory))
+        return changed or moves_on or now - term.reviewed_at >= PLAN_REVIEW_S or self._epoch_is_new(view) or self._pauses(view)
 
     @staticmethod
     def _epoch_is_new(view: ModelView) -> bool:

@@ -52,6 +52,7 @@ def desired_states(
                 predecessors=_neighbours(_learning(predecessors.get(item.vnode, ()), by_vnode)),
                 successors=_neighbours(_learning(readers.get(item.vnode, ()), by_vnode)),
                 siblings=_neighbours(by_vnode[item.vnode]),
+                hand_over_s=item.hand_over_s if item.hands_over_to else 0.0,
             )
         result[pnode_id] = desired
     return result

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from orchestrator.board import Board, Load
+from orchestrator.board import Board
+from orchestrator.loads import Load
 
 
 def fair_s(board: Board, load: Load) -> float:

@@ -7,9 +7,10 @@ restored. What cannot be had now is said in the plan and tried again with every 
 from __future__ import annotations
 
 from dcnr.v1 import model_pb2
-from orchestrator.board import Board, Load
+from orchestrator.board import Board
 from orchestrator.costs import StageCost
 from orchestrator.evenness import mean_s
+from orchestrator.loads import Load
 from orchestrator.placement import Rejections, best, cannot_share, scored
 
 
@@ -28,7 +29,7 @@ def fill(board: Board, rejections: Rejections) -> None:
 def is_ready(board: Board, vnode: str) -> bool:
     """Whether a VNode may get one more replica now: at the beginning of a job, or while its primary works."""
     primary = board.primary(vnode)
-    if primary is None or vnode in board.unsettled:
+    if primary is None or vnode in board.unsettled or primary in board.moving:
         return False
     return not board.request.goes_on or primary.replica in board.request.live
 

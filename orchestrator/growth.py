@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcnr.v1 import model_pb2
-from orchestrator.board import Board, Load, Seat
+from orchestrator.board import Board
 from orchestrator.costs import StageCost
 from orchestrator.evenness import unevenness
 from orchestrator.filling import is_ready
+from orchestrator.loads import Load, Seat
+from orchestrator.moving import begin_move
 from orchestrator.placement import best, cannot_share, soonest
 
 
@@ -105,13 +107,15 @@ def _reweigh(board: Board, before_s: float) -> bool:
 
 
 def _best_move(board: Board) -> _Move | None:
-    """The one move of an only copy off the slowest node that leaves the best pace. Primaries with siblings stay: their shares shrink instead."""
+    """The one move of an only copy off the slowest node that leaves the best pace. Primaries with siblings stay: their shares shrink instead. Who
+    is not at work cannot hand over.
+    """
     slowest = board.slowest()
     if slowest is None:
         return None
     found: _Move | None = None
     for seat in sorted(slowest.seats, key=lambda seat: seat.cost.vnode):
-        if len(board.seats[seat.cost.vnode]) > 1:
+        if len(board.seats[seat.cost.vnode]) > 1 or seat.stays or seat.replica not in board.request.live:
             continue
         uneven = unevenness(board, [slowest])
         board.leave(seat)
@@ -128,10 +132,6 @@ def _best_move(board: Board) -> _Move | None:
 
 
 def _relocate(board: Board, move: _Move, before_s: float) -> None:
-    """Gives the VNode a new replica in place of the one that moves."""
+    """The replica that moves hands over."""
     seat = next(item for item in board.seats[move.seat.cost.vnode] if item.replica == move.seat.replica)
-    board.leave(seat)
-    reason = (
-        f"moved from {seat.load.offer.node_id[:8]}: the slowest node takes {move.after_s:.3g} instead of {before_s:.3g} s per batch"
-    )
-    board.seat(seat.cost, move.target, seat.role, reason)
+    begin_move(board, seat, move.target, f"the slowest node then takes {move.after_s:.3g} instead of {before_s:.3g} s per batch")

@@ -30,6 +30,8 @@ class PlanPolicy:
     min_move_interval_s: float = 60.0
     settled_s: float = 5.0
     """Without a new plan for so long, contributors are evened out, and an idle node may get the only copy of a VNode, or new replicas by choice."""
+    hand_over_s: float = 15.0
+    """An only copy that moves has so long to hand over, and twice as long as its state takes over the lent share of its node's uplink."""
     max_vnodes_per_node: int = 64
     max_chosen_replicas: int = 8
     """Of one VNode whose graph leaves the number to the planner."""
@@ -128,6 +130,8 @@ class PlanRequest:
     """Whether the job is paused."""
     live: Mapping[str, int] = field(default_factory=dict)
     """Replicas at work, with the number of batches that their state holds, merged or not."""
+    handed_over: frozenset[str] = frozenset()
+    """Replicas that were to hand over and have: the manifest names everything that they learned."""
     durable: Mapping[str, int] = field(default_factory=dict)
     """By VNode: batches of the newest checkpoint that the manifest names."""
     fences: Mapping[str, int] = field(default_factory=dict)

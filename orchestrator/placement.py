@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from dcnr import limits
 from dcnr.v1 import model_pb2, orchestrator_pb2
-from orchestrator.board import Board, Load, Seat
+from orchestrator.board import Board
 from orchestrator.columns import Floats, Mask
 from orchestrator.costs import StageCost, disk_bytes, states_bytes
+from orchestrator.loads import Load, Seat
 from orchestrator.offers import PLACEABLE
 from trust.caps import Cap
 
@@ -117,6 +118,11 @@ def soonest(board: Board, cost: StageCost, role: model_pb2.Role.ValueType) -> Lo
         after_s = after_s * board.columns.doubt
     ranked = _ranked(board, cost, after_s, siblings, _fitting(board, cost, role, siblings), 1)
     return ranked[0] if ranked else None
+
+
+def can_take(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, load: Load) -> bool:
+    """Whether nothing stands in the way of one more replica there."""
+    return _obstacle(board, cost, role, load, _siblings(board, cost), _needed(board, cost)) is Obstacle.NONE
 
 
 def cannot_share(board: Board, cost: StageCost) -> str:

@@ -20,11 +20,12 @@ from orchestrator.board import Board, shares
 from orchestrator.costs import StageCost
 from orchestrator.filling import fill, is_finished, say_short
 from orchestrator.growth import grow, improve
+from orchestrator.moving import follow_moves, new_place
 from orchestrator.offers import PlanPolicy, PlanRequest
 from orchestrator.placement import Rejections, best, cannot_share, is_only_copy, make_room, scored
 from orchestrator.spreading import begin_even, even_out, idle_nodes, spread
 from orchestrator.succession import Loss, follow, heir, keep, weakest
-from orchestrator.writing import PlanWriter
+from orchestrator.writing import PlanWriter, shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Planner:
         if losses is None:
             board, writer = Board(request, self._policy), PlanWriter(request.stages)
             losses = keep(board)
+        losses += follow_moves(board)
         rejections = Rejections(len(request.stages))
         waiting = _decide(board, losses, rejections)
         rows, changed = writer.rewrite(board)
@@ -82,7 +84,7 @@ def make_plan(request: PlanRequest, policy: PlanPolicy) -> model_pb2.Plan:
 
 
 def same_placement(old: model_pb2.Plan | None, new: model_pb2.Plan) -> bool:
-    """Whether ``new`` puts the same replicas of the same job on the same nodes, with the same roles, weights, lead and waiting list, halted or not."""
+    """Whether ``new`` puts the same replicas of the same job on the same nodes, with the same roles, weights, moves, lead and waiting list, halted or not."""
     return old is not None and _shape(old) == _shape(new)
 
 
@@ -134,7 +136,7 @@ def _decide(board: Board, losses: Sequence[Loss], rejections: Rejections) -> lis
     if not request.goes_on:
         begin_even(board)
         grow(board)
-    elif not losses and request.allow_moves:
+    elif not losses and request.allow_moves and not board.moving:
         _without_a_fault(board)
     return []
 
@@ -165,7 +167,8 @@ def _give_primary(board: Board, cost: StageCost, loss: Loss | None, rejections: 
         board.unsettled.add(cost.vnode)
         if cannot_share(board, cost):
             board.leave(board.seats[cost.vnode][0])
-    load = best(board, cost, model_pb2.ROLE_PRIMARY, rejections)
+    planned = new_place(board, cost, loss)
+    load = planned or best(board, cost, model_pb2.ROLE_PRIMARY, rejections)
     if load is None and (sibling := weakest(board, cost.vnode)) is not None:
         board.leave(sibling)
         load, why = sibling.load, f"{why}in place of {sibling.replica}; "
@@ -180,7 +183,7 @@ def _give_primary(board: Board, cost: StageCost, loss: Loss | None, rejections: 
         cost,
         load,
         model_pb2.ROLE_PRIMARY,
-        f"{why}least loaded of those that fit: {1000 * seconds:.3g} ms per batch with it{scored(load)}",
+        f"{why}{'moved as planned' if planned is not None else 'least loaded of those that fit'}: {1000 * seconds:.3g} ms per batch with it{scored(load)}",
     )
     return True
 
@@ -199,5 +202,5 @@ def _away(lost: model_pb2.Assignment) -> model_pb2.Assignment:
 
 
 def _shape(plan: model_pb2.Plan) -> tuple[object, ...]:
-    places = tuple(sorted((item.replica, item.pnode_id, item.role, item.weight) for item in plan.assignments))
+    places = tuple(sorted(shape_of(item) for item in plan.assignments))
     return plan.job_id, plan.graph_digest, places, tuple(sorted(plan.waiting)), plan.lead_batches, plan.halted

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.inventory import Inventory
 from orchestrator.offers import ExpectedPace, PlanRequest
@@ -83,10 +84,24 @@ def plan_request(
         reason="",
         halted=head.active.state == model_pb2.JOB_STATE_PAUSED,
         live=LiveReplicas(view.hosted, inventory.nodes()),
+        handed_over=handed_over(view, inventory),
         durable={vnode: len(lineage) for vnode, lineage in view.durable(head.active.job_id).items()},
         fences={one.vnode: int(one.first_replica) for one in view.manifest.fences} if view.manifest is not None else {},
         expected=expected,
     )
+
+
+def handed_over(view: ModelView, inventory: Inventory) -> frozenset[str]:
+    """Replicas of the plan that were to hand over, say that they have, and of which the manifest names all that they say they learned."""
+    found: set[str] = set()
+    for item in view.moving:
+        record = inventory.nodes().get(item.pnode_id)
+        report = next((one for one in record.beat.replicas if one.replica == item.replica), None) if record is not None else None
+        if report is not None and report.state == orchestrator_pb2.ASSIGNMENT_STATE_RELEASED and view.plan is not None:
+            named = view.durable(view.plan.job_id).get(item.vnode, IntervalSet.empty())
+            if not held_of(report) - named:
+                found.add(item.replica)
+    return frozenset(found)
 
 
 def plan_changes(before: model_pb2.Plan | None, after: model_pb2.Plan) -> list[PlanChange]:
@@ -107,6 +122,9 @@ def plan_changes(before: model_pb2.Plan | None, after: model_pb2.Plan) -> list[P
             changes.append(PlanChange("replica_placed", item.replica, item.reason, {"pnode": item.pnode_id, "role": role}))
         elif was.role != item.role:
             changes.append(PlanChange("replica_promoted", item.replica, item.reason, {"pnode": item.pnode_id, "role": role}))
+        elif was.hands_over_to != item.hands_over_to:
+            kind = "replica_hands_over" if item.hands_over_to else "replica_kept"
+            changes.append(PlanChange(kind, item.replica, item.reason, {"pnode": item.pnode_id, "to": item.hands_over_to}))
     why = {(row.vnode, row.pnode_id): row.reason for row in after.rejections}
     moved = {item.vnode for item in after.assignments if item.replica not in old}
     for name in sorted(old.keys() - kept - relocated):

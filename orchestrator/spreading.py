@@ -3,7 +3,8 @@
 Only nodes that hold the others up give. Contributors move of each VNode one at a time, and only while all its replicas are at work: nothing waits for
 them, so records do not count and a small gain is enough. To a node that hosted nothing when the plan was begun they move at once, at most one part of
 everything; to any other one when some seconds have passed without a change. The only copy of a VNode moves only to an idle node, after the same seconds,
-and where all such moves together raise the rate by more than the hysteresis factor, since nothing of it is learned meanwhile.
+and where all such moves together raise the rate by more than the hysteresis factor, since nothing of it is learned meanwhile; it hands over first
+(`orchestrator.moving`).
 
 Every move lowers `orchestrator.evenness.unevenness` of all nodes, which follows from places and speeds alone: no two plans ever take turns.
 
@@ -18,8 +19,10 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from dcnr.v1 import model_pb2
-from orchestrator.board import Board, Load, Seat
+from orchestrator.board import Board
 from orchestrator.evenness import fair_s, unevenness
+from orchestrator.loads import Load, Seat
+from orchestrator.moving import begin_move
 from orchestrator.offers import EVEN
 from orchestrator.placement import best, soonest
 
@@ -73,7 +76,8 @@ def spread(board: Board, idle: frozenset[str]) -> bool:
     part, gain = -(-total // max(1, num_open)), board.policy.min_gain
 
     def is_alone(seat: Seat, _: list[_Move]) -> bool:
-        return seat.role == model_pb2.ROLE_PRIMARY and len(board.seats[seat.cost.vnode]) == 1 and _is_at_work(board, seat)
+        is_only = seat.role == model_pb2.ROLE_PRIMARY and len(board.seats[seat.cost.vnode]) == 1
+        return is_only and not seat.stays and _is_at_work(board, seat)
 
     if _moves(board, _Rules(_may_be_spared(board), set(idle), gain, part, by_record=False)):
         return True
@@ -81,11 +85,12 @@ def spread(board: Board, idle: frozenset[str]) -> bool:
         return False
     before_s = board.pace_s()
     moves = _moves(board, _Rules(is_alone, set(idle), gain, part, by_record=False))
-    if before_s > gain * board.pace_s():
-        return True
+    is_worth_it = before_s > gain * board.pace_s()
     for move in reversed(moves):
-        _take_back(board, move)
-    return False
+        back = _take_back(board, move)
+        if is_worth_it:
+            begin_move(board, back, move.new.load, move.new.reason)
+    return is_worth_it
 
 
 def _open_nodes(board: Board) -> set[str]:
@@ -165,8 +170,8 @@ def _is_at_work(board: Board, seat: Seat) -> bool:
     return seat.cost.vnode not in board.unsettled and all(one.replica in live for one in board.seats[seat.cost.vnode])
 
 
-def _take_back(board: Board, move: _Move) -> None:
+def _take_back(board: Board, move: _Move) -> Seat:
     """Undoes a move, number included: nobody has heard of it."""
     board.leave(move.new)
     board.next_replica -= 1
-    board.seat(move.left.cost, move.left.load, move.left.role, move.left.reason, replica=move.left.replica)
+    return board.seat(move.left.cost, move.left.load, move.left.role, move.left.reason, replica=move.left.replica)

@@ -11,8 +11,9 @@ from typing import Final
 
 from dcnr.ids import number_of
 from dcnr.v1 import model_pb2
-from orchestrator.board import Board, Load, Seat, awaited_by_vnode
+from orchestrator.board import Board, awaited_by_vnode
 from orchestrator.costs import StageCost
+from orchestrator.loads import Load, Seat
 from orchestrator.offers import PLACEABLE, USABLE, NodeOffer, PlanRequest
 
 MAX_FRESH: Final = 64
@@ -48,7 +49,8 @@ def keep(board: Board) -> list[Loss]:
         if load is None or why:
             losses.append(Loss(item, why))
         else:
-            board.seat(cost, load, item.role, item.reason, replica=item.replica)
+            seat = board.seat(cost, load, item.role, item.reason, replica=item.replica)
+            board.move(seat, item.hands_over_to, item.hand_over_s, stays=item.stays)
     return losses
 
 
@@ -118,12 +120,12 @@ def _lose(board: Board, load: Load, offer: NodeOffer | None) -> list[Loss]:
     for seat in tuple(load.seats):
         why = _why_gone(seat.cost, offer)
         if why:
-            losses.append(Loss(_planned(board, seat), why))
+            losses.append(Loss(as_planned(board, seat), why))
             board.leave(seat)
     return losses
 
 
-def _planned(board: Board, seat: Seat) -> model_pb2.Assignment:
+def as_planned(board: Board, seat: Seat) -> model_pb2.Assignment:
     """As the plan before has it: what was measured since is no part of that."""
     assert board.request.previous is not None
     return next((item for item in board.request.previous.assignments if item.replica == seat.replica), None) or seat.row()

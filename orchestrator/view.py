@@ -75,6 +75,8 @@ class ModelView:
         default_factory=dict, repr=False, compare=False
     )
     """By job: what `durable` has found, and in which manifest."""
+    moving: tuple[model_pb2.Assignment, ...] = ()
+    """Those of the plan that hand over."""
 
     def hosted_by(self, pnode_id: str) -> tuple[model_pb2.Assignment, ...]:
         """What the plan puts on a PNode."""
@@ -135,7 +137,10 @@ class ViewLoader:
         beginning = await self._manifest_or_none(model, job.request.initial_manifest_digest) if job is not None else None
         chain = await self._chain(model, head.manifest_digest, job) if job is not None and beginning is not None else None
         now = self._clock.monotonic()
-        return ModelView(model, head, head_bytes, plan, plan_bytes, manifest, manifest_bytes, job, now, beginning, hosted, chain)
+        moving = tuple(item for items in hosted.values() for item in items if item.hands_over_to)
+        return ModelView(
+            model, head, head_bytes, plan, plan_bytes, manifest, manifest_bytes, job, now, beginning, hosted, chain, moving=moving
+        )
 
     async def plan(self, model: str, digest: str) -> tuple[model_pb2.Plan, bytes]:
         """A plan by its digest."""

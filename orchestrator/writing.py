@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from dcnr.v1 import model_pb2
-from orchestrator.board import Board, Seat
+from orchestrator.board import Board
 from orchestrator.costs import StageCost, spool_batches
+from orchestrator.loads import Seat
 from orchestrator.placement import Rejections
 
 WIDEST: Final = 2
 """Where one hole holds the floor, sources may be so many times the job's lead ahead: as much again as what is on its way."""
-_Shape = tuple[tuple[str, str, int, float], ...]
+_Shape = tuple[tuple[object, ...], ...]
 
 
 class PlanWriter:
@@ -37,7 +38,7 @@ class PlanWriter:
         for vnode in sorted(board.touched, key=self._order.__getitem__):
             seats = sorted(board.seats[vnode], key=lambda seat: seat.rank)
             rows = [*([board.away[vnode]] if vnode in board.away else ()), *(seat.row() for seat in seats)]
-            shape = tuple((row.replica, row.pnode_id, row.role, row.weight) for row in rows)
+            shape = tuple(shape_of(row) for row in rows)
             changed = changed or shape != self._shapes[vnode]
             self._pieces[vnode], self._shapes[vnode] = model_pb2.Plan(assignments=rows).SerializeToString(), shape
             self._note_spool(board, vnode, seats)
@@ -82,6 +83,11 @@ class PlanWriter:
         wanted = _lead_wanted(board)
         held, _, reason = min(self._spools.values(), default=(WIDEST * wanted, 0, ""))
         return (held, held, reason) if held < wanted else (wanted, held, "set by the job")
+
+
+def shape_of(row: model_pb2.Assignment) -> tuple[object, ...]:
+    """What of an assignment makes one plan differ from another."""
+    return row.replica, row.pnode_id, row.role, row.weight, row.hands_over_to, row.stays
 
 
 def _lead_wanted(board: Board) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,7 +18,6 @@ from dcnr.ports import Clock
 from dcnr.specs import Registry
 from dcnr.v1 import identity_pb2, local_pb2, orchestrator_pb2
 from pnode import hosting
-from pnode.chain import CommitChain
 from pnode.gathering import Means, gather
 from pnode.host import ReplicaHost
 from pnode.hosted import codec_in_force
@@ -27,18 +26,14 @@ from pnode.hub import LinkHub
 from pnode.infer_live import LivePlace
 from pnode.inputs import Inputs
 from pnode.making import Making
+from pnode.member import ACTIVE, FAILED, PROVISIONING, RELEASE_FAILED, RELEASED, RELEASING, Member
 from pnode.merge_calls import MergeCalls
 from pnode.merge_desk import MergeDesk
 from pnode.pace import Pace
-from pnode.reports import Measured, Rate, bare_report, replica_report
+from pnode.reports import Measured, bare_report, replica_report
 from trust.identity import NodeKey
+from vnode.events import Leave
 
-PROVISIONING: Final = orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING
-ACTIVE: Final = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
-RELEASING: Final = orchestrator_pb2.ASSIGNMENT_STATE_RELEASING
-RELEASED: Final = orchestrator_pb2.ASSIGNMENT_STATE_RELEASED
-FAILED: Final = orchestrator_pb2.ASSIGNMENT_STATE_FAILED
-RELEASE_FAILED: Final = orchestrator_pb2.ASSIGNMENT_STATE_RELEASE_FAILED
 MAX_REASON: Final = 512
 
 
@@ -49,26 +44,6 @@ class Acting:
     network_id: str
     pnode_id: str
     incarnation: int
-
-
-@dataclass(slots=True)
-class Member:
-    """One replica from the first word about it to the last."""
-
-    order: local_pb2.HostReplica
-    state: orchestrator_pb2.AssignmentState.ValueType = PROVISIONING
-    reason: str = ""
-    prepared: Prepared | None = None
-    host: ReplicaHost | None = None
-    place: LivePlace | None = None
-    """Where it answers questions."""
-    chain: CommitChain | None = None
-    sequence: int = 0
-    """Of the last commit that this worker signed for the replica before."""
-    rate: Rate = field(default_factory=Rate)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    num_learned: int = 0
-    """Batches that it learned itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +76,7 @@ class Crew:
         self._pace.limit(order.cpu_share * max(1, order.threads))
         self._calls.uplink.limit(order.bulk_bytes_s)
         member = self._members.get(replica)
-        if member is not None and (member.state in (PROVISIONING, ACTIVE) or (member.state == RELEASING and not order.state_path)):
+        if member is not None and (member.has_place or (member.state == RELEASING and not order.state_path)):
             if not order.state_path:
                 order.state_path, order.state_digest = member.order.state_path, member.order.state_digest
                 order.state_commit, order.from_earlier_job = member.order.state_commit, member.order.from_earlier_job
@@ -119,17 +94,19 @@ class Crew:
     def release(self, replica: str, *, hand_over: bool) -> None:
         """Lets a replica go."""
         member = self._members.get(ReplicaId(replica))
-        if member is not None and member.state in (PROVISIONING, ACTIVE, FAILED):
+        if member is not None and (member.state == FAILED or member.has_place):
+            member.forget_handing()
             self._spawn(self._release(member, hand_over=hand_over))
 
     async def drain(self, within_s: float) -> None:
         """Hands everything over; returns when it is, or when the time is up. A replica learns on until those before it on this machine have given
         it what they made, so that nothing has to be computed again elsewhere.
         """
-        leaving = {name: member for name, member in self._members.items() if member.state in (PROVISIONING, ACTIVE)}
+        leaving = {name: member for name, member in self._members.items() if member.has_place and member.state != RELEASED}
         deadline_s = self._clock.monotonic() + within_s
         async with asyncio.TaskGroup() as group:
             for member in leaving.values():
+                member.forget_handing()
                 member.state = RELEASING
                 before = [leaving.get(ReplicaId(item.replica)) for item in member.order.assignment.predecessors]
                 group.create_task(self._leave(member, [item.host for item in before if item is not None and item.host], deadline_s))
@@ -312,6 +289,29 @@ class Crew:
             member.host.plan(hosting.neighbours_of(member.order, member.prepared.stage))
         except DcnrError as error:
             self._outlets.told("bad_plan", member.order.assignment.replica, error.message)
+        within_s = float(member.order.assignment.hand_over_s)
+        if within_s > 0.0 and member.handing is None and member.state == ACTIVE:
+            member.state = RELEASING
+            member.handing = self._group.create_task(self._hand_over(member, member.host, within_s))
+        elif within_s <= 0.0 and member.handing is not None:
+            member.forget_handing()
+            self._learn_on(member, member.host)
+
+    async def _hand_over(self, member: Member, host: ReplicaHost, within_s: float) -> None:
+        """In place: others go on asking it, and where it cannot be done in time it learns on."""
+        self._outlets.news()
+        host.post(Leave(self._clock.monotonic()))
+        if await host.handing.given(host.view, within_s):
+            member.state = RELEASED
+            self._outlets.news()
+        elif not host.failed:
+            self._learn_on(member, host)
+
+    def _learn_on(self, member: Member, host: ReplicaHost) -> None:
+        if member.state in (RELEASING, RELEASED):
+            member.state = ACTIVE
+            host.post(Leave(self._clock.monotonic(), is_off=True))
+            self._outlets.news()
 
     async def _leave(self, member: Member, before: Sequence[ReplicaHost], deadline_s: float) -> None:
         """Lets a replica go once it has learned all that those in ``before`` have made."""
@@ -339,7 +339,7 @@ class Crew:
 
     def _hosted(self, replica: str) -> ReplicaHost | None:
         member = self._members.get(ReplicaId(replica))
-        return member.host if member is not None and member.state is ACTIVE else None
+        return member.host if member is not None and (member.state == ACTIVE or member.handing is not None) else None
 
     def _report(self, replica: ReplicaId, member: Member) -> orchestrator_pb2.ReplicaReport:
         host, prepared = member.host, member.prepared

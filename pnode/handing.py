@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -42,6 +43,20 @@ class HandingOver:
         except TimeoutError:
             return False
         return True
+
+    async def given(self, view: Callable[[], ReplicaView], within_s: float) -> bool:
+        """Waits until everything learned is durable; and, for `HAND_OVER_S` more at most, until the successors have every frame made here: what they lack
+        then is computed again. False if the first took longer than ``within_s``. The replica learns nothing meanwhile.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                await self._until(lambda: self._is_given(view(), until_taken=False) and _is_durable(view()))
+        except TimeoutError:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S):
+                await self._until(lambda: not view().owed)
+        return not self._ended
 
     async def caught_up(self, view: Callable[[], ReplicaView], before: Sequence[Callable[[], ReplicaView]]) -> None:
         """Waits until this replica has learned all that those before it have, which learn no more."""

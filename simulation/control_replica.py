@@ -68,6 +68,10 @@ class Replica:
     finished: bool = False
     halted: bool = False
     """Its job is paused: it learns nothing; what it has learned is merged, kept and answered as before."""
+    hand_over_s: float = 0.0
+    """Above 0: its VNode moves; it hands over, and learns on where that takes longer."""
+    told_s: float = 0.0
+    """When it heard that it hands over."""
     restored_from: str = ""
     is_broken: bool = False
     """Nothing can be learned from what it restored."""
@@ -87,8 +91,19 @@ class Replica:
         """What it has learned and its primary has not taken in."""
         return IntervalSet.empty() if self.leads else self.lineage - self.anchor
 
-    def told(self, message: local_pb2.HostReplica) -> bool:
-        """The daemon's word on epoch, role, siblings and pauses; True if it has just become primary."""
+    def hands_over(self, now_s: float) -> bool:
+        """Whether it learns nothing for that."""
+        return self.hand_over_s > 0.0 and (now_s < self.told_s + self.hand_over_s or self.has_handed_over)
+
+    @property
+    def has_handed_over(self) -> bool:
+        """Whether everything in its state is durable."""
+        return self.hand_over_s > 0.0 and not self.lineage - self.durable
+
+    def told(self, message: local_pb2.HostReplica, now_s: float) -> bool:
+        """The daemon's word on epoch, role, siblings, moves and pauses; True if it has just become primary."""
+        if (message.assignment.hand_over_s > 0.0) != (self.hand_over_s > 0.0):
+            self.hand_over_s, self.told_s = message.assignment.hand_over_s, now_s
         siblings = self.siblings = tuple(message.assignment.siblings)
         was_told, led = bool(self.epoch), self.leads
         self.epoch, self.role, self.halted = int(message.epoch), message.assignment.role, message.halted
@@ -104,9 +119,9 @@ class Replica:
             return True
         return False
 
-    def learn(self, count: int) -> IntervalSet:
+    def learn(self, count: int, now_s: float) -> IntervalSet:
         """So many batches more of those that it owns and lacks, lowest first."""
-        may_learn = (self.leads or self.anchored) and not self.halted
+        may_learn = (self.leads or self.anchored) and not self.halted and not self.hands_over(now_s)
         fresh = (self._owned() - self.lineage).first(count) if may_learn else IntervalSet.empty()
         for batch in fresh:
             self.chain.learned(batch, 1.0)
@@ -136,10 +151,14 @@ class Replica:
         self.lineage = anchor.lineage | after if keep_after else anchor.lineage
         self.anchored = True
 
-    def report(self, step_s: float) -> orchestrator_pb2.ReplicaReport:
+    def report(self, step_s: float, now_s: float) -> orchestrator_pb2.ReplicaReport:
         """As the PNode sees it."""
+        state = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
+        if self.hands_over(now_s):
+            given, giving = orchestrator_pb2.ASSIGNMENT_STATE_RELEASED, orchestrator_pb2.ASSIGNMENT_STATE_RELEASING
+            state = given if self.has_handed_over else giving
         report = orchestrator_pb2.ReplicaReport(
-            replica=self.replica, vnode=self.vnode, incarnation=self.incarnation, state=orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE,
+            replica=self.replica, vnode=self.vnode, incarnation=self.incarnation, state=state,
             lineage=intervals_message(self.lineage), num_learned=len(self.lineage), durable=intervals_message(self.durable),
             step_s=step_s, rate=self.rate, role=self.role, unmerged=intervals_message(self.unmerged), num_merged=self.num_merged,
             num_refused=self.num_refused, restored_from=self.restored_from, num_unlearned=UNLEARNED if self.is_broken else 0,

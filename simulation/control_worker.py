@@ -103,8 +103,10 @@ class WorkerModel:
         known = self.replicas.get(name)
         if known is not None and known.job_id == message.job_id:
             self._advance(known)
-            if known.told(message):
+            if known.told(message, now):
                 self.checkpoint_at_once(known)
+            if known.hands_over(now):
+                self.snapshot(known)
             return
         data = pnode.disk.get(message.state_path, b"")
         if digest_of(data) != message.state_digest:
@@ -123,7 +125,7 @@ class WorkerModel:
         )  # fmt: skip
         replica.restored_from = message.state_digest
         replica.is_broken = replica.is_tainted = message.state_digest in pnode.world.broken
-        replica.told(message)
+        replica.told(message, now)
         self.replicas[name] = replica
         if lineage and replica.leads:
             self.checkpoint_at_once(replica)
@@ -138,7 +140,9 @@ class WorkerModel:
         """A manifest names a checkpoint."""
         found = self.replicas.get(replica)
         if found is not None:
-            found.durable = found.durable | intervals(lineage)
+            had_handed_over, found.durable = found.has_handed_over, found.durable | intervals(lineage)
+            if found.has_handed_over and not had_handed_over:
+                self._pnode.tell()
             found.chain.named(digest)
         count = len(intervals(lineage))
         self.pending[:] = [
@@ -170,7 +174,7 @@ class WorkerModel:
         replica.part += (until_s - from_s) * replica.rate
         whole = int(replica.part)
         replica.part -= whole
-        fresh = replica.learn(whole)
+        fresh = replica.learn(whole, now)
         if fresh:
             self._pnode.world.checkers.learned(self._pnode, replica, fresh)
 
@@ -181,7 +185,7 @@ class WorkerModel:
             return None
         self._advance(replica)
         self._pnode.world.checkers.plans.held(name, len(replica.lineage))
-        return replica.report(self._pnode.world.step_s(self._pnode, replica.vnode))
+        return replica.report(self._pnode.world.step_s(self._pnode, replica.vnode), self._pnode.loop.time())
 
     def _exchange(self, replica: Replica) -> None:
         """A contributor or standby and its primary, where they reach each other."""

@@ -108,7 +108,7 @@ class ReplicaCore:
             case ev.CheckpointLost():
                 self._snapshots.lost(event.reason)
             case ev.Leave():
-                self._holding.is_leaving = self._snapshots.is_leaving = True
+                self._holding.is_leaving = self._snapshots.is_leaving = not event.is_off
             case ev.LearningHeld():
                 self._held_why = event.why
             case mev.MergeAsked():

@@ -234,9 +234,13 @@ class CheckpointLost:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """This replica hands over: it learns nothing more, captures what it has learned, and goes on giving its successors what it has made."""
+    """This replica hands over: it learns nothing more, captures what it has learned, and goes on giving its successors what it has made.
+
+    ``is_off``: not after all. It learns on.
+    """
 
     now_s: float
+    is_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)

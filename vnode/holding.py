@@ -43,7 +43,7 @@ class Holding:
         """Lineage of the anchor; a primary's own lineage."""
         self.open = self.after = _NONE
         self.is_leaving = False
-        """Nothing more is learned; what it owns is still to be learned, by who follows."""
+        """Nothing is learned; what it owns is still to be learned, by who follows."""
         self._count()
 
     def _count(self) -> None:

@@ -980,6 +980,9 @@ class Assignment(_message.Message):
     HOSTED_FIELD_NUMBER: _builtins.int
     PREDICTED_STEP_S_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    HANDS_OVER_TO_FIELD_NUMBER: _builtins.int
+    HAND_OVER_S_FIELD_NUMBER: _builtins.int
+    STAYS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """replica id"""
     vnode: _builtins.str
@@ -996,6 +999,12 @@ class Assignment(_message.Message):
     """seconds per batch, as planned"""
     memory_bytes: _builtins.int
     """reserved"""
+    hands_over_to: _builtins.str
+    """an only copy: the PNode to which its VNode moves once everything it learned is durable; empty: it stays"""
+    hand_over_s: _builtins.float
+    """how long handing over may take, seconds"""
+    stays: _builtins.bool
+    """it could not hand over in time: it is not moved by choice again"""
     @_builtins.property
     def hosted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """stateless VNodes evaluated with it"""
@@ -1012,10 +1021,13 @@ class Assignment(_message.Message):
         hosted: _abc.Iterable[_builtins.str] | None = ...,
         predicted_step_s: _builtins.float = ...,
         memory_bytes: _builtins.int = ...,
+        hands_over_to: _builtins.str = ...,
+        hand_over_s: _builtins.float = ...,
+        stays: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosted", b"hosted", "memory_bytes", b"memory_bytes", "pnode_id", b"pnode_id", "predicted_step_s", b"predicted_step_s", "reason", b"reason", "replica", b"replica", "role", b"role", "vnode", b"vnode", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hand_over_s", b"hand_over_s", "hands_over_to", b"hands_over_to", "hosted", b"hosted", "memory_bytes", b"memory_bytes", "pnode_id", b"pnode_id", "predicted_step_s", b"predicted_step_s", "reason", b"reason", "replica", b"replica", "role", b"role", "stays", b"stays", "vnode", b"vnode", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1197,12 +1209,15 @@ class DesiredAssignment(_message.Message):
     PREDECESSORS_FIELD_NUMBER: _builtins.int
     SUCCESSORS_FIELD_NUMBER: _builtins.int
     SIBLINGS_FIELD_NUMBER: _builtins.int
+    HAND_OVER_S_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """replica id"""
     vnode: _builtins.str
     """its VNode; configuration comes from the signed graph"""
     role: Global___Role.ValueType
     """its role"""
+    hand_over_s: _builtins.float
+    """above 0: its VNode moves; it learns nothing more and hands over within so many seconds, or learns on"""
     @_builtins.property
     def predecessors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Neighbour]:
         """whom to ask for frames"""
@@ -1224,10 +1239,11 @@ class DesiredAssignment(_message.Message):
         predecessors: _abc.Iterable[Global___Neighbour] | None = ...,
         successors: _abc.Iterable[Global___Neighbour] | None = ...,
         siblings: _abc.Iterable[Global___Neighbour] | None = ...,
+        hand_over_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["predecessors", b"predecessors", "replica", b"replica", "role", b"role", "siblings", b"siblings", "successors", b"successors", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hand_over_s", b"hand_over_s", "predecessors", b"predecessors", "replica", b"replica", "role", b"role", "siblings", b"siblings", "successors", b"successors", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from relay_rig import relays, tell_of_relays
-from worker_rig import JOB, MODEL, NETWORK_ID, DaemonEnd, Job, make_job, worker, workers
+from worker_rig import JOB, MODEL, NETWORK_ID, DaemonEnd, Job, make_job, order, worker, workers
 
 from dcnr.errors import Refused
 from dcnr.ids import digest_of
@@ -153,6 +153,49 @@ def test_drain_hands_over_a_snapshot_and_updates_do_not_disturb(tmp_path: Path) 
                 commit = check_snapshot(ready, end, job)
                 assert len(commit.batches) == ready.checkpoint.step > 0
             assert {ready.replica: ready.checkpoint.epoch for ready in end.snapshots}["s2.1"] == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_whose_vnode_moves_hands_over_in_its_place_and_learns_on_where_it_need_not_go(tmp_path: Path) -> None:
+    job = make_job(tmp_path, samples=16000)
+    states = orchestrator_pb2.AssignmentState
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as end:
+            places = {"s1": end, "s2": end}
+
+            async def told(number: int, within_s: float) -> None:
+                update = order(job, "s2", places, state_path="", plan_number=number)
+                update.assignment.hand_over_s = within_s
+                await end.pipe.send(local_pb2.ToWorker(host=update))
+
+            def stands_at(state: states.ValueType) -> bool:
+                return end.reports["s2.1"].state == state
+
+            for vnode in ("s1", "s2"):
+                await end.host(job, vnode, places)
+            await end.until(lambda: end.reports.get("s2.1") is not None and end.reports["s2.1"].num_learned > 5)
+            await told(2, 20.0)
+            await end.until(lambda: bool(end.snapshots))
+            ready = end.snapshots[-1]
+            assert ready.replica == "s2.1"
+            assert stands_at(states.ASSIGNMENT_STATE_RELEASING), "not before what it learned is durable"
+            done = local_pb2.WorkerDurable(replica="s2.1", lineage=ready.checkpoint.lineage, digest=ready.checkpoint.digest)
+            await end.pipe.send(local_pb2.ToWorker(durable=done))
+            await end.until(lambda: stands_at(states.ASSIGNMENT_STATE_RELEASED))
+            assert end.reports["s2.1"].num_learned == ready.checkpoint.step
+            await told(3, 0.0)
+            await end.until(lambda: end.reports["s2.1"].num_learned > ready.checkpoint.step)
+            assert stands_at(states.ASSIGNMENT_STATE_ACTIVE)
+            await told(4, 0.3)
+            await end.until(lambda: len(end.snapshots) > 1 and end.snapshots[-1].checkpoint.step > ready.checkpoint.step)
+            late = int(end.snapshots[-1].checkpoint.step)
+            await end.until(lambda: end.reports["s2.1"].num_learned > late)
+            assert stands_at(states.ASSIGNMENT_STATE_ACTIVE), "nobody made it durable in time: it learns on"
+            await told(5, 0.3)
+            await end.pipe.send(local_pb2.ToWorker(release=local_pb2.ReleaseReplica(replica="s2.1", hand_over=True)))
+            await end.until(lambda: stands_at(states.ASSIGNMENT_STATE_RELEASED))
 
     asyncio.run(scenario())
 

@@ -11,6 +11,7 @@ from dcnr import limits
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.costs import StageCost
 from orchestrator.offers import ExpectedPace, NodeOffer, PlanPolicy, PlanRequest
+from orchestrator.planner import make_plan
 
 ACTIVE, OFFLINE = orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_OFFLINE
 PRIMARY, CONTRIBUTOR, STANDBY = model_pb2.ROLE_PRIMARY, model_pb2.ROLE_CONTRIBUTOR, model_pb2.ROLE_STANDBY
@@ -43,16 +44,25 @@ def node(index: int, gflops: float = 10.0, memory_mib: int = 1000, **more: objec
 
 def request(
     stages: list[StageCost], nodes: list[NodeOffer], previous: model_pb2.Plan | None = None, *, live: dict[str, int] | None = None,
-    durable: dict[str, int] | None = None, since_s: float = 1e9,
+    durable: dict[str, int] | None = None, since_s: float = 1e9, handed_over: frozenset[str] | None = None,
 ) -> PlanRequest:  # fmt: skip
-    """Where nothing is said of what lives, everything on an active node does, with 100 batches."""
+    """Where nothing is said of what lives, everything on an active node does, with 100 batches, and has handed over where it was to."""
     up = {offer.node_id for offer in nodes if offer.state == ACTIVE}
     if live is None and previous is not None:
         live = {item.replica: 100 for item in previous.assignments if item.pnode_id in up}
+    rows = previous.assignments if previous is not None else ()
+    told = frozenset(item.replica for item in rows if item.hands_over_to and item.pnode_id in up)
     return PlanRequest(
         "n" * 40, "m", "j", "g" * 64, 1, "h" * 40, tuple(stages), tuple(nodes), previous, "p" if previous else "", 256, 8, since_s, True,
-        "test", live=live or {}, durable=durable or {}, expected=EXPECTED,
+        "test", live=live or {}, durable=durable or {}, expected=EXPECTED, handed_over=told if handed_over is None else handed_over,
     )  # fmt: skip
+
+
+def moved(stages: list[StageCost], nodes: list[NodeOffer], plan: model_pb2.Plan, policy: PlanPolicy = POLICY) -> model_pb2.Plan:
+    """The plan in which those that hand over in this one have done so."""
+    return (
+        make_plan(request(stages, nodes, plan, since_s=1.0), policy) if any(row.hands_over_to for row in plan.assignments) else plan
+    )
 
 
 def of(plan: model_pb2.Plan, vnode: str, role: int = PRIMARY) -> list[model_pb2.Assignment]:

@@ -54,9 +54,12 @@ def request(
 ) -> PlanRequest:
     up = {offer.node_id for offer in nodes if offer.state in (ACTIVE, SUSPECT)}
     live = {item.replica: 100 + index for index, item in enumerate(previous.assignments if previous else ()) if item.pnode_id in up}
+    rows = previous.assignments if previous is not None else ()
+    told = frozenset(item.replica for index, item in enumerate(rows) if item.hands_over_to and index % 3)
     return PlanRequest(
         "n" * 40, "m", "j", "g" * 64, 1, "h" * 40, stages, tuple(nodes), previous, digest, 256, 8, since_s, True, "test", live=live,
         durable={cost.vnode: 101 for cost in stages[::3]}, expected={("Linear", "cpu/old"): ExpectedPace(0.3, 0.6)},
+        handed_over=told,
     )  # fmt: skip
 
 

@@ -29,8 +29,9 @@ from planner_rig import (
 from dcnr.ids import number_of
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator import placement
-from orchestrator.board import Board, Load
+from orchestrator.board import Board
 from orchestrator.costs import StageCost, disk_bytes, spool_bytes
+from orchestrator.loads import Load
 from orchestrator.offers import NodeOffer, PlanRequest
 from orchestrator.planner import Planner, make_plan, same_placement, seconds_per_batch
 

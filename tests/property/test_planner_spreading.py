@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_rig import ACTIVE, CONTRIBUTOR, OFFLINE, POLICY, STAGES, down, hosted, node, of, request, stage, uneven
+from planner_rig import ACTIVE, CONTRIBUTOR, OFFLINE, POLICY, STAGES, down, hosted, moved, node, of, request, stage, uneven
 
 from dcnr.v1 import model_pb2
 from orchestrator.costs import StageCost
@@ -87,8 +87,8 @@ def test_machines_that_join_get_their_part_soon_and_once() -> None:
     taken = [hosted(after)[item.node_id] for item in nodes[8:]]
     assert set(taken) <= {1, 2}
     assert sum(taken) >= 7, "at most one VNode is left of which every busy machine has given another one already"
-    moved = {item.vnode for item in after.assignments if item.replica not in {one.replica for one in plan.assignments}}
-    assert len(moved) == sum(taken), "of each VNode one replica at a time"
+    given = {item.vnode for item in after.assignments if item.replica not in {one.replica for one in plan.assignments}}
+    assert len(given) == sum(taken), "of each VNode one replica at a time"
     assert {of(after, cost.vnode)[0].replica for cost in stages} == {of(plan, cost.vnode)[0].replica for cost in stages}
     again = make_plan(request(stages, nodes, after, since_s=1.0), POLICY)
     assert same_placement(after, again)
@@ -103,8 +103,8 @@ def test_only_copies_move_to_an_idle_machine_once_things_have_settled() -> None:
     stages, nodes = [stage(0, 1), stage(1, 1)], [node(0), node(1)]
     plan = make_plan(request(stages, nodes[:1]), POLICY)
     assert same_placement(plan, make_plan(request(stages, nodes, plan, since_s=4.0), POLICY))
-    moved = make_plan(request(stages, nodes, plan, since_s=6.0), POLICY)
-    assert set(hosted(moved).values()) == {1}
+    after = moved(stages, nodes, make_plan(request(stages, nodes, plan, since_s=6.0), POLICY))
+    assert set(hosted(after).values()) == {1}
 
 
 @given(STAGES, st.integers(4, 9), st.data())
@@ -149,8 +149,8 @@ def test_machines_are_even_again_when_a_lost_one_is_back_for_good(victim: int) -
     assert set(hosted(back).values()) == {4}
     assert taken <= 2, "nearly all moved at once, since it had nothing"
     assert {of(back, cost.vnode)[0].replica for cost in EIGHT} == {of(plan, cost.vnode)[0].replica for cost in EIGHT}
-    moved = [item for item in back.assignments if item.replica not in {one.replica for one in at_once.assignments}]
-    assert all("which has more to do" in item.reason and "instead of" in item.reason for item in moved)
+    taken_over = [item for item in back.assignments if item.replica not in {one.replica for one in at_once.assignments}]
+    assert all("which has more to do" in item.reason and "instead of" in item.reason for item in taken_over)
 
 
 def lost_and_back(nodes: list[NodeOffer], plan: model_pb2.Plan, victim: int, *, is_awaited: bool) -> model_pb2.Plan:

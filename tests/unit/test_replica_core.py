@@ -210,6 +210,16 @@ def test_who_leaves_learns_nothing_more_captures_its_state_and_names_what_it_owe
     assert not core.view().owed
 
 
+def test_who_does_not_leave_after_all_learns_on() -> None:
+    core = started(frozenset({NEXT}))
+    learn(core, 0)
+    core.handle(ev.Leave(1.0))
+    core.handle(ev.SnapshotTaken(1.0, span(0, 1), "digest"))
+    assert not of(ev.Learn, give(core, 1))
+    assert [item.batch for item in of(ev.Learn, core.handle(ev.Leave(2.0, is_off=True)))] == [1]
+    assert not core.view().learns_no_more
+
+
 def test_tests_wait_until_the_final_state_is_durable() -> None:
     core = started(lineage=span(0, 10))
     assert not of(ev.ReadInput, core.handle(ev.Tick(1.0)))
