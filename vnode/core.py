@@ -25,12 +25,13 @@ from vnode.intake import Intake, LaneWork, lane_work
 from vnode.lead import Lead
 from vnode.merging import NOT_PRIMARY, Merging
 from vnode.outlet import Outlet
-from vnode.replica_config import HALTED, MAX_ASKED_ROUNDS, MAX_KEPT_ROUNDS, ReplicaConfig, lowest_intervals
+from vnode.replica_config import HALTED, MAX_ASKED_ROUNDS, MAX_KEPT_ROUNDS, ReplicaConfig
 from vnode.replica_view import Computation, Counters, ReplicaView, words
 from vnode.retries import Retries
 from vnode.snapshots import Snapshots
 from vnode.spool import Spool
 from vnode.statements import Statements
+from vnode.training_work import TrainingWork
 from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Role
 
 _NONE = IntervalSet.empty()
@@ -56,6 +57,7 @@ class ReplicaCore:
         self._evaluated_last, self._head_seen_s, self._now_s = False, now_s, now_s
         self._snapshots = Snapshots(config, lineage, now_s)
         self._work: dict[Lane, LaneWork] = {}
+        self._training = TrainingWork(config)
         self._retries, self._named = Retries(), _NONE
         self._counters = Counters()
         self._last_loss: float | None = None
@@ -290,9 +292,8 @@ class ReplicaCore:
     def _find_work(self) -> dict[Lane, LaneWork]:
         """By lane, what is needed now: own gaps, and of what successors ask that which is not to be learned here first (rule 6)."""
         demanded = self._outlet.demanded()
-        wanted = lowest_intervals(self._holding.missing)
-        again = (demanded.pop(TRAIN_LANE, _NONE) - self._holding.missing).first(max(1, self._config.spool_batches // 2))
-        work = {TRAIN_LANE: lane_work(self._config, TRAIN_LANE, wanted, again, self._held_back(), self._intake.late)}
+        asked_again = demanded.get(TRAIN_LANE, _NONE)
+        work = {TRAIN_LANE: self._training.of(asked_again, self._holding.missing, self._held_back(), self._intake.late)}
         own = self._rounds.wanted()
         asked = [lane for lane in sorted(demanded) if lane.split == VALIDATION][:MAX_ASKED_ROUNDS]
         if self._is_final() and TEST_LANE in demanded:
@@ -332,13 +333,7 @@ class ReplicaCore:
         out += self._intake.statements(self._now_s)
         if self._holding.leads or not self._contributing.awaits_anchor:
             out += self._statements.ack(self._now_s, self._floor(), len(self._holding.lineage), self._lead.batches)
-        out += self._statements.durable(self._now_s, self._durable_behind())
-
-    def _durable_behind(self) -> IntervalSet:
-        """Named, not to be learned here again, and durable in everyone behind."""
-        behind = self._behind.durable()
-        own = self._named - self._holding.missing
-        return own if behind is None else own & behind
+        out += self._statements.durable(self._now_s, self._behind.durable_from(self._named, self._holding.missing))
 
     # ---- reports -------------------------------------------------------------------------------------------------------------
 
@@ -357,7 +352,7 @@ class ReplicaCore:
             incarnation=self._config.incarnation,
             lineage=holding.lineage,
             durable=self._named,
-            durable_behind=self._durable_behind(),
+            durable_behind=self._behind.durable_from(self._named, self._holding.missing),
             floor=floor,
             floor_vnode=floor_vnode,
             lead_batches=self._lead.batches,
@@ -390,6 +385,7 @@ class ReplicaCore:
     def check(self) -> None:
         """Raises InvariantBroken where this core contradicts itself. Used after every event in tests."""
         self._holding.check()
+        self._training.forget()
         if self._work and self._find_work() != self._work:
             raise InvariantBroken("what is needed has changed, and nobody took stock of it", code="stale_work")
         if isinstance(self._busy, Learn) and self._busy.batch in self._holding.lineage:

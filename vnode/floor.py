@@ -38,6 +38,8 @@ class Behind:
         """Of those of the plan: the floor when they were named."""
         self._durable: tuple[IntervalSet | None] | None = None
         """What all successors reported, until one of them reports anew: it is asked for with every event."""
+        self._with_own: tuple[tuple[IntervalSet | None, ...], IntervalSet] = ((), IntervalSet.empty())
+        """What is durable here and behind, with what that follows from."""
 
     @property
     def successors(self) -> frozenset[ReplicaId] | None:
@@ -106,6 +108,14 @@ class Behind:
         if self._durable is None:
             self._durable = (self._common(),)
         return self._durable[0]
+
+    def durable_from(self, named: IntervalSet, missing: IntervalSet) -> IntervalSet:
+        """Named here, not to be learned here again, and durable in everyone behind."""
+        given = (named, missing, behind := self.durable())
+        if self._with_own[0] != given:
+            own = named - missing
+            self._with_own = (given, own if behind is None else own & behind)
+        return self._with_own[1]
 
     def _common(self) -> IntervalSet | None:
         if self._successors is None:

@@ -62,6 +62,11 @@ def lane_work(
     return LaneWork(wanted, forward_only, needed, may_begin, end, within)
 
 
+def _without(asked: Mapping[ReplicaId | None, IntervalSet], here: IntervalSet) -> Mapping[ReplicaId | None, IntervalSet]:
+    lacking = ((replica, batches - here) for replica, batches in asked.items())
+    return {replica: batches for replica, batches in lacking if batches}
+
+
 @dataclass(slots=True)
 class _Stated:
     """What was said last about a lane over one edge, and what came since."""
@@ -130,6 +135,8 @@ class Intake:
         self._work: dict[Lane, LaneWork] = {}
         self._parts: dict[tuple[int, Lane], Mapping[ReplicaId | None, IntervalSet]] = {}
         """By edge and lane, what is lacking and of whom it is asked, as of the last `set_work`; what is computed since then is not lacking either."""
+        self._parts_of: dict[tuple[int, Lane], tuple[Mapping[ReplicaId | None, IntervalSet], IntervalSet]] = {}
+        """What each of them follows from: what each replica would be asked for, and what is here."""
         self._waiting_for: dict[tuple[int, Lane, ReplicaId | None], tuple[int, float]] = {}
         self._idle_s = float("inf")
         self.late = _NONE
@@ -172,10 +179,13 @@ class Intake:
             self._held[lane] = {batch: inputs for batch, inputs in self._held[lane].items() if batch in needed}
             if not self._held[lane]:
                 del self._held[lane]
-        before, self._waiting_for, self._parts = self._waiting_for, {}, {}
+        before, self._waiting_for = self._waiting_for, {}
+        parts, parts_of, self._parts, self._parts_of = self._parts, self._parts_of, {}, {}
         for lane, current in work.items():
             for edge in range(self._config.num_inputs):
-                self._parts[edge, lane] = self._asked(edge, lane, self._lacking(edge, lane, current.needed))
+                key = (edge, lane)
+                given = self._parts_of[key] = (self._asked(edge, lane, current.needed), self._here(edge, lane))
+                self._parts[key] = parts[key] if parts_of.get(key) == given else _without(*given)
                 for source, lacking in self._parts[edge, lane].items():
                     lowest = lacking.lowest()
                     if lowest is not None:
@@ -265,11 +275,12 @@ class Intake:
         self._read_again = {key: at for key, at in self._read_again.items() if key[1] in self._work}
         return list(wanted)
 
-    def _lacking(self, edge: int, lane: Lane, batches: IntervalSet) -> IntervalSet:
+    def _here(self, edge: int, lane: Lane) -> IntervalSet:
+        """What needs not come over that edge."""
         here = [batch for batch, inputs in self._held.get(lane, {}).items() if edge in inputs]
         if self._computing is not None and self._computing[0] == lane:
             here.append(self._computing[1])
-        return batches - IntervalSet.of(*((batch, batch + 1) for batch in here)) if here else batches
+        return IntervalSet.of(*((batch, batch + 1) for batch in here)) if here else _NONE
 
     def statements(self, now_s: float) -> list[Instruction]:
         """Needs and windows that are new or due for repetition, over each way what its replica is asked for."""

@@ -7,7 +7,7 @@ batch that was sent counts as on its way until a Need, heard at least the resend
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dcnr.errors import InvariantBroken
@@ -80,6 +80,8 @@ class Outlet:
         self._config, self._spool, self._behind = config, spool, behind
         self._links: dict[int, _Link] = {}
         self._planned: frozenset[ReplicaId] | None = None
+        self._demanded: tuple[list[tuple[Lane, IntervalSet]], dict[Lane, IntervalSet]] = ([], {})
+        """What is demanded in all, with what each asks for: the same after most messages."""
         self.num_sent = 0
         self.num_resent = 0
 
@@ -214,15 +216,16 @@ class Outlet:
         batches |= {batch for known, batch in link.sending if known == lane}
         return IntervalSet.of(*((batch, batch + 1) for batch in batches))
 
-    def demanded(self) -> dict[Lane, IntervalSet]:
+    def demanded(self) -> Mapping[Lane, IntervalSet]:
         """By lane, what is asked for, has room at the receiver, is not on its way to it and not in the spool."""
-        result: dict[Lane, IntervalSet] = {}
-        for link in self._planned_links():
-            for lane, ask in link.asks.items():
-                _, lacking = self._due(link, ask, lane)
+        parts = [(lane, self._due(link, ask, lane)[1]) for link in self._planned_links() for lane, ask in link.asks.items()]
+        if parts != self._demanded[0]:
+            result: dict[Lane, IntervalSet] = {}
+            for lane, lacking in parts:
                 if lacking:
                     result[lane] = result.get(lane, _NONE) | lacking
-        return result
+            self._demanded = (parts, result)
+        return self._demanded[1]
 
     def asked(self) -> dict[Lane, IntervalSet]:
         """By lane, what receivers lack and is not on its way to them: the spool holds on to it."""

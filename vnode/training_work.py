@@ -1,0 +1,28 @@
+"""What there is to train, looked for only where something that it follows from has changed: every message asks. Pure, torch-free."""
+
+from __future__ import annotations
+
+from dcnr.intervals import IntervalSet
+from vnode.intake import LaneWork, lane_work
+from vnode.replica_config import ReplicaConfig, lowest_intervals
+from vnode.vocabulary import TRAIN_LANE
+
+
+class TrainingWork:
+    """Own gaps, and of what successors ask that which is not to be learned here first (PROTOCOL.md, rule 6)."""
+
+    def __init__(self, config: ReplicaConfig) -> None:
+        self._config = config
+        self._last: tuple[tuple[IntervalSet, ...], LaneWork] | None = None
+
+    def of(self, demanded: IntervalSet, missing: IntervalSet, held_back: IntervalSet, late: IntervalSet) -> LaneWork:
+        """The work that follows from what successors ask and have not, what is missing here, what must not be begun, and what was awaited in vain."""
+        given = (demanded, missing, held_back, late)
+        if self._last is None or self._last[0] != given:
+            again = (demanded - missing).first(max(1, self._config.spool_batches // 2))
+            self._last = (given, lane_work(self._config, TRAIN_LANE, lowest_intervals(missing), again, held_back, late))
+        return self._last[1]
+
+    def forget(self) -> None:
+        """The next one is looked for anew."""
+        self._last = None
