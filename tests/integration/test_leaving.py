@@ -137,6 +137,37 @@ def test_no_batch_is_run_again_when_a_pnode_finishes(rig: Rig) -> None:
         assert item.num_batches == PASSES * PER_PASS
 
 
+def test_no_batch_is_learned_again_when_a_vnode_moves_to_a_machine_that_has_nothing(rig: Rig) -> None:
+    """Two machines have three VNodes, and a third one comes. No checkpoint is due for minutes: what moves begins with what was handed over."""
+    job_id = rig.submit("moves", passes=8 * PASSES, checkpoint_s=300.0)
+    hosts = rig.learning(job_id, 5, 90)
+    busy = [process for process, _ in hosts.values()]
+    idle, victim = next(one for one in rig.network.pnodes if one not in busy), hosts["c"][0]
+    rig.network.kill(idle)
+    rig.network.kill(victim)
+    moved_to(rig, "c", victim)
+    rig.learning(job_id, 20, 120)
+    rig.network.restart(idle)
+    newest: dict[str, dict[str, int]] = {}
+
+    def has_moved() -> bool:
+        for vnode, (process, report) in rig.hosts().items():
+            newest.setdefault(vnode, {})[report.replica] = int(report.num_learned)
+            if process is idle:
+                return True
+        return False
+
+    rig.until(has_moved, "it takes something over", 120, pause_s=0.02)
+    [(vnode, report)] = [(vnode, report) for vnode, (process, report) in rig.hosts().items() if process is idle]
+    learned = [count for replica, count in newest[vnode].items() if replica != report.replica]
+    rig.until(lambda: any(report.replica in line for line in rig.events(idle) if line.startswith("replica_hosted")), "it began", 30)
+    assert restored(rig, idle, report.replica) >= max(learned) > 0, f"batches of {vnode} are learned again"
+    with rig.client() as client:
+        client.cancel(job_id, [rig.key], model=MODEL)
+    rig.network.restart(victim)
+    rig.until(lambda: is_active(rig, victim), "it is back", 90)
+
+
 def test_a_pause_frees_the_machine_within_seconds_and_lasts_over_a_restart(rig: Rig) -> None:
     """Of a machine by its owner; and before that of the whole job by its maintainers, through which every replica stays and learns nothing."""
     job_id = rig.submit("pause", passes=PASSES, checkpoint_s=CHECKPOINT_S)
