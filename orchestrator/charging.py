@@ -1,8 +1,12 @@
-"""Tells the books of every job that has ended, once its outcome is under the head: whatever process dies in between, the next one finds it there."""
+"""Tells the books of every job that has ended: whatever process dies in between, the next one finds its outcome under the head, or in its `end` in the store.
+
+A head keeps its last outcomes only, and books may be away for longer. Requests, ends and last manifests are kept for ever, so what a job used can always be
+said; books that keep no account with us hear of a job again from every process that begins to charge.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dataservice import keys
@@ -15,6 +19,8 @@ from trust.envelope import parse_envelope, seal
 
 RETRY_S: Final = 10.0
 """A document that could not be read, or books that took nothing, are tried again."""
+MAX_PER_LOOK: Final = 16
+"""Jobs charged in one look."""
 
 
 class Charging:
@@ -26,6 +32,8 @@ class Charging:
         self._retry_at: dict[str, float] = {}
         self._told: dict[tuple[str, str], str] = {}
         """Why a job is not charged yet: told once."""
+        self._unread: set[tuple[str, str]] = set()
+        """Jobs whose documents could not be read."""
 
     async def begin(self) -> None:
         """Takes up which jobs the history has."""
@@ -38,27 +46,44 @@ class Charging:
             view = runtime.view
             if view is None or not runtime.is_holder or now < self._retry_at.get(model, 0.0):
                 continue
-            named = {(model, outcome.job_id) for outcome in view.head.decided}
-            self._charged = {one for one in self._charged if one[0] != model or one in named}
-            self._told = {one: code for one, code in self._told.items() if one[0] != model or one in named}
-            for outcome in view.head.decided:
-                job = (model, outcome.job_id)
-                if job in self._charged:
-                    continue
-                try:
-                    await self._charge(runtime, outcome)
-                except DcnrError as error:
-                    self._retry_at[model] = now + RETRY_S
-                    self._tell(job, error)
-                else:
-                    self._charged.add(job)
+            ended = _ended(runtime, view.head)
+            self._charged = {one for one in self._charged if one[0] != model or one[1] in ended}
+            self._unread = {one for one in self._unread if one[0] != model or one[1] in ended}
+            self._told = {one: code for one, code in self._told.items() if one[0] != model or one[1] in ended}
+            due = [outcome for job_id, outcome in ended.items() if (model, job_id) not in self._charged]
+            due.sort(key=lambda outcome: (model, outcome.job_id) in self._unread)  # what cannot be read keeps no other waiting
+            if not await self._charge_all(runtime, due[:MAX_PER_LOOK]):
+                self._retry_at[model] = now + RETRY_S
+
+    async def _charge_all(self, runtime: ModelRuntime, due: Iterable[model_pb2.Outcome]) -> bool:
+        """False where something has to be tried again. Books that take nothing are asked for one job only."""
+        is_done = True
+        for outcome in due:
+            job = (runtime.model, outcome.job_id)
+            try:
+                said = await self._statement(runtime, outcome)
+            except DcnrError as error:
+                self._tell(job, error)
+                self._unread.add(job)
+                is_done = False
+                continue
+            try:
+                await answered(self._books.record_usage(seal(identity_pb2.DOMAIN_USAGE, said, self._shared.key)))
+            except DcnrError as error:
+                self._tell(job, error)
+                return False
+            self._charged.add(job)
+            self._shared.history.say(
+                "usage_recorded", outcome.job_id, f"{said.vnode_batches} batches of VNodes", cleared=said.cleared
+            )
+        return is_done
 
     def _tell(self, job: tuple[str, str], error: DcnrError) -> None:
         if self._told.get(job) != error.code:
             self._told[job] = error.code
             self._shared.history.say("usage_not_recorded", job[1], error.message, code=error.code)
 
-    async def _charge(self, runtime: ModelRuntime, outcome: model_pb2.Outcome) -> None:
+    async def _statement(self, runtime: ModelRuntime, outcome: model_pb2.Outcome) -> ledger_pb2.UsageStatement:
         shared, model = self._shared, runtime.model
         stored = await shared.store.get(keys.job_request(model, outcome.job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
         manifest = None
@@ -67,9 +92,13 @@ class Charging:
                 manifest, _ = await runtime.loader.manifest(model, outcome.manifest_digest)
             except NotFound:
                 manifest = None  # long ended, and thrown away since: nobody can say any more what it used
-        said = job_usage(
+        return job_usage(
             outcome, parse_envelope(stored.data), manifest, network_id=shared.policy.network_id, model=model,
             orchestrator=shared.key.node_id, issued_unix_ms=int(shared.clock.wall() * 1000),
         )  # fmt: skip
-        await answered(self._books.record_usage(seal(identity_pb2.DOMAIN_USAGE, said, shared.key)))
-        shared.history.say("usage_recorded", outcome.job_id, f"{said.vnode_batches} batches of VNodes", cleared=said.cleared)
+
+
+def _ended(runtime: ModelRuntime, head: model_pb2.Head) -> dict[str, model_pb2.Outcome]:
+    """By job, how it ended: as the head says, else its `end`."""
+    ended = {job_id: record.end for job_id, record in runtime.jobs.records.items() if record.end is not None}
+    return ended | {outcome.job_id: outcome for outcome in head.decided}

@@ -63,8 +63,7 @@ class HistoryBooks:
         self._history, self._network_id = history, network_id
 
     async def record_usage(self, statement: identity_pb2.Envelope) -> None:
-        """Kept with the history, and lost with it; of jobs that the head still names it is made again, of questions never. Raises Corrupt for one that does not
-        hold."""
+        """Kept with the history, and lost with it; of jobs it is made again, of questions never. Raises Corrupt for one that does not hold."""
         said = open_usage(statement, self._network_id)
         self._history.used(
             said.model, ledger_pb2.UsageKind.Name(said.kind), said.subject, statement.SerializeToString(deterministic=True)

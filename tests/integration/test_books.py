@@ -13,6 +13,8 @@ from dcnr.errors import Corrupt, InvalidInput, Unavailable
 from dcnr.graph import graph_digest, graph_to_bytes
 from dcnr.v1 import identity_pb2, ledger_pb2, model_pb2
 from orchestrator.access import Caller
+from orchestrator.admission import record_cancel
+from orchestrator.changes import MAX_DECIDED
 from orchestrator.history import History
 from orchestrator.keeping import Keeper
 from orchestrator.ledger_rpc import LedgerServicer
@@ -53,8 +55,11 @@ class Desk:
     async def scores(self) -> ledger_pb2.ListScoresResponse:
         return await self.service.ListScores(ledger_pb2.ListScoresRequest(), None)
 
+    def num_charged(self) -> int:
+        return sum(event.kind == "usage_recorded" for event in self.shared.history.since(0, 1000))
+
     async def until_charged(self) -> None:
-        await until(lambda: "usage_recorded" in {event.kind for event in self.shared.history.since(0, 1000)}, "the job is charged")
+        await until(lambda: self.num_charged() > 0, "the job is charged")
 
 
 async def complete(made: World) -> Orchestrator:
@@ -172,6 +177,46 @@ def test_other_books_take_the_place_of_the_history(tmp_path: Path, monkeypatch: 
             assert open_quote(answer.quote, made.policy.network_id).vnode_batches == 7
             assert holder.runtime.is_holder
             await desk.close(task)
+
+    asyncio.run(story())
+
+
+def test_books_that_were_away_for_long_hear_of_jobs_that_no_head_names_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More jobs end meanwhile than a head keeps. Each is charged once, as if nobody had been away; a later life with such books says the same again."""
+    monkeypatch.setattr("orchestrator.charging.RETRY_S", 0.1)
+    others = [f"queued-{number}" for number in range(MAX_DECIDED)]
+
+    async def story() -> None:
+        async with world() as made:
+            books = Refusing(hangs=False)
+            desk = Desk(made.orchestrators[0], tmp_path / "history.db", books)
+            task = await desk.open()
+            holder = await complete(made)
+            await until(lambda: books.num_asked >= 1, "the books are away")
+            for job in others:
+                await made.submit(job)
+                cancel = model_pb2.JobCancel(network_id=made.policy.network_id, job_id=job, model=MODEL, reason="enough")
+                await record_cancel(seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, MAINTAINER), policy=made.policy, store=made.store)
+
+            def is_forgotten() -> bool:
+                head = holder.runtime.head
+                return head is not None and JOB not in {outcome.job_id for outcome in head.decided}
+
+            await until(is_forgotten, "the head has other outcomes")
+            books.is_away = False
+            await until(lambda: len(books.heard) == 1 + len(others), "all are charged")
+            said = {one.subject: one for one in (open_usage(statement, made.policy.network_id) for statement in books.heard)}
+            assert sorted(said) == sorted([JOB, *others])
+            assert (said[JOB].outcome, said[JOB].vnode_batches) == ("completed", BATCHES * len(VNODES))
+            await desk.close(task)
+
+            own = Desk(holder, tmp_path / "own.db")
+            task = await own.open()
+            await until(lambda: own.num_charged() == 1 + len(others), "a history that knows nothing gets all back")
+            assert sorted(one.subject for one in await own.usage()) == sorted([JOB, *others])
+            await own.close(task)
 
     asyncio.run(story())
 
