@@ -22,6 +22,7 @@ from trust.standing import ACTIVE_PASSES, State
 from vnode.checks.plan import checks_of_stage
 from vnode.checks.replay import replay
 from vnode.checks.torch_record import as_array, record
+from vnode.checks.torch_sides import TwoSidedCompute
 from vnode.checks.torch_sketch import Sketch
 from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import schema_of
@@ -65,7 +66,7 @@ def _row(case: Case) -> Row:
         TorchCompute(stage, REGISTRY, num_batches=case.num_steps, seed=case.seed), first, entries, codec=CODEC,
         state_every=checks.replay().span_steps, sketched=checks,
     )  # fmt: skip
-    again = TorchCompute(stage, REGISTRY, num_batches=case.num_steps, seed=case.seed)
+    again = TwoSidedCompute(stage, REGISTRY, num_batches=case.num_steps, seed=case.seed)
     compared = lambda: judge(replay(again, schema_of(stage, REGISTRY), claim, checks.replay(), as_array=as_array))  # noqa: E731
     replayed = _cpu_s(compared)
     sketch = Sketch(stage, REGISTRY, checks, secret=b"s" * 32, num_batches=case.num_steps, seed=case.seed)

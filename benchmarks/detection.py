@@ -15,8 +15,8 @@ from trust.comparison import Outcome, judge
 from vnode.checks.plan import checks_of_stage
 from vnode.checks.replay import replay
 from vnode.checks.torch_record import as_array, record
+from vnode.checks.torch_sides import TwoSidedCompute
 from vnode.checks.torch_sketch import Sketch
-from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import schema_of
 
 NUM_STEPS: Final = 16
@@ -50,7 +50,7 @@ def _row(case: Case, behaviour: Behaviour, codec: str) -> Row:
     claim = record(
         cheat, case.first(), case.entries(NUM_STEPS), codec=codec, state_every=checks.replay().span_steps, sketched=checks
     )
-    honest = TorchCompute(stage, REGISTRY, num_batches=NUM_BATCHES, seed=case.seed)
+    honest = TwoSidedCompute(stage, REGISTRY, num_batches=NUM_BATCHES, seed=case.seed)
     sketch = Sketch(stage, REGISTRY, checks, secret=f"secret {case.seed}".encode(), num_batches=NUM_BATCHES, seed=case.seed)
     return {
         "case": f"{case.name}, {case.optimizer}", "behaviour": behaviour.name, "seed": case.seed, "codec": codec,

@@ -31,6 +31,7 @@ from vnode.checks.plan import StageChecks, checks_of_stage
 from vnode.checks.replay import replay
 from vnode.checks.torch_record import as_array, record
 from vnode.checks.torch_referee import Referee
+from vnode.checks.torch_sides import TwoSidedCompute
 from vnode.checks.torch_sketch import Sketch
 from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import schema_of
@@ -171,7 +172,7 @@ def judged(case: Case, claim: Claim, checks: StageChecks) -> Iterator[Row]:
     """What each check finds in this interval; a referee in its first steps, as this machine's own claim has the states between them."""
     stage = case.stage()
     about = {"case": case.name, "optimizer": case.optimizer, "width": case.width, "smooth": checks.smooth, "seed": case.seed}
-    compute = _compute(case)
+    compute = TwoSidedCompute(stage, REGISTRY, num_batches=case.num_steps, seed=case.seed)
     found = list(replay(compute, schema_of(stage, REGISTRY), claim, checks.replay(), as_array=as_array))
     yield {**about, "level": "replay", "steps": case.num_steps, **finding(found)}
     if checks.maps:

@@ -22,6 +22,7 @@ from vnode.checks.replay import replay
 from vnode.checks.tolerances import read, table, tolerances_for
 from vnode.checks.torch_record import Entry, as_array, record
 from vnode.checks.torch_referee import Referee
+from vnode.checks.torch_sides import TwoSidedCompute
 from vnode.checks.torch_sketch import Sketch
 from vnode.registry import default_registry
 from vnode.torch_compute import TorchCompute
@@ -91,7 +92,7 @@ def cheated(stage: Stage, behaviour: Behaviour, *, seed: int = 0, codec: str = "
 
 def replayed(stage: Stage, claim: Claim, seed: int = 0) -> Iterator[Comparison]:
     checks = checks_of_stage(stage, REGISTRY)
-    compute = TorchCompute(stage, REGISTRY, num_batches=NUM_BATCHES, seed=seed)
+    compute = TwoSidedCompute(stage, REGISTRY, num_batches=NUM_BATCHES, seed=seed)
     return replay(compute, schema_of(stage, REGISTRY), claim, checks.replay(), as_array=as_array)
 
 

@@ -6,7 +6,7 @@ Torch-free: the maths is behind `vnode.compute.Compute`. Comparisons come as the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,6 +17,7 @@ from dcnr.intervals import IntervalSet
 from trust.comparison import Comparison
 from vnode.checks import residuals
 from vnode.checks.claims import Claim, ClaimedStep, Displacement, Taken
+from vnode.checks.sides import Side, Sides, TwoSided, explaining
 from vnode.checks.tolerances import Tolerances
 from vnode.compute import Compute, Tensor
 from vnode.merging import counts_of
@@ -28,6 +29,9 @@ def replay(
     compute: Compute, schema: StateSchema, claim: Claim, tolerances: Tolerances, *, as_array: Callable[[Tensor], Array] = np.asarray
 ) -> Iterator[Comparison]:
     """Runs each span between two claimed states from the first of them, merges included, and compares what comes out with what was claimed.
+
+    A ``compute`` that is `vnode.checks.sides.TwoSided` does not take its own last bits for the only ones: what is over a tolerance is computed again
+    with values next to a kink on their other side, and passes where that explains it.
 
     Raises Corrupt where the claim's form does not hold, a state is none of this stage and job, or its states are further apart than the tolerances
     reach, and RemoteFault for inputs that the stage cannot take: who is to blame for these is decided by whoever built the claim.
@@ -49,29 +53,65 @@ class _Replay:
         for start, end in pairwise(sorted({*claim.states, *claim.anchored, last})):
             if end - start > self._tolerances.span_steps:
                 raise Corrupt(f"{end - start} entries between two states, not {self._tolerances.span_steps}", code="bad_claim")
-            info = self._compute.restore(base)
-            if len(info.lineage) != claim.steps[start].num_learned:
-                raise Corrupt("a state does not hold as many batches as its entry says", code="bad_claim")
-            for index in range(start, end):
-                try:
-                    yield from self._entry(index, claim.steps[index])
-                except InvariantBroken as error:  # an honest worker would have skipped this batch
-                    if error.code != "not_finite":
-                        raise
-                    yield self._tolerances.comparison(index, "loss", math.inf)
-                    return
-            before, info, first = info, _learned(info, claim.steps[start:end]), self._arrays(base)
-            if len(info.lineage) != len(before.lineage) + _num_learned(claim.steps[start:end]):
-                yield self._tolerances.comparison(end - 1, "lineage", math.inf)
+            first, info = self._arrays(base), (yield from self._either_side(start, end, base))
+            if info is None:
                 return
-            if end in claim.states:
-                yield from self._compared(end, info, first, claim.states[end], end - start)
-            elif end == last and claim.displacement is not None:
-                yield from self._moved(info, first, claim.displacement, end - start)
             base = claim.states.get(end, base)
             if end in claim.anchored:
                 begun = base if end in claim.states else self._compute.snapshot(info)
                 base = yield from self._merged(end, begun, first=first, num_steps=end - start)
+
+    def _either_side(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, StateInfo | None]:
+        """A span; where it is over a tolerance, with the sides of kinks that explain what is claimed, if any do."""
+        compute, span, done = self._compute, self._span(start, end, base), 0
+        while True:
+            try:
+                comparison = next(span)
+            except StopIteration as ended:
+                info: StateInfo | None = ended.value
+                return info
+            if comparison.is_over and isinstance(compute, TwoSided):
+                break
+            yield comparison
+            done += 1
+        compute.take(self._sides(compute, start, end, base) or frozenset(), looking=False)
+        span = self._span(start, end, base)
+        for _ in range(done):  # told already, and within their tolerances with any sides
+            next(span)
+        info = yield from span
+        compute.take(frozenset(), looking=False)
+        return info
+
+    def _sides(self, compute: TwoSided, start: int, end: int, base: bytes) -> Sides | None:
+        def ratio_with(sides: Sides) -> tuple[float, Sequence[Side]]:
+            compute.take(sides, looking=True)
+            return max((item.ratio for item in self._span(start, end, base)), default=math.inf), compute.near()
+
+        return explaining(ratio_with)
+
+    def _span(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, StateInfo | None]:
+        """From one claimed state to the next; what that says of itself, or None where nothing can follow."""
+        claim = self._claim
+        info = self._compute.restore(base)
+        if len(info.lineage) != claim.steps[start].num_learned:
+            raise Corrupt("a state does not hold as many batches as its entry says", code="bad_claim")
+        for index in range(start, end):
+            try:
+                yield from self._entry(index, claim.steps[index])
+            except InvariantBroken as error:  # an honest worker would have skipped this batch
+                if error.code != "not_finite":
+                    raise
+                yield self._tolerances.comparison(index, "loss", math.inf)
+                return None
+        before, info, first = info, _learned(info, claim.steps[start:end]), self._arrays(base)
+        if len(info.lineage) != len(before.lineage) + _num_learned(claim.steps[start:end]):
+            yield self._tolerances.comparison(end - 1, "lineage", math.inf)
+            return None
+        if end in claim.states:
+            yield from self._compared(end, info, first, claim.states[end], end - start)
+        elif end == len(claim.steps) and claim.displacement is not None:
+            yield from self._moved(info, first, claim.displacement, end - start)
+        return info
 
     def _merged(
         self, at: int, base: bytes, *, first: Mapping[str, Array] | None = None, num_steps: int = 0

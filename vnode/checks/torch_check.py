@@ -15,9 +15,9 @@ from vnode.checks.plan import StageChecks, checks_of_stage
 from vnode.checks.replay import replay
 from vnode.checks.torch_record import as_array
 from vnode.checks.torch_referee import Referee
+from vnode.checks.torch_sides import TwoSidedCompute
 from vnode.checks.torch_sketch import Sketch
 from vnode.state import for_new_job, parse
-from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import schema_of
 
 
@@ -51,7 +51,7 @@ class Checker:
             claim = self._of_this_job(claim)
             match kind:
                 case model_pb2.CHECK_KIND_REPLAY:
-                    compute = TorchCompute(stage, registry, num_batches=num_batches, seed=self.seed)
+                    compute = TwoSidedCompute(stage, registry, num_batches=num_batches, seed=self.seed)
                     yield from replay(compute, schema_of(stage, registry), claim, checks.replay(), as_array=as_array)
                 case model_pb2.CHECK_KIND_SKETCH:
                     sketch = Sketch(stage, registry, checks, secret=secret, num_batches=num_batches, seed=self.seed)

@@ -1,8 +1,8 @@
-"""Goal: an honest machine whose last bits put a value on the other side of a kink is not accused by a sketch, and what it says of that is no way to cheat."""
+"""Goal: an honest machine whose last bits put a value on the other side of a kink is accused by no sketch and no replay, and nobody chooses sides elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,10 +14,14 @@ from torch import Tensor
 from dcnr.specs import Config, TensorSpec
 from dcnr.stages import Stage, VNodeSpec, stages_of
 from trust.comparison import Comparison, judge
+from trust.overturned import Finding
 from vnode.checks.claims import Claim, MapClaim
 from vnode.checks.plan import checks_of_stage
+from vnode.checks.replay import replay
 from vnode.checks.residuals import state_residuals
-from vnode.checks.torch_record import Entry, record
+from vnode.checks.sides import window
+from vnode.checks.torch_record import Entry, as_array, record
+from vnode.checks.torch_sides import TwoSidedCompute
 from vnode.checks.torch_sketch import Sketch
 from vnode.registry import default_registry
 from vnode.state import Array, StateInfo, parse, serialise
@@ -31,6 +35,14 @@ SGD: Config = {"lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
 LAST_BITS = 3e-7
 """As far as two machines part in a norm, whose values are around one."""
 NORM = "component.norm"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def stage_with(given: Config, head: Config | None = None) -> Stage:
@@ -96,6 +108,11 @@ def sketched(claim: Claim, secret: bytes | None = b"secret") -> list[Comparison]
     return list(Sketch(POOLED, REGISTRY, checks, secret=secret, num_batches=NUM_STEPS, seed=0).check(claim, checks.sketch()))
 
 
+def replayed(claim: Claim, kind: type[TorchCompute]) -> Iterator[Comparison]:
+    compute = kind(POOLED, REGISTRY, num_batches=NUM_STEPS, seed=0)
+    return replay(compute, SCHEMA, claim, checks_of_stage(POOLED, REGISTRY).replay(), as_array=as_array)
+
+
 def norms(first: bytes, given: list[Entry]) -> Array:
     """What the first step's norm gives."""
     machine = Machine({})
@@ -113,18 +130,30 @@ def place(window: tuple[int, ...], inside: int) -> tuple[int, ...]:
     return (sample, channel, 2 * row + inside // 2, 2 * column + inside % 2)
 
 
-def at_relu() -> Kink:
-    """A value before a ReLU is 0 but for its last bits, and nothing else in its pool is above 0."""
-    found = windows(norms(first_state(), entries()))
+def nearest_to_relu(found: Array, without: Sequence[int] = ()) -> tuple[int, ...]:
+    """The pool whose largest value is nearest to 0, and nothing else in it above."""
     ordered = np.sort(found, axis=-1)
     near = np.where(ordered[..., 3] - ordered[..., 2] > 0.2, np.abs(ordered[..., 3]), np.inf)
-    window = tuple(int(at) for at in np.unravel_index(near.argmin(), near.shape))
+    near[:, list(without)] = np.inf
+    return tuple(int(at) for at in np.unravel_index(near.argmin(), near.shape))
+
+
+def at_relu(num_values: int = 1) -> Kink:
+    """A value before a ReLU is 0 but for its last bits, and nothing else in its pool is above 0; or several, of a channel each."""
+    found = windows(norms(first_state(), entries()))
     info, arrays = parse(first_state(), SCHEMA)
     bias = arrays["w/component.norm.bias"].copy()
-    bias[window[1]] -= found[window].max()
-    where = place(window, int(found[window].argmax()))
+    places: list[tuple[int, ...]] = []
+    for _ in range(num_values):
+        where = nearest_to_relu(found, [channel for _, channel, *_ in places])
+        bias[where[1]] -= found[where].max()
+        places.append(place(where, int(found[where].argmax())))
     first = serialise(SCHEMA, info, {**arrays, "w/component.norm.bias": bias})
-    return Kink(first, entries(), ({where: LAST_BITS}, {where: -LAST_BITS}))
+    return Kink(first, entries(), (dict.fromkeys(places, LAST_BITS), dict.fromkeys(places, -LAST_BITS)))
+
+
+def two_at_relu() -> Kink:
+    return at_relu(2)
 
 
 def at_pool() -> Kink:
@@ -149,9 +178,12 @@ def at_pool() -> Kink:
     return Kink(first_state(), entries(pixel, now), ({best: LAST_BITS}, {second: LAST_BITS}))
 
 
+by_kink = pytest.mark.parametrize("kink", [at_relu, two_at_relu, at_pool])
+
+
 @pytest.mark.parametrize("secret", [b"secret", None], ids=["secret", "whole"])
-@pytest.mark.parametrize("kink", [at_relu, at_pool])
-def test_both_sides_of_a_kink_pass(kink: Callable[[], Kink], secret: bytes | None) -> None:
+@by_kink
+def test_both_sides_of_a_kink_pass_a_sketch(kink: Callable[[], Kink], secret: bytes | None) -> None:
     near = kink()
     claims = near.claim(0), near.claim(1)
     (_, before), (_, mine), (_, theirs) = (
@@ -163,6 +195,29 @@ def test_both_sides_of_a_kink_pass(kink: Callable[[], Kink], secret: bytes | Non
     for claim in claims:
         outcome = judge(sketched(claim, secret), to_the_end=True)
         assert outcome.passed, outcome.worst
+
+
+@by_kink
+def test_both_sides_of_a_kink_pass_a_replay(kink: Callable[[], Kink]) -> None:
+    near = kink()
+    claims = near.claim(0), near.claim(1)
+    assert [judge(replayed(claim, TorchCompute)).finding for claim in claims].count(Finding.FAULT) == 1, (
+        "one of them has to be accused by whoever trusts its own last bits, or nothing is shown"
+    )
+    for claim in claims:
+        outcome = judge(replayed(claim, TwoSidedCompute), to_the_end=True)
+        assert outcome.passed, outcome.worst
+
+
+def test_a_replay_takes_no_side_of_a_value_that_lies_further_from_the_kink_than_rounding_reaches() -> None:
+    found = windows(norms(first_state(), entries()))
+    where = nearest_to_relu(found)
+    value = float(found[where].max())
+    assert 4 * window() < abs(value) < 0.1
+    machine = Machine({place(where, int(found[where].argmax())): -2 * value})
+    claim = record(machine, first_state(), entries())
+    outcome = judge(replayed(claim, TwoSidedCompute), to_the_end=True)
+    assert outcome.finding is Finding.FAULT, outcome.worst
 
 
 @pytest.mark.parametrize("wrong", ["one value", "all", "shape", "infinite", "double", "absent"])

@@ -1,0 +1,123 @@
+"""`vnode.checks.sides.TwoSided` with torch: hooks before every ReLU and max pool of a stage, which do nothing until they are asked to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vnode.checks.residuals import ULP
+from vnode.checks.sides import MAX_TRIES, Side, Sides, window
+from vnode.compute import StepResult
+from vnode.state import StateInfo
+from vnode.torch_compute import TorchCompute
+
+KINKS = (nn.ReLU, nn.MaxPool2d)
+FEW = 2
+SMALLEST = torch.finfo(torch.float32).tiny
+
+
+class TwoSidedCompute(TorchCompute):
+    """As `TorchCompute`, for replays of stages with kinks."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._window = window()
+        self._sides: Sides = frozenset()
+        self._looking = False
+        self._near: list[Side] = []
+        self._learned: int | None = None
+        """The batch that is learned just now."""
+
+    def take(self, sides: Sides, *, looking: bool) -> None:
+        """From now on, until the next call, what is learned takes these sides; ``looking``: and what is near a kink is remembered."""
+        self._sides, self._looking, self._near = sides, looking, []
+
+    def near(self) -> Sequence[Side]:
+        """The other sides of values that lay within `window` of a kink, in all that was learned since `take`: those of each step that were nearest."""
+        return self._near
+
+    def restore(self, state: bytes | memoryview | Path) -> StateInfo:
+        """Takes over a state of this stage and job. Raises Corrupt; on an error the former state stays."""
+        info = super().restore(state)
+        for name, part in self.part("").named_modules():
+            if isinstance(part, KINKS):
+                part.register_forward_pre_hook(lambda kink, given, name=name: self._before(name, kink, given))
+        return info
+
+    def learn(self, batch: int, inputs: Sequence[Any], target: Any, num_learned: int) -> StepResult:
+        """One local step. The output is that of the weights before it."""
+        self._learned = batch
+        try:
+            return super().learn(batch, inputs, target, num_learned)
+        finally:
+            self._learned = None
+
+    def _before(self, name: str, kink: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """What the kink is to read instead, if anything else."""
+        values, batch = given[0], self._learned
+        if batch is None or not values.requires_grad:
+            return None
+        if self._looking:
+            self._near += _nearest(values.detach(), kink, self._window, batch, name)
+        taken = [side for side in self._sides if (side.batch, side.kink) == (batch, name)]
+        if not taken:
+            return None
+        offset = torch.zeros_like(values)
+        for side in taken:
+            offset.view(-1)[side.index] = _offset(values.detach(), kink, side)
+        return (values + offset,)
+
+
+def _nearest(values: Tensor, kink: nn.Module, limit: float, batch: int, name: str) -> list[Side]:
+    """Values that are exactly zero or equal count where they are few. Many are so everywhere, or come of equal inputs, which are alike on any side."""
+    scale = float(values.double().square().mean().sqrt())
+    if not 0.0 < scale < math.inf:
+        return []
+    if isinstance(kink, nn.MaxPool2d):
+        apart, index = _seconds(values, kink)
+        above = torch.ones_like(apart, dtype=torch.bool)
+    else:
+        apart, above = values.abs().reshape(-1), values.reshape(-1) <= 0
+        index = torch.arange(apart.numel(), device=apart.device)
+    equal = apart == 0
+    apart = torch.where(equal, ULP * scale if int(equal.sum()) <= FEW else math.inf, apart)
+    found = apart.topk(min(MAX_TRIES, apart.numel()), largest=False)
+    rows: Iterator[tuple[float, int]] = zip(found.values.tolist(), found.indices.tolist(), strict=True)
+    return [
+        Side(distance / scale, batch, name, int(index[at]), bool(above[at])) for distance, at in rows if distance <= limit * scale
+    ]
+
+
+def _seconds(values: Tensor, pool: nn.MaxPool2d) -> tuple[Tensor, Tensor]:
+    """Of each pool how far its second value lies below its largest, and which it is; infinitely far where both are zero, as behind a ReLU."""
+    best, first = _pooled(values, pool)
+    planes = values.flatten(2).scatter(2, first.flatten(2), -math.inf)
+    second, index = _pooled(planes.view_as(values), pool)
+    starts = torch.arange(0, values.numel(), planes.shape[2], device=values.device).view(*values.shape[:2], 1)
+    apart = torch.where((best == 0) & (second == 0), math.inf, best - second)
+    return apart.reshape(-1), (index.flatten(2) + starts).reshape(-1)
+
+
+def _pooled(values: Tensor, pool: nn.MaxPool2d) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = functional.max_pool2d(
+        values, pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode, return_indices=True
+    )
+    return found
+
+
+def _offset(values: Tensor, kink: nn.Module, side: Side) -> Tensor:
+    """What puts the value on that side: exact, since it lies so near."""
+    value = values.reshape(-1)[side.index]
+    if not isinstance(kink, nn.MaxPool2d):
+        return (value.abs().clamp_min(SMALLEST) if side.is_above else -value.abs()) - value
+    alone = torch.zeros_like(values)
+    alone.view(-1)[side.index] = 1.0
+    reached = functional.max_pool2d(alone, kink.kernel_size, kink.stride, kink.padding, kink.dilation, kink.ceil_mode)
+    top = torch.where(reached > 0, _pooled(values, kink)[0], -math.inf).max()
+    return torch.nextafter(top, torch.full_like(top, math.inf)) - value
