@@ -60,7 +60,7 @@ class Strands:
         """The shortest that was seen: whoever is busy answers late, too."""
         self._open: dict[int, Any] = {}
         self._num_large = 0
-        self._wanted = asyncio.Event()
+        self._wanted, self._tried = asyncio.Event(), asyncio.Event()
 
     def begins(self) -> tuple[tuple[str, bytes], ...]:
         """The call of the stream, now: what goes with it, beside the metadata of its session."""
@@ -77,7 +77,9 @@ class Strands:
         await self._wanted.wait()
         try:
             async with asyncio.TaskGroup() as group:
-                for number in range(1, MAX_STRANDS + 1):
+                group.create_task(self._kept(1))
+                await self._tried.wait()  # alone: many at once would keep both sides busy, and look far where nobody is
+                for number in range(2, MAX_STRANDS + 1) if self._open else ():
                     group.create_task(self._kept(number))
         except* _NearError:
             self._open.clear()
@@ -115,6 +117,7 @@ class Strands:
     async def _kept(self, number: int) -> None:
         """From the dial to its end."""
         if not self._room.free:
+            self._tried.set()
             return
         self._room.free -= 1
         try:
@@ -129,6 +132,7 @@ class Strands:
             return
         finally:
             self._room.free += 1
+            self._tried.set()
 
     async def _used(self, number: int, connection: Any) -> None:
         name, began_s = (STRAND_METADATA, self._name + bytes([number])), self._clock.monotonic()
@@ -140,6 +144,7 @@ class Strands:
             if not self._is_far:
                 raise _NearError
             self._open[number] = call
+            self._tried.set()
             while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
                 pass  # nothing is said over it
         finally:
