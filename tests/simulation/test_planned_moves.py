@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from dcnr.intervals import IntervalSet
+from orchestrator.board import Board
+from orchestrator.loads import Load, Seat
 from simulation.control_knobs import ControlKnobs
 from simulation.control_pnode import PNodeShell
 from simulation.control_world import ControlWorld
@@ -95,6 +97,21 @@ def test_a_planned_move_learns_nothing_again_and_pauses_for_no_longer_than_it_ta
     assert history.moves > 0
     assert history.again == 0
     assert max(history.pauses_s) < HAND_OVER_S + JOIN_S, history.pauses_s
+
+
+def test_a_planner_that_waits_for_nobody_costs_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: another takes the place of whoever moves at once."""
+
+    def replace_at_once(board: Board, seat: Seat, target: Load, why: str) -> None:
+        board.leave(seat)
+        board.seat(seat.cost, target, seat.role, why)
+
+    for module in ("growth", "spreading"):
+        monkeypatch.setattr(f"orchestrator.{module}.begin_move", replace_at_once)
+    world = world_with_a_newcomer(1)
+    history = History(world)
+    world.run()
+    assert history.again > 0
 
 
 @pytest.mark.parametrize(("seed", "after_s"), [(1, 0.0), (5, 0.5), (1, 1.0), (5, 1.5)])
