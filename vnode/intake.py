@@ -172,8 +172,9 @@ class Intake:
 
     def set_work(self, now_s: float, work: dict[Lane, LaneWork]) -> None:
         """What is needed from now on; inputs of anything else are let go."""
+        if TRAIN_LANE not in self._work or work[TRAIN_LANE].needed != self._work[TRAIN_LANE].needed:
+            self.late &= work[TRAIN_LANE].needed
         self._work = work
-        self.late &= work[TRAIN_LANE].needed
         for lane in list(self._held):
             needed = work[lane].needed if lane in work else _NONE
             self._held[lane] = {batch: inputs for batch, inputs in self._held[lane].items() if batch in needed}
