@@ -226,10 +226,10 @@ class Sketch:
         module.train(True)
         module.key(self._seed, step.batch)
         for item in self._maps:
-            item.claimed.output = torch.tensor(step.maps[item.name].output, requires_grad=learning)
+            item.claimed.output = _tensor(step.maps[item.name].output).requires_grad_(learning)
         for part in self._before_kinks:
-            part.claimed = torch.tensor(step.maps[part.name].output)
-        tensors = [torch.tensor(value) for value in step.inputs]
+            part.claimed = _tensor(step.maps[part.name].output)
+        tensors = [_tensor(value) for value in step.inputs]
         try:
             with torch.set_grad_enabled(learning):
                 output = module(tensors)
@@ -271,22 +271,23 @@ class Sketch:
     ) -> Iterator[Comparison]:
         """Gradients from the claimed products, the claimed input gradients against the followed ones, and the update."""
         inner = [item for item in self._maps if item.inward is not None and item.claimed.input.requires_grad]
-        passed_on = [torch.tensor(step.maps[item.name].input_gradient) for item in inner]
+        claimed = {item.name: _tensor(given) for item in self._maps if (given := step.maps[item.name].input_gradient) is not None}
+        passed_on = [claimed[item.name] for item in inner]
         own = dict(self._module.named_parameters())
         wanted = [*(item.claimed.output for item in self._maps), *own.values()]
-        if any(given.shape != item.claimed.input.shape for given, item in zip(passed_on, inner, strict=True)):
+        inputs = [item.claimed.input for item in inner]
+        if any((given.shape, given.dtype) != (x.shape, x.dtype) for given, x in zip(passed_on, inputs, strict=True)):
             yield tolerances.comparison(index, "input_gradient", math.inf)
             return
-        with torch.enable_grad():  # a sum whose gradient for each inner input is what was claimed
-            total = loss + sum((item.claimed.input * given).sum() for item, given in zip(inner, passed_on, strict=True))
-        made = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
+        made = torch.autograd.grad(  # of the loss, and of each inner input what was claimed
+            [loss, *inputs], wanted, [torch.ones_like(loss), *passed_on], allow_unused=True, materialize_grads=True
+        )
         gradients = {f"w/{name}": value for name, value in zip(own, made[len(self._maps) :], strict=True)}
-        claimed = {item.name: given for item, given in zip(inner, passed_on, strict=True)}
         for item, gradient in zip(self._maps, made, strict=False):
             gradients.update(self._map_gradients(item, gradient))
             if item.inward is not None:
-                given = claimed[item.name] if item.name in claimed else torch.tensor(step.maps[item.name].input_gradient)
-                yield tolerances.comparison(index, "input_gradient", self._backward_residual(item, gradient, given), item.name)
+                residual = self._backward_residual(item, gradient, claimed[item.name])
+                yield tolerances.comparison(index, "input_gradient", residual, item.name)
         names = sorted(gradients)
         slots = {slot: [self._values[f"o/{name[2:]}/{slot}"] for name in names] for slot in self._slot_names}
         with torch.no_grad():
@@ -316,3 +317,8 @@ class Sketch:
         if item.claimed.bias is not None:
             result[f"w/{item.name}.bias"] = kind.bias_gradient(gradient)
         return result
+
+
+def _tensor(array: Array) -> Tensor:
+    """Of the same memory, where torch takes it: nothing here is written to."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
