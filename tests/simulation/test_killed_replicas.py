@@ -4,15 +4,13 @@ network that notices at once, no VNode with replicas goes a second without learn
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from simulation.network import NetworkKnobs
 from simulation.topology import chain
 from simulation.world import Knobs, Simulation
+from tests.simulation.learning_gaps import LearningGaps
 from vnode import contributing
-from vnode.events import Learn
 from vnode.lead import Lead
 
 HOUSE_S, HOMES_S = (0.001, 0.003), (0.035, 0.045)
@@ -35,14 +33,7 @@ def knobs(latency_s: tuple[float, float]) -> Knobs:
 def longest_gap_s(seed: int, latency_s: tuple[float, float]) -> float:
     """The longest time in which no replica of one VNode learned, after the primary of one and a contributor of the next were killed."""
     world = Simulation(seed, knobs(latency_s))
-    moments: dict[str, list[float]] = {vnode: [] for vnode in world.topology.inputs}
-    learning = world.checkers.learning
-
-    def noted(shell: object, learn: Learn) -> None:
-        moments[shell.vnode].append(world.kernel.now_s)  # type: ignore[attr-defined]
-        learning(shell, learn)  # type: ignore[arg-type]
-
-    world.checkers.learning = noted  # type: ignore[method-assign]
+    gaps = LearningGaps(world)
     world.authority.start()
     world.kernel.run_until(AT_S, lambda: False)
     dead = [
@@ -55,8 +46,7 @@ def longest_gap_s(seed: int, latency_s: tuple[float, float]) -> float:
     for shell in dead:
         world.authority.replace(shell)
     world.kernel.run_until(AT_S + FOR_S, lambda: False)
-    end_s = world.kernel.now_s
-    return max(later - earlier for row in moments.values() for earlier, later in pairwise([*row, end_s]) if later > AT_S)
+    return gaps.longest_s(AT_S)
 
 
 @pytest.mark.parametrize("latency_s", [HOUSE_S, HOMES_S])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from simulation.network import NetworkKnobs
 from simulation.topology import chain
 from simulation.world import Knobs, Simulation
-from vnode.events import Learn
+from tests.simulation.learning_gaps import LearningGaps
 from vnode.intake import Intake
 
 KNOBS = Knobs(
@@ -26,20 +24,12 @@ LEAST_S = 1.5
 def longest_gap_s(seed: int) -> float:
     """The longest time in which no replica of one VNode learned, while the primary of the second stands still."""
     world = Simulation(seed, KNOBS)
-    moments: dict[str, list[float]] = {vnode: [] for vnode in world.topology.inputs}
-    learning = world.checkers.learning
-
-    def noted(shell: object, learn: Learn) -> None:
-        moments[shell.vnode].append(world.kernel.now_s)  # type: ignore[attr-defined]
-        learning(shell, learn)  # type: ignore[arg-type]
-
-    world.checkers.learning = noted  # type: ignore[method-assign]
+    gaps = LearningGaps(world)
     world.authority.start()
     world.kernel.run_until(FROM_S, lambda: False)
     world.primary("s1").process.pause(FOR_S)
     world.kernel.run_until(FROM_S + FOR_S, lambda: False)
-    end_s = world.kernel.now_s
-    return max(later - earlier for row in moments.values() for earlier, later in pairwise([*row, end_s]) if later > FROM_S)
+    return gaps.longest_s(FROM_S)
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
