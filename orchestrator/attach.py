@@ -30,7 +30,8 @@ REVIEW_S: Final = 1.0
 HEAD_NEWS_S: Final = 2.0
 """A renewal alone is told at most this often."""
 IDLE_HEAD_NEWS_S: Final = 15.0
-"""To a PNode that was never given anything to host, and so has no horizon to keep, a renewal alone is told at most this often."""
+"""To a PNode that was never given anything to host, and so has no horizon to keep, a renewal alone is told at most this often; so is a manifest to one that
+serves nothing either: with thousands of PNodes nearly all that orchestrators sent were checkpoints of others."""
 GRANT_RENEWED_S: Final = 600.0
 REACH_S: Final = 1.0
 """How long the first message waits to find out whether the PNode can be reached."""
@@ -59,6 +60,8 @@ class _Stream:
     heads: dict[str, tuple[tuple[object, ...], float]] = field(default_factory=dict)
     desired: dict[str, bytes] = field(default_factory=dict)
     durable: dict[str, str] = field(default_factory=dict)
+    serves: bool = False
+    """It was asked for seats on this stream, or reports some: it has to know the newest manifest."""
     events: int = 0
 
 
@@ -216,6 +219,7 @@ class AttachService:
                 if not self._event_rate.wait_s(stream.pnode_id, now):
                     shared.history.heard(stream.pnode_id, event)
         self._note_exits(stream, beat)
+        stream.serves = stream.serves or bool(beat.seats)
         for node_id in accused:
             self.probe(node_id)
         judgement = shared.inventory.judgement(stream.pnode_id)
@@ -284,8 +288,14 @@ class AttachService:
     # Outgoing
 
     def _put(self, stream: _Stream, message: orchestrator_pb2.OrchestratorMessage) -> None:
+        """Raises RemoteFault. Before its first seats a PNode is told of the newest manifest, to which it holds what it is to serve."""
+        before: list[orchestrator_pb2.OrchestratorMessage] = []
+        if not stream.serves and message.seats.vnodes:
+            stream.serves = True
+            before = [news for name, runtime in self._models.items() for news in self._head_news(stream, name, runtime)]
         try:
-            stream.outbox.put_nowait(message)
+            for one in (*before, message):
+                stream.outbox.put_nowait(one)
         except asyncio.QueueFull:
             raise RemoteFault("the PNode does not read its control stream", code="slow_reader") from None
 
@@ -333,8 +343,10 @@ class AttachService:
         head, now = runtime.head, self._shared.clock.monotonic()
         if head is None:
             return []
-        key = (head.epoch, head.holder, head.plan_digest, head.manifest_digest, head.active.job_id, head.active.state)
-        told, pause_s = stream.heads.get(name), HEAD_NEWS_S if name in stream.desired else IDLE_HEAD_NEWS_S
+        works = name in stream.desired
+        manifest = head.manifest_digest if works or stream.serves else ""
+        key = (head.epoch, head.holder, head.plan_digest, manifest, head.active.job_id, head.active.state)
+        told, pause_s = stream.heads.get(name), HEAD_NEWS_S if works else IDLE_HEAD_NEWS_S
         if told is not None and told[0][:-1] == key and (told[0][-1] == head.sequence or now - told[1] < pause_s):
             return []
         stream.heads[name] = ((*key, head.sequence), now)

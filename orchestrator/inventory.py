@@ -11,7 +11,7 @@ every beat of others; and what it offers is put together anew only when that may
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
@@ -65,6 +65,8 @@ class Inventory:
         self._renewed: set[str] = set()
         """Nodes whose offers may have changed since they were last asked for."""
         self._hosting: dict[str, set[str]] = {}
+        self._seated: dict[str, NodeRecord] = {}
+        """Nodes that reported seats in their last beat."""
         self._standings: Mapping[str, Judgement] = {}
         self._newcomer: Judgement | None = None
         self._tracks: Mapping[str, TrackRecord] = {}
@@ -137,6 +139,10 @@ class Inventory:
             self._renewed.add(node_id)
         self._note_refusals(record, now, beat)
         self._note_hosting(record, beat.plan_digest if beat.replicas else None)
+        if beat.seats:
+            self._seated[node_id] = record
+        else:
+            self._seated.pop(node_id, None)
         if beat.draining or not beat.worker_alive or record.judgement.state not in PLACEABLE:
             self._stirred.add(node_id)
         return self._accuse(node_id, now, beat)
@@ -227,7 +233,11 @@ class Inventory:
             found = self._nodes.get(node_id)
             if found is not None and found.look_at == due:
                 found.look_at = math.inf
-                self._stirred.add(node_id)
+                if node_id in self._stirred or not found.is_well(now):
+                    self._stirred.add(node_id)
+                else:  # it has beaten since, as nearly all have: nothing about it has changed
+                    found.look_at = next_look(found, now)
+                    heappush(self._looks, (found.look_at, node_id))
         stirred, self._stirred = sorted(self._stirred), set()
         changes: list[Transition] = []
         for node_id in stirred:
@@ -283,6 +293,10 @@ class Inventory:
         """All records, by node id."""
         return self._nodes
 
+    def seated(self) -> Collection[NodeRecord]:
+        """Records of nodes that reported seats in their last beat: few, however many there are."""
+        return self._seated.values()
+
     def num_attached(self) -> int:
         """PNodes with a stream here."""
         return self._num_attached
@@ -326,6 +340,7 @@ class Inventory:
         assert self._num_attached == sum(record.streams > 0 for record in self._nodes.values())
         hosting = {(digest, node_id) for digest, names in self._hosting.items() for node_id in names}
         assert hosting == {(item.hosts_by, item.node_id) for item in self._nodes.values() if item.hosts_by is not None}
+        assert set(self._seated) == {item.node_id for item in self._nodes.values() if item.beat.seats}
         due = {node_id for _, node_id in self._looks} | self._stirred
         assert all(record.node_id in due or record.look_at == math.inf for record in self._nodes.values())
 
@@ -346,6 +361,7 @@ class Inventory:
         self._num_attached -= record.streams > 0
         self._note_hosting(record, None)
         self._renewed.add(record.node_id)
+        self._seated.pop(record.node_id, None)
         del self._nodes[record.node_id]
 
 

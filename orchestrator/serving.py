@@ -32,6 +32,8 @@ REFUSED_S: Final = 60.0
 REFUSED_FOR_S: Final = 300.0
 """and not there for so long."""
 
+NO_SEATS: Final[frozenset[str]] = frozenset()
+
 Wish = orchestrator_pb2.SeatWish
 
 
@@ -80,7 +82,7 @@ class Serving:
         return sorted(count, key=lambda digest: (-count[digest], digest))[:MAX_REPORTED]
 
     def _seats(self) -> Iterator[tuple[NodeRecord, orchestrator_pb2.SeatReport]]:
-        for record in self._inventory.nodes().values():
+        for record in self._inventory.seated():
             if record.streams > 0:
                 for seat in record.beat.seats:
                     if seat.model == self._model:
@@ -140,19 +142,24 @@ class Serving:
         return ready == set(wish.vnodes) == {seat.vnode for seat in reports}
 
     def _hosts(self, costs: tuple[SeatCost, ...], now: float) -> list[Host]:
-        names = {cost.vnode for cost in costs}
+        names = frozenset(cost.vnode for cost in costs)
         self._refused = {key: when for key, when in self._refused.items() if now - when < REFUSED_FOR_S}
         hosts: list[Host] = []
         for record in self._inventory.nodes().values():
             wish = self._wishes.get(record.node_id)
             if not may_serve(record) and not (wish is not None and wish.vnodes and record.judgement.state in USABLE):
                 continue
-            seats = (
-                set(wish.vnodes) if wish is not None else {seat.vnode for seat in record.beat.seats if seat.model == self._model}
-            )
-            kept = frozenset(name for name in seats & names if (record.node_id, name) not in self._refused)
+            kept = self._kept(record, wish, names)
             hosts.append(Host(record.node_id, int(record.beat.free_memory_bytes), record.owner, len(record.beat.replicas), kept))
         return hosts
+
+    def _kept(self, record: NodeRecord, wish: Wish | None, names: frozenset[str]) -> frozenset[str]:
+        """What a PNode was asked to serve, or says that it does, and does not refuse; of thousands nearly all serve nothing."""
+        if wish is not None:
+            seats = set(wish.vnodes) if wish.vnodes else NO_SEATS
+        else:
+            seats = {seat.vnode for seat in record.beat.seats if seat.model == self._model} if record.beat.seats else NO_SEATS
+        return frozenset(name for name in seats & names if (record.node_id, name) not in self._refused) if seats else NO_SEATS
 
     def _forget(self) -> None:
         self._wishes.clear()

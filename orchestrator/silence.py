@@ -103,6 +103,11 @@ class NodeRecord:
         """Whether a beat is missing, so that a look of our own is worth it."""
         return now >= self.due(OVERDUE_BEATS)
 
+    def is_well(self, now: float) -> bool:
+        """Whether it is attached, beats in time, has its worker and is accused by nobody: then time changes nothing about it before a beat is missing."""
+        is_here = self.streams > 0 and self.worker_dead_since is None and self.gone_at is None and not self.accusers
+        return is_here and self.beat_at is not None and now < self.beat_at + self.interval_s
+
     @property
     def is_barred(self) -> bool:
         """Whether it hosts nothing, however alive it is."""

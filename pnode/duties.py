@@ -203,10 +203,8 @@ class Duties:
 
     def term(self) -> tuple[str, Term | None, model_pb2.DesiredState | None]:
         """Model, term and desired state with the highest epoch (for reports)."""
-        best = max(
-            self._models.items(), key=lambda item: item[1].authority.term.epoch if item[1].authority.term else -1, default=None
-        )
-        return (best[0], best[1].authority.term, best[1].desired) if best else ("", None, None)
+        name, entry = max(self._models.items(), key=lambda item: item[1].epoch, default=("", None))
+        return (name, entry.authority.term, entry.desired) if entry is not None else ("", None, None)
 
     def heads_seen(self) -> list[identity_pb2.Envelope]:
         """The newest confirmed head of each model, as it was signed."""

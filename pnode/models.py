@@ -67,6 +67,12 @@ class Model:
             del self.envelopes[next(iter(self.envelopes))]
 
     @property
+    def epoch(self) -> int:
+        """Of the confirmed term; -1 without one."""
+        term = self.authority.term
+        return term.epoch if term is not None else -1
+
+    @property
     def worth(self) -> int:
         """0: nothing is known to be true of it; 1: nothing is to be done for it here; 2: its newest head names no job; 3: it has work here."""
         if self.authority.term is None:
