@@ -21,15 +21,18 @@ def main() -> int:
     choice = Choice(arguments.world, arguments.nodes, arguments.hours if arguments.nodes else 0.0)
     first, end = map(int, arguments.seeds.split(":")) if arguments.seed is None else (arguments.seed, arguments.seed + 1)
     seeds = range(first, end)
-    started_s, failed, counts = time.perf_counter(), [], Counter[str]()
+    started_s, cpu_s, failed, counts = time.perf_counter(), 0.0, [], Counter[str]()
     with contextlib.ExitStack() as stack:
         if arguments.transcript:
             file = stack.enter_context(Path(arguments.transcript).open("w", encoding="utf-8"))
             outcomes: Iterator[Outcome] = iter([run_seed(choice, seeds[0], file)])
+        elif len(seeds) == 1:
+            outcomes = iter([run_seed(choice, seeds[0], progress=sys.stderr if arguments.nodes else None)])
         else:
             outcomes = run_seeds(choice, seeds, arguments.processes)
         for outcome in outcomes:
             counts.update(outcome.counts)
+            cpu_s += outcome.cpu_s
             failed += [outcome.seed] if outcome.failure else []
             sys.stdout.write("\n".join(outcome.told()) + "\n")
             sys.stdout.flush()
@@ -39,6 +42,7 @@ def main() -> int:
         "seeds": len(seeds),
         "failed": failed,
         "took_s": round(took_s, 1),
+        "cpu_s": round(cpu_s, 1),
         "processes": arguments.processes,
         "seeds_per_minute": round(60.0 * len(seeds) / took_s, 1),
         "counts": {name: round(value, 1) for name, value in sorted(counts.items())},

@@ -15,6 +15,7 @@ from simulation.control_identity import MODEL
 from simulation.control_volunteer_checkers import VolunteerCheckers
 
 if TYPE_CHECKING:
+    from simulation.control_orchestrator import OrchestratorShell
     from simulation.control_pnode import PNodeShell
     from simulation.control_replica import Replica
     from simulation.control_worker import WorkerModel
@@ -37,7 +38,7 @@ class ControlCheckers(VolunteerCheckers):
         self._known_terms: dict[tuple[str, int], int] = {}
         self._at_work: list[tuple[PNodeShell, WorkerModel, Replica, int]] = []
         self._waiting_since: dict[str, float] = {}
-        self._looked = 0
+        self._looked = self._checked = 0
         self.num_tampered = self.num_obeyed = 0
         self.num_refused: dict[str, int] = {}
 
@@ -137,7 +138,7 @@ class ControlCheckers(VolunteerCheckers):
         self.plans.look()
         holders = [shell.host for shell in world.honest() if shell.is_holder]
         world.require(len(holders) <= 1, "two_holders", f"{holders} decide at once")
-        for shell in world.orchestrators:
+        for shell in self._inventories():
             if shell.is_alive:
                 shell.shared.inventory.check()
         for pnode in self._some(world.pnodes):
@@ -154,6 +155,14 @@ class ControlCheckers(VolunteerCheckers):
             world.require(len(holders) == 1, "takeover_bound", "nobody decides\n" + "\n".join(world.story()))
         self._placed(now)
         self.pauses.look()
+
+    def _inventories(self) -> list[OrchestratorShell]:
+        """All where they are small, else one in its turn."""
+        shells = self._world.orchestrators
+        if len(self._world.pnodes) <= LOOKED_AT:
+            return shells
+        self._checked += 1
+        return [shells[self._checked % len(shells)]]
 
     def _some(self, pnodes: list[PNodeShell]) -> list[PNodeShell]:
         """All where they are few, else each in its turn."""

@@ -62,6 +62,12 @@ class ProcessLoop(_LoopBase):
             self._process.after(when / self._rate - self._kernel.now_s, partial(self._fire, handle))
         return handle
 
+    def later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> None:
+        """As `call_later`, for what nobody ever cancels; costs half as much, which thousands of machines feel."""
+        if not self._is_ghost:
+            when = self.time() + delay_s
+            self._process.after(when / self._rate - self._kernel.now_s, partial(self.deliver, callback, *args))
+
     def call_later(
         self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
@@ -79,12 +85,27 @@ class ProcessLoop(_LoopBase):
 
     def deliver(self, callback: Callable[..., object], *args: Any) -> None:
         """Runs ``callback`` after what is already waiting, and at once where nothing is: for what comes from outside of any loop."""
-        self._ready.append(asyncio.Handle(callback, args, self))
-        if not self._is_scheduled and not self._is_ghost:
-            self._drain()
+        process = self._process
+        if self._ready or self._is_scheduled or self._is_ghost or process.paused or not process.alive:
+            self._ready.append(asyncio.Handle(callback, args, self))
+            if not self._is_scheduled and not self._is_ghost:
+                self._drain()
+            return
+        events._set_running_loop(self)
+        try:
+            callback(*args)
+        except Exception as error:  # noqa: BLE001  as a handle does
+            self.call_exception_handler({"exception": error})
+        finally:
+            events._set_running_loop(None)
+        if self._ready:
+            self._run_ready()
 
     def _drain(self) -> None:
         self._is_scheduled = False
+        self._run_ready()
+
+    def _run_ready(self) -> None:
         process, ready = self._process, self._ready
         events._set_running_loop(self)
         try:

@@ -15,7 +15,7 @@ from dcnr import limits
 from dcnr.errors import DcnrError, InvariantBroken
 from dcnr.ids import NodeId
 from dcnr.v1 import common_pb2, data_pb2, identity_pb2, model_pb2, orchestrator_pb2
-from orchestrator.attach import AttachService, _Stream, tell_transitions
+from orchestrator.attach import IDLE_HEAD_NEWS_S, AttachService, _Stream, tell_transitions
 from orchestrator.history import History
 from orchestrator.inventory import Inventory
 from orchestrator.pauses import record_pause
@@ -79,8 +79,8 @@ class ControlEnd:
     """When the PNode sent its beats, for the checkers."""
     reads: bool = False
     """A desired state for it is being read."""
-    idle: tuple[bytes, ModelView | None] | None = None
-    """Head and view of which a PNode without work here was told everything."""
+    quiet: tuple[object, float] | None = None
+    """A PNode without work here that was told these facts of the head hears nothing more before that time."""
 
     def on_message(self, data: bytes) -> None:
         """From the PNode."""
@@ -146,6 +146,8 @@ class OrchestratorShell:
         self.unreached_s: dict[str, float] = {}
         """When a probe of a PNode last failed indeed."""
         self._placed_by: tuple[str, frozenset[str]] = ("", frozenset())
+        self._facts: tuple[object, ...] = ()
+        self._ack = orchestrator_pb2.OrchestratorMessage()
         self.run()
 
     def run(self) -> None:
@@ -207,13 +209,15 @@ class OrchestratorShell:
         if sent_s is not None and self.process.resumed_s < sent_s:
             self.world.checkers.beat(self, sent_s)
         for accused in self.shared.inventory.beat(told.pnode_id, now, beat, self._interval_s()):
-            self.loop.call_later(PROBE_S * self._rng.random(), self._probe, accused)
+            self.loop.later(PROBE_S * self._rng.random(), self._probe, accused)
         self.attach._note_exits(told, beat)
         judgement = self.shared.inventory.judgement(told.pnode_id)
-        ack = orchestrator_pb2.BeatAck(
-            sequence=beat.sequence, beat_interval_s=self._interval_s(), state=judgement.state, reason=judgement.reason
-        )
-        end.send(orchestrator_pb2.OrchestratorMessage(beat_ack=ack))
+        if beat.replicas:
+            end.quiet = None
+        ack = self._ack.beat_ack
+        ack.sequence, ack.beat_interval_s = beat.sequence, self._interval_s()
+        ack.state, ack.reason = judgement.state, judgement.reason
+        end.send(self._ack)
 
     def _probe(self, node_id: str) -> None:
         """Our own look at a PNode that another accuses."""
@@ -252,18 +256,20 @@ class OrchestratorShell:
         seen = -1
         while True:
             seen = await self.shared.news.wait(seen, REVIEW_S)
+            now, head, view = self.clock.monotonic(), self.runtime.head, self.runtime.view
+            facts: tuple[object, ...] = ()
+            if head is not None:
+                facts = head.epoch, head.holder, head.plan_digest, head.active.job_id, head.active.state, view is None
+            if facts != self._facts:
+                self._facts = facts
             for end in list(self.ends):
-                self._tell_one(end)
+                if end.quiet is None or end.quiet[0] is not self._facts or now >= end.quiet[1]:
+                    self._tell_one(end)
 
     def _tell_one(self, end: ControlEnd) -> None:
         """What can be said at once; what must be read first follows in its own time and holds nobody up."""
         assert end.told is not None
-        known = end.idle
-        if known is not None and known[0] is self.runtime.head_bytes and known[1] is self.runtime.view:
-            record = self.shared.inventory.nodes().get(end.told.pnode_id)
-            if record is None or not record.beat.replicas:
-                return
-        end.idle = None
+        end.quiet = None
         for message in self.attach._head_news(end.told, MODEL, self.runtime):
             end.send(message)
         view = self.runtime.view
@@ -275,8 +281,12 @@ class OrchestratorShell:
             if not end.reads:
                 end.reads = True
                 self.loop.spawn(self._tell_desired(end, end.told, view))
-        elif (heard := end.told.heads.get(MODEL)) is not None and heard[0][-1] == view.head.sequence:
-            end.idle = (self.runtime.head_bytes, view)
+        elif (
+            MODEL not in end.told.desired
+            and (heard := end.told.heads.get(MODEL)) is not None
+            and heard[0][2] == view.head.plan_digest
+        ):
+            end.quiet = (self._facts, heard[1] + IDLE_HEAD_NEWS_S)
         for message in self.attach._durable_news(end.told, view):
             end.send(message)
 

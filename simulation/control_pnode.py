@@ -145,6 +145,7 @@ class PNodeShell:
         self.again_s: dict[NodeId, float] = {}
         self.draining = False
         self._has_news = False
+        self._said: tuple[tuple[object, ...], orchestrator_pb2.PNodeMessage] | None = None
         self.home = Home(SimPath(self.disk, "home"))  # type: ignore[arg-type]
         self.worker = self.make_worker()
         self.loop.spawn(self._run())
@@ -192,7 +193,7 @@ class PNodeShell:
             self.duties.load()
             group.create_task(self._read_inbox())
             group.create_task(self.worker.bring())
-            self.loop.call_later(self.rng.random(), self._tick)
+            self.loop.later(self.rng.random(), self._tick)
             await self.worker.start()
 
     def make_delegation(self, incarnation: int | None = None) -> identity_pb2.Envelope:
@@ -206,7 +207,7 @@ class PNodeShell:
         """There is news: beat at once on every stream."""
         if not self._has_news and self.process.alive:
             self._has_news = True
-            self.loop.call_later(NEWS_S, self._beat_news)
+            self.loop.later(NEWS_S, self._beat_news)
 
     def _beat_news(self) -> None:
         self._has_news = False
@@ -239,9 +240,11 @@ class PNodeShell:
 
     def _tick(self) -> None:
         self._review()
+        now = self.loop.time()
         for end in list(self.ends.values()):
-            self._maybe_beat(end, news=False)
-        self.loop.call_later(TICK_S, self._tick)
+            if now >= end.due_s:
+                self._maybe_beat(end, news=False)
+        self.loop.later(TICK_S, self._tick)
 
     def _review(self) -> None:
         now, holder = self.loop.time(), self.duties.holder()
@@ -299,16 +302,29 @@ class PNodeShell:
             return
         end.sequence += 1
         end.due_s = now + end.interval_s * self.rng.uniform(0.8, 1.0)
-        _, _, desired = self.duties.term()
-        beat = orchestrator_pb2.Beat(
-            sequence=end.sequence, desired_sequence=desired.sequence if desired is not None else 0,
-            plan_digest=desired.plan_digest if desired is not None else "", replicas=self._reports(),
-            capability=self.capability(), free_memory_bytes=max(0, self.budget.free_memory_bytes), draining=self.draining,
-            worker_alive=self.worker.alive, worker_reason="" if self.worker.alive else "it died", incarnation=self.incarnation,
-            evidence=self.evidence(),
-        )  # fmt: skip
         end.sent_s[end.sequence] = self.world.kernel.now_s
-        end.stream.send(0, orchestrator_pb2.PNodeMessage(beat=beat).SerializeToString())
+        end.stream.send(0, self._beat(end.sequence))
+
+    def _beat(self, sequence: int) -> bytes:
+        """What it says of itself now. One that hosts nothing says the same for hours, and is nearly every one of thousands: that is put together once."""
+        _, _, desired = self.duties.term()
+        reports, evidence = self._reports(), self.evidence()
+        facts = (
+            desired.sequence if desired is not None else 0, desired.plan_digest if desired is not None else "", self.budget.usable_memory_bytes,
+            max(0, self.budget.free_memory_bytes), self.draining, self.worker.alive, self.incarnation,
+        )  # fmt: skip
+        if self._said is None or facts != self._said[0] or reports or evidence:
+            beat = orchestrator_pb2.Beat(
+                desired_sequence=facts[0], plan_digest=facts[1], replicas=reports, capability=self.capability(), free_memory_bytes=facts[3],
+                draining=self.draining, worker_alive=self.worker.alive, worker_reason="" if self.worker.alive else "it died",
+                incarnation=self.incarnation, evidence=evidence,
+            )  # fmt: skip
+            message = orchestrator_pb2.PNodeMessage(beat=beat)
+            self._said = None if reports or evidence else (facts, message)
+        else:
+            message = self._said[1]
+        message.beat.sequence = sequence
+        return message.SerializeToString()
 
     def evidence(self) -> list[orchestrator_pb2.LinkEvidence]:
         """Neighbours that it cannot reach: honest PNodes of this world have none."""

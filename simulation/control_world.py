@@ -65,6 +65,8 @@ class ControlWorld:
         self.healed_s = 0.0
         self._head: tuple[bytes | None, model_pb2.Head | None] = (None, None)
         self.error: BaseException | None = None
+        self.on_second: Callable[[ControlWorld], None] | None = None
+        """Called once in every virtual second; must change nothing."""
         self.wire = Tamperer(self)
         self.checkers = ControlCheckers(self)
         self.calls = Calls(self)
@@ -192,7 +194,12 @@ class ControlWorld:
         self.checkers.at_end()
 
     def _until(self, end_s: float, is_done: Callable[[], bool]) -> bool:
-        found = self.kernel.run_until(end_s, lambda: self.error is not None or is_done())
+        def is_over() -> bool:
+            if self.on_second is not None:
+                self.on_second(self)
+            return self.error is not None or is_done()
+
+        found = self.kernel.run_until(end_s, is_over)
         if self.error is not None:
             raise self.error
         return found

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from simulation.transcript import Transcript
 
 Action = Callable[[], None]
+_Entry = tuple[float, int, Action]
+SLICES_PER_S: Final = 100.0
 
 
 class Kernel:
@@ -21,7 +25,13 @@ class Kernel:
         self.now_s = 0.0
         self.num_actions = 0
         self.transcript = Transcript()
-        self._queue: list[tuple[float, int, Action]] = []
+        self._near: list[_Entry] = []
+        """A heap: what happens in the slice of time that is under way, or happened to be late for an earlier one."""
+        self._later: dict[int, list[_Entry]] = {}
+        """What happens in later slices, in no order yet: the queue of thousands of machines is long, and what lies in a heap is compared over and over."""
+        self._slices: list[int] = []
+        """A heap of the keys of `_later`."""
+        self._slice = 0
         self._soon: deque[Action] = deque()
         self._count = 0
 
@@ -36,7 +46,23 @@ class Kernel:
     def after(self, delay_s: float, action: Action) -> None:
         """Runs ``action`` that much later."""
         self._count += 1
-        heapq.heappush(self._queue, (self.now_s + delay_s if delay_s > 0.0 else self.now_s, self._count, action))
+        at_s = self.now_s + delay_s if delay_s > 0.0 else self.now_s
+        number = int(at_s * SLICES_PER_S)
+        if number <= self._slice:
+            heapq.heappush(self._near, (at_s, self._count, action))
+        elif (known := self._later.get(number)) is not None:
+            known.append((at_s, self._count, action))
+        else:
+            self._later[number] = [(at_s, self._count, action)]
+            heapq.heappush(self._slices, number)
+
+    def _next_s(self) -> float:
+        """When the next action of the queue is due; infinity where there is none."""
+        if not self._near and self._slices:
+            self._slice = heapq.heappop(self._slices)
+            self._near = self._later.pop(self._slice)
+            heapq.heapify(self._near)
+        return self._near[0][0] if self._near else math.inf
 
     def soon(self, action: Action) -> None:
         """Runs ``action`` at this very time, before anything that is still in the queue."""
@@ -45,12 +71,12 @@ class Kernel:
     def run_until(self, end_s: float, is_done: Callable[[], bool], check_every_s: float = 1.0) -> bool:
         """Runs until ``is_done`` or ``end_s``; says whether it was done."""
         next_check_s = self.now_s
-        queue, soon = self._queue, self._soon
-        while soon or (queue and queue[0][0] <= end_s):
+        soon, heappop = self._soon, heapq.heappop
+        while soon or (self._near[0][0] if self._near else self._next_s()) <= end_s:
             if soon:
                 action = soon.popleft()
             else:
-                self.now_s, _, action = heapq.heappop(queue)
+                self.now_s, _, action = heappop(self._near)
             self.num_actions += 1
             action()
             if self.now_s >= next_check_s:

@@ -44,6 +44,8 @@ class Stream:
         self._free_s = [0.0, 0.0]
         self._lossy = [False, False]
         self._told = [False, False]
+        hosts = processes[0].host, processes[1].host
+        self._latency_s = network.latency_s(*hosts), network.latency_s(hosts[1], hosts[0])
 
     def send(self, side: int, data: bytes, transfer_s: float = 0.0, on_left: Callable[[], None] | None = None) -> None:
         """Sends from ``side``: it leaves after what was sent before, ``transfer_s`` long, and arrives a latency later."""
@@ -53,7 +55,7 @@ class Stream:
         leave_s = self._free_s[side] - network.kernel.now_s
         if on_left is not None:
             self.processes[side].after(leave_s, on_left)
-        arrive_s = leave_s + network.latency_s(self.processes[side].host, self.processes[1 - side].host)
+        arrive_s = leave_s + self._latency_s[side]
         network.kernel.after(arrive_s, partial(self._arrive, side, data))
         if network.rng.random() < network.knobs.repeat_probability:
             network.kernel.after(arrive_s + network.rng.random(), lambda: self._arrive(side, data))
@@ -67,8 +69,12 @@ class Stream:
                 self._lossy[side] = True
                 self.fail(1.0, 6.0)
         elif not self._lossy[side]:
-            self._network.note_message("message", self.processes[side].host, self.processes[other].host, data)
-            self.processes[other].post(partial(self._deliver, other, data))
+            process = self.processes[other]
+            self._network.note_message("message", self.processes[side].host, process.host, data)
+            if process.alive and not process.paused:
+                self._receivers[other].on_message(data)
+            else:
+                process.post(partial(self._deliver, other, data))
 
     def _deliver(self, side: int, data: bytes) -> None:
         if not self._told[side]:

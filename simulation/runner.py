@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import time
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from simulation.control_world import ControlWorld
 from simulation.world import Simulation, Violation
 
 WORLDS: Final = ("data", "control", "orchestrators", "audited")
+PROGRESS_S: Final = 60.0
 TOLD_LINES: Final = 60
 """So many lines of the transcript are shown of a history that failed."""
 
@@ -46,6 +48,8 @@ class Outcome:
     newest: tuple[str, ...] = ()
     replay: str = ""
     took_s: float = 0.0
+    cpu_s: float = 0.0
+    """Of its process: what ``took_s`` would be on a machine of its own."""
 
     def told(self) -> Iterator[str]:
         """One line, or for a failure everything that helps to understand it."""
@@ -58,21 +62,54 @@ class Outcome:
         yield f"  replay: {self.replay} --transcript seed-{self.seed}.txt"
 
 
-def run_seed(choice: Choice, seed: int, transcript: TextIO | None = None) -> Outcome:
-    """One history from beginning to end."""
+def run_seed(choice: Choice, seed: int, transcript: TextIO | None = None, progress: TextIO | None = None) -> Outcome:
+    """One history from beginning to end. A large control world says now and then on ``progress`` how far it is."""
     world = _world(choice, seed)
+    if progress is not None and isinstance(world, ControlWorld):
+        world.on_second = _Progress(progress)
     if transcript is not None:
         world.kernel.transcript.into(transcript)
-    started_s, failure = time.perf_counter(), ""
-    try:
-        world.run()
-    except (Violation, DcnrError, AssertionError) as error:
-        failure = f"{type(error).__name__}: {error}"
-    took_s = time.perf_counter() - started_s
+    started_s, started_cpu_s, failure = time.perf_counter(), time.process_time(), ""
+    with _rare_collections():
+        try:
+            world.run()
+        except (Violation, DcnrError, AssertionError) as error:
+            failure = f"{type(error).__name__}: {error}"
+    took_s, cpu_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
     newest = tuple(world.kernel.transcript.newest(TOLD_LINES)) if failure else ()
     line, counts = _control_line(world) if isinstance(world, ControlWorld) else _data_line(world)
     replay = f"python -m simulation {choice.options} --seed {seed}"
-    return Outcome(seed, failure, line, counts, newest, replay, took_s)
+    return Outcome(seed, failure, line, counts, newest, replay, took_s, cpu_s)
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Cycles are looked for seldom meanwhile: a world of thousands is a large heap that lives to the end, and next to no garbage of it has cycles."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+class _Progress:
+    """A line each virtual minute."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file, self._next_s, self._began_s = file, 0.0, time.process_time()
+
+    def __call__(self, world: ControlWorld) -> None:
+        now_s = world.kernel.now_s
+        if now_s < self._next_s:
+            return
+        self._next_s, head = now_s + PROGRESS_S, world.head()
+        ended = f"epoch {head.epoch}, {len(head.decided)} jobs ended" if head is not None else "no head yet"
+        cpu_s = time.process_time() - self._began_s
+        self._file.write(f"{now_s:.0f} s virtual, {cpu_s:.0f} s of processor, {world.kernel.num_actions} actions, {ended}\n")
+        self._file.flush()
 
 
 def run_seeds(choice: Choice, seeds: Iterable[int], num_processes: int) -> Iterator[Outcome]:
