@@ -82,6 +82,11 @@ class Feed:
         """Number of the oldest event that is kept."""
         return self._told - len(self._ring)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has told what was there when it was begun: events come before the first view. Before that nobody's place can be known."""
+        return self._version > 0 or self.ended
+
     def place(self, last_id: str) -> int:
         """Where who has seen the event of that id goes on; the oldest kept one where it is unknown."""
         for offset, frame in enumerate(self._ring):

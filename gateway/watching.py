@@ -135,11 +135,15 @@ class EventStream(Response):
 
 async def follow(feed: Feed, last_id: str, tell: Tell, listening: asyncio.Task[None]) -> None:
     """Tells what the feed tells until it ends or the client is gone. Raises Overtaken, and what ``tell`` raises."""
-    place, version = feed.place(last_id), 0
+    sought, place, version = last_id, feed.place(""), 0
     while not listening.done():
         news = asyncio.ensure_future(feed.news())
+        frames: list[Frame] = []
         try:
-            frames, place, version = feed.since(place, version)
+            if sought and feed.has_begun:
+                sought, place = "", feed.place(sought)
+            if not sought:
+                frames, place, version = feed.since(place, version)
             for frame in frames:
                 await tell(frame)
             if frames:

@@ -49,7 +49,10 @@ def watch(client: httpx.Client, path: str, **headers: str) -> Any:
     return client.stream("GET", path, headers=headers)
 
 
-def test_a_watcher_goes_on_behind_the_last_event_that_it_saw(here: Town) -> None:
+@pytest.mark.parametrize("linger_s", [10.0, 0.001])
+def test_a_watcher_goes_on_behind_the_last_event_that_it_saw(here: Town, linger_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody has watched for so long that the feed is made anew, as that of an ended job always is."""
+    monkeypatch.setattr("gateway.feeds.LINGER_S", linger_s)
     with here.client() as client:
         with watch(client, f"/v1/jobs/{JOB}/events") as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
@@ -57,6 +60,7 @@ def test_a_watcher_goes_on_behind_the_last_event_that_it_saw(here: Town) -> None
             assert next(told) == {"retry": "2000"}
             seen = [event for event, _ in zip((item for item in told if item.get("event") == "event"), range(3), strict=False)]
         assert len({event["id"] for event in seen}) == 3
+        here.until(lambda: "dcnr_gateway_watchers 0.0" in client.get("/metrics").text, "nobody watches")
         with watch(client, f"/v1/jobs/{JOB}/events", **{"Last-Event-ID": seen[0]["id"]}) as stream:
             again = next(item for item in events(stream.iter_lines()) if item.get("event") == "event")
         assert again["id"] == seen[1]["id"]
