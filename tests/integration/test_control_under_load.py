@@ -17,6 +17,8 @@ from dcnr.v1 import local_pb2, orchestrator_pb2
 
 WIDTH, BATCH_SIZE, SAMPLES = 1024, 64, 1280
 LOADED_S = 4.0
+USED_S = 0.8
+"""Processor time of the worker: a load, however little others leave to one that gives way."""
 PNODES = tuple(LocalPNode(f"p{number}", 1.0, 1024) for number in range(1, 4))
 OFFLINE = orchestrator_pb2.NODE_STATE_OFFLINE
 
@@ -61,6 +63,10 @@ def test_beats_and_commands_are_answered_under_full_load(rig: Rig) -> None:
     busy, report = hosts["b"]
     worker = psutil.Process(rig.told(busy).worker_pid)
     began_s, cpu_s, learned = time.monotonic(), sum(worker.cpu_times()[:2]), int(report.num_learned)
+
+    def used_s() -> float:
+        return sum(worker.cpu_times()[:2]) - cpu_s
+
     states: set[int] = set()
     durable: set[int] = set()
     now_learned = [learned]
@@ -72,14 +78,12 @@ def test_beats_and_commands_are_answered_under_full_load(rig: Rig) -> None:
         if now is not None:
             durable.add(sum(int(item.end - item.first) for item in now[1].durable.intervals))
             now_learned[:] = [int(now[1].num_learned)]
-        lasted = time.monotonic() - began_s > LOADED_S and len(asking.took_s) >= 10
+        lasted = time.monotonic() - began_s > LOADED_S and used_s() > USED_S and len(asking.took_s) >= 10
         return lasted and len(durable) >= 3 and now_learned[0] > learned + 20
 
     # It is a load: the worker computes, frames come and go, checkpoints of megabytes are brought into the store.
     with Asking(rig, busy.name) as asking:
         rig.until(watched, "the load lasts", 120)
-    took_s = time.monotonic() - began_s
-    assert (sum(worker.cpu_times()[:2]) - cpu_s) / took_s > 0.1
     # Nobody took the PNode for silent, and its owner was answered.
     assert OFFLINE not in states
     assert not asking.failed

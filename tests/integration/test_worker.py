@@ -177,7 +177,7 @@ def test_a_replica_whose_vnode_moves_hands_over_in_its_place_and_learns_on_where
                 await end.host(job, vnode, places)
             await end.until(lambda: end.reports.get("s2.1") is not None and end.reports["s2.1"].num_learned > 5)
             await told(2, 20.0)
-            await end.until(lambda: bool(end.snapshots))
+            await end.until(lambda: bool(end.snapshots) and not stands_at(states.ASSIGNMENT_STATE_ACTIVE))
             ready = end.snapshots[-1]
             assert ready.replica == "s2.1"
             assert stands_at(states.ASSIGNMENT_STATE_RELEASING), "not before what it learned is durable"
