@@ -5,14 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 
 from dcnr import __version__
 from dcnr.errors import DcnrError
 from gateway import admin, asking, completions, health, here, jobs, owning, reading, watching, witnesses
 from gateway.access import Access
+from gateway.bodies import wrong
 from gateway.context import Context, answer
 from gateway.errors import RestError, from_typed
 from gateway.gate import Gate
@@ -26,8 +29,9 @@ _OF_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 def create_routes(context: Context) -> FastAPI:
     """The routes without the gate."""
     app = FastAPI(
-        title="DCNR gateway", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
-    )
+        title="DCNR gateway", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False,
+        dependencies=[Depends(_known_query)],
+    )  # fmt: skip
     app.include_router(health.routes(context, lambda: openapi(app)))
     app.include_router(reading.routes(context))
     app.include_router(jobs.routes(context))
@@ -59,12 +63,26 @@ def openapi(app: FastAPI) -> Json:
 
 def description() -> Json:
     """The same, of a gateway that serves nobody."""
-    return openapi(create_routes(_nobody()))
+    return openapi(create_routes(nobody()))
 
 
-def _nobody() -> Context:
+def nobody() -> Context:
     """Stands where the network would be: a description asks it nothing."""
     return Context(*(cast(Any, SimpleNamespace()) for _ in range(6)))
+
+
+async def _known_query(connection: HTTPConnection) -> None:
+    """Raises RestError for a name in the query that the route does not declare, as for an unknown field in a body. Of every route but those of WebSockets."""
+    route = connection.scope.get("route")
+    if not connection.query_params or not isinstance(route, APIRoute):
+        return
+    known = [field.alias for field in route.dependant.query_params]
+    if unknown := sorted(set(connection.query_params) - set(known)):
+        where = f"query.{unknown[0]}"
+        raise RestError(
+            "INVALID_PAYLOAD", f"{where}: there is no such name; the query takes {', '.join(known) or 'none'}",
+            where=where, reason="invalid_request",
+        )  # fmt: skip
 
 
 async def _typed(request: Request, error: Any) -> Response:
@@ -79,9 +97,8 @@ async def _rest(request: Request, error: Any) -> Response:
 
 async def _invalid(request: Request, error: Any) -> Response:
     del request
-    first = error.errors()[0] if error.errors() else {"loc": (), "msg": "invalid"}
-    where = ".".join(str(part) for part in first["loc"])
-    return _response(RestError("INVALID_PAYLOAD", f"{where}: {first['msg']}", where=where, reason="invalid_request"))
+    where, cause = wrong(error.errors(), error.body)
+    return _response(RestError("INVALID_PAYLOAD", f"{where}: {cause}", where=where, reason="invalid_request"))
 
 
 async def _http(request: Request, error: Any) -> Response:

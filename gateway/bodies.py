@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NoReturn
 
 from fastapi import APIRouter, Request, Response
@@ -22,8 +22,17 @@ def router() -> APIRouter:
 
 class _Request(Request):
     async def json(self) -> Any:
-        """As any request's, with `parsed`."""
-        return parsed(await self.body())
+        """As any request's, with `parsed`. Raises JSONDecodeError, whose text is the cause."""
+        try:
+            return parsed(await self.body())
+        except json.JSONDecodeError:
+            raise
+        except RecursionError as error:
+            raise json.JSONDecodeError("nested too deep", "", 0) from error
+        except UnicodeDecodeError as error:
+            raise json.JSONDecodeError("no text in UTF-8", "", 0) from error
+        except ValueError as error:
+            raise json.JSONDecodeError("a number with too many digits", "", 0) from error
 
 
 class _Route(APIRoute):
@@ -35,6 +44,39 @@ class _Route(APIRoute):
             return await handler(_Request(request.scope, request.receive))
 
         return handle
+
+
+def wrong(errors: Sequence[Mapping[str, Any]], body: Any) -> tuple[str, str]:
+    """Where a request is wrong, in the names that its sender knows, and why; ``errors`` are pydantic's.
+
+    Where several forms are taken, the path has no word of which was tried, and the cause says of each why it does not fit.
+    """
+    if not errors:
+        return "body", "invalid"
+    if errors[0]["type"] == "json_invalid":
+        at = errors[0]["loc"][-1]
+        return "body", f"this is no JSON: {errors[0]['ctx']['error']}{f' (character {at})' if at else ''}"
+    paths = [_path(error, body) for error in errors]
+    return paths[0], "; or: ".join(
+        dict.fromkeys(error["msg"] for error, path in zip(errors, paths, strict=True) if path == paths[0])
+    )
+
+
+def _path(error: Mapping[str, Any], body: Any) -> str:
+    """The place of ``error``: the parts that lead through the body, and at its end the name of what is missing."""
+    first, *rest = error["loc"] or ("body",)
+    if first != "body":
+        return ".".join(map(str, (first, *rest)))
+    found, parts = body, [first]
+    for index, part in enumerate(rest):
+        if isinstance(part, int):
+            found = found[part] if isinstance(found, list) and part < len(found) else None
+        elif isinstance(found, dict) and part in found:
+            found = found[part]
+        elif error["type"] != "missing" or index < len(rest) - 1:
+            continue
+        parts.append(str(part))
+    return ".".join(parts)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from dcnr import limits
-from dcnr.errors import DcnrError, InvalidInput
+from dcnr.errors import DcnrError, InvalidInput, NotFound
 from dcnr.texts import Part, parts_of
 from dcnr.v1 import orchestrator_pb2
 from gateway import bodies
@@ -32,6 +32,7 @@ DEFAULT_TOKENS: Final = 128
 STALLED_S: Final = 10.0
 END: Final = b"data: [DONE]\n\n"
 _ANY: Final[Json] = {"type": "object"}
+ModelName = Annotated[str, Path(pattern="^[a-z0-9][a-z0-9_-]{0,62}$", description="Name of a model.")]
 Text = Annotated[str, Field(max_length=limits.MAX_PROMPT_BYTES)]
 Stop = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_BYTES)]
 
@@ -154,11 +155,19 @@ def routes(context: Context) -> APIRouter:
     @router.get("/v1/models", summary="The models of this network", responses=JSON(_ANY))
     async def models() -> Response:
         jobs = await context.views.jobs()
-        names = sorted({job.model for job in jobs})
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": context.views.policy.network_id} for name in names]
-        return answer({"object": "list", "data": data})
+        return answer({"object": "list", "data": [_model(context, name) for name in sorted({job.model for job in jobs})]})
+
+    @router.get("/v1/models/{model}", summary="One of them", responses=JSON(_ANY))
+    async def model(model: ModelName) -> Response:
+        if not await context.views.jobs(model):
+            raise NotFound(f"there is no model {model}", code="no_such_model", remedy="GET /v1/models lists them")
+        return answer(_model(context, model))
 
     return router
+
+
+def _model(context: Context, name: str) -> Json:
+    return {"id": name, "object": "model", "created": 0, "owned_by": context.views.policy.network_id}
 
 
 def chat_text(messages: Iterable[MessageIn]) -> str:

@@ -118,7 +118,10 @@ def check_read(caller: Caller, ref: data_pb2.ObjectRef) -> None:
     if ref.kind in PUBLIC or caller.maintainer or caller.orchestrator:
         return
     if not caller.pnode:
-        raise Refused("only PNodes of this network and its maintainers read this", code="not_allowed", remedy="attach first")
+        raise Refused(
+            "only PNodes of this network and its maintainers read this", code="not_allowed",
+            remedy="a maintainer connects with the key: dcnr.connect(..., key=NodeKey.load(FILE)); a PNode attaches first",
+        )  # fmt: skip
     if ref.kind == _K.OBJECT_KIND_DESIRED and ref.owner != caller.node_id:
         raise Refused("a desired state is read by its own PNode", code="not_allowed")
 

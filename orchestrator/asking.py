@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
-from dcnr.errors import DcnrError, InvalidInput, NotFound, Refused, TimedOut, Unavailable
+from dcnr.errors import DcnrError, NotFound, Refused, TimedOut, Unavailable
 from dcnr.ports import Random
 from dcnr.v1 import orchestrator_pb2
 from orchestrator.answered import Answered, alike, response
@@ -18,7 +18,7 @@ from orchestrator.answering import BUSY_RETRY_S, Answering
 from orchestrator.candidates import Workers, live_tables, served_tables
 from orchestrator.figures import Figures
 from orchestrator.infer_streams import InferStreams
-from orchestrator.questions import Question, context_of, deadline_of, question_of
+from orchestrator.questions import Question, context_of, deadline_of, question_of, version_of
 from orchestrator.routing import Avoid, Table, find_way
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.text_session import Kept, TextSession
@@ -152,15 +152,7 @@ class Asking:
         return response(runtime.model, question.exit, found, num_agreeing=agreeing, total_s=total_s)
 
     def _tables(self, runtime: ModelRuntime, request: orchestrator_pb2.ForwardRequest) -> list[Table]:
-        only, is_live = "", request.weights == orchestrator_pb2.WEIGHTS_LIVE
-        if request.weights == orchestrator_pb2.WEIGHTS_NAMED:
-            only = request.manifest_digest
-            if not only:
-                raise InvalidInput(
-                    "named weights need the digest of a manifest",
-                    code="no_manifest_named",
-                    remedy="--manifest DIGEST; dcnr model evaluate prints one",
-                )
+        only, is_live = version_of(request), request.weights == orchestrator_pb2.WEIGHTS_LIVE
         known, now = self._known.get((runtime.model, is_live)), self._shared.clock.monotonic()
         if known is None or known[0] is not runtime or now - known[1] > TABLES_S or not known[2]:
             tables = live_tables(runtime, self._workers) if is_live else served_tables(runtime, self._workers)

@@ -12,6 +12,7 @@ import numpy as np
 from dcnr import limits
 from dcnr.codecs import CODECS, NUMPY_DTYPES
 from dcnr.errors import DcnrError, InvalidInput
+from dcnr.ids import check_digest
 from dcnr.specs import TensorSpec
 from dcnr.stages import INPUT, Stage
 from dcnr.tensor import Array, EncodedTensor, check_finite, encode_final
@@ -100,6 +101,17 @@ def question_of(request: orchestrator_pb2.ForwardRequest, job: JobFacts) -> Ques
     )  # fmt: skip
 
 
+def version_of(request: orchestrator_pb2.ForwardRequest) -> str:
+    """The digest of the manifest that alone may answer; empty: any. Raises InvalidInput where named weights name none, or what is no digest."""
+    if request.weights != orchestrator_pb2.WEIGHTS_NAMED:
+        return ""
+    if not request.manifest_digest:
+        raise InvalidInput(
+            "named weights need the digest of a manifest", code="no_manifest_named", remedy="--manifest DIGEST; dcnr model evaluate prints one"
+        )  # fmt: skip
+    return check_digest(request.manifest_digest)
+
+
 def codec_of(request: orchestrator_pb2.ForwardRequest, job: JobFacts) -> str:
     """In which outputs go from hop to hop: the lossy one that the model's edges declare, since its stages have learned from such inputs, else as they are.
 
@@ -148,10 +160,12 @@ def _by_source(
         return dict.fromkeys(sources, request.inputs[0])
     names = [item.vnode for item in request.inputs]
     if sorted(names) != sorted(sources):
+        given = f"not for {', '.join(names) or 'nothing'}" if all(names) else f"and {names.count('')} of {len(names)} have no name"
         raise InvalidInput(
-            f"inputs are wanted for {', '.join(sources)}, not for {', '.join(names) or 'nothing'}", code="bad_inputs",
-            remedy="give one tensor, or one for each source",
-        )  # fmt: skip
+            f"inputs are wanted for {', '.join(sources)}, {given}",
+            code="bad_inputs",
+            remedy="give one tensor, or one for each source, named",
+        )
     return {item.vnode: item for item in request.inputs}
 
 

@@ -37,7 +37,7 @@ from vnode.registry import default_registry
 from vnode.vocabulary import Mode
 
 CLOCK = SystemClock()
-MANIFEST = "m" * 64
+MANIFEST = "e" * 64
 JOB = "job-1"
 FULL = ("a", "b", "c")
 

@@ -96,8 +96,10 @@ def test_the_network_answers_as_one_process_and_says_what_is_wrong(
                 assert alone.code == "too_few_ways"
                 unserved = orchestrator_pb2.WEIGHTS_NAMED
                 assert (
-                    await refusal(lambda: here.ask(asked, weights=unserved, manifest_digest="x" * 64))
+                    await refusal(lambda: here.ask(asked, weights=unserved, manifest_digest="f" * 64))
                 ).code == "version_not_served"
+                no_digest = await refusal(lambda: here.ask(asked, weights=unserved, manifest_digest="00"))
+                assert (type(no_digest), no_digest.code) == (InvalidInput, "bad_id")
                 figures = here.asking.figures.view()
                 assert (figures.num_answered, figures.in_flight, figures.failed["bad_shape"]) == (2, 0, 2)
                 assert 0 < figures.p50_s <= figures.p95_s

@@ -82,6 +82,7 @@ def test_the_usual_client_writes_with_the_network(tmp_path: Path, monkeypatch: p
             await here.seat(only, "head", "tail")
             async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
                 assert [model.id for model in (await client.models.list()).data] == [MODEL]
+                assert (await client.models.retrieve(MODEL)).id == MODEL
                 whole = await client.completions.create(prompt=PROMPT, **greedy)
                 assert whole.choices[0].text == wanted
                 assert whole.choices[0].finish_reason == "length"

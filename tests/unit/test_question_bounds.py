@@ -17,7 +17,7 @@ from dcnr.sdk.asking import Ask, answer_of, request_of
 from dcnr.stages import Stage
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.access import STRANGERS_ASK, AskLimits, Caller
-from orchestrator.questions import MAX_INPUT_BYTES, question_of
+from orchestrator.questions import MAX_INPUT_BYTES, question_of, version_of
 from orchestrator.view import JobFacts
 
 BATCH = 8
@@ -83,6 +83,25 @@ def test_what_does_not_fit_the_graph_is_refused(inputs: Any, asked: Ask, code: s
     with pytest.raises(InvalidInput) as caught:
         question_of(request_of(inputs, asked), facts())
     assert caught.value.code == code
+
+
+def test_inputs_without_names_are_told_so() -> None:
+    request = request_of({"a": samples(), "x": samples()}, Ask())
+    for item in request.inputs:
+        item.vnode = ""
+    with pytest.raises(InvalidInput, match="inputs are wanted for a, and 2 of 2 have no name"):
+        question_of(request, facts())
+
+
+def test_a_version_is_named_by_a_digest() -> None:
+    named = orchestrator_pb2.ForwardRequest(weights=orchestrator_pb2.WEIGHTS_NAMED, manifest_digest="a" * 64)
+    assert version_of(named) == "a" * 64
+    assert version_of(orchestrator_pb2.ForwardRequest(manifest_digest="00")) == "", "whoever names no weights is answered by any"
+    for wrong, code in (("", "no_manifest_named"), ("00", "bad_id"), ("A" * 64, "bad_id")):
+        named.manifest_digest = wrong
+        with pytest.raises(InvalidInput) as caught:
+            version_of(named)
+        assert caught.value.code == code
 
 
 def test_bytes_that_are_not_the_shape_are_refused() -> None:
