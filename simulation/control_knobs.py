@@ -204,7 +204,10 @@ def audited_knobs(seed: int) -> ControlKnobs:
 
 
 def large_knobs(num_pnodes: int, hours: float) -> ControlKnobs:
-    """Thousands of PNodes for hours: job after job, and about one machine in twenty goes, crashes or stands still per hour."""
+    """Thousands of PNodes for hours: job after job, and about one machine in twenty goes, crashes or stands still per hour.
+
+    The slowest replicas need twice as long as the quickest, so a job of so many batches settles for minutes.
+    """
     some = max(1, round(num_pnodes * hours / 80))
     length_s = hours * HOUR_S
     num_batches = 1500
@@ -219,6 +222,7 @@ def large_knobs(num_pnodes: int, hours: float) -> ControlKnobs:
         jobs=jobs,
         jobs_every_s=(length_s / (2 * jobs), length_s / jobs),
         faults_s=length_s,
+        settling_deadline_s=0.8 * num_batches,
         store_fault_rate=0.02,
         store_outages=max(1, round(2 * hours)),
         orchestrator_crashes=max(1, round(6 * hours)),
