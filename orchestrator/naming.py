@@ -63,6 +63,8 @@ class Naming:
         self._poisoned: dict[str, float] = {}
         """VNodes of which a replica brought what was taken back though it is no older one, and when their fence was raised for it last."""
         self._to_fence: set[str] = set()
+        self._fencing: frozenset[str] = frozenset()
+        """What of it the manifest fences that `next` made last; what came meanwhile waits for the one after."""
         self.went_back = False
         """Whether the manifest that `next` made last takes something back."""
         self._drawing, self._evidence = drawing, EvidenceKeeper(store)
@@ -119,7 +121,7 @@ class Naming:
         if not sweep and not lost and (not waiting or now - self._manifested_at < MANIFEST_S):
             return None
         wall_ms = int(self._clock.wall() * 1000)
-        self._taken = list(self._pending.values())
+        self._taken, self._fencing = list(self._pending.values()), frozenset(self._to_fence)
         checkpoints = [item.checkpoint for item in self._taken]
         stored = [StoredState(one.vnode, Digest(one.digest), int(one.size_bytes), wall_ms) for one in checkpoints]
         kept: frozenset[Digest] = frozenset()
@@ -170,7 +172,7 @@ class Naming:
             going_back = decisions[-1].verdict in BACK
             kept = await self._can_return_to(view, manifest, rules) if going_back else frozenset()
             taken = take(view.chain.ledger, decisions, behind_of(view.job.costs), kept, rules.now_unix_ms)
-        taken = replace(taken, fenced=taken.fenced | self._to_fence)
+        taken = replace(taken, fenced=taken.fenced | self._fencing)
         self.went_back = bool(taken.fenced)
         next_replica = int(view.plan.next_replica) if view.plan is not None else 0
         outcome = audited_manifest(
@@ -190,7 +192,7 @@ class Naming:
         for item in self._taken:
             self._pending.pop((item.checkpoint.vnode, item.checkpoint.digest), None)
         self._taken = []
-        self._to_fence.clear()
+        self._to_fence -= self._fencing
         self._told.clear()
         self._missed = {state: looks for state, looks in self._missed.items() if looks < LOST_LOOKS}
 
