@@ -19,13 +19,13 @@ from pathlib import Path
 from types import TracebackType
 
 from dataservice.embedded import EmbeddedStore
-from dcnr.errors import TimedOut, Unavailable
+from dcnr.errors import DcnrError, Refused, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2
 from trust.identity import NodeKey
-from trust.network import NetworkPolicy, create_document, verify_chain
-from trust.network_file import save_policy
+from trust.network import NetworkPolicy, create_document, draft_successor, sign_document, verify_chain
+from trust.network_file import load_policy, save_policy
 from trust.standing import ORDINARY, Terms
 
 START_TIMEOUT_S = 60.0
@@ -95,7 +95,7 @@ class Process:
 
 class LocalNetwork:
     """Use as a context manager. ``directory`` should be short: Unix sockets lie below it. ``way_to_store`` turns the store's endpoint into the one that
-    everybody is told, for a proxy in between.
+    everybody is told, for a proxy in between. On the directory of an earlier start the same network goes on, by the document that it has.
     """
 
     def __init__(
@@ -139,13 +139,17 @@ class LocalNetwork:
     # -- life ------------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Store, keys, network document, orchestrators, PNodes; returns when every orchestrator serves. Raises Unavailable, TimedOut."""
+        """Store, keys, network document, orchestrators, PNodes; returns when every orchestrator serves.
+
+        Raises Unavailable, TimedOut, and before anything starts Refused (``network_kept``) where the directory's network cannot go on.
+        """
+        kept = self._kept_network()
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._say("starting the embedded object store")
         self.store.start()
         self._go_on()
-        self._say("making keys and the signed network document")
-        self._create_network()
+        self._say("making keys and the signed network document" if kept is None else "going on with the network of this directory")
+        self._make_network(kept)
         for process in self.orchestrators:
             self._go_on()
             self._say(f"starting orchestrator {process.name} ({process.node_id[:8]})")
@@ -217,8 +221,34 @@ class LocalNetwork:
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
-    def _create_network(self) -> None:
-        homes = [self.directory / f"o{number + 1}" for number in range(self._num_orchestrators)]
+    @property
+    def _orchestrator_homes(self) -> list[Path]:
+        return [self.directory / f"o{number + 1}" for number in range(self._num_orchestrators)]
+
+    def _kept_network(self) -> NetworkPolicy | None:
+        """The network that an earlier start left here. Under another document its store would be read by nobody."""
+        if not self.network_file.exists():
+            return None
+        try:
+            policy = load_policy(self.network_file, SystemClock().wall())
+            maintainer = NodeKey.load(self.maintainer_key)
+            ids = {NodeKey.load(home / "key.pem").node_id for home in self._orchestrator_homes}
+        except DcnrError as error:
+            raise self._cannot_go_on(error.message) from error
+        if list(policy.document.maintainer_keys) != [maintainer.public_der]:
+            raise self._cannot_go_on(f"{self.maintainer_key} is not the key that signed {self.network_file}")
+        if ids != policy.orchestrator_ids:
+            raise self._cannot_go_on(f"it has {len(policy.orchestrator_ids)} orchestrators, and not these {len(ids)}")
+        return policy
+
+    def _cannot_go_on(self, why: str) -> Refused:
+        return Refused(
+            f"the network in {self.directory} cannot go on: {why}", code="network_kept",
+            remedy="start it with the orchestrators and keys that it had, choose another directory, or remove this one with all its jobs",
+        )  # fmt: skip
+
+    def _make_network(self, kept: NetworkPolicy | None) -> None:
+        homes = self._orchestrator_homes
         for home in (*homes, self.maintainer_home, self.directory / "log"):
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
         ids = [NodeKey.load_or_create(home / "key.pem").node_id for home in homes]
@@ -227,20 +257,27 @@ class LocalNetwork:
         store = self.store.file
         endpoint = self._way_to_store(store.endpoint)
         scheme, _, address = self._way_to_store(store.public_endpoint or store.endpoint).partition("://")
-        envelope = create_document(
-            maintainer, name=self.name, now_wall=SystemClock().wall(), orchestrator_ids=ids, locality=self._locality,
-            store_address=address, store_scheme=scheme, store_bucket=store.bucket, audits=self._audits, trusted=trusted,
-            terms=self._terms,
-        )  # fmt: skip
-        self.policy = verify_chain([envelope])
+        if kept is None:
+            envelope = create_document(
+                maintainer, name=self.name, now_wall=SystemClock().wall(), orchestrator_ids=ids, locality=self._locality,
+                store_address=address, store_scheme=scheme, store_bucket=store.bucket, audits=self._audits, trusted=trusted,
+                terms=self._terms,
+            )  # fmt: skip
+            self.policy = verify_chain([envelope])
+        else:
+            self.policy = _with_store(kept, maintainer, scheme, address)
         save_policy(self.network_file, self.policy)
+        self._add_processes(homes, ids, endpoint)
+
+    def _add_processes(self, homes: Sequence[Path], ids: Sequence[NodeId], endpoint: str) -> None:
+        assert self.policy is not None
         self._ports = free_ports(self._num_orchestrators, self.host)
         for home, node_id, port in zip(homes, ids, self._ports, strict=True):
             first = [] if port == self._ports[0] else ["--bootstrap", f"{self.host}:{self._ports[0]}"]
-            first += ["--verifier"] if self._audits == "drawn" else []
+            first += ["--verifier"] if self.policy.audits_drawn else []
             command = [
                 sys.executable, "-m", self._orchestrator_module, "start", "--home", str(home), "--network", str(self.network_file),
-                "--store-url", endpoint, "--store-bucket", store.bucket, "--store-file", str(self.store.path), "--listen-host", self.host,
+                "--store-url", endpoint, "--store-bucket", self.store.file.bucket, "--store-file", str(self.store.path), "--listen-host", self.host,
                 "--control-port", str(port), "--dht-port", "0", "--until-stdin-closes", *first, *self._orchestrator_flags,
             ]  # fmt: skip
             self.orchestrators.append(self._process(home.name, command, home, node_id))
@@ -298,6 +335,15 @@ class LocalNetwork:
             process.popen.wait(5)
         if process.popen.stdin is not None:
             process.popen.stdin.close()
+
+
+def _with_store(policy: NetworkPolicy, maintainer: NodeKey, scheme: str, address: str) -> NetworkPolicy:
+    """The network with its store there: a new version of the document where the store's port was taken meanwhile."""
+    if (policy.document.store_scheme, policy.document.store_address) == (scheme, address):
+        return policy
+    draft = draft_successor(policy)
+    draft.store_scheme, draft.store_address = scheme, address
+    return policy.successor([*policy.history, sign_document(draft, maintainer)])
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -60,7 +60,10 @@ def up(
     cores: Annotated[float, typer.Option(min=0.1, help="Cores of each PNode.")] = 1.0,
     memory_mb: Annotated[int, typer.Option(min=64, help="Memory of each PNode in MiB.")] = 1024,
 ) -> None:
-    """Start a network in the foreground. Ctrl-C, or `dcnr local down` elsewhere, ends it with everything it made running."""
+    """Start a network in the foreground. Ctrl-C, or `dcnr local down` elsewhere, ends it with everything it made running.
+
+    In a directory where one ran before the same network goes on, with its jobs; it needs as many orchestrators as then.
+    """
     from dcnr.testing import LocalNetwork, LocalPNode
 
     where = directory.absolute()
