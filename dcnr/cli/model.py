@@ -128,9 +128,10 @@ def submit(
         )  # fmt: skip
         first = read_weights(weights) if weights is not None else None
         if save_draft is not None:
-            _write_draft(save_draft, session.run(lambda client: _prepared(client, message, keys, options, first)))
-            data = {"draft": str(save_draft)}
-            output.emit(data, lambda: f"draft written to {save_draft}; next: dcnr model sign {save_draft}", as_json=as_json)
+            prepared, (_, missing) = session.run(lambda client: _prepared(client, message, keys, options, first))
+            _write_draft(save_draft, prepared)
+            then = f"dcnr model sign {save_draft}" if missing else f"dcnr model submit --draft {save_draft}"
+            output.emit({"draft": str(save_draft)}, lambda: f"draft written to {save_draft}; next: {then}", as_json=as_json)
             return
         answer = session.run(lambda client: client.submit(message, keys, options, weights=first, progress=output.Steps()))
     known = " (it was there before)" if answer.existed else ""
@@ -217,9 +218,15 @@ def evaluate(
 
 async def _prepared(
     client: AsyncClient, graph: model_pb2.ModelGraph, keys: list[NodeKey], options: JobOptions, weights: FirstWeights | None
-) -> Draft:
-    """The uploaded job with these maintainers' signatures on what is due."""
-    return (await client.prepare(graph, options, weights=weights, progress=output.Steps())).sign(client.policy, *keys)
+) -> tuple[Draft, tuple[str, int]]:
+    """The uploaded job with these maintainers' signatures on what is due, and what is still missing. Manifest 0 is stored where nothing is missing on it,
+    so that the signed request can be submitted by whoever has it.
+    """
+    from dcnr.sdk.submission import store_manifest
+
+    draft = (await client.prepare(graph, options, weights=weights, progress=output.Steps())).sign(client.policy, *keys)
+    await store_manifest(draft, client.policy, client.objects, scratch=client.scratch)
+    return draft, draft.missing(client.policy)
 
 
 def _graph(path: Path) -> tuple[model_pb2.ModelGraph, tuple[Stage, ...]]:

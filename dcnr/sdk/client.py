@@ -20,7 +20,6 @@ from dataservice.objects import ObjectClient
 from dataservice.released import released
 from dcnr import limits
 from dcnr.client import Orchestrators
-from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Stale, Unavailable
 from dcnr.export import Export, weights_of_state, write_export
 from dcnr.graph import dataset_refs, graph_digest, graph_from_bytes, graph_to_bytes, stages_of_graph
@@ -258,10 +257,7 @@ class AsyncClient:
     async def submit_draft(self, draft: Draft) -> orchestrator_pb2.SubmitJobResponse:
         """Stores manifest 0 and submits a draft that has its signatures. Raises Refused (``too_few_signatures``)."""
         signed = draft.require(self.policy)
-        if draft.manifest is not None and draft.manifest_digest is not None:
-            ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=draft.request.model, digest=draft.manifest_digest)
-            await self.objects.write_bytes(ref, draft.manifest.SerializeToString(deterministic=True), directory=self.scratch)
-            reached("manifest0.stored")
+        await submission.store_manifest(draft, self.policy, self.objects, scratch=self.scratch)
         request = orchestrator_pb2.SubmitJobRequest(request=signed)
         answer = await self.orchestrators.call(OrchestratorServiceStub, "SubmitJob", request)
         return cast(orchestrator_pb2.SubmitJobResponse, answer)

@@ -23,6 +23,7 @@ from dcnr.sdk.weights import Array, FirstWeights
 from dcnr.specs import Registry
 from dcnr.stages import Stage
 from dcnr.v1 import data_pb2, model_pb2
+from trust.network import NetworkPolicy
 
 UNIT_S: Final = 5.0
 """A unit is about this much work of the slowest stage."""
@@ -147,6 +148,16 @@ async def prepare(
         network_id=request.network_id, model=graph.name, number=0, entries=entries, audits="none", graph_digest=request.graph_digest
     )
     return Draft(graph=data, request=request, manifest_0=manifest)
+
+
+async def store_manifest(draft: Draft, policy: NetworkPolicy, objects: ObjectClient, *, scratch: Path) -> None:
+    """Manifest 0 is in the store, if the draft has one with all its signatures: before, its digest is not known, and nothing is stored."""
+    what, _ = draft.missing(policy)
+    if what == "manifest" or draft.manifest is None or draft.manifest_digest is None:
+        return
+    ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=draft.request.model, digest=draft.manifest_digest)
+    await objects.write_bytes(ref, draft.manifest.SerializeToString(deterministic=True), directory=scratch)
+    reached("manifest0.stored")
 
 
 async def _checkpoint_0(

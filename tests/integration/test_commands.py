@@ -263,7 +263,8 @@ def test_refusals_have_their_codes(shell: Shell, data: Path, tmp_path: Path) -> 
     shell.run("dcnr job cancel nothing-here", code=1)
     shell.run("dcnr data stage --name far --licence CC0 https://example.org/far.npz", code=2)  # without its digest
     draft = tmp_path / "draft.json"
-    shell.run("dcnr model submit --idempotency-key two --save-draft", str(draft), str(data / "model.toml"))
+    saved = shell.run("dcnr model submit --idempotency-key two --save-draft", str(draft), str(data / "model.toml"))
+    assert f"next: dcnr model submit --draft {draft}" in saved, "of one maintainer one signature is enough"
     assert re.search("dcnr model submit --draft", shell.run("dcnr model sign", str(draft)))
 
 

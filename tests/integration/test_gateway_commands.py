@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from schemas_rig import check_output
+from trouble_rig import graph_text, write_data
 
 from dcnr.cli import dcnr as program
 from dcnr.cli import errors
@@ -83,6 +84,27 @@ def test_beside_an_orchestrator(beside: tuple[LocalNetwork, Path]) -> None:
     assert {use["key"] for use in command("gateway", "key", "log", "--home", str(home))} == {made["id"]}
     command("gateway", "key", "revoke", made["id"], "--home", str(home), code=1)
     command("gateway", "key", "add", "bob", "--scope", "king", "--home", str(home), code=2)
+
+
+def test_a_draft_of_one_maintainer_is_submitted_by_its_signed_request_alone(
+    beside: tuple[LocalNetwork, Path], tmp_path: Path
+) -> None:
+    """Goal: the recipe of docs/rest.md works: what is saved with the draft is all that the request needs in the store."""
+    network, home = beside
+    where = ("--home", str(network.maintainer_home), "--network", str(network.network_file), "--bootstrap", network.bootstrap[0])
+    data, graph, draft = write_data(tmp_path / "tiny.npz"), tmp_path / "model.toml", tmp_path / "draft.json"
+    graph.write_text(graph_text())
+    command("data", "stage", "--name", "tiny", "--licence", "CC0", str(data), *where)
+    command("model", "submit", str(graph), "--unit-batches", "5", "--save-draft", str(draft), *where)
+    made = command("gateway", "key", "add", "carol", "--home", str(home))
+    authorization = {"Authorization": f"Bearer {made['key']}"}
+    with httpx.Client(base_url=url_in(network.orchestrators[0].log), timeout=30.0) as client:
+        until_status(client, "/v1/stats", 200, headers=authorization)
+        envelope = json.loads(draft.read_text())["signed_request"]
+        answer = client.post("/v1/jobs", json={"envelope": envelope}, headers=authorization)
+        assert answer.is_success, answer.text
+        job = client.get(f"/v1/jobs/{answer.json()['job_id']}", headers=authorization).json()
+    assert job["state"] == "JOB_STATE_QUEUED", job
 
 
 def test_alone(beside: tuple[LocalNetwork, Path], tmp_path: Path) -> None:
