@@ -1,17 +1,19 @@
 """Tells the books of every job that has ended: whatever process dies in between, the next one finds its outcome under the head, or in its `end` in the store.
 
 A head keeps its last outcomes only, and books may be away for longer. Requests, ends and last manifests are kept for ever, so what a job used can always be
-said; books that keep no account with us hear of a job again from every process that begins to charge.
+said: where one of them is not found the store reads late or has lost it, and the job waits, since books take each job once. Books that keep no account with us
+hear of a job again from every process that begins to charge.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dataservice import keys
 from dcnr import limits
-from dcnr.errors import DcnrError, NotFound
+from dcnr.errors import DcnrError
 from dcnr.v1 import identity_pb2, ledger_pb2, model_pb2
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.usage import Books, answered, job_usage
@@ -29,11 +31,12 @@ class Charging:
     def __init__(self, shared: Shared, models: Mapping[str, ModelRuntime], books: Books) -> None:
         self._shared, self._models, self._books = shared, models, books
         self._charged: set[tuple[str, str]] = set()
+        """Never more than there are jobs; also of those that are not read yet in this life."""
         self._retry_at: dict[str, float] = {}
         self._told: dict[tuple[str, str], str] = {}
         """Why a job is not charged yet: told once."""
-        self._unread: set[tuple[str, str]] = set()
-        """Jobs whose documents could not be read."""
+        self._unread: Counter[tuple[str, str]] = Counter()
+        """How often the documents of a job could not be read."""
 
     async def begin(self) -> None:
         """Takes up which jobs the history has."""
@@ -47,11 +50,8 @@ class Charging:
             if view is None or not runtime.is_holder or now < self._retry_at.get(model, 0.0):
                 continue
             ended = _ended(runtime, view.head)
-            self._charged = {one for one in self._charged if one[0] != model or one[1] in ended}
-            self._unread = {one for one in self._unread if one[0] != model or one[1] in ended}
-            self._told = {one: code for one, code in self._told.items() if one[0] != model or one[1] in ended}
             due = [outcome for job_id, outcome in ended.items() if (model, job_id) not in self._charged]
-            due.sort(key=lambda outcome: (model, outcome.job_id) in self._unread)  # what cannot be read keeps no other waiting
+            due.sort(key=lambda outcome: self._unread[model, outcome.job_id])  # what cannot be read keeps no other waiting
             if not await self._charge_all(runtime, due[:MAX_PER_LOOK]):
                 self._retry_at[model] = now + RETRY_S
 
@@ -64,7 +64,7 @@ class Charging:
                 said = await self._statement(runtime, outcome)
             except DcnrError as error:
                 self._tell(job, error)
-                self._unread.add(job)
+                self._unread[job] += 1
                 is_done = False
                 continue
             try:
@@ -73,6 +73,8 @@ class Charging:
                 self._tell(job, error)
                 return False
             self._charged.add(job)
+            self._told.pop(job, None)
+            del self._unread[job]
             self._shared.history.say(
                 "usage_recorded", outcome.job_id, f"{said.vnode_batches} batches of VNodes", cleared=said.cleared
             )
@@ -86,12 +88,7 @@ class Charging:
     async def _statement(self, runtime: ModelRuntime, outcome: model_pb2.Outcome) -> ledger_pb2.UsageStatement:
         shared, model = self._shared, runtime.model
         stored = await shared.store.get(keys.job_request(model, outcome.job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
-        manifest = None
-        if outcome.manifest_digest:
-            try:
-                manifest, _ = await runtime.loader.manifest(model, outcome.manifest_digest)
-            except NotFound:
-                manifest = None  # long ended, and thrown away since: nobody can say any more what it used
+        manifest = (await runtime.loader.manifest(model, outcome.manifest_digest))[0] if outcome.manifest_digest else None
         return job_usage(
             outcome, parse_envelope(stored.data), manifest, network_id=shared.policy.network_id, model=model,
             orchestrator=shared.key.node_id, issued_unix_ms=int(shared.clock.wall() * 1000),
