@@ -76,12 +76,16 @@ class Board:
             replica = f"{cost.vnode}.{self.next_replica}"
             self.next_replica += 1
         seat = Seat(cost, replica, load, role, reason)
-        load.seats.append(seat)
-        self.seats[cost.vnode].append(seat)
-        if role != model_pb2.ROLE_PRIMARY:
-            self.helpers.add(seat)
-        self._settle(cost.vnode)
+        self.put_back(seat)
         return seat
+
+    def put_back(self, seat: Seat) -> None:
+        """A replica that was taken off is where it was, with all that is known of it."""
+        seat.load.seats.append(seat)
+        self.seats[seat.cost.vnode].append(seat)
+        if seat.role != model_pb2.ROLE_PRIMARY:
+            self.helpers.add(seat)
+        self._settle(seat.cost.vnode)
 
     def leave(self, seat: Seat) -> None:
         """Takes a replica off again."""
@@ -99,9 +103,9 @@ class Board:
         self.unsettled.add(seat.cost.vnode)
         self._settle(seat.cost.vnode)
 
-    def move(self, seat: Seat, to: str, within_s: float, *, stays: bool = False) -> None:
-        """The replica hands over to that node, or to none any more; ``stays``: it is not moved by choice again."""
-        seat.hands_over_to, seat.hand_over_s, seat.stays = to, within_s, stays
+    def move(self, seat: Seat, to: str, within_s: float, until_unix_ms: int, *, stays: bool = False) -> None:
+        """The replica hands over to that node, or to none any more; ``stays``: it is not moved by choice until then."""
+        seat.hands_over_to, seat.hand_over_s, seat.stays, seat.until_unix_ms = to, within_s, stays, until_unix_ms
         (self.moving.add if to else self.moving.discard)(seat)
         self.touched.add(seat.cost.vnode)
 

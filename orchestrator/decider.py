@@ -243,7 +243,7 @@ class Decider:
         previous = view.plan
         request = plan_request(
             view, job, self._inventory, now, network_id=self._policy().network_id, holder=self._key.node_id,
-            since_last_plan_s=now - term.planned_at, expected=self._records.paces(),
+            since_last_plan_s=now - term.planned_at, now_unix_ms=int(self._clock.wall() * 1000), expected=self._records.paces(),
         )  # fmt: skip
         request = replace(request, nodes=self._contributions.judged(request.nodes, now))
         made = await asyncio.to_thread(self._planner.make, request)

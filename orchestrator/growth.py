@@ -13,7 +13,7 @@ from orchestrator.costs import StageCost
 from orchestrator.evenness import unevenness
 from orchestrator.filling import is_ready
 from orchestrator.loads import Load, Seat
-from orchestrator.moving import begin_move
+from orchestrator.moving import begin_move, may_move
 from orchestrator.placement import best, cannot_share, soonest
 
 
@@ -115,7 +115,7 @@ def _best_move(board: Board) -> _Move | None:
         return None
     found: _Move | None = None
     for seat in sorted(slowest.seats, key=lambda seat: seat.cost.vnode):
-        if len(board.seats[seat.cost.vnode]) > 1 or seat.stays or seat.replica not in board.request.live:
+        if len(board.seats[seat.cost.vnode]) > 1 or not may_move(board, seat) or seat.replica not in board.request.live:
             continue
         uneven = unevenness(board, [slowest])
         board.leave(seat)
@@ -127,11 +127,12 @@ def _best_move(board: Board) -> _Move | None:
             _take_back(board, [trial])
             if evens_out and (found is None or after_s < found.after_s):
                 found = _Move(after_s, seat, target)
-        board.seat(seat.cost, slowest, seat.role, seat.reason, replica=seat.replica)
+        board.put_back(seat)
     return found
 
 
 def _relocate(board: Board, move: _Move, before_s: float) -> None:
     """The replica that moves hands over."""
-    seat = next(item for item in board.seats[move.seat.cost.vnode] if item.replica == move.seat.replica)
-    begin_move(board, seat, move.target, f"the slowest node then takes {move.after_s:.3g} instead of {before_s:.3g} s per batch")
+    begin_move(
+        board, move.seat, move.target, f"the slowest node then takes {move.after_s:.3g} instead of {before_s:.3g} s per batch"
+    )

@@ -114,7 +114,9 @@ class Seat:
     hand_over_s: float = 0.0
     """How long that may take."""
     stays: bool = False
-    """It could not hand over: it is not moved by choice again."""
+    """It could not hand over: it is not moved by choice for a while."""
+    until_unix_ms: int = 0
+    """When handing over is given up, or when one that stays may move again."""
 
     def __post_init__(self) -> None:
         self.measure()
@@ -143,6 +145,7 @@ class Seat:
             hands_over_to=self.hands_over_to,
             hand_over_s=self.hand_over_s,
             stays=self.stays,
+            until_unix_ms=self.until_unix_ms,
         )
 
     @property

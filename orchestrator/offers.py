@@ -128,6 +128,8 @@ class PlanRequest:
     reason: str
     halted: bool = False
     """Whether the job is paused."""
+    now_unix_ms: int = 0
+    """By the holder's clock: for what lasts over many plans."""
     live: Mapping[str, int] = field(default_factory=dict)
     """Replicas at work, with the number of batches that their state holds, merged or not."""
     handed_over: frozenset[str] = frozenset()

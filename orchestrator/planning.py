@@ -62,6 +62,7 @@ def plan_request(
     network_id: str,
     holder: str,
     since_last_plan_s: float,
+    now_unix_ms: int,
     expected: Mapping[tuple[str, str], ExpectedPace],
 ) -> PlanRequest:
     """Everything that the next plan depends on."""
@@ -80,6 +81,7 @@ def plan_request(
         lead_batches=int(job.request.lead_batches),
         unit_batches=int(job.request.unit_batches),
         since_last_plan_s=since_last_plan_s,
+        now_unix_ms=now_unix_ms,
         allow_moves=head.active.state == model_pb2.JOB_STATE_RUNNING,
         reason="",
         halted=head.active.state == model_pb2.JOB_STATE_PAUSED,

@@ -22,7 +22,7 @@ from dcnr.v1 import model_pb2
 from orchestrator.board import Board
 from orchestrator.evenness import fair_s, unevenness
 from orchestrator.loads import Load, Seat
-from orchestrator.moving import begin_move
+from orchestrator.moving import begin_move, may_move
 from orchestrator.offers import EVEN
 from orchestrator.placement import best, soonest
 
@@ -77,7 +77,7 @@ def spread(board: Board, idle: frozenset[str]) -> bool:
 
     def is_alone(seat: Seat, _: list[_Move]) -> bool:
         is_only = seat.role == model_pb2.ROLE_PRIMARY and len(board.seats[seat.cost.vnode]) == 1
-        return is_only and not seat.stays and _is_at_work(board, seat)
+        return is_only and may_move(board, seat) and _is_at_work(board, seat)
 
     if _moves(board, _Rules(_may_be_spared(board), set(idle), gain, part, by_record=False)):
         return True
@@ -87,9 +87,9 @@ def spread(board: Board, idle: frozenset[str]) -> bool:
     moves = _moves(board, _Rules(is_alone, set(idle), gain, part, by_record=False))
     is_worth_it = before_s > gain * board.pace_s()
     for move in reversed(moves):
-        back = _take_back(board, move)
+        _take_back(board, move)
         if is_worth_it:
-            begin_move(board, back, move.new.load, move.new.reason)
+            begin_move(board, move.left, move.new.load, move.new.reason)
     return is_worth_it
 
 
@@ -138,7 +138,7 @@ def _give(board: Board, giver: Load, rules: _Rules, moves: list[_Move]) -> _Move
         board.leave(seat)
         target = best(board, seat.cost, seat.role, None) if rules.by_record else soonest(board, seat.cost, seat.role)
         if target is None or target is giver or target.offer.node_id not in rules.open_to:
-            board.seat(seat.cost, giver, seat.role, seat.reason, replica=seat.replica)
+            board.put_back(seat)
             continue
         uneven += unevenness(board, [target])
         move = _Move(seat, board.seat(seat.cost, target, seat.role, seat.reason))
@@ -170,8 +170,8 @@ def _is_at_work(board: Board, seat: Seat) -> bool:
     return seat.cost.vnode not in board.unsettled and all(one.replica in live for one in board.seats[seat.cost.vnode])
 
 
-def _take_back(board: Board, move: _Move) -> Seat:
+def _take_back(board: Board, move: _Move) -> None:
     """Undoes a move, number included: nobody has heard of it."""
     board.leave(move.new)
     board.next_replica -= 1
-    return board.seat(move.left.cost, move.left.load, move.left.role, move.left.reason, replica=move.left.replica)
+    board.put_back(move.left)

@@ -50,7 +50,7 @@ def keep(board: Board) -> list[Loss]:
             losses.append(Loss(item, why))
         else:
             seat = board.seat(cost, load, item.role, item.reason, replica=item.replica)
-            board.move(seat, item.hands_over_to, item.hand_over_s, stays=item.stays)
+            board.move(seat, item.hands_over_to, item.hand_over_s, int(item.until_unix_ms), stays=item.stays)
     return losses
 
 

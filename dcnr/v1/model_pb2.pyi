@@ -983,6 +983,7 @@ class Assignment(_message.Message):
     HANDS_OVER_TO_FIELD_NUMBER: _builtins.int
     HAND_OVER_S_FIELD_NUMBER: _builtins.int
     STAYS_FIELD_NUMBER: _builtins.int
+    UNTIL_UNIX_MS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """replica id"""
     vnode: _builtins.str
@@ -1004,7 +1005,9 @@ class Assignment(_message.Message):
     hand_over_s: _builtins.float
     """how long handing over may take, seconds"""
     stays: _builtins.bool
-    """it could not hand over in time: it is not moved by choice again"""
+    """it could not hand over in time: it is not moved by choice for a while"""
+    until_unix_ms: _builtins.int
+    """when the move is given up, or when a replica that stays may move again"""
     @_builtins.property
     def hosted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """stateless VNodes evaluated with it"""
@@ -1024,10 +1027,11 @@ class Assignment(_message.Message):
         hands_over_to: _builtins.str = ...,
         hand_over_s: _builtins.float = ...,
         stays: _builtins.bool = ...,
+        until_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hand_over_s", b"hand_over_s", "hands_over_to", b"hands_over_to", "hosted", b"hosted", "memory_bytes", b"memory_bytes", "pnode_id", b"pnode_id", "predicted_step_s", b"predicted_step_s", "reason", b"reason", "replica", b"replica", "role", b"role", "stays", b"stays", "vnode", b"vnode", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hand_over_s", b"hand_over_s", "hands_over_to", b"hands_over_to", "hosted", b"hosted", "memory_bytes", b"memory_bytes", "pnode_id", b"pnode_id", "predicted_step_s", b"predicted_step_s", "reason", b"reason", "replica", b"replica", "role", b"role", "stays", b"stays", "until_unix_ms", b"until_unix_ms", "vnode", b"vnode", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

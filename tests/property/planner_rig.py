@@ -44,7 +44,7 @@ def node(index: int, gflops: float = 10.0, memory_mib: int = 1000, **more: objec
 
 def request(
     stages: list[StageCost], nodes: list[NodeOffer], previous: model_pb2.Plan | None = None, *, live: dict[str, int] | None = None,
-    durable: dict[str, int] | None = None, since_s: float = 1e9, handed_over: frozenset[str] | None = None,
+    durable: dict[str, int] | None = None, since_s: float = 1e9, handed_over: frozenset[str] | None = None, now_s: float = 0.0,
 ) -> PlanRequest:  # fmt: skip
     """Where nothing is said of what lives, everything on an active node does, with 100 batches, and has handed over where it was to."""
     up = {offer.node_id for offer in nodes if offer.state == ACTIVE}
@@ -55,6 +55,7 @@ def request(
     return PlanRequest(
         "n" * 40, "m", "j", "g" * 64, 1, "h" * 40, tuple(stages), tuple(nodes), previous, "p" if previous else "", 256, 8, since_s, True,
         "test", live=live or {}, durable=durable or {}, expected=EXPECTED, handed_over=told if handed_over is None else handed_over,
+        now_unix_ms=round(1000 * now_s),
     )  # fmt: skip
 
 

@@ -10,9 +10,11 @@ from planner_rig import ACTIVE, NODES, POLICY, PRIMARY, STAGES, down, hosted, mo
 
 from dcnr.v1 import model_pb2
 from orchestrator.costs import StageCost
+from orchestrator.moving import AGAIN, NEWS_S
 from orchestrator.offers import NodeOffer
 from orchestrator.planner import make_plan, same_placement
 from orchestrator.planning import plan_changes, plan_reason
+from pnode.handing import HAND_OVER_S
 
 NOBODY: frozenset[str] = frozenset()
 TWO, PAIR = [stage(0, 1), stage(1, 1)], [node(0), node(1)]
@@ -39,7 +41,7 @@ def test_a_replica_that_moves_hands_over_before_another_takes_its_place() -> Non
     assert "hands over" in next(item.reason for item in plan.assignments if item.replica == replica)
     assert [change.kind for change in plan_changes(before, plan)] == ["replica_hands_over"]
     assert "hands over" in plan_reason(before, plan)
-    for since_s in (0.5, 6.0, 15.0):
+    for since_s in (0.5, 6.0, 15.0, POLICY.hand_over_s + HAND_OVER_S):
         waits = make_plan(request(TWO, PAIR, plan, since_s=since_s, handed_over=NOBODY), POLICY)
         assert same_placement(plan, waits), "nothing else begins meanwhile"
     after = make_plan(request(TWO, PAIR, plan, since_s=0.5), POLICY)
@@ -82,14 +84,40 @@ def test_what_was_to_move_is_placed_as_after_any_loss_where_its_machine_dies() -
     assert not {replica} & {item.replica for item in after.assignments}
 
 
-def test_a_replica_that_cannot_hand_over_in_time_learns_on_and_is_not_moved_again() -> None:
+def in_vain() -> model_pb2.Plan:
+    """Neither of the two could hand over in time."""
+    plan = begun()
+    for replica in sorted(item.replica for item in plan.assignments):
+        plan = make_plan(request(TWO, PAIR, plan, since_s=POLICY.hand_over_s + NEWS_S + 1.0, handed_over=NOBODY), POLICY)
+        assert replica not in moving(plan)
+        assert next(item.stays for item in plan.assignments if item.replica == replica)
+    return plan
+
+
+def test_a_replica_that_cannot_hand_over_in_time_learns_on_and_is_moved_again_only_after_a_while() -> None:
+    stays, while_s = in_vain(), AGAIN * POLICY.hand_over_s
+    for since_s, now_s in ((6.0, 0.0), (1e9, 0.0), (6.0, while_s)):
+        assert not moving(make_plan(request(TWO, PAIR, stays, since_s=since_s, now_s=now_s), POLICY))
+    again = make_plan(request(TWO, PAIR, stays, since_s=6.0, now_s=while_s + 1.0), POLICY)
+    [replica] = moving(again)  # what kept it then, a store that was away say, is over
+    assert not next(item.stays for item in again.assignments if item.replica == replica)
+
+
+def test_a_move_that_comes_to_nothing_ends_where_one_plan_follows_the_other() -> None:
+    """Other machines come and go so often that no plan is old: what hands over keeps everything else waiting meanwhile."""
     plan = begun()
     [replica] = moving(plan)
-    stays = make_plan(request(TWO, PAIR, plan, since_s=POLICY.hand_over_s + 6.0, handed_over=NOBODY), POLICY)
-    assert replica not in moving(stays)
-    assert next(item.stays for item in stays.assignments if item.replica == replica)
-    for since_s in (6.0, 1e9):
-        assert replica not in moving(make_plan(request(TWO, PAIR, stays, since_s=since_s), POLICY))
+    patience_s = POLICY.hand_over_s + NEWS_S
+    waits = make_plan(request(TWO, [*PAIR, node(2)], plan, since_s=1.0, handed_over=NOBODY, now_s=patience_s), POLICY)
+    assert replica in moving(waits)
+    after = make_plan(request(TWO, [*PAIR, node(2)], waits, since_s=1.0, handed_over=NOBODY, now_s=patience_s + 1.0), POLICY)
+    assert replica not in moving(after)
+
+
+def test_a_trial_that_comes_to_nothing_changes_nothing() -> None:
+    """A replica that may move again, but has nowhere better to go, is as it was: no plan is made for that."""
+    stays, alone = in_vain(), [PAIR[0], replace(PAIR[1], memory_bytes=0)]
+    assert same_placement(stays, make_plan(request(TWO, alone, stays, since_s=1e9, now_s=1e6), POLICY))
 
 
 def test_a_large_state_on_a_slow_line_gets_the_time_that_it_takes() -> None:
