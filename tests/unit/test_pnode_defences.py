@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dataservice import keys
 from dataservice.addresses import AddressRule
 from dataservice.datasets import LocalCache
 from dataservice.objects import ObjectClient
@@ -32,7 +33,7 @@ from pnode.provision import Job, Provisioner
 from pnode.snapshots import Shelf
 from pnode.supervisor import Supervisor, Worker, WorkerOptions
 from pnode.uploads import Uploads
-from trust.envelope import seal
+from trust.envelope import open_single, seal
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy, create_document, verify_chain
 
@@ -98,6 +99,27 @@ def head(key: NodeKey, epoch: int = 1, model: str = "m", sequence: int = 1) -> i
 def test_a_grant_that_is_no_url_is_refused_and_raises_nothing_else(url: str) -> None:
     with pytest.raises(Refused):
         head_check().granted("m", url)
+
+
+def test_a_head_that_comes_with_its_grant_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every orchestrator sends one every few seconds; a grant is checked by what it reads, whoever signed the head beside it."""
+    verified: list[bytes] = []
+
+    def counted(envelope: identity_pb2.Envelope, *rest: Any, **more: Any) -> Any:
+        verified.append(envelope.payload)
+        return open_single(envelope, *rest, **more)
+
+    monkeypatch.setattr("pnode.duties.open_single", counted)
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            mine = duties(tmp_path, [], group)
+            url = f"http://{policy().document.store_address}/{policy().document.store_bucket}/{keys.head('m')}?signed"
+            mine.head_granted(orchestrator_pb2.HeadNews(head=head(FIRST), head_url=url))
+            await mine.head_received(head(FIRST), Source.OWN_GET)
+
+    asyncio.run(story())
+    assert len(verified) == 1
 
 
 def test_what_an_orchestrator_says_never_ends_the_daemons_streams(monkeypatch: pytest.MonkeyPatch) -> None:
