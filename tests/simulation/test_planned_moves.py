@@ -114,38 +114,39 @@ def test_a_planner_that_waits_for_nobody_costs_batches(monkeypatch: pytest.Monke
     assert history.again > 0
 
 
-@pytest.mark.parametrize(("seed", "after_s"), [(1, 0.0), (5, 0.5), (1, 1.0), (5, 1.5)])
-def test_a_move_whose_newcomer_dies_costs_nothing(seed: int, after_s: float) -> None:
-    """Whoever moved learns on, or is followed on its own machine by one that begins with everything."""
+def history_in_which_one_dies(
+    seed: int, after_s: float, dies: Callable[[ControlWorld, PNodeShell, PNodeShell], PNodeShell]
+) -> History:
+    """Of the two between which a replica moves, one loses everything so long after the plan said that it hands over; the job ends all the same."""
     world = world_with_a_newcomer(seed)
     history = History(world)
     struck: list[str] = []
 
-    def newcomer_dies(_old: PNodeShell, new: PNodeShell) -> None:
-        struck.append(new.host)
-        world.faults.shock(new)
-        new.crash(keep_disk=False)
-        world.kernel.after(60.0, new.start)
+    def strike(old: PNodeShell, new: PNodeShell) -> None:
+        pnode = dies(world, old, new)
+        struck.append(pnode.host)
+        world.faults.shock(pnode)
+        pnode.crash(keep_disk=False)
 
-    when_it_hands_over(world, after_s, newcomer_dies)
+    when_it_hands_over(world, after_s, strike)
     world.run()
     assert struck
-    assert history.again == 0
+    return history
+
+
+@pytest.mark.parametrize(("seed", "after_s"), [(1, 0.0), (5, 0.5), (1, 1.0), (5, 1.5)])
+def test_a_move_whose_newcomer_dies_costs_nothing(seed: int, after_s: float) -> None:
+    """Whoever moved learns on, or is followed on its own machine by one that begins with everything."""
+
+    def newcomer(world: ControlWorld, _old: PNodeShell, new: PNodeShell) -> PNodeShell:
+        world.kernel.after(60.0, new.start)
+        return new
+
+    assert history_in_which_one_dies(seed, after_s, newcomer).again == 0
 
 
 @pytest.mark.parametrize(("seed", "after_s"), [(1, 0.0), (5, 0.5), (1, 1.5)])
 def test_a_move_whose_old_machine_dies_costs_what_a_crash_costs(seed: int, after_s: float) -> None:
     """The newcomer goes on from the newest checkpoints, for all that the machine had, and the job is completed: that is what this world asks for."""
-    world = world_with_a_newcomer(seed)
-    history = History(world)
-    struck: list[str] = []
-
-    def old_one_dies(old: PNodeShell, _new: PNodeShell) -> None:
-        struck.append(old.host)
-        world.faults.shock(old)
-        old.crash(keep_disk=False)
-
-    when_it_hands_over(world, after_s, old_one_dies)
-    world.run()
-    assert struck
+    history = history_in_which_one_dies(seed, after_s, lambda _world, old, _new: old)
     assert history.again > 0, "it died with batches that nobody else had"
