@@ -18,7 +18,7 @@ help:
 	@echo "make test                     all checks and tests, but those of make long"
 	@echo "make long                     networks that need minutes of audits, and the short forms of the benchmarks"
 	@echo "make check                    format, lint, types, layers, contract"
-	@echo "make sim [SEEDS=200]          more seeds of the simulation, of each of its worlds"
+	@echo "make sim [SEEDS=200]          more seeds of the simulation, its worlds in turn"
 	@echo "make chaos                    kill, cut off and pause real processes (docs/chaos.md)"
 	@echo "make bench                    benchmarks (results in benchmarks/results)"
 
@@ -55,10 +55,7 @@ long: $(VENV)/.installed
 	@$(BIN)/python -m pytest tests -m long
 
 sim: $(VENV)/.installed
-	@$(BIN)/python -m simulation --world data --seeds 0:$(SEEDS)
-	@$(BIN)/python -m simulation --world control --seeds 0:$(SEEDS)
-	@$(BIN)/python -m simulation --world orchestrators --seeds 0:$(SEEDS)
-	@$(BIN)/python -m simulation --world audited --seeds 0:$(SEEDS)
+	@$(BIN)/python -m simulation --world all --seeds 0:$(SEEDS)
 
 chaos: $(VENV)/.installed
 	@$(BIN)/python -m chaos

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from simulation.runner import WORLDS, Choice, Outcome, run_seed, run_seeds
+from simulation.runner import ALL, WORLDS, Choice, Outcome, run_seed, run_seeds
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
-    parser.add_argument("--world", choices=WORLDS, default="data", help="which world; the data plane without this")
+    parser.add_argument("--world", choices=(*WORLDS, ALL), default="data", help="which world (data): all gives each in turn")
     parser.add_argument("--seed", type=int, help="one seed")
     parser.add_argument("--seeds", default="0:20", help="a range, first:end")
     parser.add_argument("--nodes", type=int, default=0, help="PNodes of a large control world; its standard size without this")

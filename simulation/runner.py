@@ -16,6 +16,7 @@ from simulation.control_world import ControlWorld
 from simulation.world import Simulation, Violation
 
 WORLDS: Final = ("data", "control", "orchestrators", "audited")
+ALL: Final = "all"
 PROGRESS_S: Final = 60.0
 TOLD_LINES: Final = 60
 """So many lines of the transcript are shown of a history that failed."""
@@ -23,7 +24,9 @@ TOLD_LINES: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which world, and where it differs from its standard size: ``num_pnodes`` and ``hours`` make a large control world."""
+    """Which world, and where it differs from its standard size: ``num_pnodes`` and ``hours`` make a large control world. `ALL`: seeds are given to each
+    world in turn.
+    """
 
     world: str = "data"
     num_pnodes: int = 0
@@ -34,6 +37,12 @@ class Choice:
         """The same choice on a command line."""
         size = f" --nodes {self.num_pnodes} --hours {self.hours:g}" if self.num_pnodes else ""
         return f"--world {self.world}{size}"
+
+    def of(self, seed: int) -> tuple[Choice, int]:
+        """The world of a seed, and its seed there."""
+        if self.world != ALL:
+            return self, seed
+        return Choice(WORLDS[seed % len(WORLDS)]), seed // len(WORLDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,8 @@ class Outcome:
 
 def run_seed(choice: Choice, seed: int, transcript: TextIO | None = None, progress: TextIO | None = None) -> Outcome:
     """One history from beginning to end. A large control world says now and then on ``progress`` how far it is."""
-    world = _world(choice, seed)
+    within, its_seed = choice.of(seed)
+    world = _world(within, its_seed)
     if progress is not None and isinstance(world, ControlWorld):
         world.on_second = _Progress(progress)
     if transcript is not None:
@@ -78,7 +88,8 @@ def run_seed(choice: Choice, seed: int, transcript: TextIO | None = None, progre
     took_s, cpu_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
     newest = tuple(world.kernel.transcript.newest(TOLD_LINES)) if failure else ()
     line, counts = _control_line(world) if isinstance(world, ControlWorld) else _data_line(world)
-    replay = f"python -m simulation {choice.options} --seed {seed}"
+    line = line if within is choice else f"{within.world} {line}"
+    replay = f"python -m simulation {within.options} --seed {its_seed}"
     return Outcome(seed, failure, line, counts, newest, replay, took_s, cpu_s)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simulation.runner import Choice, run_seed
+from simulation.runner import ALL, WORLDS, Choice, run_seed
 from tests.simulation import control_planted_places as planted
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +31,12 @@ def test_equal_seeds_give_equal_transcripts(world: str, seed: int, tmp_path: Pat
     second = transcript(world, seed, "2", tmp_path / "second.txt")
     assert first == second
     assert first.count(b"\n") > 1000
+
+
+def test_every_world_has_its_turn_and_each_of_its_seeds_once() -> None:
+    drawn = [Choice(ALL).of(seed) for seed in range(8)]
+    assert drawn == [(Choice(world), seed) for seed in range(2) for world in WORLDS]
+    assert Choice("data").of(7) == (Choice("data"), 7)
 
 
 def test_a_failure_tells_its_seed_its_end_and_the_command_that_shows_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
