@@ -196,7 +196,7 @@ class _Check:
         self._kind = self._record.check if self._record is not None else order.task.check
         self._seed = self._record.seed if self._record is not None else order.task.seed
         self._opened: Opened | None = None
-        self._comparisons: Iterator[Comparison] = iter(())
+        self._pieces: Iterator[Comparison | None] = iter(())
         self._ahead: Comparison | None = None
         self._worst: Comparison | None = None
         self.ended = False
@@ -238,18 +238,19 @@ class _Check:
         with self._bundle() as bundle:
             maps = self._checker.maps(self._kind)
             self._opened = open_claim(self.stated, bundle, self._checker.assigned, _TrainBatches(self.samples), maps=maps)
-        self._comparisons = self._checker.comparisons(self._opened.claim, self._kind, self._seed)
+        self._pieces = self._checker.pieces(self._opened.claim, self._kind, self._seed)
 
     def advance(self) -> None:
-        """The comparisons of one entry, or those up to the first that is clearly over."""
+        """The comparisons of one entry, or those up to the first that is clearly over; or less, where finding them takes longer than a step."""
         entry = None
         while True:
-            comparison = self._ahead or next(self._comparisons, None)
-            self._ahead = None
-            if comparison is None:
+            try:
+                comparison = self._ahead or next(self._pieces)
+            except StopIteration:
                 self.ended = True
                 return
-            if entry is not None and comparison.step != entry:
+            self._ahead = None
+            if comparison is None or (entry is not None and comparison.step != entry):
                 self._ahead = comparison
                 return
             entry = comparison.step

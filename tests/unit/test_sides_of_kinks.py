@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +16,15 @@ from dcnr.specs import Config, TensorSpec
 from dcnr.stages import Stage, VNodeSpec, stages_of
 from trust.comparison import Comparison, judge
 from trust.overturned import Finding
-from vnode.checks.claims import Claim, MapClaim
+from vnode.checks.claims import Claim, ClaimedStep, MapClaim
 from vnode.checks.plan import checks_of_stage
-from vnode.checks.replay import replay
+from vnode.checks.replay import replay, replay_in_pieces
 from vnode.checks.residuals import state_residuals
 from vnode.checks.sides import window
 from vnode.checks.torch_record import Entry, as_array, record
 from vnode.checks.torch_sides import TwoSidedCompute
 from vnode.checks.torch_sketch import Sketch
+from vnode.compute import StepResult
 from vnode.registry import default_registry
 from vnode.state import Array, StateInfo, parse, serialise
 from vnode.torch_compute import TorchCompute
@@ -31,6 +33,7 @@ from vnode.vocabulary import Mode
 
 REGISTRY = default_registry()
 NUM_STEPS = 8
+NUM_BATCHES = 64
 SGD: Config = {"lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
 LAST_BITS = 3e-7
 """As far as two machines part in a norm, whose values are around one."""
@@ -59,7 +62,7 @@ class Machine(TorchCompute):
     """Rounds some values of the first step's norm higher than others do."""
 
     def __init__(self, higher: dict[tuple[int, ...], float]) -> None:
-        super().__init__(POOLED, REGISTRY, num_batches=NUM_STEPS, seed=0)
+        super().__init__(POOLED, REGISTRY, num_batches=NUM_BATCHES, seed=0)
         self._higher = higher
         self.norms: list[Tensor] = []
 
@@ -76,19 +79,24 @@ class Machine(TorchCompute):
         return made + offset
 
 
-def entries(pixel: tuple[int, ...] = (0, 0, 0, 0), brighter: float = 0.0) -> list[Entry]:
+def entries(pixel: tuple[int, ...] = (0, 0, 0, 0), brighter: float = 0.0, num_steps: int = NUM_STEPS) -> list[Entry]:
     """Noise; one pixel of the first batch may be brighter."""
     rng = np.random.default_rng(0)
     found = [
         Entry(number, Mode.TRAIN, (rng.standard_normal((8, 3, 6, 6), dtype=np.float32),), rng.integers(0, 5, 8))
-        for number in range(NUM_STEPS)
+        for number in range(num_steps)
     ]
     found[0].inputs[0][pixel] += np.float32(brighter)
     return found
 
 
 def first_state(stage: Stage = POOLED) -> bytes:
-    return initial_state(stage, REGISTRY, seed=0, model="m", graph="", num_batches=NUM_STEPS)
+    return initial_state(stage, REGISTRY, seed=0, model="m", graph="", num_batches=NUM_BATCHES)
+
+
+def changed(state: bytes, arrays: dict[str, Array]) -> bytes:
+    info, before = parse(state, SCHEMA)
+    return serialise(SCHEMA, info, {**before, **arrays})
 
 
 @dataclass(frozen=True)
@@ -105,11 +113,11 @@ class Kink:
 
 def sketched(claim: Claim, secret: bytes | None = b"secret") -> list[Comparison]:
     checks = checks_of_stage(POOLED, REGISTRY)
-    return list(Sketch(POOLED, REGISTRY, checks, secret=secret, num_batches=NUM_STEPS, seed=0).check(claim, checks.sketch()))
+    return list(Sketch(POOLED, REGISTRY, checks, secret=secret, num_batches=NUM_BATCHES, seed=0).check(claim, checks.sketch()))
 
 
 def replayed(claim: Claim, kind: type[TorchCompute]) -> Iterator[Comparison]:
-    compute = kind(POOLED, REGISTRY, num_batches=NUM_STEPS, seed=0)
+    compute = kind(POOLED, REGISTRY, num_batches=NUM_BATCHES, seed=0)
     return replay(compute, SCHEMA, claim, checks_of_stage(POOLED, REGISTRY).replay(), as_array=as_array)
 
 
@@ -141,15 +149,18 @@ def nearest_to_relu(found: Array, without: Sequence[int] = ()) -> tuple[int, ...
 def at_relu(num_values: int = 1) -> Kink:
     """A value before a ReLU is 0 but for its last bits, and nothing else in its pool is above 0; or several, of a channel each."""
     found = windows(norms(first_state(), entries()))
-    info, arrays = parse(first_state(), SCHEMA)
+    _, arrays = parse(first_state(), SCHEMA)
     bias = arrays["w/component.norm.bias"].copy()
     places: list[tuple[int, ...]] = []
     for _ in range(num_values):
         where = nearest_to_relu(found, [channel for _, channel, *_ in places])
         bias[where[1]] -= found[where].max()
         places.append(place(where, int(found[where].argmax())))
-    first = serialise(SCHEMA, info, {**arrays, "w/component.norm.bias": bias})
-    return Kink(first, entries(), (dict.fromkeys(places, LAST_BITS), dict.fromkeys(places, -LAST_BITS)))
+    return Kink(
+        changed(first_state(), {"w/component.norm.bias": bias}),
+        entries(),
+        (dict.fromkeys(places, LAST_BITS), dict.fromkeys(places, -LAST_BITS)),
+    )
 
 
 def two_at_relu() -> Kink:
@@ -218,6 +229,54 @@ def test_a_replay_takes_no_side_of_a_value_that_lies_further_from_the_kink_than_
     claim = record(machine, first_state(), entries())
     outcome = judge(replayed(claim, TwoSidedCompute), to_the_end=True)
     assert outcome.finding is Finding.FAULT, outcome.worst
+
+
+class Counting(TwoSidedCompute):
+    """Counts what it learns."""
+
+    num_learned = 0
+
+    def learn(self, batch: int, inputs: Sequence[Any], target: Any, num_learned: int) -> StepResult:
+        self.num_learned += 1
+        return super().learn(batch, inputs, target, num_learned)
+
+
+def never_explained(num_steps: int, span: int) -> Claim:
+    """Each span ends with momenta that are too large, by a doubt, and one channel has all its values next to the kink."""
+    _, arrays = parse(first_state(), SCHEMA)
+    scale = arrays["w/component.norm.weight"].copy()
+    scale[0] = 1e-5
+    given, steps, states = (
+        entries(num_steps=num_steps),
+        list[ClaimedStep](),
+        {0: changed(first_state(), {"w/component.norm.weight": scale})},
+    )
+    for begin in range(0, num_steps, span):
+        honest = record(Machine({}), states[begin], given[begin : begin + span])
+        steps += honest.steps
+        _, arrays = parse(honest.states[span], SCHEMA)
+        more = {name: value * np.float32(1.03) for name, value in arrays.items() if name.startswith("o/")}
+        states[begin + span] = changed(honest.states[span], more)
+    return Claim(tuple(steps), states)
+
+
+def test_whoever_makes_every_span_hard_to_explain_makes_nobody_compute_more_than_a_few_replays() -> None:
+    claim = never_explained(NUM_BATCHES, 8)
+    compute = Counting(POOLED, REGISTRY, num_batches=NUM_BATCHES, seed=0)
+    found = list(replay(compute, SCHEMA, claim, checks_of_stage(POOLED, REGISTRY).replay(), as_array=as_array))
+    assert {item.step for item in found if item.is_over} == set(range(7, NUM_BATCHES, 8)), "or nothing is searched for"
+    assert 2 * NUM_BATCHES < compute.num_learned <= 4 * NUM_BATCHES
+
+
+def test_a_search_for_sides_can_be_left_after_every_step() -> None:
+    compute = Counting(POOLED, REGISTRY, num_batches=NUM_BATCHES, seed=0)
+    between, before = [], 0
+    claim = never_explained(8, 8)
+    for _ in replay_in_pieces(compute, SCHEMA, claim, checks_of_stage(POOLED, REGISTRY).replay(), as_array=as_array):
+        between.append(compute.num_learned - before)
+        before = compute.num_learned
+    assert before > 3 * 8, "or nothing is searched for"
+    assert max(between) == 1
 
 
 @pytest.mark.parametrize("wrong", ["one value", "all", "shape", "infinite", "double", "absent"])

@@ -6,7 +6,7 @@ Torch-free: the maths is behind `vnode.compute.Compute`. Comparisons come as the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ from dcnr.intervals import IntervalSet
 from trust.comparison import Comparison
 from vnode.checks import residuals
 from vnode.checks.claims import Claim, ClaimedStep, Displacement, Taken
-from vnode.checks.sides import Side, Sides, TwoSided, explaining
+from vnode.checks.sides import Budget, Run, Sides, TwoSided, explaining
 from vnode.checks.tolerances import Tolerances
 from vnode.compute import Compute, Tensor
 from vnode.merging import counts_of
@@ -31,11 +31,20 @@ def replay(
     """Runs each span between two claimed states from the first of them, merges included, and compares what comes out with what was claimed.
 
     A ``compute`` that is `vnode.checks.sides.TwoSided` does not take its own last bits for the only ones: what is over a tolerance is computed again
-    with values next to a kink on their other side, and passes where that explains it.
+    with values next to a kink on their other side, and passes where that explains it. That takes at most `vnode.checks.sides.searched_steps` more steps,
+    whatever is claimed.
 
     Raises Corrupt where the claim's form does not hold, a state is none of this stage and job, or its states are further apart than the tolerances
     reach, and RemoteFault for inputs that the stage cannot take: who is to blame for these is decided by whoever built the claim.
     """
+    pieces = replay_in_pieces(compute, schema, claim, tolerances, as_array=as_array)
+    return (comparison for comparison in pieces if comparison is not None)
+
+
+def replay_in_pieces(
+    compute: Compute, schema: StateSchema, claim: Claim, tolerances: Tolerances, *, as_array: Callable[[Tensor], Array] = np.asarray
+) -> Iterator[Comparison | None]:
+    """As `replay`. None: nothing is known yet. The caller may do something else, or give up, after each: between two of them one batch is learned at most."""
     claim.check()
     return _Replay(compute, schema, claim, tolerances, as_array).run()
 
@@ -46,8 +55,9 @@ class _Replay:
     ) -> None:
         self._compute, self._schema, self._claim = compute, schema, claim
         self._tolerances, self._as_array = tolerances, as_array
+        self._budget = Budget(len(claim.steps))
 
-    def run(self) -> Iterator[Comparison]:
+    def run(self) -> Iterator[Comparison | None]:
         claim, last = self._claim, len(self._claim.steps)
         base = yield from self._merged(0, claim.states[0])
         for start, end in pairwise(sorted({*claim.states, *claim.anchored, last})):
@@ -61,7 +71,7 @@ class _Replay:
                 begun = base if end in claim.states else self._compute.snapshot(info)
                 base = yield from self._merged(end, begun, first=first, num_steps=end - start)
 
-    def _either_side(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, StateInfo | None]:
+    def _either_side(self, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, StateInfo | None]:
         """A span; where it is over a tolerance, with the sides of kinks that explain what is claimed, if any do."""
         compute, span, done = self._compute, self._span(start, end, base), 0
         while True:
@@ -70,24 +80,30 @@ class _Replay:
             except StopIteration as ended:
                 info: StateInfo | None = ended.value
                 return info
-            if comparison.is_over and isinstance(compute, TwoSided):
+            if comparison.is_over and isinstance(compute, TwoSided) and self._budget.take(end - start):
                 break
             yield comparison
             done += 1
-        compute.take(self._sides(compute, start, end, base) or frozenset(), looking=False)
+        sides = yield from explaining(lambda sides: self._tried(compute, sides, start, end, base))
+        compute.take(sides or frozenset(), looking=False)
         span = self._span(start, end, base)
         for _ in range(done):  # told already, and within their tolerances with any sides
             next(span)
+            yield None
         info = yield from span
         compute.take(frozenset(), looking=False)
         return info
 
-    def _sides(self, compute: TwoSided, start: int, end: int, base: bytes) -> Sides | None:
-        def ratio_with(sides: Sides) -> tuple[float, Sequence[Side]]:
-            compute.take(sides, looking=True)
-            return max((item.ratio for item in self._span(start, end, base)), default=math.inf), compute.near()
-
-        return explaining(ratio_with)
+    def _tried(self, compute: TwoSided, sides: Sides, start: int, end: int, base: bytes) -> Run:
+        """A span with these sides."""
+        if not self._budget.take(end - start):
+            return None
+        compute.take(sides, looking=True)
+        worst = 0.0
+        for comparison in self._span(start, end, base):
+            worst = max(worst, comparison.ratio)
+            yield None
+        return worst, compute.near()
 
     def _span(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, StateInfo | None]:
         """From one claimed state to the next; what that says of itself, or None where nothing can follow."""

@@ -7,18 +7,43 @@ over its tolerance, the values that were nearest are put on their other side, on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
 from vnode.checks.tolerances import table
 
-MAX_TRIES: Final = 8
+MAX_TRIES: Final = 4
 """Values that are tried, nearest first. Where more are as near as rounding reaches, there are so many in all that none of them is seen alone."""
 MAX_SIDES: Final = 3
 """Taken at once: more in one span were never met."""
 MIN_GAIN: Final = 0.9
 """To this share of it at least a side has to lower the worst residual, or it was no side: one of three alike leaves 0.82."""
+SHORT_FACTOR: Final = 10
+"""So many times its own steps may be computed again for a claim of one span: as they are, with two rounds of tries, and with the sides found."""
+SHORT_STEPS: Final = 160
+"""At most so many for one of a few spans: the same for one of the longest, of 16 steps."""
+LONG_FACTOR: Final = 2
+"""And so many times its own steps for one of many."""
+
+
+def searched_steps(num_steps: int) -> int:
+    """Steps that may be computed again, in search of sides, for a claim of ``num_steps``: whoever makes claims decides how much of them needs sides."""
+    return max(LONG_FACTOR * num_steps, min(SHORT_FACTOR * num_steps, SHORT_STEPS))
+
+
+class Budget:
+    """What of `searched_steps` is left for a claim."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._left = searched_steps(num_steps)
+
+    def take(self, num_steps: int) -> bool:
+        """Whether so many steps could be had."""
+        if self._left < num_steps:
+            return False
+        self._left -= num_steps
+        return True
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,19 +80,29 @@ def window() -> float:
     return float(table()["answer"])
 
 
-def explaining(ratio_with: Callable[[Sides], tuple[float, Sequence[Side]]]) -> Sides | None:
-    """Sides with which nothing is over its tolerance, or None. ``ratio_with``: the worst ratio with these sides, and which other values were near then."""
+Run = Generator[None, None, tuple[float, Sequence[Side]] | None]
+"""A run of a span, in pieces: the worst ratio with given sides and which other values were near then; None where it could not be afforded."""
+
+
+def explaining(run: Callable[[Sides], Run]) -> Generator[None, None, Sides | None]:
+    """Sides with which nothing is over its tolerance, or None; in the pieces of the runs that it takes. The last run is that of the sides found."""
     taken: Sides = frozenset()
-    worst, near = ratio_with(taken)
+    found = yield from run(taken)
     for _ in range(MAX_SIDES):
+        if found is None:
+            return None
+        worst, near = found
         best: tuple[float, Sides, Sequence[Side]] = (worst * MIN_GAIN, taken, ())
-        for side in sorted(near)[:MAX_TRIES]:
-            ratio, others = ratio_with(taken | {side})
+        for side in sorted(set(near) - taken)[:MAX_TRIES]:
+            tried = yield from run(taken | {side})
+            if tried is None:
+                return None
+            ratio, others = tried
             if ratio <= 1.0:
                 return taken | {side}
             if ratio < best[0]:
                 best = (ratio, taken | {side}, others)
         if best[1] == taken:
             return None
-        worst, taken, near = best
+        found, taken = (best[0], best[2]), best[1]
     return None

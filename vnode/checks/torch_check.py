@@ -12,7 +12,7 @@ from trust.comparison import Comparison
 from vnode.checks.claims import Claim
 from vnode.checks.opening import UNVERIFIABLE, Assigned
 from vnode.checks.plan import StageChecks, checks_of_stage
-from vnode.checks.replay import replay
+from vnode.checks.replay import replay_in_pieces
 from vnode.checks.torch_record import as_array
 from vnode.checks.torch_referee import Referee
 from vnode.checks.torch_sides import TwoSidedCompute
@@ -44,7 +44,14 @@ class Checker:
         return self.checks.maps
 
     def comparisons(self, claim: Claim, kind: model_pb2.CheckKind.ValueType, secret: bytes) -> Iterator[Comparison]:
-        """In the order of the entries. Raises Refused (``unverifiable``: the claim is none that can be checked so; ``no_such_check``)."""
+        """In the order of the entries. Raises as `pieces`."""
+        return (comparison for comparison in self.pieces(claim, kind, secret) if comparison is not None)
+
+    def pieces(self, claim: Claim, kind: model_pb2.CheckKind.ValueType, secret: bytes) -> Iterator[Comparison | None]:
+        """Comparisons in the order of the entries; None where nothing is known yet: no item takes much longer than a step.
+
+        Raises Refused (``unverifiable``: the claim is none that can be checked so; ``no_such_check``).
+        """
         stage, registry, num_batches = self.assigned.stage, self.registry, self.assigned.num_batches
         checks = self.checks
         try:
@@ -52,7 +59,7 @@ class Checker:
             match kind:
                 case model_pb2.CHECK_KIND_REPLAY:
                     compute = TwoSidedCompute(stage, registry, num_batches=num_batches, seed=self.seed)
-                    yield from replay(compute, schema_of(stage, registry), claim, checks.replay(), as_array=as_array)
+                    yield from replay_in_pieces(compute, schema_of(stage, registry), claim, checks.replay(), as_array=as_array)
                 case model_pb2.CHECK_KIND_SKETCH:
                     sketch = Sketch(stage, registry, checks, secret=secret, num_batches=num_batches, seed=self.seed)
                     yield from sketch.check(claim, checks.sketch())

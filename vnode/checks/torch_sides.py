@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vnode.checks.residuals import ULP
-from vnode.checks.sides import MAX_TRIES, Side, Sides, window
+from vnode.checks.sides import MAX_SIDES, MAX_TRIES, Side, Sides, window
 from vnode.compute import StepResult
 from vnode.state import StateInfo
 from vnode.torch_compute import TorchCompute
@@ -87,7 +87,7 @@ def _nearest(values: Tensor, kink: nn.Module, limit: float, batch: int, name: st
         index = torch.arange(apart.numel(), device=apart.device)
     equal = apart == 0
     apart = torch.where(equal, ULP * scale if int(equal.sum()) <= FEW else math.inf, apart)
-    found = apart.topk(min(MAX_TRIES, apart.numel()), largest=False)
+    found = apart.topk(min(MAX_TRIES + MAX_SIDES, apart.numel()), largest=False)
     rows: Iterator[tuple[float, int]] = zip(found.values.tolist(), found.indices.tolist(), strict=True)
     return [
         Side(distance / scale, batch, name, int(index[at]), bool(above[at])) for distance, at in rows if distance <= limit * scale
