@@ -41,6 +41,7 @@ from orchestrator.signal import Signal
 from orchestrator.standings import judgement_of
 from orchestrator.view import JobFacts, ModelView
 from trust.envelope import parse, seal
+from trust.evidence import DRAWN
 from trust.ledger import Ledger, Verdict
 from trust.separation import Separation
 from trust.standing import Standing, begun
@@ -327,7 +328,7 @@ class Auditing:
         task = model_pb2.AuditTask(
             network_id=self._shared.policy.network_id, model=self._model, job_id=self._term[1], vnode=action.vnode, task_id=action.task_id,
             pnode_id=action.auditor, bundle_digest=action.bundle.digest, bundle_bytes=action.bundle.size_bytes,
-            request_digest=view.head.active.request_digest, check=model_pb2.CHECK_KIND_REPLAY, seed=self._shared.random_bytes(SEED_BYTES),
+            request_digest=view.head.active.request_digest, check=DRAWN, seed=self._shared.random_bytes(SEED_BYTES),
             epoch=view.head.epoch, until_unix_ms=int(action.until_s * 1000),
         )  # fmt: skip
         self._say("audit_asked", action.auditor, action.reason, action.interval, vnode=action.vnode)

@@ -30,6 +30,8 @@ MAX_CHALLENGED: Final = 1024
 MAX_STATEMENTS: Final = 64
 """Commits of one interval: those of anchors, and that of the state."""
 SEED_BYTES: Final = 32
+DRAWN: Final = model_pb2.CHECK_KIND_REPLAY
+"""The check that audits draw, and the only one that proves a computation wrong: whoever tells of a fault does not choose how it is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ def verify(data: bytes, network_id: str, measure: Measure, tolerance: float) -> 
     _check_challenged(record, exhibit)
     if exhibit.broken is not None:
         return Proven(record.kind, exhibit.accused, exhibit.interval, digest_of(data), math.inf)
+    if record.check != DRAWN:
+        raise Refused("a fault that was found by a check which no audit draws", code="unproven")
     try:
         residual = measure(exhibit, record)
         finding = finding_of(residual, tolerance)

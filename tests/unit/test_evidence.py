@@ -50,7 +50,8 @@ def delta(replica: str = "a.1") -> identity_pb2.Envelope:
 def record(**changes: object) -> bytes:
     facts: dict[str, object] = {
         "kind": model_pb2.FAULT_KIND_COMPUTATION, "network_id": NETWORK, "model": "m", "job_id": "j", "vnode": "a", "statements": [commit()],
-        "challenged": [BEFORE, AFTER], "seed": b"s" * 32, "residual": 1.0, **changes,
+        "challenged": [BEFORE, AFTER], "seed": b"s" * 32, "residual": 1.0,
+        "check": model_pb2.CHECK_KIND_REPLAY, **changes,
     }  # fmt: skip
     return model_pb2.FaultRecord(**facts).SerializeToString(deterministic=True)  # type: ignore[arg-type]
 
@@ -121,6 +122,9 @@ def test_without_the_tensors_nothing_is_proven() -> None:
         record(challenged=[BEFORE, ANCHOR]),
         record(seed=b"s" * 31),
         record(seed=b""),
+        record(check=model_pb2.CHECK_KIND_UNSPECIFIED),
+        record(check=model_pb2.CHECK_KIND_SKETCH),
+        record(check=model_pb2.CHECK_KIND_REFEREE),
     ],
 )
 def test_what_cannot_hold_is_refused_before_anything_is_measured(data: bytes) -> None:
