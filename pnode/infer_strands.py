@@ -18,21 +18,24 @@ from dcnr import limits
 from dcnr.errors import Corrupt, Refused, RemoteFault, Unavailable
 from dcnr.ids import NodeId
 from dcnr.question_outbox import SIGN_OF_LIFE
-from dcnr.question_strands import MAX_STRANDS, NAME_BYTES, STRAND_METADATA, TAKES_PARTS
+from dcnr.question_strands import MAX_NUMBER, MAX_STRANDS, NAME_BYTES, STRAND_METADATA, TAKES_PARTS
 from dcnr.v1 import vnode_pb2
 from pnode.exchange import Stream
 from pnode.links import CallStream
 
 MAX_STRANDS_IN: Final = 224
 """Of all streams to one worker; who finds no room has fewer."""
+MAX_STRANDS_OF_ONE: Final = 2 * MAX_STRANDS
+"""Of these, whoever it is: one stream is enough, until another one that broke is noticed."""
 _PART: Final = bytes([vnode_pb2.InferMessage.PART_FIELD_NUMBER << 3 | 2])
 
 
 @dataclass(slots=True)
 class _Stream:
-    """One stream, and its strands by number."""
+    """One stream, and its strands by number; ``joined``: the numbers of all that it ever had."""
 
     strands: dict[int, Stream] = field(default_factory=dict)
+    joined: set[int] = field(default_factory=set)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -65,11 +68,12 @@ class StrandDesk:
         if len(name) != NAME_BYTES + 1:
             return False
         one, number = self._streams.get((node_id, name[:NAME_BYTES])), name[NAME_BYTES]
-        if one is None or not 1 <= number <= MAX_STRANDS or number in one.strands:
-            raise Refused("no such stream, or it has that strand", code="bad_strand")
-        if self._num_strands >= MAX_STRANDS_IN:
+        if one is None or not 1 <= number <= MAX_NUMBER or number in one.joined or len(one.strands) >= MAX_STRANDS:
+            raise Refused("no such stream, or it has or had that strand, or enough", code="bad_strand")
+        if self._num_strands >= MAX_STRANDS_IN or self._num_of(node_id) >= MAX_STRANDS_OF_ONE:
             raise Unavailable("too many strands", code="overloaded")
         self._num_strands += 1
+        one.joined.add(number)
         call = one.strands[number] = CallStream(context)
         try:
             with contextlib.suppress(Unavailable):
@@ -79,6 +83,9 @@ class StrandDesk:
             del one.strands[number]
             self._num_strands -= 1
         return True
+
+    def _num_of(self, node_id: NodeId) -> int:
+        return sum(len(one.strands) for (peer_id, _), one in self._streams.items() if peer_id == node_id)
 
 
 class _InParts:
@@ -97,10 +104,9 @@ class _InParts:
         if not strands or len(strands) > MAX_STRANDS or len(set(part.strands)) != len(strands):
             raise RemoteFault(f"parts over 1 to {MAX_STRANDS} strands, each once", code="bad_message")
         further = await asyncio.gather(*(_data_of(strand) for strand in strands))
-        whole = b"".join((part.data, *further))
-        if len(whole) > limits.MAX_MESSAGE_BYTES:
+        if len(part.data) + sum(len(data) for data in further) > limits.MAX_MESSAGE_BYTES:
             raise RemoteFault("parts of too large a message", code="bad_message")
-        return whole
+        return b"".join((part.data, *further))
 
     async def write(self, message: bytes) -> None:
         """What goes back is small, and goes whole."""

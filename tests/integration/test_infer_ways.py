@@ -18,6 +18,7 @@ from grpc import aio
 
 from dcnr.question_tensors import tensor_message
 from dcnr.question_wire import Words
+from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.errors import error_from_rpc
 from dcnr.rpc.server import RpcServer
@@ -86,19 +87,15 @@ class Ends:
     dialled: list[str]
     address: str
     desk: InferDesk
+    connections: list[Connection]
+    """In the order in which they were opened."""
     back: list[vnode_pb2.InferMessage] = field(default_factory=list)
 
     async def ask(self, shape: tuple[int, ...] = (2, 3)) -> tuple[bytes, object]:
         """Sends a question; its id and the stream over which it is said to have come."""
-        question, origin = secrets.token_bytes(16), object()
-        tensor = encode(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), "raw")
-        hop = vnode_pb2.InferHop(vnode="s", state_digest="d" * 64, answers=True, delegation=identity_pb2.Envelope())
-        request = vnode_pb2.InferRequest(
-            id=question, network_id=NETWORK, model="m", caller=CALLER.node_id, hops=[hop], deadline_s=WITHIN_S,
-            tensors=[tensor_message("s", tensor.header)],
-        )  # fmt: skip
+        words, origin = question(shape), object()
         route = Route(
-            question,
+            words.question,
             frozenset("s"),
             {"s"},
             self.clock.monotonic() + WITHIN_S,
@@ -106,8 +103,19 @@ class Ends:
             origin,
             lambda words: self.back.append(words.message),
         )
-        await self.ways.send(self.worker, Words(vnode_pb2.InferMessage(request=request), [tensor]), route)
-        return question, origin
+        await self.ways.send(self.worker, words, route)
+        return words.question, origin
+
+
+def question(shape: tuple[int, ...]) -> Words:
+    """To whoever has the place ``s``."""
+    tensor = encode(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), "raw")
+    hop = vnode_pb2.InferHop(vnode="s", state_digest="d" * 64, answers=True, delegation=identity_pb2.Envelope())
+    request = vnode_pb2.InferRequest(
+        id=secrets.token_bytes(16), network_id=NETWORK, model="m", caller=CALLER.node_id, hops=[hop], deadline_s=WITHIN_S,
+        tensors=[tensor_message("s", tensor.header)],
+    )  # fmt: skip
+    return Words(vnode_pb2.InferMessage(request=request), [tensor])
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -124,10 +132,12 @@ async def ends() -> AsyncIterator[Ends]:
     mine = make_delegation(OTHER_NODE, NETWORK, OTHER.public_der, 1, ["127.0.0.1:1"], now)
     dialer = Dialer(OTHER, NETWORK, clock=CLOCK, rng=secrets.token_bytes, delegation=lambda: mine, own_connections=True)
     dialled: list[str] = []
+    connections: list[Connection] = []
 
     async def dial(worker_id: Any, addresses: Sequence[str]) -> Any:
         dialled.append(worker_id)
-        return await dialer.connect(worker_id, addresses)
+        connections.append(await dialer.connect(worker_id, addresses))
+        return connections[-1]
 
     ways = Ways(clock, dial, told, dialer.certificates)
     here = Here(NETWORK, NODE.node_id, WORKER.node_id)
@@ -143,7 +153,7 @@ async def ends() -> AsyncIterator[Ends]:
     await asyncio.sleep(0)
     try:
         worker = open_delegation(theirs, network_id=NETWORK, now_wall=now)
-        yield Ends(ways, worker, echo, server, clock, dialled, f"127.0.0.1:{port}", desk)
+        yield Ends(ways, worker, echo, server, clock, dialled, f"127.0.0.1:{port}", desk, connections)
     finally:
         for task in running:
             task.cancel()
