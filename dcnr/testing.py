@@ -7,6 +7,7 @@ that uses it is killed (each child watches its standard input, a pipe that close
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -79,6 +80,20 @@ class Process:
             self.popen = subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=dict(self.environment), start_new_session=True, close_fds=True
             )  # fmt: skip
+
+    @property
+    def end(self) -> str:
+        """How it ended by itself, with the end of its log; empty: it runs, or was never started."""
+        code = self.popen.poll() if self.popen is not None else None
+        if code is None:
+            return ""
+        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with {code}"
+        return f"{self.name} {how}:\n{self.tail()}"
+
+    @property
+    def by_hand(self) -> str:
+        """The line that starts it again in a terminal."""
+        return shlex.join(word for word in self.command if word != "--until-stdin-closes")
 
     def send(self, number: int) -> None:
         """Signals it, if it runs."""
@@ -216,8 +231,7 @@ class LocalNetwork:
 
     def trouble(self) -> str:
         """Which processes ended by themselves, with the ends of their logs."""
-        dead = [p for p in (*self.orchestrators, *self.pnodes) if p.popen is not None and p.popen.poll() is not None]
-        return "\n".join(f"{p.name} ended with {p.popen.returncode if p.popen else '?'}:\n{p.tail()}" for p in dead)
+        return "\n".join(process.end for process in (*self.orchestrators, *self.pnodes) if process.end)
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,8 @@ def up(
 ) -> None:
     """Start a network in the foreground. Ctrl-C, or `dcnr local down` elsewhere, ends it with everything it made running.
 
-    In a directory where one ran before the same network goes on, with its jobs; it needs as many orchestrators as then.
+    Kill what you like: it says which process has ended and how it is started again, and goes on while an orchestrator runs. In a directory
+    where one ran before the same network goes on, with its jobs; it needs as many orchestrators as then.
     """
     from dcnr.testing import LocalNetwork, LocalPNode
 
@@ -88,17 +89,28 @@ def up(
 
 
 def _run(network: LocalNetwork, where: Path, stopping: threading.Event) -> None:
-    """From start to end of a network in the foreground."""
+    """From start to end of a network in the foreground. Raises Unavailable (``no_orchestrator``) when its last orchestrator has ended by itself."""
     with network:
         _write(where, {"pid": os.getpid(), "network": str(network.network_file), "bootstrap": network.bootstrap})
         try:
             output.say(f"running; in another terminal: dcnr local status --directory {where}")
             output.say(f"  export DCNR_HOME={network.maintainer_home} DCNR_NETWORK={network.network_file}")
             output.say(f"  export DCNR_BOOTSTRAP={','.join(network.bootstrap)}")
+            running = [*network.orchestrators, *network.pnodes]
             while not stopping.wait(POLL_S):
-                if trouble := network.trouble():
-                    output.say(trouble)
-                    break
+                ended = [process for process in running if process.end]
+                for process in ended:
+                    running.remove(process)
+                    output.say(process.end)
+                if not any(process.alive for process in network.orchestrators):
+                    network.stop()
+                    raise Unavailable(
+                        "the last orchestrator has ended", code="no_orchestrator", remedy="dcnr local up goes on with this network"
+                    )
+                for process in ended:
+                    output.say(
+                        f"the network goes on without {process.name}; to start it again, in another terminal:\n  {process.by_hand}"
+                    )
             network.stop()
         finally:
             (where / RUN_FILE).unlink(missing_ok=True)

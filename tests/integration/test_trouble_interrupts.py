@@ -90,9 +90,35 @@ def test_a_local_network_comes_up_tells_of_itself_and_goes(short: Path) -> None:
         network.line("running; in another terminal")
         assert "active" in run("-m", "dcnr.cli.dcnr", "local", "status", *where, code=0)
         told(run(*up, code=5), code="already_running", what="already runs", remedy="dcnr local down")
+        kill(short / "n" / "p1")
+        network.line("p1 was killed (SIGKILL)")
+        network.line("goes on without p1")
+        assert "p1" in network.line("dcnr.cli.pnode start --home")
+        run("-m", "dcnr.cli.dcnr", "local", "status", *where, code=0)
         assert "stopped" in run("-m", "dcnr.cli.dcnr", "local", "down", *where, code=0)
         assert network.end() == 0, network.text
     assert not (short / "n" / "local.json").exists()
+
+
+def kill(home: Path) -> None:
+    """KILL -9 to the node with that home."""
+    (node,) = [
+        one
+        for one in processes_of(home)
+        if "start" in one.cmdline() and one.cmdline()[one.cmdline().index("--home") + 1] == str(home)
+    ]
+    node.kill()
+
+
+def test_a_local_network_ends_with_its_last_orchestrator(short: Path) -> None:
+    up = ("-m", "dcnr.cli.dcnr", "local", "up", "--directory", str(short / "n"), "--orchestrators", "2", "--pnodes", "0")
+    with nothing_left(short / "n", short / "tmp"), Command(*up, cwd=short, environment={"TMPDIR": str(short / "tmp")}) as network:
+        network.line("running; in another terminal")
+        kill(short / "n" / "o1")
+        network.line("goes on without o1")
+        kill(short / "n" / "o2")
+        assert network.end() == 4, network.text
+        told(network.text, code="no_orchestrator", what="the last orchestrator has ended", remedy="dcnr local up")
 
 
 def test_ctrl_c_ends_a_local_network_also_while_it_starts(short: Path) -> None:
