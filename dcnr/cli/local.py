@@ -58,7 +58,7 @@ def up(
     orchestrators: Annotated[int, typer.Option(min=1, max=9, help="Number of orchestrators.")] = 3,
     pnodes: Annotated[int, typer.Option(min=0, max=64, help="Number of PNodes.")] = 3,
     cores: Annotated[float, typer.Option(min=0.1, help="Cores of each PNode.")] = 1.0,
-    memory_mb: Annotated[int, typer.Option(min=64, help="Memory of each PNode in MiB.")] = 1024,
+    memory_mb: Annotated[int, typer.Option(min=257, help="Memory of each PNode in MiB, of which its daemon keeps 256.")] = 1024,
 ) -> None:
     """Start a network in the foreground. Ctrl-C, or `dcnr local down` elsewhere, ends it with everything it made running.
 
