@@ -85,7 +85,14 @@ def seating(costs: Sequence[SeatCost], hosts: Iterable[Host], copies: int = COPI
     hall.keep(copies)
     for copy in range(1, copies + 1):
         hall.fill(copy)
-    return {name: tuple(sorted(taken)) for name, taken in sorted(hall.taken.items()) if taken}
+    return hall.given()
+
+
+def seating_kept(costs: Sequence[SeatCost], serving: Iterable[Host], copies: int = COPIES) -> dict[str, tuple[str, ...]] | None:
+    """What `seating` gives, whoever else there is, where those that serve keep every seat; None where they do not."""
+    hall = _Hall(costs, serving)
+    hall.keep(copies)
+    return hall.given() if hall.is_full(copies) else None
 
 
 class _Hall:
@@ -111,6 +118,14 @@ class _Hall:
             while self._count[vnode] > copies:
                 holders = [name for name, taken in self.taken.items() if vnode in taken]
                 self._drop(max(holders, key=lambda name: (self._hosts[name].num_trained, -len(self.taken[name]), name)), vnode)
+
+    def is_full(self, copies: int) -> bool:
+        """Whether no seat is lacking."""
+        return all(self._count[vnode] >= copies for vnode in self._order)
+
+    def given(self) -> dict[str, tuple[str, ...]]:
+        """By PNode: its VNodes, sorted."""
+        return {name: tuple(sorted(taken)) for name, taken in sorted(self.taken.items()) if taken}
 
     def fill(self, copy: int) -> None:
         """Every VNode that has fewer seats gets one more, where anybody has room."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from dcnr.v1 import orchestrator_pb2
 from orchestrator.inventory import Inventory
 from orchestrator.mailbox import Mailbox
 from orchestrator.offers import PLACEABLE, USABLE
-from orchestrator.seating import Host, SeatCost, Served, is_whole, next_served, seat_costs, seating
+from orchestrator.seating import Host, SeatCost, Served, is_whole, next_served, seat_costs, seating, seating_kept
 from orchestrator.silence import NodeRecord
 from orchestrator.versions import Version, Versions
 from orchestrator.view import ModelView
@@ -113,7 +113,7 @@ class Serving:
     def _seat(self, version: Version, served: Served, now: float) -> None:
         """Brings what is wished up to date and says it where it is not followed."""
         costs = seat_costs(version.stages, version.batch_size)
-        found = seating(costs, self._hosts(costs, now))
+        found = self._found(costs, now)
         for node_id in {*found, *self._wishes, *(record.node_id for record, _ in self._seats())}:
             wish = Wish(
                 model=self._model, manifest_digest=version.manifest_digest, vnodes=found.get(node_id, ()), cleared=version.is_cleared,
@@ -126,6 +126,14 @@ class Serving:
         for node_id in [name for name, wish in self._wishes.items() if not wish.vnodes and name not in self._inventory.nodes()]:
             del self._wishes[node_id]
             self._said_at.pop(node_id, None)
+
+    def _found(self, costs: tuple[SeatCost, ...], now: float) -> dict[str, tuple[str, ...]]:
+        """Who is to serve what. Everybody is looked at only where those that serve, or were asked to, do not have every seat."""
+        nodes = self._inventory.nodes()
+        asked = {name for name, wish in self._wishes.items() if wish.vnodes and name in nodes}
+        serving = asked | {record.node_id for record, _ in self._seats()}
+        kept = seating_kept(costs, self._hosts(costs, [nodes[name] for name in serving], now))
+        return kept if kept is not None else seating(costs, self._hosts(costs, nodes.values(), now))
 
     def _follows(self, node_id: str, wish: Wish, version: Version, now: float) -> bool:
         """Whether the PNode reports ready what is wished, and nothing else of this model; what stays unready is wished elsewhere."""
@@ -141,11 +149,11 @@ class Serving:
                 del self._lacking_since[key]
         return ready == set(wish.vnodes) == {seat.vnode for seat in reports}
 
-    def _hosts(self, costs: tuple[SeatCost, ...], now: float) -> list[Host]:
+    def _hosts(self, costs: tuple[SeatCost, ...], nodes: Iterable[NodeRecord], now: float) -> list[Host]:
         names = frozenset(cost.vnode for cost in costs)
         self._refused = {key: when for key, when in self._refused.items() if now - when < REFUSED_FOR_S}
         hosts: list[Host] = []
-        for record in self._inventory.nodes().values():
+        for record in nodes:
             wish = self._wishes.get(record.node_id)
             if not may_serve(record) and not (wish is not None and wish.vnodes and record.judgement.state in USABLE):
                 continue

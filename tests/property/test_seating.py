@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.seating import MAX_SEATS, OVERLAP_S, STUCK_S, TAKE_S, Host, SeatCost, Served, next_served, seating
+from orchestrator.seating import MAX_SEATS, OVERLAP_S, STUCK_S, TAKE_S, Host, SeatCost, Served, next_served, seating, seating_kept
 
 COSTS = st.lists(st.integers(1, 9), min_size=1, max_size=8).map(
     lambda sizes: [SeatCost(f"v{number}", size) for number, size in enumerate(sizes)]
@@ -53,6 +53,8 @@ def test_seats_fit_and_nobody_lacks_one_that_has_room_somewhere(costs: list[Seat
         if count[vnode] < 2:
             assert not any(free >= size for name, free in left.items() if vnode not in found.get(name, ()))
     assert seating(costs, list(reversed(hosts))) == seating(costs, hosts)
+    serving = [replace(host, seats=frozenset(found[host.node_id])) for host in hosts if host.node_id in found]
+    assert seating_kept(costs, serving) == (found if all(count[vnode] == 2 for vnode in bytes_of) else None)
 
 
 @given(COSTS, st.integers(0, 5), st.integers(2, 6))

@@ -14,7 +14,8 @@ from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
 from orchestrator.inventory import Inventory
 from orchestrator.mailbox import Mailbox
 from orchestrator.seating import OVERLAP_S, TAKE_S
-from orchestrator.serving import REPEAT_S, Serving
+from orchestrator.serving import REPEAT_S, Serving, may_serve
+from orchestrator.silence import NodeRecord
 from orchestrator.versions import Versions
 from orchestrator.view import JobFacts, ModelView
 
@@ -190,6 +191,31 @@ def test_a_new_holder_goes_on_with_what_is_served_and_moves_nothing(world: World
     world.round("m2")
     assert world.served() == asked
     assert all(world.inbox[name][-1].manifest_digest == "m1" for name in asked)
+
+
+def test_where_every_seat_is_taken_only_those_that_serve_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round comes twice a second, and holds up everything else of its process: however many PNodes there are, it takes what serving takes."""
+    world = World(num_nodes=300)
+    world.loader.add("m1", 1)
+    world.round("m1")
+    asked = world.served()
+    for name in asked:
+        world.obey(name)
+    world.round("m1")
+    looked: list[str] = []
+
+    def counted(record: NodeRecord) -> bool:
+        looked.append(record.node_id)
+        return may_serve(record)
+
+    monkeypatch.setattr("orchestrator.serving.may_serve", counted)
+    world.round("m1")
+    assert sorted(looked) == sorted(asked)
+    for gone in sorted(asked):
+        world.nodes.remove(gone)
+        world.inventory.detached(gone, world.now, "killed")
+    world.round("m1")
+    assert len(set(world.served()) - set(asked)) == 2
 
 
 def test_made_up_manifests_in_reports_cost_few_reads(world: World) -> None:
