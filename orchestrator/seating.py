@@ -42,13 +42,14 @@ class SeatCost:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A PNode that may serve. ``seats``: VNodes of this model that it serves now, or was asked to."""
+    """A PNode that may serve. ``seats``: VNodes of this model that it serves now, or was asked to; ``refused``: those that it was asked for in vain."""
 
     node_id: str
     free_bytes: int
     owner: str = ""
     num_trained: int = 0
     seats: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class _Hall:
         lacking = [vnode for vnode in self._order if self._count[vnode] < copy]
         last = ""
         for place, vnode in enumerate(lacking):
-            if not self._can_take(last, vnode):
+            if not self._can_take(last, vnode) or vnode in self._hosts[last].refused:
                 last = self._best(lacking[place:])
             if not last and copy == 1:
                 last = self._cleared_for(vnode)
@@ -140,15 +141,24 @@ class _Hall:
                 self._give(last, vnode)
 
     def _best(self, run: Sequence[str]) -> str:
-        """Who takes the most of ``run`` from its beginning on; of equals who serves already, trains less, has more room; last an owner of another seat."""
+        """Who takes the most of ``run`` from its beginning on; of equals who serves already, trains less, has more room; last an owner of another seat, and
+        after all others who was asked for it in vain."""
         owners = {self._hosts[name].owner for name, taken in self.taken.items() if run[0] in taken} - {""}
         able = [name for name in self._hosts if self._can_take(name, run[0])]
         if not able:
             return ""
 
-        def merit(name: str) -> tuple[bool, int, bool, int, int, str]:
+        def merit(name: str) -> tuple[bool, bool, int, bool, int, int, str]:
             host = self._hosts[name]
-            return (host.owner in owners, -self._reach(name, run), not self.taken[name], host.num_trained, -self._free[name], name)
+            return (
+                run[0] in host.refused,
+                host.owner in owners,
+                -self._reach(name, run),
+                not self.taken[name],
+                host.num_trained,
+                -self._free[name],
+                name,
+            )
 
         return min(able, key=merit)
 
@@ -157,7 +167,7 @@ class _Hall:
         free, room = self._free[name], MAX_SEATS - len(self.taken[name])
         for number, vnode in enumerate(run):
             free -= self._cost[vnode]
-            if free < 0 or number >= room or vnode in self.taken[name]:
+            if free < 0 or number >= room or vnode in self.taken[name] or (number and vnode in self._hosts[name].refused):
                 return number
         return len(run)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from dcnr.v1 import orchestrator_pb2
@@ -28,9 +28,9 @@ REPEAT_S: Final = 4.0
 MAX_REPORTED: Final = 8
 """Versions that are read because PNodes report seats of them; those of most PNodes first."""
 REFUSED_S: Final = 60.0
-"""A seat that is not ready so long after it was wished is wished elsewhere,"""
+"""A seat that is not ready so long after it was wished, though another PNode has one of the same VNode ready, is wished elsewhere,"""
 REFUSED_FOR_S: Final = 300.0
-"""and not there for so long."""
+"""and there for so long only where nobody else has room."""
 
 NO_SEATS: Final[frozenset[str]] = frozenset()
 
@@ -113,19 +113,20 @@ class Serving:
     def _seat(self, version: Version, served: Served, now: float) -> None:
         """Brings what is wished up to date and says it where it is not followed."""
         costs = seat_costs(version.stages, version.batch_size)
-        found = self._found(costs, now)
+        found, ready = self._found(costs, now), self._ready(version)
         for node_id in {*found, *self._wishes, *(record.node_id for record, _ in self._seats())}:
             wish = Wish(
                 model=self._model, manifest_digest=version.manifest_digest, vnodes=found.get(node_id, ()), cleared=version.is_cleared,
                 previous_manifest_digest=served.previous, job_id=version.job.request.job_id, request_digest=version.job.request_digest,
             )  # fmt: skip
             changed, self._wishes[node_id] = self._wishes.get(node_id) != wish, wish
-            due = now - self._said_at.get(node_id, -REPEAT_S) >= REPEAT_S and not self._follows(node_id, wish, version, now)
+            due = now - self._said_at.get(node_id, -REPEAT_S) >= REPEAT_S and not self._follows(node_id, wish, version, now, ready)
             if (changed or due) and self._mailbox.send(node_id, orchestrator_pb2.OrchestratorMessage(seats=wish)):
                 self._said_at[node_id] = now
         for node_id in [name for name, wish in self._wishes.items() if not wish.vnodes and name not in self._inventory.nodes()]:
             del self._wishes[node_id]
             self._said_at.pop(node_id, None)
+        self._lacking_since = {key: since for key, since in self._lacking_since.items() if key[1] in found.get(key[0], ())}
 
     def _found(self, costs: tuple[SeatCost, ...], now: float) -> dict[str, tuple[str, ...]]:
         """Who is to serve what. Everybody is looked at only where those that serve, or were asked to, do not have every seat."""
@@ -135,8 +136,8 @@ class Serving:
         kept = seating_kept(costs, self._hosts(costs, [nodes[name] for name in serving], now))
         return kept if kept is not None else seating(costs, self._hosts(costs, nodes.values(), now))
 
-    def _follows(self, node_id: str, wish: Wish, version: Version, now: float) -> bool:
-        """Whether the PNode reports ready what is wished, and nothing else of this model; what stays unready is wished elsewhere."""
+    def _follows(self, node_id: str, wish: Wish, version: Version, now: float, ready_seats: Mapping[str, int]) -> bool:
+        """Whether the PNode reports ready what is wished, and nothing else of this model; what stays unready where others get ready is wished elsewhere."""
         record = self._inventory.nodes().get(node_id)
         reports = [seat for seat in record.beat.seats if seat.model == self._model] if record is not None else []
         ready = {seat.vnode for seat in reports if seat.ready and version.serves(seat.vnode, seat.state_digest)}
@@ -144,7 +145,8 @@ class Serving:
             key = (node_id, vnode)
             if vnode in ready:
                 self._lacking_since.pop(key, None)
-            elif now - self._lacking_since.setdefault(key, now) >= REFUSED_S:
+                self._refused.pop(key, None)
+            elif now - self._lacking_since.setdefault(key, now) >= REFUSED_S and ready_seats.get(vnode, 0) > 0:
                 self._refused[key] = now
                 del self._lacking_since[key]
         return ready == set(wish.vnodes) == {seat.vnode for seat in reports}
@@ -152,13 +154,17 @@ class Serving:
     def _hosts(self, costs: tuple[SeatCost, ...], nodes: Iterable[NodeRecord], now: float) -> list[Host]:
         names = frozenset(cost.vnode for cost in costs)
         self._refused = {key: when for key, when in self._refused.items() if now - when < REFUSED_FOR_S}
+        refused: dict[str, set[str]] = {}
+        for node_id, name in self._refused:
+            refused.setdefault(node_id, set()).add(name)
         hosts: list[Host] = []
         for record in nodes:
             wish = self._wishes.get(record.node_id)
             if not may_serve(record) and not (wish is not None and wish.vnodes and record.judgement.state in USABLE):
                 continue
-            kept = self._kept(record, wish, names)
-            hosts.append(Host(record.node_id, int(record.beat.free_memory_bytes), record.owner, len(record.beat.replicas), kept))
+            kept, vain = self._kept(record, wish, names), refused.get(record.node_id, NO_SEATS)
+            num_trained = len(record.beat.replicas)
+            hosts.append(Host(record.node_id, int(record.beat.free_memory_bytes), record.owner, num_trained, kept, frozenset(vain)))
         return hosts
 
     def _kept(self, record: NodeRecord, wish: Wish | None, names: frozenset[str]) -> frozenset[str]:

@@ -14,7 +14,7 @@ from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
 from orchestrator.inventory import Inventory
 from orchestrator.mailbox import Mailbox
 from orchestrator.seating import OVERLAP_S, TAKE_S
-from orchestrator.serving import REPEAT_S, Serving, may_serve
+from orchestrator.serving import REFUSED_S, REPEAT_S, Serving, may_serve
 from orchestrator.silence import NodeRecord
 from orchestrator.versions import Versions
 from orchestrator.view import JobFacts, ModelView
@@ -216,6 +216,57 @@ def test_where_every_seat_is_taken_only_those_that_serve_are_looked_at(monkeypat
         world.inventory.detached(gone, world.now, "killed")
     world.round("m1")
     assert len(set(world.served()) - set(asked)) == 2
+
+
+def all_but_one_obey(world: World, slow: str, lacks: str) -> None:
+    """One PNode never has some of its seats ready."""
+    for name in world.served():
+        world.obey(name)
+        if name == slow:
+            world.seats[name] = {key: seat for key, seat in world.seats[name].items() if seat.vnode not in lacks}
+
+
+@pytest.mark.parametrize("lacks", ["b", "abc"])
+def test_a_seat_that_does_not_get_ready_is_asked_of_another_and_where_there_is_none_of_the_same(world: World, lacks: str) -> None:
+    world.round("m1")
+    slow, good = sorted(world.served())
+    [other] = set(world.nodes) - {slow, good}
+    for _ in range(2 + int(REFUSED_S / REPEAT_S)):
+        all_but_one_obey(world, slow, lacks)
+        world.round("m1", after_s=REPEAT_S)
+    assert set(lacks) <= set(world.served()[other]), "it has room, and nothing to do"
+    assert not set(lacks) & set(world.served().get(slow, ()))
+    world.nodes.remove(other)
+    world.inventory.detached(other, world.now, "killed")
+    for _ in range(3):
+        world.round("m1", after_s=1.2)
+    assert world.served()[slow] == ("a", "b", "c"), "nobody else is left"
+
+
+def test_a_pnode_that_was_away_has_the_whole_time_again_to_bring_a_seat(world: World) -> None:
+    """It was asked for a seat once and lost before it had it: that is no refusal when it comes back."""
+    world.round("m1")
+    away, good = sorted(world.served())
+    [other] = set(world.nodes) - {away, good}
+    for _ in range(3):
+        all_but_one_obey(world, away, "abc")
+        world.round("m1", after_s=REPEAT_S)
+    for gone, back in ((away, ""), (other, away)):
+        if back:
+            world.nodes.append(back)
+            world.inventory.attached(back, world.now)
+        world.nodes.remove(gone)
+        world.inventory.detached(gone, world.now, "killed")
+        for _ in range(int(REFUSED_S)):
+            all_but_one_obey(world, away, "abc")
+            world.round("m1", after_s=1.2)
+            if back and world.served().get(away):
+                break
+    world.nodes.append(other)
+    world.inventory.attached(other, world.now)
+    for _ in range(3):
+        world.round("m1", after_s=REPEAT_S)
+    assert world.served()[away] == ("a", "b", "c")
 
 
 def test_made_up_manifests_in_reports_cost_few_reads(world: World) -> None:
