@@ -198,6 +198,7 @@ def _away(lost: model_pb2.Assignment) -> model_pb2.Assignment:
     kept = model_pb2.Assignment()
     kept.CopyFrom(lost)
     kept.reason = "kept: nobody else fits, it may come back"
+    kept.hands_over_to, kept.hand_over_s = "", 0.0
     return kept
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_rig import ACTIVE, NODES, POLICY, PRIMARY, STAGES, down, hosted, moved, node, of, request, stage, uneven
+from planner_rig import ACTIVE, NODES, OFFLINE, POLICY, PRIMARY, STAGES, down, hosted, moved, node, of, request, stage, uneven
 
 from dcnr.v1 import model_pb2
 from orchestrator.costs import StageCost
@@ -82,6 +82,16 @@ def test_what_was_to_move_is_placed_as_after_any_loss_where_its_machine_dies() -
     assert set(hosted(after)) == {node(1).node_id}
     assert not moving(after)
     assert not {replica} & {item.replica for item in after.assignments}
+
+
+def test_what_is_waited_for_hands_over_to_nobody() -> None:
+    """Its machine is away and nobody else has room: whoever looks for moves that have come to an end would look, and plan anew, without a pause."""
+    plan = begun()
+    nodes = [replace(PAIR[0], state=OFFLINE, reason="silent", may_return=True), replace(PAIR[1], memory_bytes=0)]
+    waits = make_plan(request(TWO, nodes, plan, since_s=1.0), POLICY)
+    assert sorted(waits.waiting) == ["v0", "v1"]
+    assert set(hosted(waits)) == {node(0).node_id}
+    assert not moving(waits)
 
 
 def in_vain() -> model_pb2.Plan:
