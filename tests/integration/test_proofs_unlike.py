@@ -15,7 +15,8 @@ VNODES = tuple("abcdefghij")
 """So many that a machine four times slower gets one even where a loaded computer made it look ten times slower."""
 QUICK, SLOW = LocalPNode("quick", 1.0, 1024, ("--cpu-percent", "32")), LocalPNode("slow", 1.0, 1024, ("--cpu-percent", "8"))
 PASSES = 9  # of four batches each: enough for a measured step time to count
-MAX_JOBS = 3
+MAX_JOBS = 6
+JOB_S = 400.0
 """Measured is what the machine gave; where others take it away meanwhile, another job has to show it."""
 
 
@@ -41,7 +42,7 @@ def deviations(view: orchestrator_pb2.JobView) -> dict[str, float]:
 def test_a_slower_pnode_gets_less_and_predictions_hold(rig: Rig) -> None:
     seen: list[dict[str, float]] = []
     for number in range(MAX_JOBS + 1):
-        view = rig.ended(rig.submit(f"job-{number}", passes=PASSES), 150)
+        view = rig.ended(rig.submit(f"job-{number}", passes=PASSES), JOB_S)
         where = placed(rig, view)
         assert len(where["slow"]) < len(where["quick"]), where
         if number == 0:
