@@ -21,6 +21,8 @@ SIGNATURE_WINDOW_S: Final = 300.0
 MAX_SIGNATURES: Final = 100_000
 """Remembered within the window; above that signed requests wait."""
 MAX_QUERY_FIELDS: Final = 32
+MAX_PATH: Final = 128
+"""Of what was refused before it found its route, in the log."""
 LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 KEY_NAMES: Final = frozenset({"key", "api_key", "api-key", "apikey", "access_token", "token", "authorization", "secret", "bearer"})
 OPEN, READ, CLIENT, OWNER, ADMIN = "open", "read", "client", "owner", "admin"
@@ -87,11 +89,12 @@ class Access:
         await self._ring.seek(_bearer(asked))
 
     def admit(self, asked: Asked) -> Admitted:
-        """Who asks. Raises RestError."""
+        """Who asks. Raises RestError; that the key may not do this, or no longer, is in the log then."""
         self._check_host(asked)
         _check_url(asked)
         subnet = subnet_of(asked.client)
-        key, text = self._key(asked)
+        held, text = self._held(asked)
+        key = held if held is not None and held.holds(self._clock.wall()) else None
         rate = self._settings.requests_per_s if key is not None else self._settings.public_requests_per_s
         allowance = self._buckets.take(
             f"key {key.id}" if key is not None else f"net {subnet}", rate_per_s=rate, burst=max(1, int(2 * rate)), now=self._clock.monotonic()
@@ -101,6 +104,14 @@ class Access:
             raise RestError(
                 "RATE_LIMITED", f"more than {rate:g} requests a second", headers=headers, wait_s=f"{allowance.wait_s:.2f}"
             )
+        try:
+            self._check_right(asked, key, text, headers)
+        except RestError as error:
+            self.note(Admitted(held, text, subnet, headers), asked.method, asked.path[:MAX_PATH], error.status)
+            raise
+        return Admitted(key, text, subnet, headers)
+
+    def _check_right(self, asked: Asked, key: Key | None, text: str, headers: dict[str, str]) -> None:
         want = needed(asked.method, asked.path)
         if text and key is None:
             raise _unauthorized("this key is unknown, revoked or expired", headers)
@@ -110,7 +121,6 @@ class Access:
             )
         if key is not None and want not in MAY[key.scope]:
             raise RestError("SCOPE_MISSING", f"a key of scope {key.scope} may not do this", headers=headers, scope=key.scope)
-        return Admitted(key, text, subnet, headers)
 
     def check_signature(self, asked: Asked, admitted: Admitted, body: bytes) -> None:
         """A signature that is there is right, fresh and new; a key that wants one has it. Raises RestError."""
@@ -139,11 +149,11 @@ class Access:
         if self._hosts and host not in self._hosts:
             raise RestError("WRONG_HOST", "the header Host names another machine than this gateway's")
 
-    def _key(self, asked: Asked) -> tuple[Key | None, str]:
+    def _held(self, asked: Asked) -> tuple[Key | None, str]:
         if not asked.headers.get("authorization", ""):
             return None, ""
         text = _bearer(asked)
-        return self._ring.find(text), text or "-"
+        return self._ring.held(text), text or "-"
 
     def _once(self, mark: str, now: float) -> None:
         while self._seen and next(iter(self._seen.values())) < now - 2 * SIGNATURE_WINDOW_S:

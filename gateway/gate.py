@@ -18,7 +18,7 @@ import structlog
 from dcnr import limits
 from dcnr.ports import Clock
 from dcnr.tracing import UNTRACED, Tracer, checked
-from gateway.access import Access, Admitted, Asked, check_origin
+from gateway.access import MAX_PATH, Access, Admitted, Asked, check_origin
 from gateway.errors import RestError
 from gateway.metrics import Metrics
 
@@ -41,6 +41,7 @@ STALLED_S: Final = 10.0
 """A client that takes no piece of its answer for so long is cut off."""
 PIECE_BYTES: Final = limits.MIB // 4
 STREAMS: Final = ("/events", "/completions")
+UNROUTED: Final = "unknown"
 GONE: Final = 499
 """Noted as the status where the client went before its answer."""
 SECURITY_HEADERS: Final = (
@@ -138,11 +139,12 @@ class Gate:
             self._note(took_s)
         route = _route(scope)
         self._metrics.answered(route, scope["method"], answer.status, None if streams else took_s)
-        self._access.note(admitted, scope["method"], route, answer.status)
+        self._access.note(admitted, scope["method"], route if route != UNROUTED else scope["path"][:MAX_PATH], answer.status)
         return answer.status
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One WebSocket, judged as a request for the same path is; a page from elsewhere may not open one."""
+        admitted: Admitted | None = None
         try:
             asked = _asked({**scope, "method": "GET"})
             check_origin(asked)
@@ -151,6 +153,7 @@ class Gate:
             self._access.check_signature(asked, admitted, b"")
         except RestError as error:
             await deny(send, error)
+            self._access.note(admitted, "GET", scope["path"][:MAX_PATH], error.status)
             return
         with self._metrics.in_flight():
             await self._app(scope, receive, send)
@@ -159,7 +162,7 @@ class Gate:
 
 def _route(scope: Scope) -> str:
     """The pattern that the path fits."""
-    return str(getattr(scope.get("route"), "path", "unknown"))
+    return str(getattr(scope.get("route"), "path", UNROUTED))
 
 
 def _header(scope: Scope, name: bytes) -> str:

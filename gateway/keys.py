@@ -202,10 +202,15 @@ class KeyRing:
 
     def find(self, text: str) -> Key | None:
         """The key of that text, if it is one and in force. Takes as long for a wrong secret as for a right one."""
+        held = self.held(text)
+        return held if held is not None and held.holds(self._clock.wall()) else None
+
+    def held(self, text: str) -> Key | None:
+        """The same, also where it is revoked or expired."""
         found = self._keys.get(text[5:13]) if SHOWN.fullmatch(text) else None
         salt, wanted = (found.salt, found.hash) if found is not None else (bytes(_SALT_BYTES), bytes(_SALT_BYTES))
         same = hmac.compare_digest(hash_of(text, salt), wanted)
-        return found if found is not None and same and found.holds(self._clock.wall()) else None
+        return found if same else None
 
     def note(self, use: Use) -> None:
         """Queues one use; where the disk takes nothing for long, the oldest are lost."""

@@ -108,10 +108,30 @@ def test_an_admin_makes_changes_and_watches_keys(here: Town) -> None:
             assert all(use["key"] == key_id for use in uses)
             return [(use["method"], use["route"], use["status"]) for use in uses]
 
-        here.until(lambda: len(used()) == 2, "its two uses are written")
-        assert used() == [("GET", "/v1/stats", 200)] * 2
+        here.until(lambda: len(used()) == 3, "its two uses are written, and the one after its end")
+        assert used() == [("GET", "/v1/stats", 401), *[("GET", "/v1/stats", 200)] * 2]
         here.until(lambda: "/v1/admin/keys/{key_id}/revoke" in client.get("/v1/admin/uses").text, "and those of the admin")
         assert client.get("/v1/admin/quarantine").json() == {"nodes": [], "num_nodes": 0}
+
+
+def test_what_a_key_may_not_do_or_no_longer_is_in_the_log(here: Town) -> None:
+    """A stolen key that tries what it may not leaves a trace."""
+    file, key, signed = KeyFile(here.home / FILE), here.key(), here.key(signed=True)
+    with here.client(key) as client:
+        assert client.get("/v1/admin/keys").status_code == 403
+        assert client.post("/v1/none", json={}).status_code == 404
+        file.revoke(key[5:13], CLOCK.wall())
+        here.until(lambda: client.get("/v1/jobs").status_code == 401, "it is revoked")
+    with here.client(signed) as client:
+        assert client.post("/v1/jobs", json={}).status_code == 401
+
+    def uses(text: str) -> set[tuple[str, str, int]]:
+        return {(use.method, use.route, use.status) for use in file.uses(1000, text[5:13])}
+
+    wanted = {("GET", "/v1/admin/keys", 403), ("POST", "/v1/none", 404), ("GET", "/v1/jobs", 401)}
+    here.until(
+        lambda: uses(key) >= wanted and ("POST", "/v1/jobs", 401) in uses(signed), f"all are in the log, {wanted} among them"
+    )
 
 
 def asks(here: Town, key: str) -> int:
