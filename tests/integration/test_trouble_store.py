@@ -130,7 +130,7 @@ def test_training_goes_on_while_the_store_hangs_or_is_dead_and_catches_up(
     server.suspend()
     try:
         before = learned(client, job_id)
-        until(lambda: learned(client, job_id) > before + 100)
+        until(lambda: learned(client, job_id) > before + 100, say=lambda: f"{before} before: {_state(client, job_id)}")
         until(lambda: not client.status().store_ok)
         assert client.status().store_reason
     finally:
