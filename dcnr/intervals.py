@@ -2,8 +2,9 @@
 
 A lineage, a Need and an Offer are such sets. An `IntervalSet` is kept as one flat tuple of strictly growing bounds
 ``(lo0, hi0, lo1, hi1, ...)`` of half-open intervals that neither overlap nor touch: a number is in the set exactly when an odd
-count of bounds lies at or below it. Look-up is a binary search; adding a number copies the tuple, which is short
-(`limits.MAX_INTERVALS` from the wire, a handful in practice).
+count of bounds lies at or below it. Look-up is a binary search; adding a number copies the tuple, which is short: at most
+`limits.MAX_INTERVALS` come over the wire, and in practice a lineage has a handful, a share of the batches some hundreds. So nothing is
+kept of a set but its bounds: what two sets take together is bounded by what came, however wide they are.
 """
 
 from __future__ import annotations
@@ -210,38 +211,79 @@ def _bound(number: int) -> int:
     return value
 
 
-_OR: Final = (False, True, True, True)
-_AND: Final = (False, False, False, True)
-_SUB: Final = (False, False, True, False)
-"""Whether a number belongs to the result: by whether it is in the left set (2) and in the right one (1)."""
+_OR: Final = "|"
+_AND: Final = "&"
+_SUB: Final = "-"
 
 
-def _combine(a: tuple[int, ...], b: tuple[int, ...], keep: tuple[bool, ...]) -> tuple[int, ...]:
-    """What lies before and behind the intervals of ``b`` is taken over or left as it is: mostly little is added to much, or taken from it."""
-    first, end = bisect_left(a, b[0]) & -2, bisect_right(a, b[-1])
-    end += end & 1
-    lonely = b if keep[1] else ()
-    middle = _swept(a[first:end], b, keep) if first < end else lonely
-    return (*a[:first], *middle, *a[end:]) if keep[2] else middle
+def _combine(a: tuple[int, ...], b: tuple[int, ...], operation: str) -> tuple[int, ...]:
+    """Only where both have intervals, and these are not the same, is anything worked out: mostly a set is combined with one that is nearly the same, and
+    little is added to much, or taken from it.
+    """
+    alone_a, alone_b = operation != _AND, operation == _OR
+    before: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
+    first, end = _reach(a, b)
+    if first or end < len(a):
+        before, behind, a = a[:first] if alone_a else (), a[end:] if alone_a else (), a[first:end]
+    first, end = _reach(b, a) if a else (0, len(b))
+    if first or end < len(b):
+        if alone_b:
+            before, behind = before + b[:first], b[end:] + behind
+        b = b[first:end]
+    if a and b:
+        head = _shared_head(a, b) if a[0] == b[0] else 0
+        tail = _shared_tail(a, b, min(len(a), len(b)) - head) if a[-1] == b[-1] else 0
+        if head or tail:
+            if operation != _SUB:
+                before, behind = before + a[:head], a[len(a) - tail :] + behind
+            a, b = a[head : len(a) - tail], b[head : len(b) - tail]
+    middle = _of_both(a, b, operation) if a and b else (a if alone_a else ()) or (b if alone_b else ())
+    return before + middle + behind
 
 
-def _swept(a: tuple[int, ...], b: tuple[int, ...], keep: tuple[bool, ...]) -> tuple[int, ...]:
-    """Sweeps over both lists of bounds once; an odd count of passed bounds means inside, so the result is canonical."""
-    i = j = 0
-    num_a, num_b = len(a), len(b)
-    x, y = a[0], b[0]
-    bounds: list[int] = []
-    inside = False
-    while True:
-        at = x if x < y else y
-        if at > END:
-            return tuple(bounds)
-        if x == at:
-            i += 1
-            x = a[i] if i < num_a else END + 1
-        if y == at:
-            j += 1
-            y = b[j] if j < num_b else END + 1
-        if keep[(i & 1) << 1 | (j & 1)] is not inside:
-            bounds.append(at)
-            inside = not inside
+def _reach(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int]:
+    """Which bounds of ``a`` are those of the intervals that lie between the lowest and the highest bound of ``b``, or touch them."""
+    end = bisect_right(a, b[-1])
+    return bisect_left(a, b[0]) & -2, end + (end & 1)
+
+
+def _shared_head(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many bounds from the lowest on are the same, an even number: behind them neither set goes on."""
+    low, high = 1, min(len(a), len(b)) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low & -2
+
+
+def _shared_tail(a: tuple[int, ...], b: tuple[int, ...], most: int) -> int:
+    """How many bounds from the highest down are the same, an even number and at most ``most``."""
+    low, high = 1, most + 1
+    end_a, end_b = len(a), len(b)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[end_a - middle : end_a - low] == b[end_b - middle : end_b - low]:
+            low = middle
+        else:
+            high = middle
+    return low & -2
+
+
+def _of_both(a: tuple[int, ...], b: tuple[int, ...], operation: str) -> tuple[int, ...]:
+    """Of two sets that are not empty, by the order of where intervals begin and where they end, whoever they belong to.
+
+    Numbers are in neither set from the k-th end until the (k+1)-th beginning, where that is later, and in both from the (k+1)-th beginning until the k-th
+    end, where that is. What two canonical sets have in common, or together, cannot touch, so the result is canonical. Two runs that are sorted already
+    are merged at a few nanoseconds a number, where a sweep in Python takes a hundred.
+    """
+    if operation == _SUB:  # what a has in common with all that is not in b
+        b = (-1, *b, END + 1)
+    begins, ends = sorted(a[::2] + b[::2]), sorted(a[1::2] + b[1::2])
+    if operation == _OR:
+        gaps = [bound for low, high in zip(ends, begins[1:], strict=False) if low < high for bound in (low, high)]
+        return (begins[0], *gaps, ends[-1])
+    return tuple([bound for low, high in zip(begins[1:], ends, strict=False) if low < high for bound in (low, high)])

@@ -154,11 +154,11 @@ class ReplicaCore:
             case ev.Learned(), Learn() if event.batch == busy.batch:
                 self._learned(event)
                 if busy.keep:
-                    out += self._spool.put(TRAIN_LANE, event.batch, self._outlet.pinned(), self._outlet.asked())
+                    out += self._outlet.keep(TRAIN_LANE, event.batch)
             case ev.Forwarded(), Forward() if (event.lane, event.batch) == (busy.lane, busy.batch):
                 self._forwarded(event)
                 if busy.keep:
-                    out += self._spool.put(event.lane, event.batch, self._outlet.pinned(), self._outlet.asked())
+                    out += self._outlet.keep(event.lane, event.batch)
             case ev.SnapshotTaken(), TakeSnapshot():
                 self._snapshots.taken(event.lineage, self._now_s)
             case mev.DeltaMade(), mev.MakeDelta() if (event.sequence, event.batches) == (busy.sequence, busy.batches):

@@ -115,11 +115,23 @@ class _Edge:
         return self._shared_out[1]
 
     def _share_out(self, batches: IntervalSet) -> dict[ReplicaId | None, IntervalSet]:
-        parts: dict[ReplicaId | None, IntervalSet] = {}
+        """Worked out from the last set, where that is nearly the same: mostly one batch was learned, and then only that one goes."""
+        before, parts = self._shared_out
+        gone, new = before - batches, batches - before
+        if len(gone.bounds) + len(new.bounds) > len(batches.bounds) // 2:
+            gone, new, parts = _NONE, batches, {}
+        shared: dict[ReplicaId | None, IntervalSet] = {}
         for replica, owned in (self.owned or {}).items():
-            parts[replica] = batches & owned
-            batches -= owned
-        return {replica: part for replica, part in [*parts.items(), (None, batches)] if part}
+            shared[replica] = (parts.get(replica, _NONE) - gone) | (new & owned)
+            new -= owned
+        shared[None] = (parts.get(None, _NONE) - gone) | new
+        return {replica: part for replica, part in shared.items() if part}
+
+    def check(self) -> None:
+        """Raises InvariantBroken where batches are asked of somebody else than the plan says."""
+        batches, parts = self._shared_out
+        if parts != _Edge(owned=self.owned)._share_out(batches):
+            raise InvariantBroken("batches are asked of others than the plan's shares say", code="stale_shares")
 
 
 class Intake:
@@ -358,7 +370,9 @@ class Intake:
         return "asked for again by a successor" if lowest in work.forward_only else "not received yet"
 
     def check(self) -> None:
-        """Raises InvariantBroken where more waits here than the window allows."""
+        """Raises InvariantBroken where more waits here than the window allows, or the wrong ones are asked."""
+        for edge in self._edges.values():
+            edge.check()
         for lane, held in self._held.items():
             if len(held) > self._config.window(lane):
                 raise InvariantBroken(f"{len(held)} batches wait in {lane}", code="window_bound")

@@ -13,7 +13,18 @@ from dataclasses import dataclass, field
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
-from vnode.events import AckHeard, DurableHeard, FrameMissing, FrameSent, LinkDown, LinkUp, NeedHeard, SendFrame, WindowHeard
+from vnode.events import (
+    AckHeard,
+    DropFrames,
+    DurableHeard,
+    FrameMissing,
+    FrameSent,
+    LinkDown,
+    LinkUp,
+    NeedHeard,
+    SendFrame,
+    WindowHeard,
+)
 from vnode.floor import Behind
 from vnode.replica_config import MAX_ASKED_ROUNDS, MAX_SENT_MARKS, MAX_UNSENT_FRAMES, ReplicaConfig
 from vnode.spool import Frame, Spool
@@ -226,6 +237,10 @@ class Outlet:
                     result[lane] = result.get(lane, _NONE) | lacking
             self._demanded = (parts, result)
         return self._demanded[1]
+
+    def keep(self, lane: Lane, batch: int) -> list[DropFrames]:
+        """A frame is in the spool; names what must go for it. What is asked for is looked at only where something must."""
+        return self._spool.put(lane, batch, self.pinned(), self.asked() if self._spool.is_full(train=lane.is_train) else {})
 
     def asked(self) -> dict[Lane, IntervalSet]:
         """By lane, what receivers lack and is not on its way to them: the spool holds on to it."""

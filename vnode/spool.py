@@ -35,6 +35,10 @@ class Spool:
         """Frames in one of the two parts."""
         return len(self._order[train])
 
+    def is_full(self, *, train: bool) -> bool:
+        """Whether another frame in that part may push one out."""
+        return len(self._order[train]) >= self._limits[train]
+
     def put(self, lane: Lane, batch: int, pinned: Collection[Frame], asked: Mapping[Lane, IntervalSet]) -> list[DropFrames]:
         """Enters a frame and names what must go for it, which may be the new frame itself."""
         order = self._order[lane.is_train]

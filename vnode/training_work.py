@@ -13,16 +13,21 @@ class TrainingWork:
 
     def __init__(self, config: ReplicaConfig) -> None:
         self._config = config
+        self._again: tuple[tuple[IntervalSet, ...], IntervalSet] | None = None
         self._last: tuple[tuple[IntervalSet, ...], LaneWork] | None = None
 
     def of(self, demanded: IntervalSet, missing: IntervalSet, held_back: IntervalSet, late: IntervalSet) -> LaneWork:
         """The work that follows from what successors ask and have not, what is missing here, what must not be begun, and what was awaited in vain."""
-        given = (demanded, missing, held_back, late)
+        asked = (demanded, missing)
+        if self._again is None or self._again[0] != asked:
+            # Where windows of successors move, it is mostly over what is missing here too: nothing follows from that.
+            self._again = (asked, (demanded - missing).first(max(1, self._config.spool_batches // 2)))
+        again = self._again[1]
+        given = (again, missing, held_back, late)
         if self._last is None or self._last[0] != given:
-            again = (demanded - missing).first(max(1, self._config.spool_batches // 2))
             self._last = (given, lane_work(self._config, TRAIN_LANE, lowest_intervals(missing), again, held_back, late))
         return self._last[1]
 
     def forget(self) -> None:
         """The next one is looked for anew."""
-        self._last = None
+        self._again = self._last = None

@@ -15,6 +15,9 @@ from dcnr.intervals import END, IntervalSet
 
 NUMBERS = st.integers(0, 40)
 SETS = st.sets(NUMBERS)
+PLACES = st.integers(0, 600)
+SCATTERED = st.sets(PLACES, max_size=200)
+"""Hundreds of intervals: what a replica owns and lacks where units are shared out among several."""
 
 
 def build(numbers: set[int]) -> IntervalSet:
@@ -33,6 +36,36 @@ def test_algebra_agrees_with_sets_and_is_canonical(a: set[int], b: set[int]) -> 
         assert made == build(wanted)
         assert hash(made) == hash(build(wanted))
     assert x.isdisjoint(y) == a.isdisjoint(b)
+
+
+def agree(a: set[int], b: set[int]) -> None:
+    """What two sets make together, each way round, is what Python's own sets make of them, and canonical."""
+    for one, other in ((a, b), (b, a)):
+        x, y = build(one), build(other)
+        for made, wanted in ((x | y, one | other), (x & y, one & other), (x - y, one - other)):
+            made.check()
+            assert set(made) == wanted
+
+
+@given(SCATTERED, st.lists(st.tuples(PLACES, st.integers(0, 4)), max_size=4))
+def test_sets_that_are_nearly_the_same_agree_with_sets(a: set[int], changes: list[tuple[int, int]]) -> None:
+    b = set(a)
+    for place, length in changes:
+        b ^= set(range(place, place + length))
+    agree(a, b)
+
+
+@given(SCATTERED, SCATTERED, PLACES, PLACES)
+def test_parts_of_scattered_sets_agree_with_sets(a: set[int], b: set[int], low: int, high: int) -> None:
+    agree(a, b)
+    agree(a, {number for number in b if low <= number < high})
+    agree(a, a - set(range(low, high)))
+
+
+@given(SETS, SETS)
+def test_the_highest_numbers_are_like_any_other(a: set[int], b: set[int]) -> None:
+    top = END - 41
+    agree({top + number for number in a}, {top + number for number in b})
 
 
 @given(SETS, NUMBERS)
