@@ -157,7 +157,8 @@ class Strands:
         name, began_s = (STRAND_METADATA, self._name + bytes([number])), self._clock.monotonic()
         call: Any = connection.channel.stream_stream(self._infer)(metadata=(*connection.metadata, name))
         try:
-            said = await call.read()
+            async with asyncio.timeout(limits.CALL_TIMEOUT_S):  # a stopped worker takes connections, and says nothing
+                said = await call.read()
             self._round_trip_s = min(self._clock.monotonic() - began_s, self._round_trip_s or FAR_S)
             if said != TAKES_PARTS or not (self._is_far or self._open):  # those that are used stay
                 self._are_good = False

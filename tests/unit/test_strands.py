@@ -135,3 +135,44 @@ def test_all_streams_together_have_so_many() -> None:
         await asyncio.wait(running)
 
     asyncio.run(story())
+
+
+def test_a_worker_that_takes_a_strand_and_says_nothing_costs_no_room_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mute:
+        """A connection and its call, over which nothing ever comes."""
+
+        metadata: tuple[Any, ...] = ()
+        is_over = False
+
+        @property
+        def channel(self) -> Any:
+            return self
+
+        def stream_stream(self, _: str) -> Any:
+            return lambda metadata: self
+
+        async def read(self) -> bytes:
+            return await asyncio.Future()
+
+        def cancel(self) -> None:
+            self.is_over = True
+
+        async def close(self) -> None:
+            assert self.is_over
+
+    async def dial() -> Any:
+        return Mute()
+
+    async def story() -> None:
+        room = Room(1)
+        strands = Strands(dial, "", SystemClock(), room)
+        strands._wanted.set()
+        running = asyncio.ensure_future(strands.run())
+        async with asyncio.timeout(WITHIN_S):
+            while strands._wanted.is_set() or strands._num_kept or not room.free:  # noqa: ASYNC110  of tasks without events
+                await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+
+    monkeypatch.setattr(limits, "CALL_TIMEOUT_S", 0.01)
+    asyncio.run(story())
