@@ -231,7 +231,7 @@ class LocalNetwork:
 
     def trouble(self) -> str:
         """Which processes ended by themselves, with the ends of their logs."""
-        return "\n".join(process.end for process in (*self.orchestrators, *self.pnodes) if process.end)
+        return "\n".join(end for process in (*self.orchestrators, *self.pnodes) if (end := process.end))
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 

@@ -65,7 +65,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="seeds that run at once")
     parser.add_argument("--transcript", help="writes everything that happens in the first seed into this file")
     parser.add_argument("--json", help="writes the summary into this file")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.nodes and arguments.world != "control":
+        parser.error(f"--nodes makes a large control world, and not one of --world {arguments.world}: add --world control")
+    return arguments
 
 
 if __name__ == "__main__":
