@@ -247,23 +247,22 @@ def test_a_replica_that_cannot_be_restored_fails_alone(tmp_path: Path) -> None:
 
 
 def test_a_stopped_successor_makes_no_memory_grow_and_stops_nobody_upstream(tmp_path: Path) -> None:
-    job = make_job(tmp_path, width=512, batch_size=64, samples=64 * 400, passes=1)  # 50 MiB of frames
+    job = make_job(tmp_path, width=512, batch_size=64, samples=64 * 600, passes=1)  # 75 MiB of frames
+    half = 64 * 512 * 4 * 300  # more than memory may grow by
 
     async def scenario() -> None:
         async with workers(tmp_path, 2) as (first, second):
             places = {"s1": first, "s2": second}
-            await first.host(job, "s1", places, lead_batches=10_000, checkpoint_steps=100_000)
+            await first.host(job, "s1", places, lead_batches=10_000, checkpoint_steps=100_000, spool_bytes=96 << 20)
             await second.host(job, "s2", places)
             await second.introduce("s1", first)
-            await second.until(lambda: second.reports.get("s2.1") is not None and second.reports["s2.1"].num_learned > 10)
+            await second.until(lambda: second.reports.get("s2.1") is not None and second.reports["s2.1"].num_learned > 0)
             second.process.send_signal(signal.SIGSTOP)
             before = own_bytes(first)
-            learned = first.reports["s1.1"].num_learned
-            await first.until(lambda: complete(first, "s1.1", job), 60)
-            assert learned < job.num_batches // 2
-            await first.until(lambda: first.reports["s1.1"].spool_bytes > 40 << 20)
+            await first.until(lambda: complete(first, "s1.1", job), 120)
+            await first.until(lambda: first.reports["s1.1"].spool_bytes > half)  # whatever the other had taken before it stopped
             assert own_bytes(first) - before <= 32 << 20
             second.process.send_signal(signal.SIGCONT)
-            await second.until(lambda: complete(second, "s2.1", job), 60)
+            await second.until(lambda: complete(second, "s2.1", job), 120)
 
     asyncio.run(scenario())
