@@ -194,13 +194,13 @@ class MemoryStore:
         if fault in (Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.TORN):
             raise timed_out("delete", key)
 
-    async def list(self, prefix: str, *, max_keys: int = 1000) -> Sequence[ObjectInfo]:
-        """Objects in key order."""
+    async def list(self, prefix: str, *, max_keys: int = 1000, after: str = "") -> Sequence[ObjectInfo]:
+        """Objects in key order, from the first key that sorts behind ``after``."""
         fault = await self._start(Operation.LIST, prefix)
         rows: list[ObjectInfo] = []
         for key in self._below(prefix, fault):
             version = self._version(key, fault)
-            if version is not None and len(rows) < max_keys:
+            if version is not None and key > after and len(rows) < max_keys:
                 rows.append(ObjectInfo(key, len(version.data), version.etag, version.last_modified))
         await self._delay()
         if fault in (Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.TORN):

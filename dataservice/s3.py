@@ -118,9 +118,9 @@ class S3Store:
         """Removes the object; absent is fine."""
         await self._call("delete", key, 0, lambda: self._client.delete_object(Bucket=self.address.bucket, Key=key))
 
-    async def list(self, prefix: str, *, max_keys: int = 1000) -> Sequence[ObjectInfo]:
-        """Objects in key order, over as many pages as ``max_keys`` needs."""
-        return await self._call("list", prefix, 0, lambda: self._list(prefix, max_keys))
+    async def list(self, prefix: str, *, max_keys: int = 1000, after: str = "") -> Sequence[ObjectInfo]:
+        """Objects in key order from the first key that sorts behind ``after``, over as many pages as ``max_keys`` needs."""
+        return await self._call("list", prefix, 0, lambda: self._list(prefix, max_keys, after))
 
     def presign_get(self, key: str, expires_s: int) -> str:
         """A URL that reads exactly this object (no version, no range) for ``expires_s`` seconds; no request is made."""
@@ -193,9 +193,9 @@ class S3Store:
             raise unavailable(key, "the store does not answer with the part that was asked for")
         return data
 
-    def _list(self, prefix: str, max_keys: int) -> Sequence[ObjectInfo]:
+    def _list(self, prefix: str, max_keys: int, after: str) -> Sequence[ObjectInfo]:
         rows: list[ObjectInfo] = []
-        token: dict[str, str] = {}
+        token = {"StartAfter": after} if after else {}
         while len(rows) < max_keys:
             page = self._client.list_objects_v2(
                 Bucket=self.address.bucket, Prefix=prefix, MaxKeys=min(LIST_PAGE, max_keys - len(rows)), **token
@@ -205,6 +205,8 @@ class S3Store:
             if not page.get("IsTruncated") or not page.get("Contents"):
                 break
             token = {"ContinuationToken": page["NextContinuationToken"]}
+        if after and any(row.key <= after for row in rows):
+            raise unavailable(prefix, "the store lists from elsewhere than it was told")
         return rows[:max_keys]
 
 

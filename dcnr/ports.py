@@ -72,6 +72,6 @@ class ObjectStore(Protocol):
         """Removes the object; absent is fine."""
         ...
 
-    async def list(self, prefix: str, *, max_keys: int = 1000) -> Sequence[ObjectInfo]:
-        """Up to ``max_keys`` objects whose key starts with ``prefix``, in key order."""
+    async def list(self, prefix: str, *, max_keys: int = 1000, after: str = "") -> Sequence[ObjectInfo]:
+        """Up to ``max_keys`` objects whose key starts with ``prefix``, in key order, from the first key that sorts behind ``after``."""
         ...

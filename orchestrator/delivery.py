@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from dataservice import keys
+from dataservice.listing import all_below
 from dcnr import limits
 from dcnr.errors import Corrupt, NotFound
 from dcnr.ports import Clock, ObjectStore
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 ABSENT_S: Final = 2.0
 """What is not in the store is looked for again after this long."""
-MAX_LISTED: Final = 8192
 MAX_CACHED: Final = 8192
 
 
@@ -61,7 +61,6 @@ class DesiredReader:
             now = self._clock.monotonic()
             if self._looked[0] != digest or now - self._looked[1] >= ABSENT_S:
                 prefix = keys.desired_prefix(view.model, digest)
-                rows = await self._store.list(prefix, max_keys=MAX_LISTED)
-                self._present = frozenset(row.key.removeprefix(prefix) for row in rows)
+                self._present = frozenset(row.key.removeprefix(prefix) for row in await all_below(self._store, prefix))
                 self._looked = (digest, now)
             return self._present

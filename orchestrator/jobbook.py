@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from dataservice import keys
+from dataservice.listing import all_below
 from dcnr import limits
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, Unavailable
 from dcnr.ids import check_name, digest_of
@@ -19,8 +20,6 @@ from orchestrator.view import ViewLoader
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 
-MAX_JOBS: Final = 1024
-LISTED: Final = 4 * MAX_JOBS
 MISSING_LOOKS: Final = 20
 """An object of a listed job that is not found is looked for this often before the job counts as one that can never run: a read may be stale."""
 
@@ -39,18 +38,17 @@ class JobBook:
         return self._records
 
     async def refresh(self) -> None:
-        """Lists the store and reads what is new. Raises Unavailable."""
+        """Lists the jobs to the last one and reads what is new. Raises Unavailable: then some may have been read and others not."""
         prefix = keys.jobs_prefix(self._model)
-        rows = await self._store.list(prefix, max_keys=LISTED)
         kinds: dict[str, dict[str, float]] = {}
-        for row in rows:
+        for row in await all_below(self._store, prefix):
             job_id, _, kind = row.key.removeprefix(prefix).partition("/")
             kinds.setdefault(job_id, {})[kind] = row.last_modified
         for job_id, found in sorted(kinds.items()):
             if "request" not in found or _bad_name(job_id):
                 continue
             record = self._records.get(job_id)
-            if record is None or (record.request is None and not record.problem):
+            if record is None:
                 record = await self._read_request(job_id, found["request"])
                 if record is None:
                     continue

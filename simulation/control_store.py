@@ -165,9 +165,9 @@ class StoreClient:
         """As the port says."""
         await self._call(lambda store: store.delete(key))
 
-    async def list(self, prefix: str, *, max_keys: int = 1000) -> Sequence[ObjectInfo]:
+    async def list(self, prefix: str, *, max_keys: int = 1000, after: str = "") -> Sequence[ObjectInfo]:
         """As the port says."""
-        rows: Sequence[ObjectInfo] = await self._call(lambda store: store.list(prefix, max_keys=max_keys))
+        rows: Sequence[ObjectInfo] = await self._call(lambda store: store.list(prefix, max_keys=max_keys, after=after))
         return rows
 
 

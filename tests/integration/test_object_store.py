@@ -119,6 +119,9 @@ def test_list_is_in_order_bounded_and_by_prefix(store: ObjectStore, fresh_model:
         assert [row.key for row in rows] == expected
         assert [row.size_bytes for row in rows if row.key == keys.job_request(model, "j10")] == [3]
         assert [row.key for row in await store.list(keys.jobs_prefix(model), max_keys=2)] == expected[:2]
+        assert [row.key for row in await store.list(keys.jobs_prefix(model), max_keys=2, after=expected[1])] == expected[2:4]
+        assert [row.key for row in await store.list(keys.jobs_prefix(model), after=keys.job_prefix(model, "j2"))] == expected[3:]
+        assert await store.list(keys.jobs_prefix(model), after=expected[-1]) == []
         assert await store.list(keys.jobs_prefix(fresh_model())) == []
         info = await store.head(keys.head(model))
         assert list(await store.list(keys.head(model))) == [info]

@@ -42,9 +42,9 @@ class CountingStore(MemoryStore):
         self.asked["get"] += 1
         return await super().get(key, max_bytes=max_bytes)
 
-    async def list(self, prefix: str, *, max_keys: int = 1000) -> Sequence[ObjectInfo]:
+    async def list(self, prefix: str, *, max_keys: int = 1000, after: str = "") -> Sequence[ObjectInfo]:
         self.asked["list"] += 1
-        return await super().list(prefix, max_keys=max_keys)
+        return await super().list(prefix, max_keys=max_keys, after=after)
 
 
 def test_one_answer_serves_all() -> None:
