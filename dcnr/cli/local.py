@@ -96,8 +96,14 @@ def _run(network: LocalNetwork, where: Path, stopping: threading.Event) -> None:
             output.say(f"running; in another terminal: dcnr local status --directory {where}")
             output.say(f"  export DCNR_HOME={network.maintainer_home} DCNR_NETWORK={network.network_file}")
             output.say(f"  export DCNR_BOOTSTRAP={','.join(network.bootstrap)}")
-            running = [*network.orchestrators, *network.pnodes]
+            running, has_store = [*network.orchestrators, *network.pnodes], True
             while not stopping.wait(POLL_S):
+                if has_store and not network.store.running():
+                    has_store = False
+                    output.say(
+                        f"the object store has ended (its log: {network.store.log_path}): training goes on, nothing is decided or kept"
+                    )
+                    output.say("  end this with Ctrl-C; dcnr local up in this directory then goes on with all that was stored")
                 ended = [process for process in running if process.end]
                 for process in ended:
                     running.remove(process)

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from trouble_rig import Command, graph_text, nothing_left, processes_of, run, told, until, write_data
 
@@ -114,6 +115,9 @@ def test_a_local_network_ends_with_its_last_orchestrator(short: Path) -> None:
     up = ("-m", "dcnr.cli.dcnr", "local", "up", "--directory", str(short / "n"), "--orchestrators", "2", "--pnodes", "0")
     with nothing_left(short / "n", short / "tmp"), Command(*up, cwd=short, environment={"TMPDIR": str(short / "tmp")}) as network:
         network.line("running; in another terminal")
+        (server,) = psutil.Process(int((short / "n" / "store" / "store.pid").read_text())).children()
+        server.kill()
+        network.line("the object store has ended")
         kill(short / "n" / "o1")
         network.line("goes on without o1")
         kill(short / "n" / "o2")
