@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no such benchmark: {', '.join(unknown)}" if unknown else "--rounds is at least 1")
     met = True
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        options = Options(asked.rounds, Path(scratch), quick=asked.quick, profile=asked.profile)
+        options = Options(asked.rounds, Path(scratch), quick=asked.quick, profile=asked.profile, kept=asked.out / "kept")
         for name in asked.names or NAMES:
             facts = machine.describe()
             print(f"{name}: {asked.rounds} rounds", file=sys.stderr, flush=True)

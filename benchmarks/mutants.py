@@ -8,19 +8,18 @@ an end. What a busy machine may be to blame for, such as too long a time by the 
 from __future__ import annotations
 
 import ast
-import os
 import random
 import re
-import resource
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
+from benchmarks.forked_tests import ForkedTests
+from benchmarks.kept import Kept, key_of
 from benchmarks.machine import ROOT
 from benchmarks.result import Options, Result, Row, Target
 from dcnr.errors import InvariantBroken
@@ -54,19 +53,6 @@ class Mutant:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Of the tests of one mutant: how pytest ended (None: stopped by the clock), and the test that failed, if one did."""
-
-    code: int | None
-    test: str = ""
-
-    @property
-    def is_kill(self) -> bool:
-        """Whether the change was noticed."""
-        return self.code in NOTICED
-
-
 def run(options: Options) -> Result:
     """``rounds`` times 40 mutants drawn from all modules that have tests of their own."""
     settings: Row = {"package": PACKAGE, "mutants_per_round": 2 if options.quick else PER_ROUND}
@@ -74,28 +60,62 @@ def run(options: Options) -> Result:
     modules = {path.stem: path for path in sorted((ROOT / PACKAGE).glob("*.py")) if tests_of(path.stem)}
     if options.quick:
         modules = {name: modules[name] for name in QUICK_MODULES}
-    sound: set[str] = set()
     everything = [mutant for name, path in modules.items() for mutant in mutants_of(name, path.read_text())]
-    for number in range(options.rounds):
-        for one in random.Random(number).sample(everything, min(settings["mutants_per_round"], len(everything))):
-            result.rounds.append(tried(one, options.scratch, sound))
+    with Trials(options, result.benchmark) as trials:
+        for number in range(options.rounds):
+            drawn = random.Random(number).sample(everything, min(settings["mutants_per_round"], len(everything)))
+            result.rounds += [trials.row(one) for one in drawn]
     conclude(result)
     return result
 
 
-def tried(mutant: Mutant, scratch: Path, sound: set[str]) -> Row:
-    """What its tests made of a change. A test notices one only if it passes without: that is seen once and kept in ``sound``. Raises InvariantBroken."""
-    tests = tests_of(mutant.module)
-    ending = run_tests(tests[:FIRST_TESTS], scratch, mutant)
-    if ending.code == 0 and tests[FIRST_TESTS:]:
-        ending = run_tests(tests[FIRST_TESTS:], scratch, mutant)
-    if ending.test and ending.test not in sound:
-        without = run_tests([ROOT / ending.test], scratch)
-        if without.code != 0:
-            raise InvariantBroken(f"{ending.test} fails without any change: {without}", code="bad_tests")
-        sound.add(ending.test)
-    told = {"killed": ending.is_kill, "by": ending.test, "code": ending.code}
-    return {"module": mutant.module, "line": mutant.line, "what": mutant.what, **told}
+class Trials:
+    """Runs the tests of one change after the other, on a copy of the package, and keeps what they made of it. Ends with the block."""
+
+    def __init__(self, options: Options, benchmark: str) -> None:
+        self._place, self._scratch = options.scratch / "mutant", options.scratch
+        self._kept = Kept(options.kept and options.kept / f"{benchmark}.jsonl")
+        self._package = key_of(path.read_bytes() for path in sorted((ROOT / PACKAGE).glob("*.py")))
+        self._sound: set[str] = set()
+        self._runner: ForkedTests | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._runner is not None:
+            self._runner.__exit__(kind, error, trace)
+
+    def row(self, mutant: Mutant) -> Row:
+        """What its tests made of a change; as they did before, where neither they nor the package are others. Raises InvariantBroken."""
+        tests = tests_of(mutant.module)
+        parts = (self._package, mutant.source, *(path.name for path in tests), *(path.read_text() for path in tests))
+        return self._kept.row(key_of(part.encode() for part in parts), lambda: self._tried(mutant, tests))
+
+    def _tried(self, mutant: Mutant, tests: list[Path]) -> Row:
+        """A test notices a change only if it passes without."""
+        ending, failed = self._run(tests[:FIRST_TESTS], mutant)
+        if ending == 0 and tests[FIRST_TESTS:]:
+            ending, failed = self._run(tests[FIRST_TESTS:], mutant)
+        if failed and failed not in self._sound:
+            without, _ = self._run([ROOT / failed])
+            if without != 0:
+                raise InvariantBroken(f"{failed} fails without any change: {without}", code="bad_tests")
+            self._sound.add(failed)
+        told = {"killed": ending in NOTICED, "by": failed, "code": ending}
+        return {"module": mutant.module, "line": mutant.line, "what": mutant.what, **told}
+
+    def _run(self, tests: list[Path], mutant: Mutant | None = None) -> tuple[int | None, str]:
+        """How the tests end on a copy of the package with that change, and the first that fails."""
+        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.copytree(ROOT / PACKAGE, self._place / PACKAGE)  # and what was compiled: it goes by the time and size of each file
+        if mutant is not None:
+            (self._place / PACKAGE / f"{mutant.module}.py").write_text(mutant.source)
+        if self._runner is None:
+            self._runner = ForkedTests(PACKAGE, self._scratch, cpu_s=TEST_CPU_S, wall_s=TEST_WALL_S)
+        ending = self._runner.run(tests, self._place)
+        failed = re.search(r"^(?:FAILED|ERROR) \S*?(tests/[^\s\[]+)", ending.output, re.MULTILINE)
+        return ending.code, failed[1] if failed else ""
 
 
 def conclude(result: Result) -> None:
@@ -176,31 +196,3 @@ class _Apply:
 
     def __call__(self) -> None:
         setattr(self.node, self.name, self.value)
-
-
-def run_tests(tests: list[Path], scratch: Path, mutant: Mutant | None = None) -> Ending:
-    """Runs these tests on a copy of the package with that change, up to the first that fails."""
-    place = scratch / "mutant"
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(ROOT / PACKAGE, place / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-    if mutant is not None:
-        (place / PACKAGE / f"{mutant.module}.py").write_text(mutant.source)
-    command = [
-        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:xdist", "--hypothesis-seed=0", *map(str, tests),
-    ]  # fmt: skip
-    paths = [str(place), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            command, cwd=place, env=environment, capture_output=True, text=True, timeout=TEST_WALL_S, check=False,
-            preexec_fn=_bound_processor_time,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Ending(None)
-    failed = re.search(r"^(?:FAILED|ERROR) \S*?(tests/[^\s\[]+)", done.stdout, re.MULTILINE)
-    return Ending(done.returncode, failed[1] if failed else "")
-
-
-def _bound_processor_time() -> None:
-    """In the child alone; what it would have to catch ends it."""
-    resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S, TEST_CPU_S + 5))

@@ -8,12 +8,13 @@ condition that is returned; a call that only checks; and an error put into the t
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
 from benchmarks.machine import ROOT
-from benchmarks.mutants import PACKAGE, QUICK_MODULES, Mutant, tests_of, tried
+from benchmarks.mutants import PACKAGE, QUICK_MODULES, Mutant, Trials, tests_of
 from benchmarks.result import Options, Result, Target
 
 CHECKS: Final = ("check_", "_check", "_require", "_limit")
@@ -29,10 +30,18 @@ Removal = tuple[int, str, Callable[[], object]]
 def run(options: Options) -> Result:
     """Every refusal of the modules that have tests of their own; rounds change nothing."""
     result = Result("refusals", "Refusals that no test would miss", {"package": PACKAGE})
-    sound: set[str] = set()
-    for path in sorted((ROOT / PACKAGE).glob("*.py")):
-        if tests_of(path.stem) and (not options.quick or path.stem in QUICK_MODULES):
-            result.rounds += [tried(one, options.scratch, sound) for one in refusals_of(path.stem, path.read_text())]
+    modules = [path for path in sorted((ROOT / PACKAGE).glob("*.py")) if tests_of(path.stem)]
+    everything = [
+        one
+        for path in modules
+        if not options.quick or path.stem in QUICK_MODULES
+        for one in refusals_of(path.stem, path.read_text())
+    ]
+    with Trials(options, result.benchmark) as trials:
+        for number, one in enumerate(everything, start=1):
+            row = trials.row(one)
+            result.rounds.append(row)
+            print(f"  {number}/{len(everything)} {one.module}:{one.line}: {row['by'] or row['code']}", file=sys.stderr, flush=True)
     conclude(result)
     return result
 

@@ -16,12 +16,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a benchmark is to run. ``quick``: the short form of the tests, whose figures mean nothing."""
+    """How a benchmark is to run. ``quick``: the short form of the tests, whose figures mean nothing. ``kept``: where a long one keeps its rows as they come."""
 
     rounds: int
     scratch: Path
     quick: bool = False
     profile: bool = False
+    kept: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
