@@ -41,10 +41,15 @@ def output_residual(claimed: Array, found: Array, codec: str) -> float:
         return math.inf
     excess = claimed - found  # in float32: exact where the two are within a factor of two
     np.abs(excess, out=excess)
-    if codec != "raw":
-        excess -= half_quantum(claimed, codec)
-        np.maximum(excess, 0.0, out=excess)
-    return rms(excess) / max(rms(found), OUTPUT_FLOOR)
+    if codec == "raw":
+        return rms(excess) / max(rms(found), OUTPUT_FLOOR)
+    half = half_quantum(claimed, codec)
+    excess -= half
+    with np.errstate(over="ignore"):
+        twice = np.add(
+            excess, np.abs(excess, out=half), out=excess
+        )  # of what is above zero: exact, and half as dear as numpy's maximum
+    return rms(twice) / 2 / max(rms(found), OUTPUT_FLOOR)
 
 
 def value_residual(claimed: Array, found: Array, scale: float) -> float:

@@ -20,9 +20,11 @@ from torch.nn import functional
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from dcnr.errors import InvariantBroken
+from vnode.state import Array
 
 NUM_SIGNS = 4
 NUM_ROWS = 8
+ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,18 @@ class Projection:
                 return torch.mm(self.signs.to(values.dtype), values)
             return functional.linear(values.movedim(dim, -1), self.signs.to(values.dtype)).movedim(-1, dim).contiguous()
         return values if self.rows is None else values.index_select(dim, self.rows)
+
+    def of_state(self, values: Array, dim: int) -> Array:
+        """`take` for float32 values of a state: sums of many of them in float64, rounded once. Some rows at a time, which stay near the processor."""
+        if self.signs is None:
+            return values if self.rows is None else values.take(self.rows.numpy(), axis=dim)
+        parts = []
+        for start in range(0, len(values), ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            projection = self if dim else Projection(self.signs[:, rows])
+            parts.append(projection.take(torch.from_numpy(values[rows].astype(np.float64)), dim))
+        taken: Array = (torch.cat(parts) if dim else torch.stack(parts).sum(dim=0)).float().numpy()
+        return taken
 
     @property
     def scale(self) -> float:

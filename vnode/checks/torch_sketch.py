@@ -35,26 +35,35 @@ from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
 from vnode.vocabulary import Mode
 
 
+@dataclass(slots=True)
+class _Product:
+    """Of a map in one step."""
+
+    output: Tensor
+    """As claimed."""
+    size: float
+    """Its rms."""
+    input: Tensor
+    """As found."""
+
+
 class _Claimed(nn.Module):
     """In the place of a map: gives the claimed output, remembers the input. Keeps the bias under its own name."""
 
     bias: nn.Parameter | None
 
-    def __init__(self, kind: MapKind, weight: Tensor, bias: nn.Parameter | None) -> None:
+    def __init__(self, kind: MapKind, weight: Tensor, bias: nn.Parameter | None, product: _Product) -> None:
         super().__init__()
         self.register_parameter("bias", bias)
-        self._kind, self._shape = kind, weight.shape
-        self.output: Tensor = torch.empty(0)
-        self.size = 0.0
-        """The rms of what is claimed."""
-        self.input: Tensor = torch.empty(0)
+        self._kind, self._shape, self._product = kind, weight.shape, product
 
     def forward(self, x: Tensor) -> Tensor:
         """The claimed output, whatever the input. Raises RuntimeError if it has not the size that the map would give."""
-        if self._kind.output_shape(x.shape, self._shape) != tuple(self.output.shape):
+        product = self._product
+        if self._kind.output_shape(x.shape, self._shape) != tuple(product.output.shape):
             raise RuntimeError("a claimed product of another size")
-        self.input = x
-        return self.output
+        product.input = x
+        return product.output
 
 
 class _Behind(torch.autograd.Function):
@@ -92,7 +101,9 @@ class _Map:
 
     name: str
     kind: MapKind
-    claimed: _Claimed
+    claimed: _Product
+    bias: str
+    """Its name in a state; "" without one."""
     outward: Projection
     inward: Projection | None
 
@@ -131,17 +142,20 @@ class Sketch:
         self._before_kinks = [_BeforeKink(name, self._module.get_submodule(name)) for name in checks.before_kinks]
         self._values: dict[str, Tensor] = {}
         """Everything followed, by the name it has in a state: parameters in full and projections."""
+        self._own: dict[str, nn.Parameter] = {}
+        """The parameters in full."""
 
     def _mapped(self, name: str, index: int, secret: bytes | None, *, linear: bool) -> _Map:
         original = self._module.get_submodule(name)
         kind = MapKind.of(original)
         rows, columns = original.weight.shape[:2]  # type: ignore[index]
-        claimed = _Claimed(kind, original.weight, original.bias)  # type: ignore[arg-type]
-        self._module.set_submodule(name, claimed)
+        claimed = _Product(torch.empty(0), 0.0, torch.empty(0))
+        self._module.set_submodule(name, _Claimed(kind, original.weight, original.bias, claimed))  # type: ignore[arg-type]
+        bias = "" if original.bias is None else f"w/{name}.bias"
         if secret is None:
-            return _Map(name, kind, claimed, Projection(), Projection() if index else None)
+            return _Map(name, kind, claimed, bias, Projection(), Projection() if index else None)
         inward = Projection.draw(secret, f"in {name}", int(columns), linear=linear) if index else None
-        return _Map(name, kind, claimed, Projection.draw(secret, f"out {name}", int(rows), linear=linear), inward)
+        return _Map(name, kind, claimed, bias, Projection.draw(secret, f"out {name}", int(rows), linear=linear), inward)
 
     def check(self, claim: Claim, tolerances: Tolerances) -> Iterator[Comparison]:
         """From the first to the last state of the claim; states between them are not needed.
@@ -187,9 +201,8 @@ class Sketch:
             if kind == "b" or parameter not in weights:
                 result[name] = array
                 continue
-            whole = torch.tensor(array, dtype=torch.float64)  # sums of many values, rounded once
             for short, projection, dim in weights[parameter].projections():
-                result[f"{kind}/{short}/{slot}" if slot else f"{kind}/{short}"] = projection.take(whole, dim).float().numpy()
+                result[f"{kind}/{short}/{slot}" if slot else f"{kind}/{short}"] = projection.of_state(array, dim)
         return result
 
     def _take_over(self, arrays: Mapping[str, Array]) -> None:
@@ -197,7 +210,8 @@ class Sketch:
         inside = {*dict(self._module.named_parameters()), *dict(self._module.named_buffers())}
         held = {name[2:]: value for name, value in self._values.items() if name[:2] in ("w/", "b/") and name[2:] in inside}
         self._module.load_state_dict(held, strict=True, assign=True)
-        self._values.update({f"w/{name}": parameter for name, parameter in self._module.named_parameters()})
+        self._own = {f"w/{name}": parameter for name, parameter in self._module.named_parameters()}
+        self._values.update(self._own)
         self._values.update({f"b/{name}": buffer for name, buffer in self._module.named_buffers()})
 
     # ---- one step -----------------------------------------------------------------------------------------------------------------
@@ -222,8 +236,7 @@ class Sketch:
     def _step(self, index: int, step: ClaimedStep, updates: int, tolerances: Tolerances) -> Iterator[Comparison]:
         module = self._module
         learning = step.mode is Mode.TRAIN
-        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-        module.train(True)
+        buffers = [] if learning else [(buffer, buffer.clone()) for buffer in module.buffers()]
         module.key(self._seed, step.batch)
         for item in self._maps:
             item.claimed.output = _tensor(step.maps[item.name].output).requires_grad_(learning)
@@ -259,10 +272,10 @@ class Sketch:
         with torch.no_grad():
             z, x = item.claimed.output.detach(), item.claimed.input.detach()
             mine = item.kind.product(x, self._values[f"w/{item.weight}"])
-            channel, bias = item.kind.channel, item.claimed.bias
+            channel = item.kind.channel
             theirs = item.outward.take(z, channel)
-            if bias is not None:
-                shift = item.outward.take(bias, 0)
+            if item.bias:
+                shift = item.outward.take(self._values[item.bias], 0)
                 theirs = theirs - (shift if channel == -1 else shift.view(-1, 1, 1))
             return residuals.value_residual(theirs.numpy(), mine.numpy(), item.claimed.size * item.outward.scale)
 
@@ -273,8 +286,7 @@ class Sketch:
         inner = [item for item in self._maps if item.inward is not None and item.claimed.input.requires_grad]
         claimed = {item.name: _tensor(given) for item in self._maps if (given := step.maps[item.name].input_gradient) is not None}
         passed_on = [claimed[item.name] for item in inner]
-        own = dict(self._module.named_parameters())
-        wanted = [*(item.claimed.output for item in self._maps), *own.values()]
+        wanted = [*(item.claimed.output for item in self._maps), *self._own.values()]
         inputs = [item.claimed.input for item in inner]
         if any((given.shape, given.dtype) != (x.shape, x.dtype) for given, x in zip(passed_on, inputs, strict=True)):
             yield tolerances.comparison(index, "input_gradient", math.inf)
@@ -282,7 +294,7 @@ class Sketch:
         made = torch.autograd.grad(  # of the loss, and of each inner input what was claimed
             [loss, *inputs], wanted, [torch.ones_like(loss), *passed_on], allow_unused=True, materialize_grads=True
         )
-        gradients = {f"w/{name}": value for name, value in zip(own, made[len(self._maps) :], strict=True)}
+        gradients = dict(zip(self._own, made[len(self._maps) :], strict=True))
         for item, gradient in zip(self._maps, made, strict=False):
             gradients.update(self._map_gradients(item, gradient))
             if item.inward is not None:
@@ -314,8 +326,8 @@ class Sketch:
         if item.inward is not None:
             name = f"{outward}.inward"
             result[name] = kind.weight_gradient(item.inward.take(x, channel), gradient, self._values[name].shape)
-        if item.claimed.bias is not None:
-            result[f"w/{item.name}.bias"] = kind.bias_gradient(gradient)
+        if item.bias:
+            result[item.bias] = kind.bias_gradient(gradient)
         return result
 
 
