@@ -12,6 +12,7 @@ from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale
 from dcnr.graph import dataset_refs, num_batches, tensor_spec
 from dcnr.ids import check_name
 from dcnr.ports import ObjectStore
+from dcnr.tempo import check_rate
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.access import MAX_DATASET_MANIFEST_BYTES
 from orchestrator.documents import get_exact, put_once
@@ -129,6 +130,7 @@ async def _check(facts: JobFacts, policy: NetworkPolicy, store: ObjectStore, loa
             raise Refused(f"{cost.vnode} has {cost.state_bytes} bytes of state, {bound} are allowed", code="vnode_too_large")
     if request.unit_batches < 1 or request.num_batches < 1:
         raise InvalidInput("a job has at least one batch and a unit of at least one", code="bad_request")
+    check_rate(request.batches_per_s)
     await _check_manifest(facts, store, loader)
     _check_dataset(facts, await _dataset(facts, store))
 

@@ -14,6 +14,7 @@ from dcnr import limits
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.offers import PLACEABLE, NodeOffer
+from orchestrator.planning import tempo_of
 from orchestrator.progress import Report, lineage_of
 from orchestrator.view import ModelView
 
@@ -50,8 +51,8 @@ class Contributions:
         self._useless: dict[str, tuple[float, str]] = {}
         self._looked_at: float | None = None
 
-    def look(self, view: ModelView, report: Report, now: float) -> list[Useless]:
-        """Counts the time since the last look; returns who is found to be of no use now."""
+    def look(self, view: ModelView, report: Report, now: float, now_wall: float) -> list[Useless]:
+        """Counts the time since the last look; returns who is found to be of no use now. What is not due yet by the job's tempo nobody owes."""
         if (
             view.job is None
             or view.plan is None
@@ -63,6 +64,8 @@ class Contributions:
         step_s = min(MAX_STEP_S, now - self._looked_at) if self._looked_at is not None else 0.0
         self._looked_at = now
         patience_s = max(PATIENCE_S, PATIENCE_CHECKPOINTS * checkpoint_s)
+        tempo = tempo_of(view.plan)
+        num_due = min(view.job.num_batches, tempo.end(now_wall)) if tempo is not None else view.job.num_batches
         stints: dict[tuple[str, str], _Stint] = {}
         found: list[Useless] = []
         for item in view.plan.assignments:
@@ -74,7 +77,7 @@ class Contributions:
                 stint.num_durable = len(held)  # it went back
             elif len(held) > stint.num_durable:
                 stint.num_durable, stint.idle_s = len(held), 0.0
-            elif _owes(report(item), held, view.job.num_batches):
+            elif _owes(report(item), held, num_due):
                 stint.idle_s += step_s
             if stint.idle_s >= patience_s:
                 stint.idle_s = 0.0
@@ -96,9 +99,9 @@ class Contributions:
         return replace(offer, state=orchestrator_pb2.NODE_STATE_QUARANTINED, reason=known[1]) if known is not None else offer
 
 
-def _owes(report: orchestrator_pb2.ReplicaReport | None, durable: IntervalSet, num_batches: int) -> bool:
-    """Whether a replica claims more than it has brought, or has something left to learn and says of nobody that it waits for it."""
+def _owes(report: orchestrator_pb2.ReplicaReport | None, durable: IntervalSet, num_due: int) -> bool:
+    """Whether a replica claims more than it has brought, or has something left to learn that is due and says of nobody that it waits for it."""
     if report is None or report.state != orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE:
         return False
     waits = bool(report.held_back_by) or any(need.from_replica for need in report.needs)
-    return bool(lineage_of(report) - durable) or (not waits and not durable.is_exactly(0, num_batches))
+    return bool(lineage_of(report) - durable) or (not waits and bool(IntervalSet.span(0, num_due) - durable))

@@ -140,7 +140,7 @@ class Decider:
             self._tell(change, view)
             self.wake.fire()
         elif view.head.active.job_id:
-            for item in self._contributions.look(view, reports_of(self._inventory, now), now):
+            for item in self._contributions.look(view, reports_of(self._inventory, now), now, self._clock.wall()):
                 self._history.say("node_not_useful", item.node_id, item.reason, replica=item.replica)
                 self._observer.brought_nothing(item.node_id, item.replica, item.reason)
                 self._nodes_changed.fire()

@@ -43,6 +43,7 @@ def desired_states(
             lead_batches=plan.lead_batches,
             halted=plan.halted,
             widest_lead_batches=plan.widest_lead_batches,
+            tempo=plan.tempo if plan.HasField("tempo") else None,
         )
         for item in hosted.get(pnode_id, ()):
             desired.assignments.add(

@@ -50,7 +50,12 @@ def explain_model(runtime: ModelRuntime, vnode: str, batch: int | None) -> list[
         return [*lines, *evaluated(view.plan, vnode), *_batch(runtime, view.plan, vnode, batch)][:MAX_LINES]
     lines.append(
         line(
-            f"plan {view.plan.number}", "in force", view.plan.reason, lead=view.plan.lead_batches, lead_reason=view.plan.lead_reason
+            f"plan {view.plan.number}",
+            "in force",
+            view.plan.reason,
+            lead=view.plan.lead_batches,
+            lead_reason=view.plan.lead_reason,
+            batches_per_s=f"{view.plan.tempo.batches_per_s:g}" if view.plan.HasField("tempo") else "",
         )
     )
     lines += evaluated(view.plan, vnode)

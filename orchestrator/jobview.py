@@ -9,6 +9,7 @@ from typing import Final
 from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
 from orchestrator.jobs import JobRecord, state_of
 from orchestrator.offers import PLACEABLE
+from orchestrator.planning import tempo_of
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.silence import NodeRecord
 from trust.records import VerifiedAdvert
@@ -32,6 +33,7 @@ def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orches
         num_batches=request.num_batches if request is not None else 0,
         graph_digest=request.graph_digest if request is not None else "",
         expires_unix_ms=request.expires_unix_ms if request is not None else 0,
+        batches_per_s=request.batches_per_s if request is not None else 0.0,
         as_of_unix_ms=int(shared.clock.wall() * 1000),
         reporter=shared.key.node_id,
         num_pnodes=sum(item.judgement.state in PLACEABLE and item.streams > 0 for item in shared.inventory.nodes().values()),
@@ -52,7 +54,7 @@ def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orches
         shown.plan_number, shown.plan_digest = view.plan.number, view.head.plan_digest
         if with_vnodes:
             shown.vnodes.extend(_vnodes(runtime, job_id, now))
-        shown.eta_s = _eta_s(shown) if shown.state != model_pb2.JOB_STATE_PAUSED else 0.0
+        shown.eta_s = eta_s(shown, view.plan, shared.clock.wall()) if shown.state != model_pb2.JOB_STATE_PAUSED else 0.0
     elif with_vnodes and view is not None and view.job is not None and view.job.request.job_id == job_id:
         shown.vnodes.extend(orchestrator_pb2.VNodeView(vnode=cost.vnode) for cost in view.job.costs)
     return shown
@@ -152,11 +154,14 @@ def _vnodes(runtime: ModelRuntime, job_id: str, now: float) -> list[orchestrator
     return rows
 
 
-def _eta_s(shown: orchestrator_pb2.JobView) -> float:
-    """What is left of the slowest VNode at the present rate of all its replicas; 0 where nobody knows."""
+def eta_s(shown: orchestrator_pb2.JobView, plan: model_pb2.Plan, now_wall_s: float) -> float:
+    """What is left of the slowest VNode at the present rate of all its replicas, and not before the last batch is due; 0 where nobody knows."""
     times = [
         (shown.num_batches - row.report.num_learned) / rate
         for row in shown.vnodes
         if (rate := sum(item.report.rate for item in row.replicas)) > 0 and shown.num_batches >= row.report.num_learned
     ]
+    tempo = tempo_of(plan)
+    if times and tempo is not None:
+        times.append(tempo.due_s(shown.num_batches - 1) - now_wall_s)
     return max(times, default=0.0)

@@ -128,6 +128,8 @@ class PlanRequest:
     reason: str
     halted: bool = False
     """Whether the job is paused."""
+    tempo: model_pb2.Tempo | None = None
+    """When its batches are due; None: at once."""
     now_unix_ms: int = 0
     """By the holder's clock: for what lasts over many plans."""
     live: Mapping[str, int] = field(default_factory=dict)

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from dcnr.errors import InvalidInput
 from dcnr.intervals import IntervalSet
+from dcnr.tempo import Tempo
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.inventory import Inventory
 from orchestrator.offers import ExpectedPace, PlanRequest
@@ -67,6 +69,8 @@ def plan_request(
 ) -> PlanRequest:
     """Everything that the next plan depends on."""
     head = view.head
+    durable = {vnode: len(lineage) for vnode, lineage in view.durable(head.active.job_id).items()}
+    before = view.plan if view.plan is not None and view.plan.job_id == head.active.job_id else None
     return PlanRequest(
         network_id=network_id,
         model=view.model,
@@ -87,10 +91,41 @@ def plan_request(
         halted=head.active.state == model_pb2.JOB_STATE_PAUSED,
         live=LiveReplicas(view.hosted, inventory.nodes()),
         handed_over=handed_over(view, inventory),
-        durable={vnode: len(lineage) for vnode, lineage in view.durable(head.active.job_id).items()},
+        tempo=next_tempo(before, job.request.batches_per_s, head.active.state, max(durable.values(), default=0), now_unix_ms),
+        durable=durable,
         fences={one.vnode: int(one.first_replica) for one in view.manifest.fences} if view.manifest is not None else {},
         expected=expected,
     )
+
+
+def next_tempo(
+    before: model_pb2.Plan | None, batches_per_s: float, state: model_pb2.JobState.ValueType, num_durable: int, now_unix_ms: int
+) -> model_pb2.Tempo | None:
+    """When batches are due by the next plan of a job, of which ``before`` is the last; None for a job without a tempo.
+
+    The schedule begins with the first plan in which nothing waits, or with what is durable where plans had none. It stands still while the job is paused, and
+    goes on with the batch that was due next: nobody has to catch up on a time in which nothing was to be learned. What a fault costs is caught up on.
+    """
+    if not batches_per_s:
+        return None
+    known = tempo_of(before)
+    if before is None or known is None:
+        return model_pb2.Tempo(batches_per_s=batches_per_s, from_unix_ms=now_unix_ms, from_batch=num_durable)
+    is_paused = state == model_pb2.JOB_STATE_PAUSED
+    begins = before.halted or (len(before.waiting) > 0 and state == model_pb2.JOB_STATE_PLACING)
+    if is_paused and not before.halted:
+        return model_pb2.Tempo(batches_per_s=batches_per_s, from_unix_ms=now_unix_ms, from_batch=known.end(now_unix_ms / 1000))
+    if begins and not is_paused:
+        return model_pb2.Tempo(batches_per_s=batches_per_s, from_unix_ms=now_unix_ms, from_batch=known.from_batch)
+    return before.tempo
+
+
+def tempo_of(plan: model_pb2.Plan | None) -> Tempo | None:
+    """What a plan says of it; None where it says nothing, or what cannot be."""
+    try:
+        return Tempo.of(plan.tempo) if plan is not None and plan.HasField("tempo") else None
+    except InvalidInput:
+        return None
 
 
 def handed_over(view: ModelView, inventory: Inventory) -> frozenset[str]:

@@ -66,6 +66,7 @@ class PlanWriter:
             reason=request.reason,
             next_replica=board.next_replica,
             halted=request.halted,
+            tempo=request.tempo,
         )
         return model_pb2.Plan.FromString(b"".join((head.SerializeToString(), *self._pieces.values())))
 

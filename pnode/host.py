@@ -35,17 +35,16 @@ from pnode.outbox import Outbox
 from pnode.pace import Pace
 from pnode.spool import Frame
 from pnode.successor_links import SuccessorLinks
+from pnode.ticking import Ticking
 from vnode import events as ev
 from vnode.compute import Compute
 from vnode.core import ReplicaCore
+from vnode.due import WakeAt
 from vnode.events import Event, Instruction
-from vnode.replica_config import STATEMENT_GAP_S
 from vnode.replica_view import ReplicaView
 from vnode.state import StateInfo
 from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer, TensorHandle
 
-TICK_S: Final = 0.25
-"""And once when nothing else has happened for `STATEMENT_GAP_S`: a statement that waits for its gap does not wait for a whole tick."""
 DISK_RETRY_S: Final = 5.0
 
 
@@ -64,7 +63,7 @@ class ReplicaHost:
         self._hub, self._clock, self._executor, self._thread, self._pace = hub, clock, executor, thread, pace
         self._snapshot, self._news = snapshot, news
         self._events: deque[Event] = deque()
-        self._draining, self._stirred_s = False, float("-inf")
+        self._draining, self._ticking = False, Ticking(clock, self.post)
         self._links = SuccessorLinks(fixed.successors, clock, self.post)
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,6 +151,7 @@ class ReplicaHost:
                 {edge: tuple(one.share for one in asked) for edge, asked in neighbours.predecessors.items()},
                 frozenset(neighbours.successors), neighbours.lead_batches, tuple(one.share for one in neighbours.siblings), neighbours.role,
                 primary.replica if primary is not None else None, neighbours.halted, neighbours.widest_lead_batches,
+                neighbours.tempo,
             )
         )  # fmt: skip
         self._links.plan(neighbours.successors)
@@ -178,7 +178,7 @@ class ReplicaHost:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                ticking = group.create_task(self._tick())
+                ticking = group.create_task(self._ticking.run())
                 self._hub.add(self)
                 await self._ended.wait()
                 ticking.cancel()
@@ -216,22 +216,13 @@ class ReplicaHost:
 
     # ---- carrying out -------------------------------------------------------------------------------------------------------
 
-    async def _tick(self) -> None:
-        ticked_s = float("-inf")
-        while True:
-            now_s = self._clock.monotonic()
-            if now_s - ticked_s >= TICK_S or ticked_s < self._stirred_s + STATEMENT_GAP_S <= now_s:
-                ticked_s = now_s
-                self.post(ev.Tick(now_s))
-            await asyncio.sleep(STATEMENT_GAP_S)
-
     def _drain(self) -> None:
         """Handles all waiting events; events that this posts are handled in the same go."""
         try:
             while self._events and not self._ended.is_set():
                 event = self._events.popleft()
                 if not isinstance(event, ev.Tick):
-                    self._stirred_s = self._clock.monotonic()
+                    self._ticking.stirred()
                 for instruction in self._core.handle(event):
                     self._carry_out(instruction)
         except Exception as error:  # noqa: BLE001  VNode boundary: a bug here ends this replica, not its neighbours
@@ -256,6 +247,8 @@ class ReplicaHost:
                 self.spawn(self._take_snapshot, instruction)
             case ev.ReadInput():
                 self.spawn(self._read, instruction)
+            case WakeAt():
+                self._ticking.wake(instruction.at_s)
             case ev.Stop():
                 self.fail(instruction.reason)
             case _:

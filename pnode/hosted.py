@@ -11,6 +11,7 @@ from dcnr.crashpoints import reached
 from dcnr.errors import InvariantBroken
 from dcnr.ids import Digest, ReplicaId, VNodeId, digest_of
 from dcnr.stages import Stage
+from dcnr.tempo import Tempo
 from dcnr.units import Share
 from pnode.chain import Standing
 from vnode.compute import Compute
@@ -50,6 +51,8 @@ class Neighbours:
     """Whether the job is paused."""
     widest_lead_batches: int = 0
     """How far sources may be ahead where one hole holds the floor; 0: no further than the lead."""
+    tempo: Tempo | None = None
+    """When batches are due; None: at once."""
 
     @property
     def primary(self) -> Planned | None:

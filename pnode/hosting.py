@@ -15,6 +15,7 @@ from dcnr.ids import ReplicaId, VNodeId, check_replica_id
 from dcnr.ports import Clock
 from dcnr.specs import Registry
 from dcnr.stages import INPUT, Stage
+from dcnr.tempo import Tempo
 from dcnr.units import Share
 from dcnr.v1 import local_pb2, model_pb2
 from pnode.books import Books, NoBooks
@@ -225,7 +226,7 @@ def compute_thread(replica: ReplicaId) -> ThreadPoolExecutor:
 
 
 def neighbours_of(host: local_pb2.HostReplica, stage: Stage) -> Neighbours:
-    """The plan around a replica; primaries come before others. Raises InvalidInput for names and weights that are none."""
+    """The plan around a replica; primaries come before others. Raises InvalidInput for names, weights and a tempo that are none."""
     assignment = host.assignment
     by_vnode: dict[str, list[Planned]] = {}
     for neighbour in assignment.predecessors:
@@ -244,6 +245,7 @@ def neighbours_of(host: local_pb2.HostReplica, stage: Stage) -> Neighbours:
         tuple(_planned(one) for one in assignment.siblings),
         host.halted,
         host.widest_lead_batches,
+        Tempo.of(host.tempo) if host.HasField("tempo") else None,
     )
 
 

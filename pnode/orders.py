@@ -51,5 +51,13 @@ class Orders:
             horizon_s=request.horizon_s or limits.HORIZON_S, epoch=desired.epoch, unit_batches=request.unit_batches,
             cpu_share=self.options.cpu_share, bulk_bytes_s=self.options.bulk_bytes_s, audited=self._audited(),
             evidence_dir=str(self._home.evidence / assignment.replica), evidence_bytes=self.options.evidence_bytes,
-            halted=desired.halted, widest_lead_batches=desired.widest_lead_batches,
+            halted=desired.halted, widest_lead_batches=desired.widest_lead_batches, tempo=tempo_of(desired, request),
         )  # fmt: skip
+
+
+def tempo_of(desired: model_pb2.DesiredState, request: model_pb2.JobRequest) -> model_pb2.Tempo | None:
+    """When batches are due: from where the holder says, at the rate that maintainers signed. None where either says nothing."""
+    if not request.batches_per_s or not desired.HasField("tempo"):
+        return None
+    begin = desired.tempo
+    return model_pb2.Tempo(batches_per_s=request.batches_per_s, from_unix_ms=begin.from_unix_ms, from_batch=begin.from_batch)

@@ -166,6 +166,7 @@ class Authority:
                 self._role(vnode, shell.replica),
                 self.primary[vnode],
                 widest_lead_batches=self._world.widest_lead_batches,
+                tempo=self._world.tempo,
             )
         )
 

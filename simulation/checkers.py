@@ -52,9 +52,20 @@ class Checkers:
         for instruction in instructions:
             if isinstance(instruction, ev.SendAck):
                 self._floor(shell, instruction)
+            elif isinstance(instruction, ev.Learn):
+                self._due(shell, instruction.batch)
         if any(isinstance(instruction, mev.Lead) for instruction in instructions):
             captures = any(isinstance(instruction, ev.TakeSnapshot) for instruction in instructions)
             self._world.require(captures, "first_checkpoint", f"{shell.replica}: becomes primary and does not checkpoint")
+
+    def _due(self, shell: ReplicaShell, batch: int) -> None:
+        """A source begins no batch before it is due, by the network's time as its machine knows it."""
+        tempo = self._world.tempo
+        if tempo is not None and shell.config.is_source:
+            early_s = tempo.due_s(batch) - (shell.now_s + shell.ahead_s)
+            self._world.require(
+                early_s < 1e-6, "tempo", f"{shell.replica}: batch {batch} is begun {early_s:.3f} s before it is due"
+            )
 
     def _floor(self, shell: ReplicaShell, ack: ev.SendAck) -> None:
         """While the incarnations stay the same, floors only rise and are never above the truth."""

@@ -22,6 +22,7 @@ from simulation.wire import MODES, from_wire, lane_from_wire, lane_to_wire, to_w
 from vnode import events as ev
 from vnode import merge_events as mev
 from vnode.core import ReplicaCore
+from vnode.due import NetworkTime, WakeAt
 from vnode.events import Event, Instruction, PlanChanged
 from vnode.replica_config import ReplicaConfig
 from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer, Role
@@ -77,6 +78,8 @@ class ReplicaShell:
         self.maths = Maths(state)
         self.merges = Merges(self)
         self.rng = world.kernel.rng(f"shell/{replica}/{incarnation}")
+        self.ahead_s = world.network_s(0.0) + world.kernel.rng(f"clock/{replica}/{incarnation}").uniform(-0.05, 0.05)
+        """Network time, as far as this machine knows it, minus the time of its events."""
         self.step_s = world.step_s[vnode] * self.rng.uniform(*world.knobs.replica_speed)
         self.spool: dict[tuple[Lane, int], bytes] = {}
         self.edges: dict[tuple[int, ReplicaId], Edge] = {}
@@ -124,6 +127,7 @@ class ReplicaShell:
 
     def start(self) -> None:
         """Begins to tick; the plan comes from the authority."""
+        self.feed(NetworkTime(self.now_s, self.ahead_s))
         self._tick()
 
     def stop(self) -> None:
@@ -177,6 +181,8 @@ class ReplicaShell:
                 for batch in instruction.batches:
                     self.world.require((instruction.lane, batch) in self.spool, "spool", f"{self.replica}: dropped {batch} twice")
                     del self.spool[instruction.lane, batch]
+            case WakeAt():
+                self.process.after(instruction.at_s - self.now_s, lambda: self.feed(ev.Tick(self.now_s)))
             case ev.Stop():
                 self.world.fail("stopped", f"{self.replica}: {instruction.reason}")
             case _:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.ports import Random
+from dcnr.tempo import Tempo
 from dcnr.units import owned
 from simulation.arithmetic import State
 from simulation.authority import Authority
@@ -18,6 +19,9 @@ from simulation.network import Network, NetworkKnobs
 from simulation.replica_shell import ReplicaShell
 from simulation.topology import Topology, any_topology
 from vnode.vocabulary import Role
+
+NETWORK_S: Final = 1_000_000.0
+"""Network time when a history begins: no replica's own clock shows it."""
 
 
 class Violation(AssertionError):
@@ -66,6 +70,8 @@ class Knobs:
     """How long a plan takes until a process hears of it."""
     unit_batches: int = 4
     merge_every: int = 6
+    batches_per_s: float = 0.0
+    """Of the job's tempo; 0: none."""
     audited: bool = False
     """Whether contributors keep to what audits ask of them."""
     network: NetworkKnobs = field(default_factory=NetworkKnobs)
@@ -98,6 +104,7 @@ def random_knobs(seed: int) -> Knobs:
         corrupt_probability=rng.choice([0.0, 0.0, 0.02]),
         read_failure_probability=rng.choice([0.0, 0.05]),
         condemned_probability=rng.choice([0.0, 0.1]),
+        batches_per_s=Kernel(seed).rng("tempo").choice([4.0, 10.0, *(0.0 for _ in range(8))]),
     )
     if not is_calm:
         knobs = _broken(rng, knobs)
@@ -140,6 +147,7 @@ class Simulation:
         self.widest_lead_batches = max(1, min(2 * self.knobs.lead_batches, room))
         knobs = self.knobs
         self.num_replicas = {vnode: (rng.randint(*knobs.replicas), rng.randint(*knobs.standbys)) for vnode in self.topology.inputs}
+        self.tempo = Tempo(knobs.batches_per_s, self.network_s(0.0)) if knobs.batches_per_s else None
         self.shells: list[ReplicaShell] = []
         self.num_corrupt = self.num_faults = self.num_lost_states = 0
         self.checkers = Checkers(self)
@@ -154,6 +162,11 @@ class Simulation:
         self.shells = [known for known in self.shells if known.process.alive]
         self.shells.append(shell)
         shell.start()
+
+    @staticmethod
+    def network_s(now_s: float) -> float:
+        """Network time."""
+        return NETWORK_S + now_s
 
     def living(self, replica: ReplicaId) -> ReplicaShell | None:
         """The newest living incarnation of a replica: where the directory leads."""

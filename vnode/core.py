@@ -17,6 +17,7 @@ from dcnr.intervals import IntervalSet
 from vnode import events as ev
 from vnode import merge_events as mev
 from vnode.contributing import Contributing
+from vnode.due import Due, NetworkTime
 from vnode.evaluation import TEST_LANE, VALIDATION, Rounds
 from vnode.events import Event, Forward, Instruction, Learn, Stop, TakeSnapshot
 from vnode.floor import Behind
@@ -52,7 +53,7 @@ class ReplicaCore:
         self._outlet = Outlet(config, self._spool, self._behind)
         self._rounds = Rounds(config)
         self._statements = Statements(config, self._intake)
-        self._lead = Lead(config, now_s)
+        self._lead, self._due = Lead(config, now_s), Due(config)
         self._busy: Computation | None = None
         self._evaluated_last, self._head_seen_s, self._now_s = False, now_s, now_s
         self._snapshots = Snapshots(config, lineage, now_s)
@@ -77,14 +78,20 @@ class ReplicaCore:
         is_idle = bool(self._work) and self._busy is None and not self._paused_why()
         wanted = self._holding.missing if is_idle else _NONE
         goes_on = self._config.is_source and self._lead.look(self._now_s, self._floor()[0], wanted)
-        if self._intake.waits_in_vain(self._now_s, is_idle=is_idle) or goes_on or not self._is_quiet(event):
+        if (
+            self._intake.waits_in_vain(self._now_s, self._due.end(self._now_s), is_idle=is_idle)
+            or goes_on
+            or not self._is_quiet(event)
+        ):
             self._take_stock(out)
         self._advance(out)
         return out
 
     def _is_quiet(self, event: Event) -> bool:
         """Whether no set of batches depends on what this event changes: time, the horizon, and the floor, which holds back only sources."""
-        is_quiet = isinstance(event, ev.Tick | ev.HeadSeen) or (isinstance(event, ev.AckHeard) and not self._config.is_source)
+        is_quiet = isinstance(event, ev.Tick | ev.HeadSeen | NetworkTime) or (
+            isinstance(event, ev.AckHeard) and not self._config.is_source
+        )
         return is_quiet and bool(self._work)
 
     def _apply(self, event: Event, out: list[Instruction]) -> None:
@@ -95,6 +102,8 @@ class ReplicaCore:
                 self._head_seen_s = self._now_s
             case ev.PlanChanged():
                 self._planned(event, out)
+            case NetworkTime():
+                self._due.told(event)
             case ev.EdgeUp():
                 self._intake.edge_up(event)
                 self._statements.forget()
@@ -143,6 +152,7 @@ class ReplicaCore:
         self._intake.plan(event.predecessors)
         self._outlet.plan(event.successors)
         self._lead.plan(event.lead_batches, event.widest_lead_batches)
+        self._due.plan(event.tempo)
         self._halted_why = HALTED if event.halted else ""
 
     # ---- computations --------------------------------------------------------------------------------------------------------
@@ -242,7 +252,11 @@ class ReplicaCore:
         for batch in self._intake.ready(TRAIN_LANE):
             learns = batch in work.wanted
             is_allowed = not paused and batch in work.may_begin if learns else batch in work.forward_only and not is_between
-            if is_allowed and self._retries.is_due(TRAIN_LANE, batch, self._now_s):
+            if (
+                is_allowed
+                and self._retries.is_due(TRAIN_LANE, batch, self._now_s)
+                and (not learns or self._due.may_begin(batch, self._now_s))
+            ):
                 return batch, learns
         return None
 
@@ -325,8 +339,7 @@ class ReplicaCore:
         """What is due now: computations, questions and statements."""
         if self._busy is None:
             self._busy = self._next()
-            if self._busy is not None:
-                out.append(self._busy)
+            out += [self._busy] if self._busy is not None else self._due.wake()
         if not self._holding.leads and (question := self._contributing.ask(self._now_s)) is not None:
             out.append(question)
         out += self._intake.reads(self._now_s)
@@ -347,40 +360,20 @@ class ReplicaCore:
         num_kept = self._spool.size(train=True) + self._spool.size(train=False)
         merges = self._merging if holding.leads else self._contributing
         return ReplicaView(
-            vnode=self._config.vnode,
-            replica=self._config.replica,
-            incarnation=self._config.incarnation,
-            lineage=holding.lineage,
-            durable=self._named,
-            durable_behind=self._behind.durable_from(self._named, self._holding.missing),
-            floor=floor,
-            floor_vnode=floor_vnode,
-            lead_batches=self._lead.batches,
-            needs=self._intake.needs(),
+            vnode=self._config.vnode, replica=self._config.replica, incarnation=self._config.incarnation, lineage=holding.lineage,
+            durable=self._named, durable_behind=self._behind.durable_from(self._named, self._holding.missing), floor=floor,
+            floor_vnode=floor_vnode, lead_batches=self._lead.batches, needs=self._intake.needs(self._due.end(self._now_s)),
             counters=replace(
-                self._counters,
-                duplicates=self._intake.num_duplicates,
-                evicted=self._intake.num_evicted,
-                frames_sent=self._outlet.num_sent,
-                frames_resent=self._outlet.num_resent,
+                self._counters, duplicates=self._intake.num_duplicates, evicted=self._intake.num_evicted,
+                frames_sent=self._outlet.num_sent, frames_resent=self._outlet.num_resent,
             ),
-            spool_batches=num_kept,
-            spool_bytes=num_kept * self._config.frame_bytes,
-            held_back_by=floor_vnode if is_held_back else None,
-            paused_why=self._paused_why(),
-            evaluations=self._rounds.evaluations(),
-            failing=self._retries.failing(),
-            computing=words(self._busy),
-            learns_no_more=holding.is_leaving and not isinstance(self._busy, Learn),
-            owed=self._outlet.lacking() & holding.lineage,
-            last_loss=self._last_loss,
-            stopped_why=self._stopped,
-            role=self._role,
-            owned=holding.owned,
-            unmerged=holding.open | holding.after,
-            num_merged=merges.num_merged,
-            num_refused=merges.num_refused,
-        )
+            spool_batches=num_kept, spool_bytes=num_kept * self._config.frame_bytes, held_back_by=floor_vnode if is_held_back else None,
+            paused_why=self._paused_why() or self._due.why(next_batch, self._now_s), evaluations=self._rounds.evaluations(),
+            failing=self._retries.failing(), computing=words(self._busy),
+            learns_no_more=holding.is_leaving and not isinstance(self._busy, Learn), owed=self._outlet.lacking() & holding.lineage,
+            last_loss=self._last_loss, stopped_why=self._stopped, role=self._role, owned=holding.owned,
+            unmerged=holding.open | holding.after, num_merged=merges.num_merged, num_refused=merges.num_refused,
+        )  # fmt: skip
 
     def check(self) -> None:
         """Raises InvariantBroken where this core contradicts itself. Used after every event in tests."""

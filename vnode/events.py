@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
+from dcnr.tempo import Tempo
 from dcnr.units import Share
+from vnode.due import NetworkTime, WakeAt
 from vnode.merge_events import MergeEvent, MergeInstruction
 from vnode.vocabulary import Lane, Mode, Peer, Role, TensorHandle
 
@@ -34,6 +36,7 @@ class PlanChanged:
     first: evaluations are asked of that one. ``successors``: all replicas of all successors. ``siblings``: the shares of all replicas
     of this VNode, itself included; empty for one that is alone and owns everything. ``primary``: who that is, None if nobody. ``halted``: the job
     is paused, so nobody learns. ``widest_lead_batches``: how far sources may be ahead for a while (`vnode.lead`); never below the lead.
+    ``tempo``: when batches are due, in network time; None: at once.
     """
 
     now_s: float
@@ -45,6 +48,7 @@ class PlanChanged:
     primary: ReplicaId | None = None
     halted: bool = False
     widest_lead_batches: int = 0
+    tempo: Tempo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +263,7 @@ class LearningHeld:
 
 
 Event = (
-    Tick | PlanChanged | EdgeUp | EdgeDown | FrameArrived | InputFailed | LinkUp | LinkDown
+    Tick | PlanChanged | NetworkTime | EdgeUp | EdgeDown | FrameArrived | InputFailed | LinkUp | LinkDown
     | NeedHeard | WindowHeard | AckHeard | DurableHeard | FrameSent | FrameMissing
     | Learned | Forwarded | ComputeFailed | SnapshotTaken | CheckpointNamed | CheckpointLost | Leave | HeadSeen | LearningHeld | MergeEvent
 )  # fmt: skip
@@ -385,5 +389,5 @@ class Stop:
 
 Instruction = (
     SendNeed | SendWindow | SendAck | SendDurable | ReadInput | Learn | Forward | SendFrame | DropFrames | TakeSnapshot | Stop
-    | MergeInstruction
+    | WakeAt | MergeInstruction
 )  # fmt: skip

@@ -205,9 +205,9 @@ class Intake:
                         known = before.get((edge, lane, source))
                         self._waiting_for[edge, lane, source] = known if known and known[0] == lowest else (lowest, now_s)
 
-    def waits_in_vain(self, now_s: float, *, is_idle: bool) -> bool:
+    def waits_in_vain(self, now_s: float, due_end: int | None, *, is_idle: bool) -> bool:
         """Whether everything in the window has just become late. Never where one replica alone brings everything, nor at joins: what waits there
-        for its other half takes room.
+        for its other half takes room. Nobody is late with what is due for nobody yet (from ``due_end`` on).
         """
         others_may_bring = self._config.num_inputs == 1 and any(edge.num_owners > 1 for edge in self._edges.values())
         if not is_idle or not others_may_bring or self._held.get(TRAIN_LANE):
@@ -215,7 +215,7 @@ class Intake:
         if now_s - self._idle_s < LATE_S:
             return False
         work, self._idle_s = self._work[TRAIN_LANE], now_s
-        awaited = work.may_begin.below(work.end) - self.late
+        awaited = work.may_begin.below(work.end if due_end is None else min(work.end, due_end)) - self.late
         self.late |= awaited
         return bool(awaited)
 
@@ -344,8 +344,8 @@ class Intake:
         known.window_at_s, known.end = now_s, work.end
         return [SendWindow(*way, self.next_sequence(), lane, work.end)]
 
-    def needs(self) -> tuple[NeedView, ...]:
-        """For every edge, lane and replica asked that something is lacking from: what, since when, why."""
+    def needs(self, due_end: int | None = None) -> tuple[NeedView, ...]:
+        """For every edge, lane and replica asked that something is lacking from: what, since when, why. Nothing is due yet from ``due_end`` on."""
         views: list[NeedView] = []
         for (number, lane, source), (lowest, since_s) in sorted(
             self._waiting_for.items(), key=lambda item: (*item[0][:2], item[0][2] or "")
@@ -353,6 +353,8 @@ class Intake:
             work = self._work[lane]
             part = self._parts[number, lane].get(source, _NONE)
             why = self._why(number, lane, source, lowest)
+            if lane.is_train and due_end is not None and lowest >= due_end:
+                why = "not due yet by the job's tempo"
             views.append(NeedView(number, source, lane, part & work.wanted, part & work.forward_only, since_s, why))
         return tuple(views)
 

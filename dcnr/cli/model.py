@@ -94,6 +94,7 @@ def submit(
     checkpoint_steps: Annotated[int, typer.Option(min=1, help="Batches between checkpoints.")] = limits.CHECKPOINT_STEPS,
     unit_batches: Annotated[int, typer.Option(min=0, help="Grain of work; 0: about 5 s of the slowest stage.")] = 0,
     lead_batches: Annotated[int, typer.Option(min=1, help="How far sources may be ahead.")] = limits.LEAD_BATCHES,
+    batches_per_s: Annotated[float, typer.Option(help="Learn no more on average, and catch up after faults; 0: as fast as the network can.")] = 0.0,
     settling_deadline_s: Annotated[float, typer.Option(min=1, help="Then the job ends as expired.")] = limits.SETTLING_DEADLINE_S,
     expires_after_s: Annotated[float, typer.Option(min=0, help="A job still queued then ends as expired; 0: never.")] = 0.0,
     from_manifest: Annotated[str, typer.Option(help="Go on from this completed manifest; empty: from checkpoint 0.")] = "",
@@ -124,7 +125,7 @@ def submit(
         options = JobOptions(
             idempotency_key=idempotency_key or secrets.token_hex(8), unit_batches=unit_batches, lead_batches=lead_batches,
             settling_deadline_s=settling_deadline_s, checkpoint_s=checkpoint_s, checkpoint_steps=checkpoint_steps, from_manifest=from_manifest,
-            expires_after_s=expires_after_s,
+            expires_after_s=expires_after_s, batches_per_s=batches_per_s,
         )  # fmt: skip
         first = read_weights(weights) if weights is not None else None
         if save_draft is not None:

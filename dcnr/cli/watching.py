@@ -127,6 +127,7 @@ def headline(job: orchestrator_pb2.JobView) -> str:
     """State, progress and pace on one line."""
     why = f" ({job.pause.reason})" if job.state == model_pb2.JOB_STATE_PAUSED and job.pause.reason else ""
     parts = [f"{job.model} {word(model_pb2.JobState, job.state)}{why}", _progress(job)]
+    parts.append(f"at most {job.batches_per_s:g} batches/s" if job.batches_per_s else "")
     parts.append(f"plan {job.plan_number}" if job.plan_number else "")
     parts.append(f"epoch {job.epoch} of {short(job.holder)}" if job.epoch else "")
     parts.append(f"running {duration(job.running_s)}" if job.running_s else "")

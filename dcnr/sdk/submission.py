@@ -22,6 +22,7 @@ from dcnr.sdk.signing import Draft
 from dcnr.sdk.weights import Array, FirstWeights
 from dcnr.specs import Registry
 from dcnr.stages import Stage
+from dcnr.tempo import check_rate
 from dcnr.v1 import data_pb2, model_pb2
 from trust.network import NetworkPolicy
 
@@ -43,6 +44,8 @@ class JobOptions:
     settling_deadline_s: float = limits.SETTLING_DEADLINE_S
     checkpoint_s: float = limits.CHECKPOINT_S
     checkpoint_steps: int = limits.CHECKPOINT_STEPS
+    batches_per_s: float = 0.0
+    """Sources learn no more on average, and catch up after faults; 0: no limit."""
     expires_after_s: float = 0.0
     """A job still queued then ends as expired; 0: never."""
     from_manifest: str = ""
@@ -95,7 +98,9 @@ def differs_by_estimate(error: Stale, options: JobOptions) -> bool:
 def request_of(
     graph: model_pb2.ModelGraph, plan: Planned, options: JobOptions, *, network_id: str, seconds_per_batch: float, now_wall: float
 ) -> model_pb2.JobRequest:
-    """The request without the digest of manifest 0 (filled in by the signatures), or with that of the manifest to go on from."""
+    """The request without the digest of manifest 0 (filled in by the signatures), or with that of the manifest to go on from. Raises InvalidInput
+    (``bad_tempo``).
+    """
     return model_pb2.JobRequest(
         network_id=network_id,
         job_id=job_id_of(graph.name, options.idempotency_key),
@@ -113,6 +118,7 @@ def request_of(
         expires_unix_ms=int((now_wall + options.expires_after_s) * 1000) if options.expires_after_s else 0,
         checkpoint_s=options.checkpoint_s,
         checkpoint_steps=options.checkpoint_steps,
+        batches_per_s=check_rate(options.batches_per_s),
     )
 
 

@@ -91,6 +91,7 @@ class HostReplica(_message.Message):
     EVIDENCE_BYTES_FIELD_NUMBER: _builtins.int
     HALTED_FIELD_NUMBER: _builtins.int
     WIDEST_LEAD_BATCHES_FIELD_NUMBER: _builtins.int
+    TEMPO_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """whose"""
     job_id: _builtins.str
@@ -149,6 +150,10 @@ class HostReplica(_message.Message):
     def assignment(self) -> _model_pb2.DesiredAssignment:
         """what"""
 
+    @_builtins.property
+    def tempo(self) -> _model_pb2.Tempo:
+        """as in the plan, at the rate of the signed request; absent: none"""
+
     def __init__(
         self,
         *,
@@ -180,10 +185,11 @@ class HostReplica(_message.Message):
         evidence_bytes: _builtins.int = ...,
         halted: _builtins.bool = ...,
         widest_lead_batches: _builtins.int = ...,
+        tempo: _model_pb2.Tempo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "tempo", b"tempo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "audited", b"audited", "bulk_bytes_s", b"bulk_bytes_s", "checkpoint_s", b"checkpoint_s", "checkpoint_steps", b"checkpoint_steps", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "epoch", b"epoch", "evidence_bytes", b"evidence_bytes", "evidence_dir", b"evidence_dir", "from_earlier_job", b"from_earlier_job", "graph", b"graph", "halted", b"halted", "horizon_s", b"horizon_s", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "num_batches", b"num_batches", "plan_number", b"plan_number", "shard_dir", b"shard_dir", "spool_bytes", b"spool_bytes", "state_commit", b"state_commit", "state_digest", b"state_digest", "state_path", b"state_path", "threads", b"threads", "unit_batches", b"unit_batches", "widest_lead_batches", b"widest_lead_batches", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "audited", b"audited", "bulk_bytes_s", b"bulk_bytes_s", "checkpoint_s", b"checkpoint_s", "checkpoint_steps", b"checkpoint_steps", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "epoch", b"epoch", "evidence_bytes", b"evidence_bytes", "evidence_dir", b"evidence_dir", "from_earlier_job", b"from_earlier_job", "graph", b"graph", "halted", b"halted", "horizon_s", b"horizon_s", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "num_batches", b"num_batches", "plan_number", b"plan_number", "shard_dir", b"shard_dir", "spool_bytes", b"spool_bytes", "state_commit", b"state_commit", "state_digest", b"state_digest", "state_path", b"state_path", "tempo", b"tempo", "threads", b"threads", "unit_batches", b"unit_batches", "widest_lead_batches", b"widest_lead_batches", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

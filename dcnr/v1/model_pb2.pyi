@@ -563,6 +563,7 @@ class JobRequest(_message.Message):
     EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_S_FIELD_NUMBER: _builtins.int
     CHECKPOINT_STEPS_FIELD_NUMBER: _builtins.int
+    BATCHES_PER_S_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     job_id: _builtins.str
@@ -595,6 +596,8 @@ class JobRequest(_message.Message):
     """seconds between checkpoints; 0 means 60"""
     checkpoint_steps: _builtins.int
     """batches between checkpoints; 0 means 256"""
+    batches_per_s: _builtins.float
+    """sources learn no more on average; 0: no limit; out of bounds: the request is refused"""
     def __init__(
         self,
         *,
@@ -614,14 +617,45 @@ class JobRequest(_message.Message):
         expires_unix_ms: _builtins.int = ...,
         checkpoint_s: _builtins.float = ...,
         checkpoint_steps: _builtins.int = ...,
+        batches_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_s", b"checkpoint_s", "checkpoint_steps", b"checkpoint_steps", "created_unix_ms", b"created_unix_ms", "dataset_digest", b"dataset_digest", "dataset_name", b"dataset_name", "expires_unix_ms", b"expires_unix_ms", "graph_digest", b"graph_digest", "horizon_s", b"horizon_s", "initial_manifest_digest", b"initial_manifest_digest", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "network_id", b"network_id", "num_batches", b"num_batches", "settling_deadline_s", b"settling_deadline_s", "unit_batches", b"unit_batches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches_per_s", b"batches_per_s", "checkpoint_s", b"checkpoint_s", "checkpoint_steps", b"checkpoint_steps", "created_unix_ms", b"created_unix_ms", "dataset_digest", b"dataset_digest", "dataset_name", b"dataset_name", "expires_unix_ms", b"expires_unix_ms", "graph_digest", b"graph_digest", "horizon_s", b"horizon_s", "initial_manifest_digest", b"initial_manifest_digest", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "network_id", b"network_id", "num_batches", b"num_batches", "settling_deadline_s", b"settling_deadline_s", "unit_batches", b"unit_batches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobRequest: _TypeAlias = JobRequest  # noqa: Y015
+
+@_typing.final
+class Tempo(_message.Message):
+    """When batches of a job are due: sources begin none before. Nobody but replicas of VNodes that list `input` looks at it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCHES_PER_S_FIELD_NUMBER: _builtins.int
+    FROM_UNIX_MS_FIELD_NUMBER: _builtins.int
+    FROM_BATCH_FIELD_NUMBER: _builtins.int
+    batches_per_s: _builtins.float
+    """as in the request"""
+    from_unix_ms: _builtins.int
+    """network time at which batch from_batch is due; the holder sets it with the first plan in which nothing waits, and when a job goes on"""
+    from_batch: _builtins.int
+    """lower ones are due as well"""
+    def __init__(
+        self,
+        *,
+        batches_per_s: _builtins.float = ...,
+        from_unix_ms: _builtins.int = ...,
+        from_batch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches_per_s", b"batches_per_s", "from_batch", b"from_batch", "from_unix_ms", b"from_unix_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tempo: _TypeAlias = Tempo  # noqa: Y015
 
 @_typing.final
 class JobCancel(_message.Message):
@@ -1091,6 +1125,7 @@ class Plan(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     HALTED_FIELD_NUMBER: _builtins.int
     WIDEST_LEAD_BATCHES_FIELD_NUMBER: _builtins.int
+    TEMPO_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -1133,6 +1168,10 @@ class Plan(_message.Message):
     def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """VNodes that no node can take now"""
 
+    @_builtins.property
+    def tempo(self) -> Global___Tempo:
+        """absent: the job has none"""
+
     def __init__(
         self,
         *,
@@ -1154,10 +1193,11 @@ class Plan(_message.Message):
         sequence: _builtins.int = ...,
         halted: _builtins.bool = ...,
         widest_lead_batches: _builtins.int = ...,
+        tempo: Global___Tempo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tempo", b"tempo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "graph_digest", b"graph_digest", "halted", b"halted", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "lead_reason", b"lead_reason", "model", b"model", "network_id", b"network_id", "next_replica", b"next_replica", "number", b"number", "parent_digest", b"parent_digest", "reason", b"reason", "rejections", b"rejections", "sequence", b"sequence", "waiting", b"waiting", "widest_lead_batches", b"widest_lead_batches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "graph_digest", b"graph_digest", "halted", b"halted", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "lead_reason", b"lead_reason", "model", b"model", "network_id", b"network_id", "next_replica", b"next_replica", "number", b"number", "parent_digest", b"parent_digest", "reason", b"reason", "rejections", b"rejections", "sequence", b"sequence", "tempo", b"tempo", "waiting", b"waiting", "widest_lead_batches", b"widest_lead_batches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1273,6 +1313,7 @@ class DesiredState(_message.Message):
     LEAD_BATCHES_FIELD_NUMBER: _builtins.int
     HALTED_FIELD_NUMBER: _builtins.int
     WIDEST_LEAD_BATCHES_FIELD_NUMBER: _builtins.int
+    TEMPO_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -1303,6 +1344,10 @@ class DesiredState(_message.Message):
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___DesiredAssignment]:
         """full list"""
 
+    @_builtins.property
+    def tempo(self) -> Global___Tempo:
+        """as in the plan"""
+
     def __init__(
         self,
         *,
@@ -1320,10 +1365,11 @@ class DesiredState(_message.Message):
         lead_batches: _builtins.int = ...,
         halted: _builtins.bool = ...,
         widest_lead_batches: _builtins.int = ...,
+        tempo: Global___Tempo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tempo", b"tempo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "halted", b"halted", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "network_id", b"network_id", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "pnode_id", b"pnode_id", "request_digest", b"request_digest", "sequence", b"sequence", "widest_lead_batches", b"widest_lead_batches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "epoch", b"epoch", "halted", b"halted", "holder", b"holder", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "network_id", b"network_id", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "pnode_id", b"pnode_id", "request_digest", b"request_digest", "sequence", b"sequence", "tempo", b"tempo", "widest_lead_batches", b"widest_lead_batches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1374,6 +1374,7 @@ class JobView(_message.Message):
     AUDITED_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
     EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
+    BATCHES_PER_S_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """which"""
     model: _builtins.str
@@ -1410,6 +1411,8 @@ class JobView(_message.Message):
     """audits are in force for it: what is cleared counts"""
     expires_unix_ms: _builtins.int
     """still queued then, it ends as expired; 0: never"""
+    batches_per_s: _builtins.float
+    """as its maintainers asked: it learns no more on average; 0: no limit"""
     @_builtins.property
     def vnodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___VNodeView]:
         """in topological order"""
@@ -1446,10 +1449,11 @@ class JobView(_message.Message):
         audited: _builtins.bool = ...,
         pause: _model_pb2.JobPause | None = ...,
         expires_unix_ms: _builtins.int = ...,
+        batches_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "pause", b"pause"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_unix_ms", b"as_of_unix_ms", "audited", b"audited", "epoch", b"epoch", "eta_s", b"eta_s", "expires_unix_ms", b"expires_unix_ms", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "num_batches", b"num_batches", "num_pnodes", b"num_pnodes", "outcome", b"outcome", "pause", b"pause", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "reporter", b"reporter", "running_s", b"running_s", "settling_s", b"settling_s", "state", b"state", "vnodes", b"vnodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_unix_ms", b"as_of_unix_ms", "audited", b"audited", "batches_per_s", b"batches_per_s", "epoch", b"epoch", "eta_s", b"eta_s", "expires_unix_ms", b"expires_unix_ms", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "num_batches", b"num_batches", "num_pnodes", b"num_pnodes", "outcome", b"outcome", "pause", b"pause", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "reporter", b"reporter", "running_s", b"running_s", "settling_s", b"settling_s", "state", b"state", "vnodes", b"vnodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

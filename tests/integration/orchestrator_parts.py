@@ -59,8 +59,8 @@ def state_bytes(model: str, vnode: str, *, learned: int, parent: str, mark: int)
 
 
 async def stage(
-    store: ObjectStore, policy: NetworkPolicy, maintainer: NodeKey, model: str, clock: Clock, job_id: str
-) -> identity_pb2.Envelope:
+    store: ObjectStore, policy: NetworkPolicy, maintainer: NodeKey, model: str, clock: Clock, job_id: str, *, batches_per_s: float = 0.0
+) -> identity_pb2.Envelope:  # fmt: skip
     """Graph, data set manifest, first states and manifest 0 in the store; the signed request."""
     graph = small_graph(model)
     splits = {"train": 4 * BATCHES, "validation": 4, "test": 4}
@@ -80,7 +80,7 @@ async def stage(
     request = model_pb2.JobRequest(
         network_id=policy.network_id, job_id=job_id, model=model, graph_digest=graph_digest(graph),
         initial_manifest_digest=digest_of_envelope(envelope), dataset_digest=dataset.digest, dataset_name="toy", num_batches=BATCHES,
-        unit_batches=4, lead_batches=64, created_unix_ms=int(clock.wall() * 1000),
+        unit_batches=4, lead_batches=64, created_unix_ms=int(clock.wall() * 1000), batches_per_s=batches_per_s,
     )  # fmt: skip
     return seal(identity_pb2.DOMAIN_JOB_REQUEST, request, maintainer)
 

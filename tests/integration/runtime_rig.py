@@ -98,8 +98,8 @@ class World:
         self.workers = [Worker(self.policy, self.store, CLOCK) for _ in range(workers)]
         self.orchestrators = [Orchestrator(key, self.policy, self.store, self.workers) for key in keys_of]
 
-    async def submit(self, job: str = JOB) -> None:
-        envelope = await stage(self.store, self.policy, MAINTAINER, MODEL, CLOCK, job)
+    async def submit(self, job: str = JOB, *, batches_per_s: float = 0.0) -> None:
+        envelope = await stage(self.store, self.policy, MAINTAINER, MODEL, CLOCK, job, batches_per_s=batches_per_s)
         loader = self.orchestrators[0].runtime.loader
         _, existed = await admit(envelope, policy=self.policy, store=self.store, loader=loader, wall_unix_ms=0)
         assert not existed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from runtime_rig import CLOCK, JOB, MAINTAINER, MODEL, World, until, world
 
 from dataservice import keys, manifests
 from dcnr import limits
-from dcnr.errors import NotFound, Refused, Stale
+from dcnr.errors import InvalidInput, NotFound, Refused, Stale
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
 from orchestrator.admission import admit, record_cancel
 from orchestrator.changes import MAX_DECIDED
@@ -104,14 +105,19 @@ def test_a_paused_job_stands_still_through_a_takeover_and_goes_on_where_it_was()
 
     async def story() -> None:
         async with world(orchestrators=2) as made:
-            await made.submit()
+            await made.submit(batches_per_s=1000.0)
             first = await made.running()
-            replicas = {item.replica for item in first.plan.assignments} if first.plan else set()
+            assert first.plan is not None
+            replicas, tempo = {item.replica for item in first.plan.assignments}, first.plan.tempo
+            assert (tempo.batches_per_s, tempo.from_batch) == (1000.0, 0)
             assert await said(made, 1, True)
             assert not await said(made, 1, True), "the same statement again"
             assert not await said(made, 2, True), "what is paused is not paused twice"
             await until(lambda: first.plan is not None and first.plan.halted, "the plan is halted")
             await until(lambda: all(worker.halted for worker in made.workers), "every PNode is told")
+            halted = first.plan.tempo
+            due = 1 + halted.from_unix_ms - tempo.from_unix_ms
+            assert abs(halted.from_batch - due) <= 1, "the schedule stands where it had come to"
             head = first.runtime.head
             assert head is not None
             assert head.active.state == model_pb2.JOB_STATE_PAUSED
@@ -128,10 +134,13 @@ def test_a_paused_job_stands_still_through_a_takeover_and_goes_on_where_it_was()
             assert (head.active.state, head.active.running_s) == (model_pb2.JOB_STATE_PAUSED, ran_s)
             assert second.plan is not None
             assert second.plan.halted
+            assert second.plan.tempo == halted
             assert await said(made, 2, False)
             await until(lambda: second.state() == model_pb2.JOB_STATE_SETTLING, "it goes on, and every source is done")
             await until(lambda: second.plan is not None and not second.plan.halted, "the plan goes on")
             assert {item.replica for item in second.plan.assignments} == replicas
+            assert second.plan.tempo.from_batch == halted.from_batch
+            assert second.plan.tempo.from_unix_ms > halted.from_unix_ms
             assert await said(made, 3, True)
             await until(lambda: second.state() == model_pb2.JOB_STATE_PAUSED, "it pauses while it settles")
             await made.record_all(second)
@@ -346,6 +355,11 @@ def test_only_jobs_that_can_run_are_taken_in() -> None:
         request.initial_manifest_digest = "0" * 64
         with pytest.raises(NotFound):
             await submit(seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER))
+        request = model_pb2.JobRequest.FromString(envelope.payload)
+        request.batches_per_s = math.nan
+        with pytest.raises(InvalidInput) as bad:
+            await submit(seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER))
+        assert (bad.value.code, bad.value.details["field"]) == ("bad_tempo", "batches_per_s")
         assert made.store.peek(keys.job_request(MODEL, JOB)) is None
         assert not await submit(envelope)
         assert await submit(envelope)
@@ -360,7 +374,7 @@ def test_only_jobs_that_can_run_are_taken_in() -> None:
         )
         others = {
             "num_batches": BATCHES + 1, "unit_batches": 77, "lead_batches": 77, "horizon_s": 77.0, "settling_deadline_s": 77.0,
-            "expires_unix_ms": request.created_unix_ms + 77_000, "checkpoint_s": 77.0, "checkpoint_steps": 77, "dataset_name": "other",
+            "expires_unix_ms": request.created_unix_ms + 77_000, "checkpoint_s": 77.0, "checkpoint_steps": 77, "dataset_name": "other", "batches_per_s": 77.0,
             "graph_digest": "1" * 64, "dataset_digest": "1" * 64, "initial_manifest_digest": "1" * 64,
         }  # fmt: skip
         names = {field.name for field in model_pb2.JobRequest.DESCRIPTOR.fields}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ from worker_rig import JOB, MODEL, NETWORK_ID, DaemonEnd, Job, make_job, order, 
 from dcnr.errors import Refused
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
+from dcnr.tempo import Tempo
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from trust.commits import Place
 from trust.envelope import digest_of_envelope, open_single
@@ -98,6 +100,24 @@ def test_one_worker_hosts_both_stages_and_evaluates_when_durable(tmp_path: Path)
             assert (exits["s1"].depth, exits["s2"].depth) == (1, 2)
             assert exits["s2"].correct > 10
             assert any(result.split == "validation" and result.complete for result in end.reports["s2.1"].exits)
+
+    asyncio.run(scenario())
+
+
+def test_a_source_keeps_to_the_tempo_of_its_job(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as end:
+            places = {"s1": end, "s2": end}
+            for vnode in ("s1", "s2"):
+                await end.host(job, vnode, places, tempo=Tempo(40.0, time.time() + 3600.0).message())
+            await end.until(lambda: {"s1.1", "s2.1"} <= end.reports.keys() and "is not due yet" in end.reports["s1.1"].reason)
+            tempo = Tempo(40.0, time.time())
+            for vnode in ("s1", "s2"):
+                await end.host(job, vnode, places, state_path="", plan_number=2, tempo=tempo.message())
+            await end.until(lambda: complete(end, "s1.1", job) and complete(end, "s2.1", job))
+            assert time.time() >= tempo.due_s(job.num_batches - 1) - 0.01, "the last batch was not begun before it was due"
 
     asyncio.run(scenario())
 

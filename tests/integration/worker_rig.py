@@ -217,6 +217,9 @@ def order(job: Job, vnode: str, neighbours: dict[str, DaemonEnd], **changes: Any
         shard_dir=str(job.shard_dir), checkpoint_s=60, checkpoint_steps=1000, spool_bytes=64 << 20,
         work_dir=str(job.root / f"work-{vnode}"), threads=1, plan_number=1, horizon_s=600, epoch=1, unit_batches=8,
     )  # fmt: skip
+    message.tempo.CopyFrom(changes.pop("tempo", message.tempo))
+    if not message.tempo.batches_per_s:
+        message.ClearField("tempo")
     for name, value in changes.items():
         setattr(message, name, value)
     return message

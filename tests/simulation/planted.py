@@ -18,6 +18,7 @@ from vnode import core as core_module
 from vnode import intake as intake_module
 from vnode.contributing import Contributing
 from vnode.core import ReplicaCore
+from vnode.due import Due
 from vnode.events import Forward, FrameArrived, NeedHeard
 from vnode.floor import Behind
 from vnode.holding import Holding
@@ -368,3 +369,8 @@ def any_sibling_follows(patch: pytest.MonkeyPatch) -> None:
         return min(self._siblings(dead), key=lambda shell: len(shell.state.lineage), default=None)
 
     patch.setattr(Authority, "successor", successor)
+
+
+def begins_before_it_is_due(patch: pytest.MonkeyPatch) -> None:
+    """Rule 14: a source that has a batch learns it, whatever the tempo says."""
+    patch.setattr(Due, "may_begin", lambda self, batch, now_s: True)

@@ -28,6 +28,7 @@ PLANTED = [
     (planted.lineage_tested_when_queued, "exactly_once"),
     (planted.no_last_checkpoint, "liveness"),
     (planted.manifest_goes_back, "manifest_back"),
+    (planted.begins_before_it_is_due, "tempo"),
 ]
 
 PLANTED_BETWEEN_REPLICAS = [
@@ -50,6 +51,7 @@ PLANTED_BETWEEN_REPLICAS = [
 ]
 
 FOUND = {
+    "begins_before_it_is_due": 2,
     "mode_of_the_computation": 1, "no_resend_time": 3, "needs_are_quiet": 11, "dead_replica_pins_the_floor": 1, "full_join_refuses": 22,
     "requests_do_not_join": 4, "everything_is_asked_of_everyone": 9, "learns_what_others_own": 9, "floor_over_what_others_own": 9,
     "overlap_is_kept": 53, "merged_delta_is_kept": 3, "older_anchor_counts": 59, "no_last_delta": 31, "unanswered_is_merged": 27,

@@ -38,5 +38,5 @@ def test_others_learn_on_behind_a_replica_that_stands_still(seed: int) -> None:
 
 
 def test_without_looking_past_it_they_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Intake, "waits_in_vain", lambda self, now_s, *, is_idle: False)
+    monkeypatch.setattr(Intake, "waits_in_vain", lambda self, now_s, due_end, *, is_idle: False)
     assert longest_gap_s(1) > LEAST_S

@@ -44,7 +44,7 @@ def offer(name: str) -> NodeOffer:
 def found_after(seconds: float, said: orchestrator_pb2.ReplicaReport, shown: ModelView) -> tuple[list[str], Contributions]:
     contributions, found = Contributions(), []
     for second in range(int(seconds) + 1):
-        found += [item.node_id for item in contributions.look(shown, lambda item: said, float(second))]
+        found += [item.node_id for item in contributions.look(shown, lambda item: said, float(second), 0.0)]
     return found, contributions
 
 
@@ -76,11 +76,11 @@ def test_each_new_checkpoint_begins_the_wait_anew() -> None:
     contributions, found = Contributions(), []
     for second in range(int(3 * PATIENCE_S)):
         shown = view(1 + second // int(PATIENCE_S / 2))
-        found += contributions.look(shown, lambda item: report(BATCHES), float(second))
+        found += contributions.look(shown, lambda item: report(BATCHES), float(second), 0.0)
     assert found == []
 
 
 def test_time_in_which_this_orchestrator_did_not_look_does_not_count() -> None:
     contributions = Contributions()
-    assert contributions.look(view(0), lambda item: report(BATCHES), 0.0) == []
-    assert contributions.look(view(0), lambda item: report(BATCHES), 10 * PATIENCE_S) == []
+    assert contributions.look(view(0), lambda item: report(BATCHES), 0.0, 0.0) == []
+    assert contributions.look(view(0), lambda item: report(BATCHES), 10 * PATIENCE_S, 0.0) == []
