@@ -26,12 +26,19 @@ from chaos.schedule import Recipe, Schedule, first_pairs, from_json, make_schedu
 from chaos.work import Clouds, Text, Work
 from dcnr import crashpoints
 from dcnr.errors import DcnrError, InvalidInput
+from dcnr.tempo import check_rate
 
 RESULTS: Final = machine.ROOT / "chaos" / "results"
 SCHEDULES: Final = machine.ROOT / "chaos" / "schedules"
 DEFAULT: Final = "faults125"
-CPU_PERCENT: Final = 5.0
-"""Of one core, for each of eight PNodes: about half of two cores is left, which starts killed ones again."""
+BATCHES_PER_S: Final = 2.5
+"""The tempo of a run's job: what of two cores it leaves free is there for what a fault costs (`report` says how much that was)."""
+CPU_PERCENT: Final = 25.0
+"""Of one core, for each of eight PNodes of such a run: several times what it needs, so that others can do the work of one that is away."""
+LIMIT_CPU_PERCENT: Final = 5.0
+"""The same where the PNodes' limits alone leave two fifths of two cores free: each is at its limit all the time."""
+PACED: Final = "_paced"
+"""Ends the names of results of runs with a tempo."""
 
 LONG_SAMPLES: Final = 80_000
 """Of a job that outlasts any round of joiners: it is not run to its end."""
@@ -86,18 +93,28 @@ def parser() -> argparse.ArgumentParser:
     two.add_argument("--work", choices=("text", "clouds"), default="text", help="what the network learns")
     two.add_argument("--vnodes", type=int, default=8, help="length of the chain")
     two.add_argument("--replicas", type=int, default=4, help="wanted per VNode")
-    two.add_argument("--cpu-percent", type=float, default=CPU_PERCENT, help="of one core, per PNode")
+    two.add_argument("--batches-per-s", type=float, default=BATCHES_PER_S, help="tempo of the job; 0: as fast as the PNodes can")
+    two.add_argument(
+        "--cpu-percent", type=float, default=0.0, help=f"of one core, per PNode; 0: {CPU_PERCENT:g}, or what --at-limit says"
+    )
+    two.add_argument(
+        "--at-limit",
+        action="store_true",
+        help=f"no tempo: PNodes that lend {LIMIT_CPU_PERCENT:g} % of a core are always at their limit",
+    )
     two.add_argument("--orchestrators", type=int, default=2)
     two.add_argument("--batches", type=int, default=0, help="of the job; 0: as many as fit the schedule, by a short job before")
     two.add_argument("--no-partitions", action="store_true", help="needs no root: kills and pauses only")
     two.add_argument("--link", choices=("", *machines.PROFILES), default="", help="emulated links; needs the kernel's netem")
-    two.add_argument("--name", default="", help="of the result file; default: that of the schedule")
+    two.add_argument(
+        "--name", default="", help=f"of the result file; default: that of the schedule, with {PACED} where the job has a tempo"
+    )
     four = commands.add_parser("join", help="PNodes that join all at once while a job runs")
     four.add_argument("--pnodes", type=int, default=8, help="that are there before")
     four.add_argument("--joiners", type=int, default=4)
     four.add_argument("--vnodes", type=int, default=8, help="length of the chain")
     four.add_argument("--replicas", type=int, default=4, help="wanted per VNode")
-    four.add_argument("--cpu-percent", type=float, default=CPU_PERCENT, help="of one core, per PNode")
+    four.add_argument("--cpu-percent", type=float, default=LIMIT_CPU_PERCENT, help="of one core, per PNode")
     four.add_argument("--before-s", type=float, default=60.0)
     four.add_argument("--after-s", type=float, default=90.0)
     three = commands.add_parser("schedule", help="print a schedule made from a recipe")
@@ -157,7 +174,8 @@ def setup_of(options: argparse.Namespace) -> Setup:
         schedule,
         work,
         num_orchestrators=options.orchestrators,
-        cpu_percent=options.cpu_percent,
+        cpu_percent=options.cpu_percent or (LIMIT_CPU_PERCENT if options.at_limit else CPU_PERCENT),
+        batches_per_s=0.0 if options.at_limit else check_rate(options.batches_per_s),
         own_machines=not options.no_partitions,
         link=options.link,
         fit=not options.batches,
@@ -166,8 +184,9 @@ def setup_of(options: argparse.Namespace) -> Setup:
 
 def run_schedule(options: argparse.Namespace) -> int:
     """One run, written as JSON and as a picture."""
-    document = run(setup_of(options), say=say)
-    name = options.name or Path(options.schedule).stem
+    setup = setup_of(options)
+    document = run(setup, say=say)
+    name = options.name or Path(options.schedule).stem + (PACED if setup.batches_per_s else "")
     save(options.out / f"{name}.json", document)
     (options.out / f"{name}.svg").write_text(svg(document))
     say(report.run_table(document))

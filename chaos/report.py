@@ -40,18 +40,21 @@ def run_section(name: str, document: dict[str, Any], directory: Path) -> str:
     """One run."""
     settings, facts = document["settings"], document["machine"]
     picture = os.path.relpath(directory / f"{name}.svg", PAGE.parent)
-    free = [100 - row[1] for row in document["load"]]
+    tempo = settings.get("batches_per_s", 0.0)
+    cap = f"its tempo is {tempo:g} batches per second" if tempo else "without a tempo: as fast as the PNodes may"
     return "\n".join(
         [
             f"### Schedule `{name}`",
             "",
             f"`{name}.json`: {settings['num_vnodes']} VNodes of {settings['work']}, {settings['replicas_per_vnode']} wanted replica(s) each, on "
             f"{settings['num_pnodes']} PNodes that lend {settings['cpu_percent_per_pnode']:g} % of a core and {settings['memory_mb_per_pnode']} MiB each; "
-            f"{settings['num_orchestrators']} orchestrators; {settings['num_batches']} batches; {settings['faults_per_hour']:g} faults per hour in "
+            f"{settings['num_orchestrators']} orchestrators; a job of {settings['num_batches']} batches, {cap}; "
+            f"{settings['faults_per_hour']:g} faults per hour in "
             f"{settings['pairs']} pairs of windows of {settings['window_s']:g} s; "
             f"{'each PNode in a network namespace' if settings['own_machines'] else 'no namespaces, no partitions'}. "
             f"{facts['cores']} cores ({facts['cpu']}), {facts['memory_gib']} GiB, commit {facts['commit']}, load before the run {facts['load_before'][0]}; "
-            f"processor time that was free meanwhile, on average: {shown(round(sum(free) / len(free)) if free else None)} %.",
+            f"processor time that was free meanwhile, on average: {shown(free_of(document))} %, in the windows without faults "
+            f"{shown(free_of(document, between_faults=True))} %.",
             *(["", BUSY] if facts["load_before"][0] > facts["cores"] else []),
             "",
             run_table(document),
@@ -59,6 +62,18 @@ def run_section(name: str, document: dict[str, Any], directory: Path) -> str:
             f"![Batches learned over time, faults marked]({picture})",
         ]
     )  # fmt: skip
+
+
+def free_of(document: dict[str, Any], *, between_faults: bool = False) -> int | None:
+    """Per cent of the processor that nobody used, on average, in all of the run or in its windows without faults."""
+    window_s = document["settings"]["window_s"]
+    length_s = 2 * document["settings"]["pairs"] * window_s
+    free = [
+        100 - row[1]
+        for row in document["load"]
+        if not between_faults or (0 <= row[0] < length_s and int(row[0] // window_s) % 2 == 0)
+    ]
+    return round(sum(free) / len(free)) if free else None
 
 
 def run_table(document: dict[str, Any]) -> str:

@@ -56,6 +56,8 @@ UNIT_BATCHES: Final = 2
 """Small shares: each of several replicas has one within the lead, so that each learns all the time."""
 LEAD_BATCHES: Final = 64
 """Machines with less to do run ahead of the others for so long only: then the rate is that of the network, from the first window on."""
+BEFORE_S: Final = 60.0
+"""A job with a tempo is made so much longer than the schedule: so long it may take from its plan until every VNode learns."""
 SPARE: Final = 1.5
 """A job is made so much longer than the schedule: machines just begun are slower than later. One that ends before all the same is followed by another."""
 Row = dict[str, Any]
@@ -71,6 +73,8 @@ class Setup:
     num_orchestrators: int = 2
     cpu_percent: float = 100.0
     """Of one core, per PNode: the volunteer's own limit."""
+    batches_per_s: float = 0.0
+    """The tempo of the job, of each VNode; 0: none."""
     memory_mb: int = 768
     checkpoint_s: float = 15.0
     own_machines: bool = False
@@ -94,6 +98,7 @@ class Setup:
             **asdict(recipe), "num_pnodes": recipe.num_victims, "num_vnodes": self.work.num_vnodes, "replicas_per_vnode": self.work.replicas,
             "num_batches": self.work.num_batches, "batch_size": self.work.batch_size, "width": self.work.width,
             "work": type(self.work).__name__.lower(), "num_orchestrators": self.num_orchestrators, "cpu_percent_per_pnode": self.cpu_percent,
+            "batches_per_s": self.batches_per_s,
             "memory_mb_per_pnode": self.memory_mb, "checkpoint_s": self.checkpoint_s, "own_machines": self.own_machines, "link": self.link,
         }  # fmt: skip
 
@@ -111,7 +116,7 @@ def run(setup: Setup, *, say: Say = lambda text: None) -> Row:
         say(f"starting {setup.num_orchestrators} orchestrators and {setup.schedule.recipe.num_victims} PNodes")
         stand = Stand(stack.enter_context(network_of(setup, directory / "n", machines)))
         say(f"all attached after {stand.attached():.1f} s")
-        setup = fitted(setup, stand, say) if setup.fit else setup
+        setup = (scheduled(setup) if setup.batches_per_s else fitted(setup, stand, say)) if setup.fit else setup
         stand.stage(setup.work)
         try:
             measured = asyncio.run(_Measured(setup, stand, machines, say).run())
@@ -133,6 +138,12 @@ def network_of(setup: Setup, directory: Path, machines: Machines | None) -> Loca
     ]  # fmt: skip
     host = machines.host if machines else "127.0.0.1"
     return LocalNetwork(directory, num_orchestrators=setup.num_orchestrators, pnodes=pnodes, name="chaos", host=host)
+
+
+def scheduled(setup: Setup) -> Setup:
+    """The setup with a job whose tempo makes it as long as the schedule, and a bit longer: its first batch is due before the first window begins."""
+    num_batches = max(MIN_BATCHES, round(setup.batches_per_s * (setup.schedule.recipe.length_s + BEFORE_S)))
+    return replace(setup, work=replace(setup.work, samples=num_batches * setup.work.batch_size, passes=1))
 
 
 def fitted(setup: Setup, stand: Stand, say: Say) -> Setup:
@@ -232,6 +243,7 @@ class _Measured:
                 checkpoint_s=self.setup.checkpoint_s,
                 lead_batches=LEAD_BATCHES,
                 unit_batches=UNIT_BATCHES,
+                batches_per_s=self.setup.batches_per_s,
             )
         )
         self.meter = Meter(work.num_batches, work.vnodes)

@@ -135,9 +135,13 @@ class Stand:
         work.write(path)
         self.ask(lambda client: client.stage(Source(str(path), work.name, "CC0-1.0", "made here")), 60.0, "the data is staged")
 
-    def submit(self, work: Work, key: str, *, checkpoint_s: float = 1.0, lead_batches: int = 512, unit_batches: int = 8) -> str:
+    def submit(
+        self, work: Work, key: str, *, checkpoint_s: float = 1.0, lead_batches: int = 512, unit_batches: int = 8, batches_per_s: float = 0.0
+    ) -> str:  # fmt: skip
         """A job that is in the store when this returns; repeated with one key it is one job."""
-        options = JobOptions(idempotency_key=key, checkpoint_s=checkpoint_s, unit_batches=unit_batches, lead_batches=lead_batches)
+        options = JobOptions(
+            idempotency_key=key, checkpoint_s=checkpoint_s, unit_batches=unit_batches, lead_batches=lead_batches, batches_per_s=batches_per_s
+        )  # fmt: skip
         return self.ask(lambda client: client.submit(work.graph(), [self.key], options).job_id, 60.0, f"{key} is accepted")
 
     def job(self, job_id: str, model: str) -> orchestrator_pb2.JobView | None:
