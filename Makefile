@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
 
-.PHONY: demo test check browser long sim chaos bench wheel clean help
+.PHONY: demo test check style browser long sim chaos bench wheel clean help
 
 help:
 	@echo "make demo [MODEL=mnist|text]  a whole network on this machine, from data to a trained model"
@@ -32,10 +32,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: $(VENV)/.installed
 	@$(BIN)/dcnr demo --model $(MODEL) $(DEMO_FLAGS)
 
-check: $(VENV)/.installed
+check: style
+	@$(BIN)/mypy --no-error-summary
+
+style: $(VENV)/.installed
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache
 
 # The dashboard's tests drive a real browser. Debian's is installed where that can be done without asking; elsewhere whoever runs this decides.
@@ -48,8 +50,11 @@ browser:
 		echo "the dashboard's tests need a browser: apt-get install chromium (or put any Chromium on the PATH)"; exit 1; \
 	fi
 
-test: check browser
-	@$(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+# Types are checked meanwhile, in what the tests leave of the processor: in a fresh checkout that takes half a minute.
+test: style browser
+	@nice $(BIN)/mypy --no-error-summary & types=$$!; \
+	$(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$types || { echo "types are wrong: $(BIN)/mypy"; exit 1; }; exit $$tests
 
 long: $(VENV)/.installed
 	@$(BIN)/python -m pytest tests -m long
