@@ -17,6 +17,7 @@ import tomllib
 import typing
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -145,6 +146,7 @@ def exit_codes(_: str) -> str:
     return table(("exit code", "meaning"), [*EXITS.items(), (130, "interrupted")])
 
 
+@cache
 def raised_codes() -> dict[str, dict[str, list[str]]]:
     """Code to class to modules, from every call that names one of the error classes; defaults included."""
     classes = {cls.__name__: cls.default_code for cls in errors.ERROR_CLASSES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from dcnr.crashpoints import POINTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("dcnr", "trust", "membership", "dataservice", "vnode", "pnode", "orchestrator", "gateway")
+NAMED = re.compile(r"\b(?:reached|arm)\b")
 ENTRY_POINTS = {"dcnr/cli/errors.py", "pnode/worker.py"}
 
 
@@ -21,13 +23,16 @@ def calls(name: str) -> list[tuple[str, ast.Call]]:
 
 @cache
 def calls_by_last_name() -> dict[str, list[tuple[str, ast.Call]]]:
-    """Every call, by its name without what stands before the last dot."""
+    """Every call of what passes or sets a point, by its name without what stands before the last dot."""
     found = defaultdict(list)
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             if "v1" in path.parts or path == ROOT / "dcnr" / "crashpoints.py":
                 continue
-            for node in ast.walk(ast.parse(path.read_text())):
+            text = path.read_text()
+            if not NAMED.search(text):
+                continue
+            for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
                     last = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
                     found[last].append((path.relative_to(ROOT).as_posix(), node))

@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cache
 
 import pytest
 
@@ -104,6 +105,7 @@ class Node:
         return STEPS * sum(name in self.bad for one in self.ledger.lines["a"] for name in one.intervals)
 
 
+@cache
 def lived(habit: Habit, seed: int) -> Node:
     rng = random.Random(seed)
     node = Node(habit, rng, Secret(rng.randbytes(32)))
