@@ -297,7 +297,8 @@ class TorchCompute:
 
     def _set(self, module: StageModule, batch: int, mode: Mode) -> None:
         learning = mode in (Mode.TRAIN, Mode.FORWARD_ONLY)
-        module.train(learning)
+        if module.training is not learning:  # a walk over all layers
+            module.train(learning)
         module.key(self._seed, batch if learning else None)
 
     @contextmanager
