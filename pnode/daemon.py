@@ -53,7 +53,7 @@ from pnode.report import SOFTWARE, Journal, WorkerFacts, state_name
 from pnode.seat_duties import Around, SeatDuties
 from pnode.snapshots import Shelf
 from pnode.standing import Standing
-from pnode.supervisor import WORKER, Supervisor, Worker, WorkerOptions
+from pnode.supervisor import WORKER, Start, Supervisor, Worker, WorkerOptions
 from pnode.telling import Condition, Telling
 from pnode.uploads import Uploads
 from pnode.waking import Gaps
@@ -79,9 +79,9 @@ class Daemon:
     def __init__(
         self, settings: PNodeSettings, home: Home, *, key: NodeKey, network: InForce, machine: Machine, clock: Clock, rng: Random,
         environment: Mapping[str, str], bootstrap: Sequence[str], on_ready: Callable[[Daemon], None] = lambda daemon: None,
-        settings_shown: Sequence[local_pb2.Setting] = (), owner: identity_pb2.Envelope | None = None, worker: Sequence[str] = WORKER,
+        settings_shown: Sequence[local_pb2.Setting] = (), owner: identity_pb2.Envelope | None = None, worker: Start = WORKER,
     ) -> None:  # fmt: skip
-        self._settings, self._home, self._key, self._network, self._program = settings, home, key, network, worker
+        self._settings, self._home, self._key, self._network, self._start_worker = settings, home, key, network, worker
         self._present: Callable[[], NetworkPolicy] = lambda: network.policy
         self._rule: Callable[[], AddressRule] = lambda: rule_of(network.policy.document)
         self._machine, self._clock, self._rng, self._environment, self._owner = machine, clock, rng, environment, owner
@@ -221,7 +221,7 @@ class Daemon:
         self._supervisor = Supervisor(
             WorkerOptions(
                 listen_host=listened_host(settings), data_port=settings.data_port, threads=threads_of(self._allowed), device=settings.limits.device,
-                log_path=home.log / "worker.log", environment=self._environment, program=self._program, tracing=settings.tracing,
+                log_path=home.log / "worker.log", environment=self._environment, start=self._start_worker, tracing=settings.tracing,
             ),
             next_incarnation=lambda: home.next_incarnation(self._clock.wall()),
             on_up=self._worker_up, on_message=lambda worker, message: self._hearing.heard(message), on_down=self._worker_down,

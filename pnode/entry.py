@@ -21,7 +21,7 @@ from pnode.daemon import Daemon
 from pnode.home import Home
 from pnode.joining import Joining
 from pnode.probe import probe_machine
-from pnode.supervisor import WORKER
+from pnode.supervisor import WORKER, Start
 from trust.identity import NodeKey
 from trust.in_force import InForce
 from trust.network import NetworkPolicy
@@ -32,7 +32,7 @@ from trust.public_names import check_public_name
 
 async def run_pnode(
     settings: PNodeSettings, home_path: Path, environment: Mapping[str, str], *, on_ready: Callable[[Daemon], None] = lambda daemon: None,
-    settings_shown: Sequence[local_pb2.Setting] = (), worker: Sequence[str] = WORKER,
+    settings_shown: Sequence[local_pb2.Setting] = (), worker: Start = WORKER,
 ) -> int:  # fmt: skip
     """Runs one PNode until SIGTERM, SIGINT or the end of its terminal (a second one skips handing over) and returns its exit code."""
     clock = SystemClock()

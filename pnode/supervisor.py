@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from dcnr import limits
 from dcnr.crashpoints import VARIABLE
@@ -42,8 +43,49 @@ ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(16 * limits.MIB), "MALLOC_TRIM_THRES
 the rest of the hand-over. A worker keeps at most so much more than it uses.
 """
 
-WORKER = ("-m", "pnode.worker_process")
 WorkerPipe = LocalPipe[local_pb2.FromWorker]
+
+
+class WorkerProcess(Protocol):
+    """What is needed of a process that was started; asyncio's are such."""
+
+    @property
+    def pid(self) -> int:
+        """Also after it has ended."""
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; minus the signal that ended it."""
+
+    async def wait(self) -> int:
+        """Its ``returncode``, once it has ended; several may wait."""
+
+    def send_signal(self, signal: int, /) -> None:
+        """Nothing, or ProcessLookupError, where it has ended."""
+
+
+class Start(Protocol):
+    """How a worker is started: in a session of its own, with nothing but the pipe, this environment and the descriptor of its log. Raises OSError."""
+
+    async def __call__(
+        self, pipe: socket.socket, arguments: Sequence[str], environment: Mapping[str, str], log: int
+    ) -> WorkerProcess:
+        """``arguments`` say all but where the pipe is; the caller closes both descriptors afterwards."""
+
+
+def executed(*program: str) -> Start:
+    """Python runs the program."""
+
+    async def start(pipe: socket.socket, arguments: Sequence[str], environment: Mapping[str, str], log: int) -> WorkerProcess:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, *program, "--fd", str(pipe.fileno()), *arguments, pass_fds=[pipe.fileno()], env=environment,
+            stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+
+    return start
+
+
+WORKER = executed("-m", "pnode.worker_process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +99,8 @@ class WorkerOptions:
     log_path: Path
     environment: Mapping[str, str]
     tracing: TracingSettings = field(default_factory=TracingSettings)
-    program: Sequence[str] = WORKER
-    """What Python runs; only code that starts a daemon itself can change it."""
+    start: Start = WORKER
+    """Only code that starts a daemon itself can change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +125,7 @@ class Supervisor:
         self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
         self._stopping, self._go = asyncio.Event(), asyncio.Event()
         self._go.set()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: WorkerProcess | None = None
         self.worker: Worker | None = None
         self.reason = "the worker has not started yet"
         self._is_ours = False
@@ -155,7 +197,7 @@ class Supervisor:
         if self._process is not None and self._process.returncode is None:
             self._signal(self._process, signal.SIGKILL)
 
-    def _signal(self, process: asyncio.subprocess.Process, number: int) -> None:
+    def _signal(self, process: WorkerProcess, number: int) -> None:
         self._is_ours = True
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)
@@ -182,7 +224,7 @@ class Supervisor:
             why = await self._ended(process, why)
         return why
 
-    async def _serve(self, process: asyncio.subprocess.Process, pipe: WorkerPipe) -> str:
+    async def _serve(self, process: WorkerProcess, pipe: WorkerPipe) -> str:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 first = await pipe.receive()
@@ -202,7 +244,7 @@ class Supervisor:
             return error.message
         return "the worker closed its end"
 
-    async def _ended(self, process: asyncio.subprocess.Process, why: str) -> str:
+    async def _ended(self, process: WorkerProcess, why: str) -> str:
         """Waits for the end and says how it came about. One that has to be forced ended for ``why``, unless it was told to end."""
         try:
             await asyncio.wait_for(process.wait(), limits.CONNECT_TIMEOUT_S)
@@ -219,23 +261,19 @@ class Supervisor:
             return f"the worker was ended by signal {-code}"
         return f"the worker ended with exit code {code}{_last_words(self._options.log_path)}" if code else why
 
-    async def _spawn(self, theirs: socket.socket) -> asyncio.subprocess.Process:
+    async def _spawn(self, theirs: socket.socket) -> WorkerProcess:
         options = self._options
         inherited = {name: options.environment[name] for name in _INHERITED if name in options.environment}
         environment = {
             **inherited, **ALLOCATION, "OMP_NUM_THREADS": str(options.threads), "PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR"
         }  # fmt: skip
-        command = [
-            sys.executable, *options.program, "--fd", str(theirs.fileno()), "--host", options.listen_host,
-            "--port", str(options.data_port), "--threads", str(options.threads), "--device", options.device,
+        arguments = [
+            "--host", options.listen_host, "--port", str(options.data_port), "--threads", str(options.threads), "--device", options.device,
             "--trace-endpoint", options.tracing.endpoint, "--trace-share", str(options.tracing.share),
         ]  # fmt: skip
         log = os.open(options.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            return await asyncio.create_subprocess_exec(
-                *command, pass_fds=[theirs.fileno()], env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+            return await options.start(theirs, arguments, environment, log)
         finally:
             os.close(log)
 

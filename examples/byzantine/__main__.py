@@ -11,6 +11,7 @@ import sys
 import pnode.entry
 from dcnr.cli.pnode import main as pnode_command
 from examples.byzantine.behaviours import BEHAVIOURS
+from pnode.supervisor import executed
 
 USAGE = "python -m examples.byzantine pnode start … --behaviour NAME"
 
@@ -23,8 +24,8 @@ def main() -> None:
         sys.exit(f"usage: {USAGE}\nbehaviours: {known}, equivocating, colluding, slandering")
     at = arguments.index("--behaviour")
     behaviour = arguments[at + 1]
-    program = ("-m", "examples.byzantine.process", "--behaviour", behaviour)
-    pnode.entry.run_pnode = functools.partial(pnode.entry.run_pnode, worker=program)  # type: ignore[assignment]
+    worker = executed("-m", "examples.byzantine.process", "--behaviour", behaviour)
+    pnode.entry.run_pnode = functools.partial(pnode.entry.run_pnode, worker=worker)  # type: ignore[assignment]
     sys.argv = ["pnode", *arguments[1:at], *arguments[at + 2 :]]
     pnode_command()
 

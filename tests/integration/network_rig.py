@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import psutil
+from nursery import nursed
 
 import dcnr.sdk
 from dcnr.audit_lineage import VNodeLineage, audit_lineage
@@ -170,7 +171,7 @@ class Rig:
     def told(self, process: Process) -> local_pb2.StatusResponse:
         """What a PNode that must run says of itself."""
         status = self.status(process)
-        assert status is not None, f"{process.name} does not answer\n{process.tail()}"
+        assert status is not None, f"{process.name} does not answer: {self._unanswered.get(process.name, '')}\n{process.tail()}"
         return status
 
     def hosts(self) -> dict[str, tuple[Process, orchestrator_pb2.ReplicaReport]]:
@@ -263,9 +264,11 @@ def running_network(
     pnodes: Sequence[LocalPNode], *, num_orchestrators: int, width: int = 32, vnodes: Sequence[str] = ("a", "b", "c"),
     batch_size: int = BATCH_SIZE, samples: int = SAMPLES, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
     audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
-    locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST,
+    locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST, forked: bool = True,
 ) -> Iterator[Rig]:  # fmt: skip
-    """Store, orchestrators and PNodes, all attached, with the data set staged."""
+    """Store, orchestrators and PNodes, all attached, with the data set staged. Not ``forked``: each daemon executes its worker as volunteers' do, for
+    tests that look at what that start makes of it (`nursery`).
+    """
     with tempfile.TemporaryDirectory(prefix="dcnr-", ignore_cleanup_errors=True) as directory:
         data = Path(directory) / "dots.npz"
         np.savez(data, **dots(width, samples))  # type: ignore[arg-type]  # numpy's stub wants no arrays by keyword
@@ -274,7 +277,7 @@ def running_network(
             LocalNetwork(
                 where,
                 num_orchestrators=num_orchestrators,
-                pnodes=pnodes,
+                pnodes=nursed(pnodes) if forked else pnodes,
                 way_to_store=way_to_store,
                 audits=audits,
                 trusted=trusted,

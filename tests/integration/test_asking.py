@@ -22,7 +22,6 @@ from dcnr.settings import TracingSettings
 from dcnr.tracing import UNTRACED, started
 from dcnr.v1 import local_pb2, orchestrator_pb2
 from orchestrator.infer_streams import InferStreams
-from pnode.supervisor import WORKER
 from vnode.registry import default_registry
 from vnode.torch_stage import initial_state
 
@@ -58,7 +57,7 @@ def test_the_network_answers_as_one_process_and_says_what_is_wrong(
 ) -> None:
     one = served(tmp_path)
     asked = samples()
-    traced = (*WORKER, "--trace-endpoint", collector.url)
+    traced = ("--trace-endpoint", collector.url)
 
     async def scenario() -> None:
         async with town(one, monkeypatch) as here:

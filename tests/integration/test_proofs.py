@@ -29,7 +29,7 @@ PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "10")) for n
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
-    with running_network(PNODES, num_orchestrators=3) as running:
+    with running_network(PNODES, num_orchestrators=3, forked=False) as running:
         yield running
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nursery import nursed
 from trouble_rig import graph_text, until, write_data
 
 from dcnr.cli import dcnr as maintainer
@@ -28,7 +29,7 @@ from trust.identity import NodeKey
 @pytest.fixture(scope="module")
 def network(small_network: LocalNetwork) -> Iterator[LocalNetwork]:
     """With one PNode that can lend almost nothing."""
-    process = small_network.add_pnode(LocalPNode("little", memory_mb=128))
+    process = small_network.add_pnode(*nursed([LocalPNode("little", memory_mb=128)]))
     yield small_network
     small_network.kill(process)
     small_network.pnodes.remove(process)

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from nursery import nursed
 from test_store_probe import Careless
 from trouble_rig import Command, asked, graph_text, run, told, until, write_data
 
@@ -42,7 +43,7 @@ def network() -> Iterator[LocalNetwork]:
     """Its PNodes lend so little that a job of few batches lasts for as long as something is done to the store."""
     directory = Path(tempfile.mkdtemp(prefix="dcnr-t-"))
     pnodes = tuple(LocalPNode(name, 1.0, 512, ("--cpu-percent", "15")) for name in ("p1", "p2"))
-    with LocalNetwork(directory / "n", num_orchestrators=1, pnodes=pnodes) as running:
+    with LocalNetwork(directory / "n", num_orchestrators=1, pnodes=nursed(pnodes)) as running:
         yield running
     shutil.rmtree(directory)
 
@@ -111,8 +112,13 @@ def reasons(process: Process) -> dict[str, str]:
 
 def events(process: Process) -> dict[str, str]:
     """Kinds and newest reasons of what a PNode has told."""
+    return {event["kind"]: event["reason"] for event in told_of(process).get("events", [])}
+
+
+def told_of(process: Process) -> dict[str, Any]:
+    """What a PNode says of itself."""
     screen: dict[str, Any] = json.loads(asked("status", "--json", "--home", str(process.home)))
-    return {event["kind"]: event["reason"] for event in screen.get("events", [])}
+    return screen
 
 
 def server_of(network: LocalNetwork) -> psutil.Process:
@@ -221,8 +227,7 @@ def test_a_full_disk_is_told_and_ends_no_process(client: Client, network: LocalN
     until(lambda: all(item.report.num_learned for item in client.job(job_id).vnodes) and learned(client, job_id))
     process = network.process_of(client.job(job_id).vnodes[1].assignment.pnode_id)
     assert process is not None
-    daemon = psutil.Process(process.pid)
-    members = [daemon, *daemon.children(recursive=True)]
+    members = [psutil.Process(pid) for pid in (process.pid, told_of(process)["worker_pid"])]
     for member in members:
         member.rlimit(psutil.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
     until(lambda: "the disk refuses" in _state(client, job_id), say=lambda: f"{events(process)} {_state(client, job_id)}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from forked_workers import Forked, fork_worker
+from nursery import Nursed, forking, nursery
 
 from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef
 from dcnr.graph import Graph, graph_digest, graph_to_bytes, stages_of_graph
@@ -33,6 +33,7 @@ JOB = "job-1"
 START_S = 120.0
 """A worker imports torch before it says anything; several do so side by side."""
 END_S = 120.0
+STDERR = 2
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class DaemonEnd:
 
     pipe: LocalPipe[local_pb2.FromWorker]
     key: NodeKey
-    process: asyncio.subprocess.Process | Forked
+    process: asyncio.subprocess.Process | Nursed
     incarnation: int
     hello: local_pb2.WorkerHello = field(default_factory=local_pb2.WorkerHello)
     delegation: identity_pb2.Envelope = field(default_factory=identity_pb2.Envelope)
@@ -227,11 +228,11 @@ def order(job: Job, vnode: str, neighbours: dict[str, DaemonEnd], **changes: Any
 
 @asynccontextmanager
 async def worker(
-    job_root: Path, *, incarnation: int = 1, key: NodeKey | None = None, program: Sequence[str] = ()
+    job_root: Path, *, incarnation: int = 1, key: NodeKey | None = None, program: Sequence[str] = (), arguments: Sequence[str] = ()
 ) -> AsyncIterator[DaemonEnd]:
-    """A real worker process with a daemon's end; ended at the end. ``program``: what Python runs instead."""
+    """A real worker process with a daemon's end; ended at the end. ``program``: what Python runs instead; ``arguments``: what a forked one is told besides."""
     ours, theirs = socket.socketpair()
-    process = await (_run(program, theirs) if program else fork_worker(theirs))
+    process = await (_run(program, theirs) if program else forking(nursery())(theirs, arguments, os.environ, STDERR))
     theirs.close()
     end = DaemonEnd(await LocalPipe.over(ours, local_pb2.FromWorker), key or NodeKey.generate(), process, incarnation)
     listening = None
@@ -261,9 +262,9 @@ async def _run(program: Sequence[str], pipe: socket.socket) -> asyncio.subproces
 
 
 @asynccontextmanager
-async def workers(root: Path, count: int, program: Sequence[str] = ()) -> AsyncIterator[list[DaemonEnd]]:
+async def workers(root: Path, count: int, arguments: Sequence[str] = ()) -> AsyncIterator[list[DaemonEnd]]:
     """So many, started side by side."""
     async with AsyncExitStack() as stack:
         async with asyncio.TaskGroup() as group:
-            starting = [group.create_task(stack.enter_async_context(worker(root, program=program))) for _ in range(count)]
+            starting = [group.create_task(stack.enter_async_context(worker(root, arguments=arguments))) for _ in range(count)]
         yield [task.result() for task in starting]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from dcnr.v1 import local_pb2
-from pnode.supervisor import HELD, STOPPED, Supervisor, Worker, WorkerOptions
+from pnode.supervisor import HELD, STOPPED, Supervisor, Worker, WorkerOptions, executed
 
 SILENT = ("-c", "import time; time.sleep(600)")
 
@@ -44,7 +44,7 @@ class Ends:
 
 
 def supervisor(tmp_path: Path, on_down: Callable[[str], Awaitable[None]] = _nothing) -> Supervisor:
-    options = WorkerOptions("127.0.0.1", 0, 1, "cpu", tmp_path / "worker.log", os.environ, program=SILENT)
+    options = WorkerOptions("127.0.0.1", 0, 1, "cpu", tmp_path / "worker.log", os.environ, start=executed(*SILENT))
 
     async def up(worker: Worker) -> None:
         raise AssertionError("it never says hello")
