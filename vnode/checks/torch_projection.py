@@ -54,6 +54,14 @@ class Projection:
             return functional.linear(values.movedim(dim, -1), self.signs.to(values.dtype)).movedim(-1, dim).contiguous()
         return values if self.rows is None else values.index_select(dim, self.rows)
 
+    def beside(self, values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """`take` over the last dimension, and what a linear map of that weight gives: where both are sums, in one pass through ``values``."""
+        if self.signs is None:
+            return self.take(values, -1), functional.linear(values, weight.contiguous())
+        rows = values.reshape(-1, values.shape[-1])
+        both = torch.mm(torch.cat([self.signs, weight]), rows.T).T.reshape(*values.shape[:-1], -1)
+        return both[..., :NUM_SIGNS], both[..., NUM_SIGNS:]
+
     def of_state(self, values: Array, dim: int) -> Array:
         """`take` for float32 values of a state: sums of many of them in float64, rounded once. Some rows at a time, which stay near the processor."""
         if self.signs is None:
@@ -98,6 +106,18 @@ class MapKind:
             return functional.linear(x, weight)
         return functional.conv2d(x, weight, None, self.conv.stride, self.conv.padding)
 
+    def forward(self, x: Tensor, weight: Tensor, inward: Projection) -> tuple[Tensor, Tensor]:
+        """The inputs as they are projected, and `product`."""
+        if self.conv is None:
+            return inward.beside(x, weight)
+        return inward.take(x, self.channel), self.product(x, weight)
+
+    def backward(self, gradient: Tensor, weight: Tensor, outward: Projection, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The gradient of the outputs as it is projected, and `input_gradient`."""
+        if self.conv is None:
+            return outward.beside(gradient, weight.T)
+        return outward.take(gradient, self.channel), self.input_gradient(gradient, weight, shape)
+
     def output_shape(self, x: Sequence[int], weight: Sequence[int]) -> tuple[int, ...]:
         """Of what the map gives for inputs of the one shape under a weight of the other."""
         if self.conv is None:
@@ -116,9 +136,8 @@ class MapKind:
         return conv2d_weight(x, shape, gradient, stride=self.conv.stride, padding=self.conv.padding)  # type: ignore[no-any-return,no-untyped-call]
 
     def input_gradient(self, gradient: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
-        """Of inputs of that shape; the weight may be projected over its inputs."""
-        if self.conv is None:
-            return functional.linear(gradient, weight.T.contiguous())
+        """Of a convolution's inputs, of that shape; the weight may be projected over them."""
+        assert self.conv is not None
         return conv2d_input(shape, weight, gradient, stride=self.conv.stride, padding=self.conv.padding)  # type: ignore[no-any-return,no-untyped-call]
 
     def bias_gradient(self, gradient: Tensor) -> Tensor:

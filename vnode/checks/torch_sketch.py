@@ -45,6 +45,8 @@ class _Product:
     """Its rms."""
     input: Tensor
     """As found."""
+    taken: Tensor
+    """The same, projected; nothing for the first map."""
 
 
 class _Claimed(nn.Module):
@@ -149,7 +151,7 @@ class Sketch:
         original = self._module.get_submodule(name)
         kind = MapKind.of(original)
         rows, columns = original.weight.shape[:2]  # type: ignore[index]
-        claimed = _Product(torch.empty(0), 0.0, torch.empty(0))
+        claimed = _Product(torch.empty(0), 0.0, torch.empty(0), torch.empty(0))
         self._module.set_submodule(name, _Claimed(kind, original.weight, original.bias, claimed))  # type: ignore[arg-type]
         bias = "" if original.bias is None else f"w/{name}.bias"
         if secret is None:
@@ -271,7 +273,11 @@ class Sketch:
         """(Z - b)·S against X·(Wᵀ·S), in units of Z."""
         with torch.no_grad():
             z, x = item.claimed.output.detach(), item.claimed.input.detach()
-            mine = item.kind.product(x, self._values[f"w/{item.weight}"])
+            weight = self._values[f"w/{item.weight}"]
+            if item.inward is None:
+                mine = item.kind.product(x, weight)
+            else:
+                item.claimed.taken, mine = item.kind.forward(x, weight, item.inward)
             channel = item.kind.channel
             theirs = item.outward.take(z, channel)
             if item.bias:
@@ -296,10 +302,12 @@ class Sketch:
         )
         gradients = dict(zip(self._own, made[len(self._maps) :], strict=True))
         for item, gradient in zip(self._maps, made, strict=False):
-            gradients.update(self._map_gradients(item, gradient))
-            if item.inward is not None:
-                residual = self._backward_residual(item, gradient, claimed[item.name])
+            if item.inward is None:
+                taken = item.outward.take(gradient, item.kind.channel)
+            else:
+                taken, residual = self._backward(item, item.inward, gradient, claimed[item.name])
                 yield tolerances.comparison(index, "input_gradient", residual, item.name)
+            gradients.update(self._map_gradients(item, gradient, taken))
         names = sorted(gradients)
         slots = {slot: [self._values[f"o/{name[2:]}/{slot}"] for name in names] for slot in self._slot_names}
         with torch.no_grad():
@@ -307,25 +315,23 @@ class Sketch:
                 [self._values[name] for name in names], [gradients[name].contiguous() for name in names], slots, lr, updates
             )
 
-    def _backward_residual(self, item: _Map, gradient: Tensor, given: Tensor) -> float:
-        """D·T against G·(W·T), in units of D."""
-        assert item.inward is not None
-        shape = list(given.shape)
+    def _backward(self, item: _Map, inward: Projection, gradient: Tensor, given: Tensor) -> tuple[Tensor, float]:
+        """The gradient of the outputs as it is projected; D·T against G·(W·T), in units of D."""
+        shape, channel = list(given.shape), item.kind.channel
         weight = self._values[f"w/{item.weight}.inward"]
-        shape[item.kind.channel] = weight.shape[1]
+        shape[channel] = weight.shape[1]
         with torch.no_grad():
-            mine = item.kind.input_gradient(gradient, weight, shape)
-        theirs = item.inward.take(given, item.kind.channel)
-        return residuals.value_residual(theirs.numpy(), mine.numpy(), residuals.rms(given.numpy()) * item.inward.scale)
+            taken, mine = item.kind.backward(gradient, weight, item.outward, shape)
+        theirs = inward.take(given, channel)
+        return taken, residuals.value_residual(theirs.numpy(), mine.numpy(), residuals.rms(given.numpy()) * inward.scale)
 
-    def _map_gradients(self, item: _Map, gradient: Tensor) -> dict[str, Tensor]:
-        """Of what is followed of one map: its projected weight, and its bias, which autograd does not see."""
-        x, kind, channel = item.claimed.input.detach(), item.kind, item.kind.channel
-        outward = f"w/{item.weight}"
-        result = {outward: kind.weight_gradient(x, item.outward.take(gradient, channel), self._values[outward].shape)}
+    def _map_gradients(self, item: _Map, gradient: Tensor, taken: Tensor) -> dict[str, Tensor]:
+        """Of what is followed of one map: its projected weight, and its bias, which autograd does not see. ``taken``: of the outputs, projected."""
+        kind, outward = item.kind, f"w/{item.weight}"
+        result = {outward: kind.weight_gradient(item.claimed.input.detach(), taken, self._values[outward].shape)}
         if item.inward is not None:
             name = f"{outward}.inward"
-            result[name] = kind.weight_gradient(item.inward.take(x, channel), gradient, self._values[name].shape)
+            result[name] = kind.weight_gradient(item.claimed.taken, gradient, self._values[name].shape)
         if item.bias:
             result[item.bias] = kind.bias_gradient(gradient)
         return result
