@@ -106,8 +106,6 @@ class Books:
         step = model_pb2.Step(batch=batch, num_learned=num_learned, loss=result.loss, lr=result.lr)
         self._lineage = self._lineage.add(batch)
         await self._note(step, inputs, result.output, frame)
-        if self._entry % self._span_steps == 0:
-            self._track(partial(self._name_state, step, await self._captured()))
 
     async def forwarded(self, batch: int, inputs: Inputs, output: TensorHandle, num_learned: int, frame: Encoded) -> None:
         """One batch was computed again with the weights of now."""
@@ -125,6 +123,8 @@ class Books:
         entry, self._entry = self._entry, self._entry + 1
         self._steps.append(step)
         self._track(partial(self._keep, entry, step, inputs, output if frame is None and self._is_read else frame))
+        if self._entry % self._span_steps == 0:  # also behind one that learned nothing: checks count entries
+            self._track(partial(self._name_state, step, self._interval, self._entry, await self._captured()))
 
     async def _keep(self, entry: int, step: model_pb2.Step, inputs: Inputs, output: Encoded | TensorHandle) -> None:
         refused: OSError | None = None
@@ -146,8 +146,9 @@ class Books:
             self._lost = f"a state in between could not be captured: {error.message}"
             return b""
 
-    async def _name_state(self, step: model_pb2.Step, data: bytes) -> None:
+    async def _name_state(self, step: model_pb2.Step, interval: Future[Interval], entry: int, data: bytes) -> None:
         step.state_digest = await self._run(digest_of, data)
+        await self._run(lambda: self._folder.between(interval.result(), entry, data))
 
     # ---- statements ----------------------------------------------------------------------------------------------------------
 

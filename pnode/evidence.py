@@ -1,9 +1,9 @@
 """What a replica keeps on disk until its intervals are decided: one folder per interval, parts appended as they come, found again after a restart.
 
 In a folder: ``order`` (HostReplica as this replica was hosted), ``begin`` (the state with which the interval begins), ``parts`` (inputs and outputs, a bundle
-without the rest), ``statement-<n>`` and ``steps-<n>`` per signed statement, ``delta-<n>`` per displacement merged, ``anchor-<n>`` that statement n names,
-``end`` (the state that it ends with), and last ``name``, which says that the interval is whole. A folder without it is of an interval that nobody signed:
-nobody will ask for it. Everything blocks: for a thread, one caller at a time per replica.
+without the rest), ``state-<n>`` (that after n entries, where such states are small), ``statement-<n>`` and ``steps-<n>`` per signed statement, ``delta-<n>``
+per displacement merged, ``anchor-<n>`` that statement n names, ``end`` (the state that it ends with), and last ``name``, which says that the interval is whole.
+A folder without it is of an interval that nobody signed: nobody will ask for it. Everything blocks: for a thread, one caller at a time per replica.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from dcnr.ids import check_digest
 from dcnr.v1 import model_pb2
 from vnode.bundle import header_bytes
 
+STATES_SHARE: Final = 0.125
+"""States between the first and the last of an interval are kept while they take no more than this part of what its inputs and outputs do."""
 _NAME: Final = "name"
 
 
@@ -99,6 +101,13 @@ class EvidenceFolder:
                 piece = piece[self._parts.write(piece) :]
         self._sizes[self._newest] = self._parts.tell()
         return self._sizes[self._newest]
+
+    def between(self, interval: Interval, entry: int, state: bytes) -> None:
+        """Keeps the state after so many entries of the newest interval where it is small; what is not kept is computed again when somebody asks for it."""
+        with contextlib.suppress(OSError):
+            kept = sum(path.stat().st_size for path in interval.path.glob("state-*"))
+            if state and kept + len(state) <= STATES_SHARE * self._sizes.get(interval.path, 0):
+                interval.write(f"state-{entry}", state)
 
     def closed(self, interval: Interval, digest: str) -> None:
         """That interval is whole."""

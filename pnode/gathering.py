@@ -1,7 +1,7 @@
 """Makes the bundle of an interval out of what a replica kept: signed statements, logs, states, inputs and outputs, displacements.
 
-States between the first and the last were not kept where the checks ask for them: they are made again from the first, which gives the same bits on the
-same machine, and go into the bundle only if they have the digests that the replica has stated.
+States between the first and the last that the checks ask for are kept only where they are small: others are made again from the first, which gives the same
+bits on the same machine. Either go into the bundle only if they have the digests that the replica has stated.
 """
 
 from __future__ import annotations
@@ -81,11 +81,12 @@ class _Gathering:
         with BundleWriter(self._destination) as writer:
             await loop.run_in_executor(self._thread, self._copy, writer, logs)
             between = {entry: step.state_digest for entry, step in enumerate(steps[:-1], start=1) if step.state_digest}
-            if between:
+            lacking = await loop.run_in_executor(self._thread, self._add_kept, writer, between)
+            if lacking:
                 named = {
                     entry: self._folder / name for (entry, _), name in self._states_by_place(logs) if name.startswith("anchor-")
                 }
-                await self._states(writer, steps[: max(between)], between, named)
+                await self._states(writer, steps[: max(lacking)], lacking, named)
             return await loop.run_in_executor(self._thread, writer.close)
 
     def _logs(self) -> list[model_pb2.StepLog]:
@@ -116,6 +117,18 @@ class _Gathering:
             for kind in (model_pb2.EVIDENCE_KIND_INPUT, model_pb2.EVIDENCE_KIND_OUTPUT):
                 for part in parts.parts(kind):
                     writer.add(part, _data(parts, part))
+
+    def _add_kept(self, writer: BundleWriter, between: Mapping[int, str]) -> dict[int, str]:
+        """Those of these states that are kept; returns the others."""
+        lacking: dict[int, str] = {}
+        for entry, digest in between.items():
+            path = self._folder / f"state-{entry}"
+            data = path.read_bytes() if path.exists() else b""
+            if digest_of(data) == digest:
+                writer.add(model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_STATE, entry=entry), data)
+            else:
+                lacking[entry] = digest
+        return lacking
 
     def _states_by_place(self, logs: Sequence[model_pb2.StepLog]) -> Iterator[tuple[tuple[int, int], str]]:
         """Where states stand in a bundle, and in which file they are kept."""

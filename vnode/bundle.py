@@ -99,9 +99,7 @@ class BundleWriter:
                 size_bytes -= len(piece)
 
     def close(self) -> Written:
-        """The bundle lies there, whole and safe."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """The bundle lies there, whole. It is made to be sent off: after a crash of the machine it is made again, so nobody waits for the disk."""
         self._file.close()
         self._unfinished.replace(self._path)
         return Written(self._path, self._hash.hexdigest(), self._size_bytes)

@@ -6,18 +6,23 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from blake3 import blake3
 
+from dcnr.errors import Unavailable
 from dcnr.ids import Digest, ReplicaId, VNodeId, digest_of
 from dcnr.intervals import IntervalSet
+from dcnr.system import SystemClock
 from dcnr.tensor import encode
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.books import MAX_BACKLOG, Books
 from pnode.chain import Standing
 from pnode.evidence import EvidenceFolder, closed_in, forget
+from pnode.gathering import Means, gather
+from pnode.pace import Pace
 from pnode.spool import Frame
 from pnode.verdicts import LONGEST_KEPT_S, decided_of, sweep
 from vnode.bundle import read_bundle
@@ -25,7 +30,7 @@ from vnode.compute import StepResult
 from vnode.state import StateInfo
 from vnode.vocabulary import Peer
 
-INPUT, OUTPUT = model_pb2.EVIDENCE_KIND_INPUT, model_pb2.EVIDENCE_KIND_OUTPUT
+INPUT, OUTPUT, STATE = model_pb2.EVIDENCE_KIND_INPUT, model_pb2.EVIDENCE_KIND_OUTPUT, model_pb2.EVIDENCE_KIND_STATE
 STANDING = Standing("5" * 40, "m", "j", VNodeId("a"), Peer(ReplicaId("a.1"), 3), "6" * 40)
 INFO = StateInfo("a", "m", "g", "", 1, 0, 100, 7, IntervalSet.empty())
 NAMES = [digest_of(bytes([number])) for number in range(6)]
@@ -96,9 +101,11 @@ def test_what_nobody_asked_for_in_a_week_goes_at_the_next_start(tmp_path: Path) 
 class Rig:
     """Books over a real directory; their replica is this test."""
 
-    def __init__(self, root: Path, *, max_bytes: int = 1 << 20, span_steps: int = 256, is_read: bool = False) -> None:
+    def __init__(
+        self, root: Path, *, max_bytes: int = 1 << 20, span_steps: int = 256, is_read: bool = False, state: bytes = b"state"
+    ) -> None:
         self.root, self.held, self.crowded, self.captured = root, list[str](), list[str](), list[StateInfo]()
-        self.wanted = set[int]()
+        self.wanted, self.state = set[int](), state
         (root / "begin.state").write_bytes(b"begin")
         order = local_pb2.HostReplica(
             evidence_dir=str(root / "evidence"), evidence_bytes=max_bytes, state_path=str(root / "begin.state"),
@@ -111,7 +118,7 @@ class Rig:
 
     async def _capture(self, info: StateInfo) -> bytes:
         self.captured.append(info)
-        return b"state"
+        return self.state
 
     async def learn(self, batch: int, num_bytes: int = 64) -> None:
         tensor = np.full(num_bytes // 4, batch, np.float32)
@@ -163,6 +170,65 @@ def test_a_log_names_what_was_kept(tmp_path: Path) -> None:
         rig.books.close()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("state", [b"state", b"state" * 200])
+def test_small_states_in_between_are_kept_and_handed_over_and_large_ones_are_made_again(tmp_path: Path, state: bytes) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path, span_steps=2, state=state)
+        for batch in range(5):
+            await rig.learn(batch, 1024)
+        await rig.end(NAMES[0])
+        means = Means(_computes, _computes, Pace(SystemClock(), lambda: 0.0))
+        if len(state) > 100:
+            with pytest.raises(Unavailable, match="it computes"):
+                await gather(rig.folder, "a.1", NAMES[0], tmp_path / "bundle", means)
+        else:
+            await gather(rig.folder, "a.1", NAMES[0], tmp_path / "bundle", means)
+            with read_bundle(tmp_path / "bundle") as bundle:
+                assert [bytes(bundle.data(STATE, entry=entry)) for entry in (0, 2, 4, 5)] == [b"begin", b"state", b"state", b"end"]
+        rig.books.close()
+
+    run(scenario)
+
+
+def test_a_state_is_named_every_few_entries_also_behind_one_that_learned_nothing(tmp_path: Path) -> None:
+    """A replay starts anew from one after so many entries, whatever they were: where one is not named, honest work cannot be verified."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path, span_steps=2)
+        tensor = np.zeros(16, np.float32)
+        await rig.learn(5)
+        await rig.books.forwarded(1, [tensor], tensor, 1, None)
+        await rig.learn(6)
+        await rig.books.forwarded(2, [tensor], tensor, 2, None)
+        await rig.books.forwarded(3, [tensor], tensor, 2, None)
+        log = await rig.end(NAMES[0])
+        assert [bool(step.state_digest) for step in log.steps] == [False, True, False, True, False]
+        assert [len(info.lineage) for info in rig.captured] == [1, 2]
+        rig.books.close()
+
+    run(scenario)
+
+
+def test_a_state_in_between_that_the_disk_has_damaged_is_made_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path, span_steps=2)
+        for batch in range(3):
+            await rig.learn(batch, 1024)
+        await rig.end(NAMES[0])
+        (closed_in(rig.folder)[NAMES[0]] / "state-2").write_bytes(b"stale")
+        with pytest.raises(Unavailable, match="it computes"):
+            await gather(
+                rig.folder, "a.1", NAMES[0], tmp_path / "bundle", Means(_computes, _computes, Pace(SystemClock(), lambda: 0.0))
+            )
+        rig.books.close()
+
+    run(scenario)
+
+
+def _computes(_: object) -> Any:
+    raise Unavailable("it computes", code="computes")
 
 
 @pytest.mark.parametrize("is_read", [True, False])
