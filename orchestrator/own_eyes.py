@@ -7,6 +7,7 @@ orchestrator without one verifies equivocations only, since those are signatures
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,12 +32,18 @@ MAX_CACHED_BYTES: Final = 4096 * limits.MIB
 """Of shards and manifests of data sets on the disk; above that all are fetched anew."""
 
 
+MAX_MEASURED: Final = 64
+"""Own findings that are remembered until their records are proven."""
+
+
 class OwnEyes:
     """``verifier`` None: only what needs no tensors is verified. ``directory`` is this object's own."""
 
     def __init__(self, store: ObjectStore, network_id: str, directory: Path, verifier: Verifier | None) -> None:
         self._store, self._network_id, self._directory, self._verifier = store, network_id, directory, verifier
         self._turn = asyncio.Lock()
+        self._measured: OrderedDict[Digest, float] = OrderedDict()
+        """By fault record that the verifier has written: what it found."""
 
     @property
     def can_measure(self) -> bool:
@@ -46,19 +53,29 @@ class OwnEyes:
     async def audit(self, task: model_pb2.AuditTask, job: JobFacts) -> local_pb2.WorkerAudited:
         """The verifier's own finding. Raises Unavailable where there is none or it cannot, Corrupt and NotFound for a bundle that is not what was named."""
         async with self._turn, self._laid(job, task.model, task.vnode, task.bundle_digest) as evidence:
-            return await self._there().audit(task, evidence)
+            audited = await self._there().audit(task, evidence)
+        if audited.record:
+            self._measured[digest_of(audited.record)] = parse(model_pb2.AuditReport, audited.report.payload).residual
+            while len(self._measured) > MAX_MEASURED:
+                self._measured.popitem(last=False)
+        return audited
 
     async def prove(self, record: model_pb2.FaultRecord, data: bytes, job: Callable[[], Awaitable[JobFacts]]) -> Proven:
-        """What a fault record proves to this process. Raises as `trust.evidence.verify`, and Unavailable where it cannot be measured here and now."""
+        """What a fault record proves to this process. Raises as `trust.evidence.verify`, and Unavailable where it cannot be measured here and now.
+
+        What the verifier itself has just found in an audit is not measured again: it would be the same check of the same bytes by the same process.
+        """
         try:
             return verify(data, self._network_id, _needs_measuring, 1.0)
         except _NeedsMeasuring:
             pass
         if not check_digest(record.bundle_digest):
             raise Corrupt("a fault record that names no bundle", code="bad_evidence")
-        facts = await job()
-        async with self._turn, self._laid(facts, record.model, record.vnode, record.bundle_digest) as evidence:
-            residual = await self._there().measure(data, evidence)
+        residual = self._measured.get(digest_of(data))
+        if residual is None:
+            facts = await job()
+            async with self._turn, self._laid(facts, record.model, record.vnode, record.bundle_digest) as evidence:
+                residual = await self._there().measure(data, evidence)
         return verify(data, self._network_id, lambda exhibit, told: residual, 1.0)
 
     async def record(self, model: str, vnode: str, digest: str) -> tuple[model_pb2.FaultRecord, bytes]:
@@ -112,13 +129,9 @@ class OwnEyes:
     async def _fetch(self, key: str, digest: str, path: Path, max_bytes: int = MAX_DATASET_MANIFEST_BYTES) -> None:
         if path.exists():
             return
-        data = await get_exact(self._store, key, digest, max_bytes=max_bytes)
-        draft = path.with_suffix(".part")
-        try:
-            await asyncio.to_thread(draft.write_bytes, data)
-            draft.replace(path)
-        except OSError as error:
-            raise Unavailable(f"{path.parent} takes nothing: {error.strerror}", code="disk_full") from error
+        data = (await self._store.get(key, max_bytes=max_bytes)).data
+        if not await asyncio.to_thread(_lay, data, digest, path):
+            raise Corrupt(f"{key} does not have the digest it is named by", code="wrong_digest")
 
 
 class _NeedsMeasuring(DcnrError):
@@ -127,6 +140,19 @@ class _NeedsMeasuring(DcnrError):
 
 def _needs_measuring(exhibit: Exhibit, record: model_pb2.FaultRecord) -> float:
     raise _NeedsMeasuring("to be measured")
+
+
+def _lay(data: bytes, digest: str, path: Path) -> bool:
+    """Writes the file if the bytes are those; on a thread, since a bundle is large. Raises Unavailable."""
+    if digest_of(data) != digest:
+        return False
+    draft = path.with_suffix(".part")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    except OSError as error:
+        raise Unavailable(f"{path.parent} takes nothing: {error.strerror}", code="disk_full") from error
+    return True
 
 
 def _bounded(directory: Path) -> None:

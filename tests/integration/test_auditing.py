@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,13 +15,17 @@ import numpy as np
 import pytest
 from worker_rig import JOB, MODEL, NETWORK_ID, DaemonEnd, Job, make_job, worker
 
-from dcnr.errors import Refused
+from dataservice import keys
+from dataservice.memory import MemoryStore
+from dcnr.errors import Refused, Unavailable
 from dcnr.graph import graph_to_bytes, stages_of_graph
 from dcnr.ids import digest_of
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from examples.byzantine.behaviours import BEHAVIOURS, Behaviour
 from examples.byzantine.interval import Interval, Party, Work, make_interval
+from orchestrator.own_eyes import OwnEyes
+from orchestrator.view import JobFacts
 from pnode.samples import StagedSamples
 from pnode.verifying import WorkerVerifier
 from trust.commits import Place
@@ -156,6 +161,36 @@ def test_honest_work_passes_every_cheat_is_proven_and_its_record_proves_itself_a
         assert residual <= 1.0
         with pytest.raises(Refused, match="is no fault"):
             verify(data, NETWORK_ID, measured(residual), 1.0)
+
+    asyncio.run(scenario())
+
+
+def test_what_the_orchestrators_own_verifier_found_is_proven_without_another_check(tmp_path: Path, case: Case) -> None:
+    key, store, job = NodeKey.generate(), MemoryStore(SystemClock(), random.Random(1)), case.job
+    tenfold = next(one for one in BEHAVIOURS if one.name == "tenfold")
+    evidence = case.evidence(tmp_path / "tenfold", case.interval("s2", tenfold))
+    asked = task(evidence, "s2")
+    manifest = job.manifest_path.read_bytes()
+    request = model_pb2.JobRequest(dataset_name="dots", dataset_digest=digest_of(manifest), num_batches=job.num_batches)
+    facts = JobFacts(request, "", job.graph, evidence.graph, (), ())
+    store.rewind(keys.dataset_manifest("dots", request.dataset_digest), manifest)
+    store.rewind(keys.evidence(MODEL, "s2", asked.bundle_digest), evidence.bundle.read_bytes())
+    for digest, path in job.shards.items():
+        store.rewind(keys.shard("dots", digest), path.read_bytes())
+
+    async def unasked() -> JobFacts:
+        raise Unavailable("it is measured again", code="measured")
+
+    async def scenario() -> None:
+        async with verifier(tmp_path / "one", key) as one:
+            eyes = OwnEyes(store, NETWORK_ID, tmp_path / "eyes", one)
+            audited = await eyes.audit(asked, facts)
+            record = model_pb2.FaultRecord.FromString(audited.record)
+            proven = await eyes.prove(record, audited.record, unasked)
+            assert (proven.accused, proven.residual) == (ACCUSED.node.node_id, report_in(audited, key).residual)
+            record.residual = 1e9  # a record that it did not write
+            with pytest.raises(Unavailable, match="measured again"):
+                await eyes.prove(record, record.SerializeToString(deterministic=True), unasked)
 
     asyncio.run(scenario())
 

@@ -14,13 +14,15 @@ from torch import Tensor
 
 from dcnr.specs import Config, TensorSpec
 from dcnr.stages import Stage, VNodeSpec, stages_of
+from examples.byzantine.behaviours import BEHAVIOURS
+from examples.byzantine.worker import CheatingCompute
 from trust.comparison import Comparison, judge
 from trust.overturned import Finding
 from vnode.checks.claims import Claim, ClaimedStep, MapClaim
 from vnode.checks.plan import checks_of_stage
 from vnode.checks.replay import replay, replay_in_pieces
 from vnode.checks.residuals import state_residuals
-from vnode.checks.sides import window
+from vnode.checks.sides import MAX_TRIES, window
 from vnode.checks.torch_record import Entry, as_array, record
 from vnode.checks.torch_sides import TwoSidedCompute
 from vnode.checks.torch_sketch import Sketch
@@ -266,6 +268,18 @@ def test_whoever_makes_every_span_hard_to_explain_makes_nobody_compute_more_than
     found = list(replay(compute, SCHEMA, claim, checks_of_stage(POOLED, REGISTRY).replay(), as_array=as_array))
     assert {item.step for item in found if item.is_over} == set(range(7, NUM_BATCHES, 8)), "or nothing is searched for"
     assert 2 * NUM_BATCHES < compute.num_learned <= 4 * NUM_BATCHES
+
+
+def test_a_gross_cheat_is_seen_at_the_price_of_a_few_steps() -> None:
+    """What it did in one step shows in the next: nothing behind that is computed to find out that no side of a kink explains it."""
+    tenfold = next(one for one in BEHAVIOURS if one.name == "tenfold")
+    cheat = CheatingCompute(POOLED, REGISTRY, tenfold, num_batches=NUM_BATCHES, seed=0, num_steps=NUM_BATCHES)
+    claim = record(cheat, first_state(), entries(num_steps=16))
+    compute = Counting(POOLED, REGISTRY, num_batches=NUM_BATCHES, seed=0)
+    found = replay(compute, SCHEMA, claim, checks_of_stage(POOLED, REGISTRY).replay(), as_array=as_array)
+    over = next(item for item in found if item.is_over)
+    assert (over.step, over.part) == (1, "loss")
+    assert compute.num_learned <= 2 * (MAX_TRIES + 3), "it as it is, twice; with every side tried; and once more to tell of it"
 
 
 def test_a_search_for_sides_can_be_left_after_every_step() -> None:

@@ -17,7 +17,7 @@ from dcnr.intervals import IntervalSet
 from trust.comparison import Comparison
 from vnode.checks import residuals
 from vnode.checks.claims import Claim, ClaimedStep, Displacement, Taken
-from vnode.checks.sides import Budget, Run, Sides, TwoSided, explaining
+from vnode.checks.sides import Budget, Ran, Run, Sides, TwoSided, explaining
 from vnode.checks.tolerances import Tolerances
 from vnode.compute import Compute, Tensor
 from vnode.merging import counts_of
@@ -84,7 +84,9 @@ class _Replay:
                 break
             yield comparison
             done += 1
-        sides = yield from explaining(lambda sides: self._tried(compute, sides, start, end, base))
+        sides = yield from explaining(
+            lambda sides, last: self._tried(compute, sides, start, last + 1, base), comparison.step, end - 1
+        )
         compute.take(sides or frozenset(), looking=False)
         span = self._span(start, end, base)
         for _ in range(done):  # told already, and within their tolerances with any sides
@@ -95,15 +97,17 @@ class _Replay:
         return info
 
     def _tried(self, compute: TwoSided, sides: Sides, start: int, end: int, base: bytes) -> Run:
-        """A span with these sides."""
+        """A span, or its first entries, with these sides."""
         if not self._budget.take(end - start):
             return None
         compute.take(sides, looking=True)
-        worst = 0.0
+        worst, over_at = 0.0, end - 1
         for comparison in self._span(start, end, base):
+            if comparison.is_over:
+                over_at = min(over_at, comparison.step)
             worst = max(worst, comparison.ratio)
             yield None
-        return worst, compute.near()
+        return Ran(worst, over_at, compute.near())
 
     def _span(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, StateInfo | None]:
         """From one claimed state to the next; what that says of itself, or None where nothing can follow."""

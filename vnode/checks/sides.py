@@ -80,29 +80,53 @@ def window() -> float:
     return float(table()["answer"])
 
 
-Run = Generator[None, None, tuple[float, Sequence[Side]] | None]
-"""A run of a span, in pieces: the worst ratio with given sides and which other values were near then; None where it could not be afforded."""
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run of a span, or of its first entries, with given sides."""
+
+    worst: float
+    """The largest ratio of a residual to its tolerance."""
+    over_at: int
+    """The first entry at which anything was over its tolerance; where nothing was, the last."""
+    near: Sequence[Side]
+    """Which other values were near to a kink."""
 
 
-def explaining(run: Callable[[Sides], Run]) -> Generator[None, None, Sides | None]:
-    """Sides with which nothing is over its tolerance, or None; in the pieces of the runs that it takes. The last run is that of the sides found."""
+Run = Generator[None, None, Ran | None]
+"""In pieces; None where it could not be afforded."""
+
+
+def explaining(run: Callable[[Sides, int], Run], at: int, last: int) -> Generator[None, None, Sides | None]:
+    """Sides with which nothing is over its tolerance, or None; in the pieces of the runs that it takes. ``run(sides, end)``: the span as far as entry ``end``.
+
+    ``at``: the first entry at which something is over as it is; ``last``: that of the span. What a step takes changes nothing before it, so as far as ``at``
+    has to lie what explains it: no more is run until something does.
+    """
     taken: Sides = frozenset()
-    found = yield from run(taken)
+    found = yield from run(taken, at)
     for _ in range(MAX_SIDES):
-        if found is None:
+        better = (yield from _better(run, taken, found, at)) if found is not None else None
+        if better is None:
             return None
-        worst, near = found
-        best: tuple[float, Sides, Sequence[Side]] = (worst * MIN_GAIN, taken, ())
-        for side in sorted(set(near) - taken)[:MAX_TRIES]:
-            tried = yield from run(taken | {side})
-            if tried is None:
-                return None
-            ratio, others = tried
-            if ratio <= 1.0:
-                return taken | {side}
-            if ratio < best[0]:
-                best = (ratio, taken | {side}, others)
-        if best[1] == taken:
-            return None
-        found, taken = (best[0], best[2]), best[1]
+        taken, found = better
+        if found.worst > 1.0:
+            continue
+        whole = found if at == last else (yield from run(taken, last))
+        if whole is None or whole.worst <= 1.0:
+            return taken if whole is not None else None
+        at = whole.over_at
+        found = yield from run(taken, at)
     return None
+
+
+def _better(run: Callable[[Sides, int], Run], taken: Sides, found: Ran, at: int) -> Generator[None, None, tuple[Sides, Ran] | None]:
+    """One side more, that which helps most; None where none of them does, or no more can be afforded."""
+    best: tuple[Sides, Ran] | None = None
+    limit = found.worst * MIN_GAIN
+    for side in sorted(set(found.near) - taken)[:MAX_TRIES]:
+        tried = yield from run(taken | {side}, at)
+        if tried is None or tried.worst <= 1.0:
+            return None if tried is None else (taken | {side}, tried)
+        if tried.worst < limit:
+            best, limit = (taken | {side}, tried), tried.worst
+    return best
