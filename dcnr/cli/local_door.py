@@ -46,6 +46,8 @@ async def asked(home: Path, method: str, request: Any) -> Any:
     from dcnr.v1 import local_pb2_grpc
 
     options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.enable_http_proxy", 0)]
+    # Else one call that failed has the next ones wait, and a daemon that has just started looks dead.
+    options.append(("grpc.use_local_subchannel_pool", 1))
     async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
         try:
             return await getattr(local_pb2_grpc.LocalServiceStub(channel), method)(request, timeout=CALL_TIMEOUT_S)
