@@ -317,6 +317,7 @@ def test_a_delegation_that_nobody_would_believe_is_not_made() -> None:
         assert code_of(lambda: delegation(lifetime_s)) == "bad_lifetime"  # noqa: B023
     for addresses, public_der, code in ((["nowhere"], WORKER.public_der, "bad_address"), ([], b"key", "bad_public_key")):
         assert code_of(lambda: make_delegation(NODE, NETWORK, public_der, 1, addresses, NOW)) == code  # noqa: B023
+    assert code_of(lambda: make_delegation(NODE, NETWORK, WORKER.public_der, 1, [], NOW, near=["nowhere"])) == "bad_address"
     latest = signed_delegation(not_before_unix_ms=ms(NOW + MAX_CLOCK_SKEW_S), expires_unix_ms=ms(NOW + 400))
     for envelope in (delegation(DELEGATION_LIFETIME_S), latest):
         assert open_delegation(envelope, network_id=NETWORK, now_wall=NOW).pnode_id == NODE.node_id
