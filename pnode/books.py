@@ -32,7 +32,7 @@ from trust.ledger import MAX_UNCLEARED
 from trust.step_logs import MAX_ENTRIES
 from vnode.compute import StepResult
 from vnode.state import StateInfo
-from vnode.vocabulary import TensorHandle
+from vnode.vocabulary import Peer, TensorHandle
 
 MAX_BACKLOG: Final = 8
 CROWDED_ENTRIES: Final = MAX_ENTRIES * 3 // 4
@@ -46,6 +46,7 @@ SPARED_SHARE: Final = 0.5
 
 T = TypeVar("T")
 Inputs = Sequence[TensorHandle]
+Sender = tuple[Peer, bytes]
 Encoded = asyncio.Future[Frame] | None
 """An output for whoever wants it."""
 Capture = Callable[[StateInfo], Awaitable[bytes]]
@@ -69,7 +70,7 @@ class _Told:
     lineage: IntervalSet
     steps: tuple[model_pb2.Step, ...]
     entry: int
-    known_senders: set[bytes]
+    known_senders: set[Sender]
     lost: str
 
 
@@ -95,7 +96,7 @@ class Books:
         self._lost = self._why = ""
         self._asked_to_end = False
         self._told: _Told | None = None
-        self._known_senders: set[bytes] = set()
+        self._known_senders: set[Sender] = set()
         self._folder = EvidenceFolder(Path(order.evidence_dir))
         self._interval = self._submit(self._first, Path(order.state_path))
 
@@ -334,9 +335,9 @@ class Books:
                 continue
             part = model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_INPUT, batch=step.batch, port=port, entry=entry)
             if isinstance(handle, Arrival):
-                delegation = handle.delegation.payload
-                part.frame.CopyFrom(handle.proof(with_delegation=delegation not in self._known_senders))
-                self._known_senders.add(delegation)
+                sender = (handle.source, handle.delegation.payload)  # replicas of one worker have the same delegation
+                part.frame.CopyFrom(handle.proof(with_delegation=sender not in self._known_senders))
+                self._known_senders.add(sender)
                 payload = handle.encoded.payload
                 step.inputs.append(bytes.fromhex(handle.encoded.header.digest))
             else:

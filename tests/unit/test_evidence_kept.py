@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dcnr.intervals import IntervalSet
 from dcnr.system import SystemClock
 from dcnr.tensor import encode
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
+from pnode.arrivals import Arrival
 from pnode.books import MAX_BACKLOG, Books
 from pnode.chain import Standing
 from pnode.evidence import EvidenceFolder, closed_in, forget
@@ -27,8 +28,9 @@ from pnode.spool import Frame
 from pnode.verdicts import LONGEST_KEPT_S, decided_of, sweep
 from vnode.bundle import read_bundle
 from vnode.compute import StepResult
+from vnode.signed_frames import FrameNumber
 from vnode.state import StateInfo
-from vnode.vocabulary import Peer
+from vnode.vocabulary import TRAIN_LANE, Mode, Peer
 
 INPUT, OUTPUT, STATE = model_pb2.EVIDENCE_KIND_INPUT, model_pb2.EVIDENCE_KIND_OUTPUT, model_pb2.EVIDENCE_KIND_STATE
 STANDING = Standing("5" * 40, "m", "j", VNodeId("a"), Peer(ReplicaId("a.1"), 3), "6" * 40)
@@ -102,8 +104,9 @@ class Rig:
     """Books over a real directory; their replica is this test."""
 
     def __init__(
-        self, root: Path, *, max_bytes: int = 1 << 20, span_steps: int = 256, is_read: bool = False, state: bytes = b"state"
-    ) -> None:
+        self, root: Path, *, max_bytes: int = 1 << 20, span_steps: int = 256, is_read: bool = False, state: bytes = b"state",
+        inputs: Sequence[int] = (0,),
+    ) -> None:  # fmt: skip
         self.root, self.held, self.crowded, self.captured = root, list[str](), list[str](), list[StateInfo]()
         self.wanted, self.state = set[int](), state
         (root / "begin.state").write_bytes(b"begin")
@@ -112,7 +115,7 @@ class Rig:
             assignment=model_pb2.DesiredAssignment(role=model_pb2.ROLE_PRIMARY),
         )  # fmt: skip
         self.books = Books(
-            STANDING, order, INFO, inputs=[0], is_read=is_read, span_steps=span_steps, capture=self._capture, held=self.held.append,
+            STANDING, order, INFO, inputs=inputs, is_read=is_read, span_steps=span_steps, capture=self._capture, held=self.held.append,
             crowded=self.crowded.append,
         )  # fmt: skip
 
@@ -272,6 +275,30 @@ def test_inputs_are_kept_in_their_order_while_an_output_is_not_encoded_yet(tmp_p
         assert [(len(step.inputs), len(step.outputs)) for step in log.steps] == [(1, 1), (1, 1)]
         with read_bundle(closed_in(rig.folder)[NAMES[0]] / "parts") as parts:
             assert [key[:2] for key in parts._parts] == [(INPUT, 0), (INPUT, 1), (OUTPUT, 1), (OUTPUT, 0)]
+        rig.books.close()
+
+    run(scenario)
+
+
+def test_each_sender_of_one_worker_says_whose_key_signed(tmp_path: Path) -> None:
+    """Two replicas before this one on one machine have one delegation: an auditor looks for it with the first frame of either."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path, inputs=(0, 1))
+        tensor, delegation = np.zeros(16, np.float32), identity_pb2.Envelope(payload=b"of their worker")
+        for batch in range(2):
+            number, senders = FrameNumber(TRAIN_LANE, batch, Mode.TRAIN), [Peer(ReplicaId(name), 4) for name in ("b.1", "c.1")]
+            frames = [
+                Arrival(tensor, encode(tensor, "raw"), number, sender, STANDING.peer, 0, b"s", delegation) for sender in senders
+            ]
+            await rig.books.learned(batch, frames, StepResult(tensor, 0.5, 1, 1, 1, 0.1), batch, None)
+        await rig.end(NAMES[0])
+        with read_bundle(closed_in(rig.folder)[NAMES[0]] / "parts") as parts:
+            told = {
+                key[1:]: parts.part(*key[:1], entry=key[1], batch=key[2], port=key[3]).frame.HasField("delegation")
+                for key in parts._parts
+            }
+        assert told == {(0, 0, 0): True, (0, 0, 1): True, (1, 1, 0): False, (1, 1, 1): False}
         rig.books.close()
 
     run(scenario)
