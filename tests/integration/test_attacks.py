@@ -128,7 +128,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 def run(story: Callable[[Rig], Awaitable[None]]) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(60), rig() as found:
+        async with asyncio.timeout(120), rig() as found:
             await story(found)
 
     asyncio.run(whole())

@@ -17,6 +17,7 @@ from dcnr.system import SystemClock
 from pnode.daemon import Daemon
 from pnode.home import Home
 from pnode.probe import Machine
+from pnode.supervisor import executed
 from trust.addresses import split_address
 from trust.identity import NodeKey
 from trust.in_force import InForce
@@ -24,7 +25,7 @@ from trust.network import create_document, verify_chain
 
 LOOPBACK = "::1"
 MACHINE = Machine(2, 4 << 30, 4 << 30, 40 << 30, 10.0, "x86_64", "linux")
-SILENT = ("-c", "import sys; sys.stdin.buffer.read()")
+SILENT = executed("-c", "import sys; sys.stdin.buffer.read()")
 """A worker that waits for its end."""
 
 

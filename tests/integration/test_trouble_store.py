@@ -158,7 +158,9 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_an_older_one(client: Cli
     victim = client.job(job_id).vnodes[1]
     process = network.process_of(victim.assignment.pnode_id)
     assert process is not None
+    worker = psutil.Process(told_of(process)["worker_pid"])
     psutil.Process(process.pid).suspend()  # nobody else restores, or uploads, before the damage is done
+    worker.kill()  # or it hands its state to whoever takes its place while its daemon is thought dead
     entry = next(entry for entry in _entries(client) if entry.vnode == victim.vnode)
     newest = max(entry.working, key=lambda item: item.step).digest
     # What is uploaded and not named yet is damaged too: it may be named at any moment and push out the oldest.

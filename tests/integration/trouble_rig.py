@@ -206,9 +206,13 @@ def processes_of(directory: Path) -> list[psutil.Process]:
 @contextlib.contextmanager
 def nothing_left(directory: Path, temporary: Path) -> Iterator[None]:
     """Afterwards no process of ``directory`` runs, and nothing lies in ``temporary`` (its TMPDIR) or where the store's program puts its sockets."""
+    before = set(
+        Path("/tmp").glob("seaweedfs-*.sock")
+    )  # of stores that were killed with those who look after them, perhaps at these ports
     yield
     until(lambda: not processes_of(directory), 10.0, say=lambda: str(processes_of(directory)))
     assert list(temporary.iterdir()) == []
     ports = directory / "store" / "ports.json"
     numbers = json.loads(ports.read_text()).values() if ports.exists() else ()
-    assert [path for path in Path("/tmp").glob("seaweedfs-*.sock") if any(str(number) in path.name for number in numbers)] == []
+    left = [path for path in Path("/tmp").glob("seaweedfs-*.sock") if any(path.stem.endswith(f"-{number}") for number in numbers)]
+    assert not set(left) - before, left
