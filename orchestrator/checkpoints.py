@@ -58,7 +58,8 @@ class CheckpointJudge:
 
     def __init__(self, store: ObjectStore, policy: Callable[[], NetworkPolicy], clock: Clock) -> None:
         self._store, self._policy, self._clock, self._states = store, policy, clock, StateCheck(store)
-        self._known: OrderedDict[tuple[str, str, str], Ancestry] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, str, str], Ancestry] = OrderedDict()
+        """By the commit that ends in the state: replicas that learn alike come to one state on ways of their own."""
         self._looked_at: OrderedDict[str, str] = OrderedDict()
         self._learners = Learners("")
 
@@ -98,7 +99,7 @@ class CheckpointJudge:
         return Judged(checkpoint, ancestry.contributions, ancestry.base)
 
     def _remember(self, checkpoint: model_pb2.Checkpoint, ancestry: Ancestry) -> None:
-        self._known[(checkpoint.job_id, checkpoint.vnode, checkpoint.digest)] = ancestry
+        self._known[(checkpoint.job_id, checkpoint.vnode, checkpoint.digest, checkpoint.commit_digest)] = ancestry
         self._looked_at[checkpoint.digest] = checkpoint.commit_digest
         for table in (self._known, self._looked_at):
             while len(table) > MAX_KNOWN:
@@ -123,7 +124,7 @@ class CheckpointJudge:
         while True:
             chain.append((digest, current))
             num_bytes += current.commit.ByteSize()
-            known = self._known_at(view, place, current.commit.parent_digest)
+            known = self._known_at(view, place, current.commit)
             if known is not None:
                 break
             if not current.commit.parent_commit:
@@ -177,9 +178,10 @@ class CheckpointJudge:
             raise Refused("the parent's commit is about another state", code="wrong_commit")
         return parent
 
-    def _known_at(self, view: ModelView, place: Place, digest: str) -> Ancestry | None:
-        """What is known of that state: judged before, named by the manifest, which has credited it already, or what the job began with."""
-        known = self._known.get((place.job_id, place.vnode, digest))
+    def _known_at(self, view: ModelView, place: Place, commit: model_pb2.Commit) -> Ancestry | None:
+        """What is known of the state that it goes on from: judged before, named by the manifest, which has credited it already, or what the job began with."""
+        digest = commit.parent_digest
+        known = self._known.get((place.job_id, place.vnode, digest, commit.parent_commit))
         if view.chain is not None:
             on_line = view.chain.checkpoints.get(digest)
             if on_line is not None and on_line.job_id == place.job_id and on_line.vnode == place.vnode:

@@ -16,7 +16,7 @@ from dataservice.manifest_form import CheckpointRecord, from_proto, record_from_
 from dataservice.manifests import Outcome, Rules, StoredState, next_manifest
 from dcnr import limits
 from dcnr.errors import InvariantBroken
-from dcnr.ids import Digest
+from dcnr.ids import Digest, number_of
 from dcnr.ports import Clock, ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator import retention
@@ -24,7 +24,7 @@ from orchestrator.audit_events import Decision
 from orchestrator.audit_retention import EvidenceKeeper, kept_for_return
 from orchestrator.audited import audited_manifest
 from orchestrator.chain import Chain
-from orchestrator.checkpoints import Judged, named
+from orchestrator.checkpoints import Judged, is_fenced, named
 from orchestrator.documents import Stored, put_all, sealed
 from orchestrator.drawing import Drawing
 from orchestrator.history import History
@@ -60,11 +60,12 @@ class Naming:
     ) -> None:  # fmt: skip
         self.verdicts: Verdicts = lambda _view: ()
         """What the audit desk has decided; the desk puts itself here."""
-        self._poisoned: dict[str, float] = {}
-        """VNodes of which a replica brought what was taken back though it is no older one, and when their fence was raised for it last."""
-        self._to_fence: set[str] = set()
+        self._poisoned: dict[str, str] = {}
+        """VNodes of which a replica brought what was taken back though it is no older one, with the newest such replica: until it is replaced."""
+        self._fenced_at: dict[str, float] = {}
+        """When a fence was raised for that last."""
         self._fencing: frozenset[str] = frozenset()
-        """What of it the manifest fences that `next` made last; what came meanwhile waits for the one after."""
+        """VNodes that the manifest fences for that which `next` made last."""
         self.went_back = False
         """Whether the manifest that `next` made last takes something back."""
         self._drawing, self._evidence = drawing, EvidenceKeeper(store)
@@ -85,11 +86,9 @@ class Naming:
         """A checkpoint that the next manifest may name."""
         self._pending[(judged.checkpoint.vnode, judged.checkpoint.digest)] = judged
 
-    def poisoned(self, vnode: str, now: float) -> None:
-        """A replica that should have begun with what counts brought what was taken back: the next manifest raises the fence, and another takes its place."""
-        if now - self._poisoned.get(vnode, -FENCE_AGAIN_S) >= FENCE_AGAIN_S:
-            self._poisoned[vnode] = now
-            self._to_fence.add(vnode)
+    def poisoned(self, vnode: str, replica: str) -> None:
+        """A replica that should have begun with what counts brought what was taken back: a manifest raises the fence, and another takes its place."""
+        self._poisoned[vnode] = max(self._poisoned.get(vnode, replica), replica, key=number_of)
 
     def refusal(self, checkpoint: model_pb2.Checkpoint) -> str:
         """Why a judged checkpoint will not be named; empty if that is open."""
@@ -117,11 +116,12 @@ class Naming:
         lost = frozenset(Digest(digest) for (_, digest), looks in self._missed.items() if looks >= LOST_LOOKS)
         sweep = now - self._swept_at >= sweep_s
         decisions = news(view.chain, self.verdicts(view)) if view.chain is not None else []
-        waiting = self._pending or decisions or self._to_fence
+        to_fence = self._to_fence(view, now)
+        waiting = self._pending or decisions or to_fence
         if not sweep and not lost and (not waiting or now - self._manifested_at < MANIFEST_S):
             return None
         wall_ms = int(self._clock.wall() * 1000)
-        self._taken, self._fencing = list(self._pending.values()), frozenset(self._to_fence)
+        self._taken, self._fencing = list(self._pending.values()), to_fence
         checkpoints = [item.checkpoint for item in self._taken]
         stored = [StoredState(one.vnode, Digest(one.digest), int(one.size_bytes), wall_ms) for one in checkpoints]
         kept: frozenset[Digest] = frozenset()
@@ -192,9 +192,17 @@ class Naming:
         for item in self._taken:
             self._pending.pop((item.checkpoint.vnode, item.checkpoint.digest), None)
         self._taken = []
-        self._to_fence -= self._fencing
+        self._fenced_at |= dict.fromkeys(self._fencing, self._manifested_at)
         self._told.clear()
         self._missed = {state: looks for state, looks in self._missed.items() if looks < LOST_LOOKS}
+
+    def _to_fence(self, view: ModelView, now: float) -> frozenset[str]:
+        """VNodes with a replica to be replaced that still has its place and that no fence keeps out, unless theirs was raised just now."""
+        placed = {item.replica for item in view.plan.assignments} if view.plan is not None else set()
+        self._poisoned = {
+            vnode: replica for vnode, replica in self._poisoned.items() if replica in placed and not is_fenced(view, vnode, replica)
+        }
+        return frozenset(vnode for vnode in self._poisoned if now - self._fenced_at.get(vnode, -FENCE_AGAIN_S) >= FENCE_AGAIN_S)
 
     async def _look(self, view: ModelView, states: Sequence[tuple[str, str]]) -> None:
         missing = await retention.missing_states(self._store, view.model, states)

@@ -216,7 +216,7 @@ class ModelRuntime:
                 raise
             self.shared.history.say("checkpoint_refused", checkpoint.replica, error.message, code=error.code, step=checkpoint.step)
             if error.code == FENCED and not is_fenced(view, checkpoint.vnode, checkpoint.replica):
-                self.decider.naming.poisoned(checkpoint.vnode, self.shared.clock.monotonic())
+                self.decider.naming.poisoned(checkpoint.vnode, checkpoint.replica)
                 self.decider.wake.fire()
             return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_REFUSED, reason=error.message)
         self.decider.recorded(judged)

@@ -28,6 +28,7 @@ from checkpoint_rig import (
 from dataservice import keys
 from dataservice.manifest_form import Contribution
 from dcnr.errors import DcnrError, Unavailable
+from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.checkpoints import CheckpointJudge
@@ -116,6 +117,27 @@ def test_what_a_replica_learned_before_its_vnode_went_back_counts_no_more() -> N
         assert await refused(world, made) == "fenced"
         world.manifest.fences[0].first_replica = 0
         assert await world.learned(made) == {("a.0", PNODE.node_id): SPAN(0, 1)}
+
+    run(story)
+
+
+def test_who_learns_the_same_again_is_not_taken_for_the_replica_before() -> None:
+    """Goal: a new replica that comes to the same state, bit for bit, as one whose work was taken back is judged by its own commits."""
+
+    async def story(world: World) -> None:
+        world.audited()
+        data = state(SPAN(0, 2), world.state)
+        await world.judge.judge(world.view(), *world.checkpoint(SPAN(0, 2), [0, 1], data=data))
+        world.manifest.fences.add(vnode="a", first_replica=1)
+        world.manifest.retracted.append(digest_of(data))
+        world.state, world.commit = digest_of(world.zero), ""
+        world.plan.assignments[0].role = model_pb2.ROLE_PRIMARY
+        del world.plan.assignments[1]
+        again = {"replica": "a.1", "node": HELPER, "worker": HELPING}
+        assert await refused(world, world.checkpoint(SPAN(0, 2), [0, 1], data=data, **again)) == "condemned"
+        made = world.checkpoint(SPAN(0, 3), [2], **again)
+        judged = await world.judge.judge(world.view(), *made)
+        assert [(one.replica, one.batches) for one in judged.contributions] == [("a.1", SPAN(0, 2)), ("a.1", SPAN(2, 3))]
 
     run(story)
 

@@ -1,4 +1,4 @@
-"""Goal: what is asked of the next manifest while one is being written is in the one after it."""
+"""Goal: each replica that has to go is fenced, whatever happens meanwhile, and once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dataservice.manifest_form import from_proto
 from dataservice.memory import MemoryStore
 from dcnr.system import SystemClock
 from dcnr.v1 import model_pb2
-from orchestrator.documents import Stored
 from orchestrator.drawing import Drawing
 from orchestrator.history import History
 from orchestrator.naming import FENCE_AGAIN_S, Naming
@@ -48,46 +47,70 @@ class _Held:
             drawing=Drawing(None, pytest.fail, clock, lambda _: False),
         )  # fmt: skip
         self.naming.begin(self.now)
+        self._placed = {"a": "a.0", "b": "b.0"}
+
+    def anew(self, vnode: str) -> str:
+        """From now on the plan places a new replica there; which one."""
+        self._placed[vnode] = f"{vnode}.{self.job.next_replica}"
+        self.job.next_replica += 1
+        return self._placed[vnode]
 
     def fences(self) -> set[str] | None:
-        """What the next manifest fences; None where there is none."""
+        """VNodes of which the next manifest moves the fence; None where there is none."""
         self.now += 1.0
         request = model_pb2.JobRequest(job_id=JOB, graph_digest="g" * 64)
         head = model_pb2.Head(epoch=1, manifest_digest=self.job.digest(-1), active=model_pb2.ActiveJob(job_id=JOB))
         facts = JobFacts(request, "r" * 64, model_pb2.ModelGraph(), b"", (), ())
-        self.job.next_replica += 1
         plan = model_pb2.Plan(next_replica=self.job.next_replica)
-        view = ModelView("m", head, b"", plan, manifest=self.job.manifests[-1], job=facts, chain=self.job.chain())
+        for vnode, replica in self._placed.items():
+            plan.assignments.add(vnode=vnode, replica=replica, role=model_pb2.ROLE_PRIMARY)
+        before = self.job.manifests[-1]
+        view = ModelView("m", head, b"", plan, manifest=before, job=facts, chain=self.job.chain())
         made = asyncio.run(self.naming.next(view, {}, self.now, sweep_s=1e9, grant_lifetime_s=3600))
-        return None if made is None else self._read(made)
-
-    def _read(self, made: Stored) -> set[str]:
+        if made is None:
+            return None
         manifest = model_pb2.Manifest.FromString(parse_envelope(made.data).payload)
         if self.head_is_written:
             self.job.manifests.append(manifest)
             self.naming.done()
-        return {vnode for vnode, replica in from_proto(manifest).fences.items() if replica == self.job.next_replica}
+        return {vnode for vnode, _ in from_proto(manifest).fences.items() - from_proto(before).fences.items()}
 
 
-def test_a_fence_is_raised_once_for_each_time_that_it_is_asked_for() -> None:
+def test_a_fence_is_raised_once_for_each_replica_that_has_to_go() -> None:
     held = _Held()
     assert held.fences() is None
-    held.naming.poisoned("a", held.now)
-    held.naming.poisoned("a", held.now)
+    for _ in range(2):
+        held.naming.poisoned("a", "a.0")
     assert held.fences() == {"a"}
     assert held.fences() is None
-    held.naming.poisoned("a", held.now)
-    assert held.fences() is None, "the one before has had no time yet to be obeyed"
+    held.naming.poisoned("a", "a.0")
+    assert held.fences() is None, "the fence keeps it out"
+    second = held.anew("a")
     held.now += FENCE_AGAIN_S
-    held.naming.poisoned("a", held.now)
+    held.naming.poisoned("a", second)
+    assert held.fences() == {"a"}
+    held.naming.poisoned("a", held.anew("a"))
+    held.anew("a")
+    held.now += FENCE_AGAIN_S
+    assert held.fences() is None, "another has its place by now"
+
+
+def test_a_replica_that_has_to_go_soon_after_the_one_before_goes_a_little_later() -> None:
+    """Forgotten, it stands still until it is quarantined for it, though it has done nothing wrong: it may have told all that it had to tell."""
+    held = _Held()
+    held.naming.poisoned("a", "a.0")
+    assert held.fences() == {"a"}
+    held.naming.poisoned("a", held.anew("a"))
+    assert held.fences() is None, "not after each beat"
+    held.now += FENCE_AGAIN_S
     assert held.fences() == {"a"}
 
 
 def test_a_fence_that_is_asked_for_while_a_manifest_is_written_is_in_the_next() -> None:
     """Forgotten, the replica stands still until it is quarantined for it, though it has done nothing wrong."""
     held = _Held()
-    held.naming.poisoned("a", held.now)
-    held.store.meanwhile = lambda: held.naming.poisoned("b", held.now)
+    held.naming.poisoned("a", "a.0")
+    held.store.meanwhile = lambda: held.naming.poisoned("b", "b.0")
     assert held.fences() == {"a"}
     assert held.fences() == {"b"}
     assert held.fences() is None
@@ -95,7 +118,7 @@ def test_a_fence_that_is_asked_for_while_a_manifest_is_written_is_in_the_next() 
 
 def test_a_fence_waits_for_the_manifest_that_a_head_names() -> None:
     held = _Held()
-    held.naming.poisoned("a", held.now)
+    held.naming.poisoned("a", "a.0")
     held.head_is_written = False
     assert held.fences() == {"a"}
     held.head_is_written = True
