@@ -5,10 +5,11 @@ A call with an unknown token, or one too many, is refused before its first messa
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -19,6 +20,7 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput, InvariantBroken, Refused, Unavailable
 from dcnr.ports import Clock
 from dcnr.rpc.errors import status_of, trailing_metadata_of
@@ -98,24 +100,33 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the 
 
     def _guarded(self, behaviour: Behaviour, method: str, token: bytes | None) -> Behaviour:
         async def guarded(request: Any, context: Any) -> Any:
-            name = await self._enter(context, method, token)
+            name, failure = await self._enter(context, method, token), None
             try:
                 if request is _MALFORMED:
                     raise InvalidInput("the message is malformed", code="malformed_message", remedy="send what the contract says")
                 if not inspect.isasyncgenfunction(behaviour):
                     return await behaviour(request, context)
-                async with aclosing(behaviour(request, context)) as responses:  # closed at once when the caller goes away
+                async with contextlib.aclosing(
+                    behaviour(request, context)
+                ) as responses:  # closed at once when the caller goes away
                     async for response in responses:
                         try:
                             await context.write(response)
                         except aio.BaseError:
                             return  # the caller is gone: no fault of ours, and nobody to tell
+                        except (
+                            asyncio.CancelledError
+                        ) as cancelled:  # by a time limit of the handler's, which knows what it means; or the caller is gone
+                            await responses.athrow(cancelled)
+                            raise
             except aio.AbortError:
                 raise
             except Exception as error:  # noqa: BLE001  RPC boundary: becomes a typed error
-                await _abort(context, method, error)
+                failure = error
             finally:
-                self._leave(name)
+                self._leave(name)  # before the last words: a caller that does not read them takes no place
+            if failure is not None:
+                await _abort(context, method, failure)
 
         return guarded
 
@@ -187,4 +198,6 @@ async def _abort(context: Any, method: str, error: Exception) -> None:
     if not isinstance(error, DcnrError):
         _log.error("rpc_failed", method=method, exc_info=error)
         error = InvariantBroken("internal error", code="internal")
-    await context.abort(status_of(error), error.message[:512], trailing_metadata_of(error))
+    with contextlib.suppress(TimeoutError):  # what was written before has not been read yet
+        async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+            await context.abort(status_of(error), error.message[:512], trailing_metadata_of(error))

@@ -93,6 +93,7 @@ class Streams:
     def register(self, server: aio.Server) -> None:
         handlers = {
             "Count": grpc.unary_stream_rpc_method_handler(self.count, Int32Value.FromString, Int32Value.SerializeToString),
+            "Pour": grpc.unary_stream_rpc_method_handler(self.pour, Int32Value.FromString, StringValue.SerializeToString),
             "Talk": grpc.stream_stream_rpc_method_handler(self.talk, StringValue.FromString, StringValue.SerializeToString),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Streams", handlers),))
@@ -101,6 +102,18 @@ class Streams:
         for number in range(request.value):
             yield Int32Value(value=number)
         raise Stale("counted", code="done")
+
+    async def pour(self, request: Int32Value, context: Any) -> AsyncIterator[StringValue]:
+        """More than fits on the way, for so many milliseconds."""
+        self.num_open += 1
+        try:
+            async with asyncio.timeout(request.value / 1000):
+                while True:
+                    yield StringValue(value="m" * (1 << 20))
+        except TimeoutError:
+            raise Unavailable("too slow", code="overloaded") from None
+        finally:
+            self.num_open -= 1
 
     async def talk(self, requests: AsyncIterator[StringValue], context: Any) -> AsyncIterator[StringValue]:
         self.num_open += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
 import time
@@ -24,6 +25,7 @@ from dcnr.errors import (
     Stale,
     Unavailable,
 )
+from dcnr.rpc.connection import Connection
 from dcnr.rpc.errors import error_from_rpc
 from dcnr.rpc.server import RpcServer
 from trust.delegation import make_delegation
@@ -183,6 +185,38 @@ def test_streams_are_guarded_name_their_peer_and_end_with_their_caller() -> None
             await until(lambda: house.streams.num_open == 0, "the handler outlived its call")
 
     in_house(scene)
+
+
+def test_who_reads_too_slowly_for_a_handler_is_told_so_and_takes_no_place_meanwhile() -> None:
+    """A limit that passes while the handler waits for the caller to read ends the call with its words; without them the caller waits for ever."""
+
+    async def scene(house: House) -> None:
+        async with connected(house) as connection:
+            pour: Any = connection.channel.unary_stream("/test.Streams/Pour", Int32Value.SerializeToString, StringValue.FromString)
+            pouring = pour(Int32Value(value=200), metadata=await connection.fresh_metadata())
+            await pouring.read()
+            await until(lambda: house.streams.num_open == 0, "the handler goes on")
+            await until_it_answers(connection)
+            with pytest.raises(aio.AioRpcError) as raised:
+                await asyncio.wait_for(read_all(pouring), 30)
+            assert error_from_rpc(raised.value).code == "overloaded"
+
+    in_house(scene, max_concurrent_per_peer=1)
+
+
+async def read_all(call: Any) -> None:
+    while await call.read() is not aio.EOF:
+        pass
+
+
+async def until_it_answers(connection: Connection) -> None:
+    """Raises TimeoutError."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(Unavailable):
+                await probe(connection)
+                return
+            await asyncio.sleep(0.05)
 
 
 def test_a_worker_calls_in_its_own_name_with_its_pnodes_leave() -> None:
