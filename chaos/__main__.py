@@ -22,7 +22,7 @@ from chaos.joining import Joining
 from chaos.plot import svg
 from chaos.rounds import ROUNDS
 from chaos.run import Setup, run
-from chaos.schedule import Recipe, Schedule, first_pairs, from_json, make_schedule, to_json
+from chaos.schedule import CALM_S, Recipe, Schedule, first_pairs, from_json, make_schedule, to_json
 from chaos.work import Clouds, Text, Work
 from dcnr import crashpoints
 from dcnr.errors import DcnrError, InvalidInput
@@ -31,7 +31,7 @@ from dcnr.tempo import check_rate
 RESULTS: Final = machine.ROOT / "chaos" / "results"
 SCHEDULES: Final = machine.ROOT / "chaos" / "schedules"
 DEFAULT: Final = "faults125"
-BATCHES_PER_S: Final = 2.5
+BATCHES_PER_S: Final = 1.75
 """The tempo of a run's job: what of two cores it leaves free is there for what a fault costs (`report` says how much that was)."""
 CPU_PERCENT: Final = 25.0
 """Of one core, for each of eight PNodes of such a run: several times what it needs, so that others can do the work of one that is away."""
@@ -121,6 +121,7 @@ def parser() -> argparse.ArgumentParser:
     for name, kind in (("seed", int), ("victims", int), ("pairs", int), ("window-s", float), ("per-hour", float)):
         three.add_argument(f"--{name}", type=kind, required=True)
     three.add_argument("--max-down", type=int, default=0)
+    three.add_argument("--calm-s", type=float, default=CALM_S, help="at the end of each window, without faults")
     commands.add_parser("report", help="docs/chaos.md from the results")
     commands.add_parser("clean", help="remove network namespaces that a killed run left behind")
     for command in (one, two, four, commands.choices["report"]):
@@ -144,7 +145,15 @@ def load(name: str) -> Schedule:
 
 def recipe_of(options: argparse.Namespace) -> Recipe:
     """From the flags."""
-    return Recipe(options.seed, options.victims, options.pairs, options.window_s, options.per_hour, max_down=options.max_down)
+    return Recipe(
+        options.seed,
+        options.victims,
+        options.pairs,
+        options.window_s,
+        options.per_hour,
+        calm_s=options.calm_s,
+        max_down=options.max_down,
+    )
 
 
 def without_partitions(schedule: Schedule) -> Schedule:

@@ -21,6 +21,7 @@ MAX_FAULTS: Final = 10_000
 MAX_VICTIMS: Final = 1_000
 MAX_FILE_CHARS: Final = 4_000_000
 MAX_LENGTH_S: Final = 24 * 3600.0
+CALM_S: Final = 5.0
 _DIGITS: Final = 3
 
 
@@ -63,8 +64,8 @@ class Recipe:
     """Of partitions and pauses."""
     rest_s: float = 20.0
     """A machine is left alone for so long after a fault."""
-    calm_s: float = 5.0
-    """The end of each window, in which nothing begins and everything is over."""
+    calm_s: float = CALM_S
+    """The end of each window, in which nothing begins and everything is over, so that what a fault costs and what is caught up on are in one window."""
     max_down: int = 0
     """Machines under a fault at once; 0: a quarter of them, at least one."""
 
