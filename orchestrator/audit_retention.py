@@ -42,7 +42,9 @@ def kept_for_return(ledger: Ledger) -> frozenset[Digest]:
 
 
 class EvidenceKeeper:
-    """Deletes bundles of what is decided. Fault records that a manifest names stay, with the bundles from which they are measured again."""
+    """Deletes bundles of what is decided. Fault records that a manifest names stay, also one of an earlier job, with the bundles from which they are
+    measured again: an orchestrator that has just started believes in a fault, and bars who committed it, once it has verified that itself.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -52,6 +54,7 @@ class EvidenceKeeper:
     async def sweep(self, model: str, chain: Chain, vnodes: Iterable[str], now_unix_ms: int, lifetime_ms: int) -> int:
         """How many objects went. What was written less than ``lifetime_ms`` ago stays, and what may be of an interval that is open. Raises Unavailable."""
         records = {(chain.ledger.intervals[one.interval].vnode, one.evidence) for one in chain.chronicle.told if one.evidence}
+        earlier = {one.evidence for one in chain.earlier if one.evidence}
         opened: dict[str, int] = {}
         for one in chain.open_intervals():
             since_ms = int(chain.committed_s(one.name) * 1000)
@@ -63,6 +66,7 @@ class EvidenceKeeper:
             if not rows:
                 continue
             kept = {digest for owner, digest in records if owner == vnode}
+            kept |= earlier & {row.key.removeprefix(prefix) for row in rows}  # of which VNode they are, earlier verdicts do not say
             kept |= {await self._bundle(model, vnode, digest) for digest in sorted(kept)}
             before_ms = min(now_unix_ms, opened.get(vnode, now_unix_ms)) - lifetime_ms
             doomed += [row.key for row in rows if row.last_modified * 1000 < before_ms and row.key.removeprefix(prefix) not in kept]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
-from audited_rig import Job, drawn, judged, name_of, piece
+from audited_rig import NODES, Job, drawn, judged, name_of, piece
 
 from dataservice import keys
 from dataservice.memory import MemoryStore
@@ -13,6 +14,7 @@ from dcnr.ids import digest_of
 from dcnr.v1 import model_pb2
 from orchestrator.audit_events import Decision
 from orchestrator.audit_retention import EvidenceKeeper, kept_for_return
+from trust.folding import Told
 from trust.going_back import Cause
 from trust.ledger import Verdict
 
@@ -66,5 +68,23 @@ def test_evidence_of_what_is_decided_goes_and_that_of_failures_stays() -> None:
         await asyncio.to_thread(job.named, decisions=[failed])
         await store.put(keys.evidence(MODEL, "a", digest_of(young)), young)
         assert await left(clock.now_s + 1) == {digest_of(bundle), digest_of(record), digest_of(young)}
+
+    asyncio.run(scenario())
+
+
+def test_evidence_of_failures_in_earlier_jobs_stays() -> None:
+    """Whoever committed one is barred by those that have verified it; an orchestrator that starts later has to find it."""
+    clock = Wall()
+    store, bundle, other = MemoryStore(clock, random.Random(1)), b"bundle of a fault", b"bundle of a pass"
+    record = model_pb2.FaultRecord(bundle_digest=digest_of(bundle)).SerializeToString()
+    failed = Told(NODES["x"], name_of("of an earlier job"), Verdict.FAILED, 1.0, 1.0, digest_of(record))
+    chain = replace(grown(1).chain(), earlier=(failed,))
+
+    async def scenario() -> None:
+        for data in (bundle, other, record):
+            await store.put(keys.evidence(MODEL, "b", digest_of(data)), data)
+        clock.now_s += 9000
+        await EvidenceKeeper(store).sweep(MODEL, chain, ["a", "b"], int(clock.now_s * 1000), HOUR_MS)
+        assert {key.rpartition("/")[2] for key in store.keys()} == {digest_of(bundle), digest_of(record)}  # noqa: SIM118
 
     asyncio.run(scenario())
