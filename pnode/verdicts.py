@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from dcnr import limits
-from dcnr.errors import DcnrError
+from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId
 from dcnr.v1 import data_pb2, local_pb2, model_pb2
 from pnode.duties import Say
@@ -83,14 +83,14 @@ class Verdicts:
                 await self._settle(replica, life, now_s, is_hosted=replica in hosted)
 
     async def _take(self, model: str, newest: str) -> None:
-        """Raises DcnrError where the newest manifest cannot be read now; older ones that cannot be read tell nothing."""
+        """Raises DcnrError where the newest manifest cannot be read, or an older one cannot be read now; older ones that are gone tell nothing."""
         chain: list[model_pb2.Manifest] = []
         digest = newest
         while digest and digest != self._read.get(model) and len(chain) < MAX_MANIFESTS:
             try:
                 manifest = await self._manifest(model, digest)
-            except DcnrError:
-                if not chain:
+            except DcnrError as error:
+                if not chain or isinstance(error, Unavailable):
                     raise
                 break
             chain.append(manifest)

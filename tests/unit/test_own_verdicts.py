@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from dcnr.errors import Unavailable
 from dcnr.ids import digest_of
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2
 from pnode.evidence import EvidenceFolder, closed_in
@@ -28,7 +29,7 @@ class Rig:
         self.root, self.newest, self.number, self.now_s = root, "", 0, NOW_S
         self.lives: dict[str, object | None] = {"a.1": object()}
         self.sent: list[local_pb2.WorkerVerdicts] = []
-        self.is_up = True
+        self.is_up, self.away = True, set[str]()
         folder = EvidenceFolder(root / "evidence" / "a.1")
         folder.load()
         for name in NAMES[:3]:
@@ -40,6 +41,8 @@ class Rig:
         )  # fmt: skip
 
     async def fetch(self, ref: data_pb2.ObjectRef, max_bytes: int) -> Path:
+        if ref.digest in self.away:
+            raise Unavailable("the store does not answer", code="store_unavailable")
         return self.root / ref.digest
 
     async def send(self, message: local_pb2.ToWorker) -> bool:
@@ -110,6 +113,21 @@ def test_what_could_not_be_sent_is_sent_again(tmp_path: Path) -> None:
         assert not await rig.looks(2)
         rig.is_up = True
         assert len(await rig.looks(2)) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_a_manifest_that_cannot_be_read_for_a_moment_costs_no_evidence(tmp_path: Path) -> None:
+    """An interval of which it alone tells counts as passed over otherwise, and what nobody can show any more is learned again."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.tells(n0="open")
+        rig.away = {rig.newest}
+        rig.tells(n1="open")
+        assert not await rig.looks(2)
+        rig.away.clear()
+        [told] = await rig.looks(2)
+        assert (list(told.decided), told.num_open) == ([], 2)
 
     run(tmp_path, scenario)
 
