@@ -42,7 +42,8 @@ class Uploads:
         self._network_id, self._shelf, self._objects, self._orchestrators = network_id, shelf, objects, orchestrators
         self._holder, self._durable, self._anew, self._say, self._directory = holder, durable, anew, say, directory
         self._wake = asyncio.Event()
-        self._told: NodeId | None = None
+        self._told: dict[str, NodeId] = {}
+        """By model: who decides, as whoever was asked last said."""
         self._refusals = Refusals()
         self.trouble = self._code = ""
 
@@ -163,8 +164,7 @@ class Uploads:
         request = data_pb2.RecordCheckpointRequest(
             network_id=self._network_id, model=ready.model, job_id=ready.job_id, checkpoint=ready.checkpoint, commit=ready.commit
         )
-        prefer = self._told or self._holder()
-        self._told = None
+        prefer = self._told.pop(ready.model, None) or self._holder()
         answer = await self._orchestrators.call(
             DataServiceStub, "RecordCheckpoint", request, timeout_s=limits.CALL_TIMEOUT_S, prefer=prefer
         )
@@ -189,5 +189,5 @@ class Uploads:
                     self._ask_anew(ready.replica, answer.reason)
                     return True
             case data_pb2.RECORD_STATUS_NOT_HOLDER if answer.holder:
-                self._told = NodeId(answer.holder)
+                self._told[ready.model] = NodeId(answer.holder)
         return False

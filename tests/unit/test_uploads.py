@@ -165,3 +165,25 @@ def test_a_trouble_is_told_once_with_its_remedy_and_a_new_kind_again(tmp_path: P
         assert len(scene.said) == 2
 
     play(tmp_path, story)
+
+
+def test_models_that_different_orchestrators_decide_for_are_both_recorded(tmp_path: Path) -> None:
+    """What one model's record learned of its holder sends no other model's there: each would tell the other one wrong, for ever."""
+    holders, asked = {"m": "1" * 40, "other": "2" * 40}, set[str]()
+
+    async def call(stub: Any, method: str, request: data_pb2.RecordCheckpointRequest, *, prefer: str | None, **options: Any) -> Any:
+        asked.add(request.model)
+        holder = holders[request.model] if len(asked) == 2 else ""
+        status = NAMED if holder and prefer == holder else data_pb2.RECORD_STATUS_NOT_HOLDER
+        return data_pb2.RecordCheckpointResponse(status=status, holder=holder)
+
+    async def story(scene: Scene) -> None:
+        network: Any = scene.network
+        network.call = call
+        first, second = scene.snapshot(3), scene.snapshot(4)
+        second.model, second.replica = "other", "w.1"
+        await scene.uploads.added(first)
+        await scene.uploads.added(second)
+        await until(lambda: scene.uploads.num_pending == 0)
+
+    play(tmp_path, story)
