@@ -48,7 +48,7 @@ class Duties:
         self._orders = Orders(home, options, lambda: self._policy().audits_drawn)
         self._send, self._hosted_changed, self._say, self._clock, self._group = send, hosted_changed, say, clock, group
         self._models = Models(node_id, policy, self._forgotten)
-        self._stopping = False
+        self._reconciling, self._stopping = asyncio.Lock(), False
 
     # -- what others tell ------------------------------------------------------------------------------------------------------
 
@@ -147,29 +147,32 @@ class Duties:
     # -- what is to be done ----------------------------------------------------------------------------------------------------
 
     async def reconcile(self) -> None:
-        """Makes the worker host what is desired: idempotent, called after every change."""
-        for entry in self._models:
-            if entry.desired is None or self._stopping:
-                continue
-            wanted = {assignment.replica: assignment for assignment in entry.desired.assignments}
-            for replica in [name for name in entry.hosted if name not in wanted]:
-                await self._send(local_pb2.ToWorker(release=local_pb2.ReleaseReplica(replica=replica, hand_over=True)))
-                self._forget(entry, replica)
-                self._say("replica_released", replica, f"plan {entry.desired.plan_number} does not place it here")
-            for replica, assignment in wanted.items():
-                hosted = entry.hosted.get(replica)
-                if hosted is not None and _steps_down(hosted.assignment, assignment):
-                    await self._send(local_pb2.ToWorker(release=local_pb2.ReleaseReplica(replica=replica, hand_over=True)))
-                    self._forget(entry, replica)
-                    hosted = None
-                if hosted is None:
-                    hosted = entry.hosted[replica] = Hosted(assignment, entry.desired.model)
-                    hosted.task = self._group.create_task(self._provision(entry, hosted))
-                elif hosted.assignment != assignment or hosted.task is None:
-                    hosted.assignment = assignment
-                    if hosted.task is None:
-                        await self._update(entry, hosted)
+        """Makes the worker host what is desired: idempotent, called after every change; one after the other, since each waits for the worker."""
+        async with self._reconciling:
+            for entry in self._models:
+                if entry.desired is not None and not self._stopping:
+                    await self._settle(entry, entry.desired)
         self._hosted_changed()
+
+    async def _settle(self, entry: Model, desired: model_pb2.DesiredState) -> None:
+        wanted = {assignment.replica: assignment for assignment in desired.assignments}
+        for replica in [name for name in entry.hosted if name not in wanted]:
+            await self._release(replica, hand_over=True)
+            self._forget(entry, replica)
+            self._say("replica_released", replica, f"plan {desired.plan_number} does not place it here")
+        for replica, assignment in wanted.items():
+            hosted = entry.hosted.get(replica)
+            if hosted is not None and _steps_down(hosted.assignment, assignment):
+                await self._release(replica, hand_over=True)
+                self._forget(entry, replica)
+                hosted = None
+            if hosted is None:
+                hosted = entry.hosted[replica] = Hosted(assignment, desired.model)
+                hosted.task = self._group.create_task(self._provision(entry, hosted))
+            elif hosted.assignment != assignment or hosted.task is None:
+                hosted.assignment = assignment
+                if hosted.task is None:
+                    await self._update(entry, hosted)
 
     def stop(self) -> None:
         """No further replica is provisioned."""
@@ -199,8 +202,7 @@ class Duties:
     def siblings_of(self, model: str, checkpoint: model_pb2.Checkpoint) -> list[str]:
         """The other replicas of that checkpoint's VNode which are hosted here."""
         entry = self._models.get(model)
-        hosted = entry.hosted.values() if entry is not None else ()
-        mine = (item.assignment for item in hosted)
+        mine = [one.assignment for one in entry.hosted.values()] if entry is not None else []
         return [item.replica for item in mine if item.vnode == checkpoint.vnode and item.replica != checkpoint.replica]
 
     def term(self) -> tuple[str, Term | None, model_pb2.DesiredState | None]:
@@ -230,9 +232,7 @@ class Duties:
 
     def manifests(self) -> list[tuple[str, str]]:
         """Each model with the digest of the newest manifest that a confirmed head names."""
-        return [
-            (name, model.authority.head.manifest_digest) for name, model in self._models.items() if model.authority.head is not None
-        ]
+        return [(name, one.authority.head.manifest_digest) for name, one in self._models.items() if one.authority.head is not None]
 
     def job_of(self, model: str) -> str:
         """The job of a model's desired state."""
@@ -370,19 +370,19 @@ class Duties:
         if model.confirming is not None:
             model.confirming.cancel()
         for replica in list(model.hosted):
-            self._group.create_task(self._release(replica))
+            self._group.create_task(self._release(replica, hand_over=False))
             self._forget(model, replica)
         model.unwritten = None
         for path in (self._home.desired_path(name), self._home.head_path(name)):
             path.unlink(missing_ok=True)
         self._say("model_forgotten", name, "another model takes its place, and it has no work here")
 
-    async def _release(self, replica: str) -> None:
-        await self._send(local_pb2.ToWorker(release=local_pb2.ReleaseReplica(replica=replica, hand_over=False)))
+    async def _release(self, replica: str, *, hand_over: bool) -> None:
+        await self._send(local_pb2.ToWorker(release=local_pb2.ReleaseReplica(replica=replica, hand_over=hand_over)))
 
     def _forget(self, entry: Model, replica: str) -> None:
-        hosted = entry.hosted.pop(replica)
-        if hosted.task is not None:
+        hosted = entry.hosted.pop(replica, None)
+        if hosted is not None and hosted.task is not None:
             hosted.task.cancel()
         self._budget.release(replica)
 

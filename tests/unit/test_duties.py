@@ -65,7 +65,8 @@ class Rig:
     def __init__(self, root: Path, group: asyncio.TaskGroup) -> None:
         home, nobody = Home(root / "home"), SimpleNamespace(known=list)
         home.open()
-        self.supply = Supply(root)
+        self.supply, self.reads = Supply(root), asyncio.Event()
+        self.reads.set()
         self.told: list[local_pb2.ToWorker] = []
         self.duties = Duties(
             node_id=ME, policy=lambda: POLICY, home=home, provisioner=self._any(self.supply), budget=Budget(Limits(1, 1024 * MIB, MIB, 0)),
@@ -80,6 +81,7 @@ class Rig:
 
     async def _send(self, message: local_pb2.ToWorker) -> bool:
         self.told.append(message)
+        await self.reads.wait()
         return True
 
     async def head(self) -> None:
@@ -161,5 +163,28 @@ def test_neither_a_refused_nor_a_released_replica_is_updated(tmp_path: Path) -> 
             rig.supply.come.set()
         assert rig.orders() == [], "the group has ended, and with it every task"
         assert [message.WhichOneof("kind") for message in rig.told if message.HasField("release")] == ["release", "release"]
+
+    asyncio.run(story())
+
+
+def test_the_newest_desired_state_has_the_last_word_where_the_worker_takes_orders_slowly(tmp_path: Path) -> None:
+    """A worker that has much to do does not read its pipe: what was desired before is still being carried out when the next comes."""
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            rig.supply.come.set()
+            await rig.head()
+            await rig.desire(1, halted=False)
+            await until(rig.is_provisioned)
+            rig.reads.clear()
+            older = group.create_task(rig.desire(2, halted=False, placed=False))
+            await until(lambda: rig.told[-1].HasField("release"))
+            newer = group.create_task(rig.desire(3, halted=False))
+            await asyncio.wait({newer}, timeout=0.01)
+            rig.reads.set()
+            await asyncio.wait({older, newer})
+            await until(rig.is_provisioned)
+            assert [item.assignment.replica for item in rig.duties.hosted] == [REPLICA]
 
     asyncio.run(story())
