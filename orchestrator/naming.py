@@ -73,6 +73,7 @@ class Naming:
         self._pending: dict[tuple[str, str], Judged] = {}
         self._taken: list[Judged] = []
         self._refused: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """By VNode and commit: replicas that learn alike come to one state, and one may be named where the other was not."""
         self._missed: dict[tuple[str, str], int] = {}
         """Named states, by VNode and digest, that the last looks did not find, with how many looks."""
         self._told: set[Digest] = set()
@@ -92,7 +93,7 @@ class Naming:
 
     def refusal(self, checkpoint: model_pb2.Checkpoint) -> str:
         """Why a judged checkpoint will not be named; empty if that is open."""
-        return self._refused.get((checkpoint.vnode, checkpoint.digest), "")
+        return self._refused.get((checkpoint.vnode, checkpoint.commit_digest), "")
 
     async def lacks_newest(self, view: ModelView) -> bool:
         """Whether a VNode's newest checkpoint is not found in the store; one that stays away is left out by `next`. Raises Unavailable."""
@@ -230,8 +231,8 @@ class Naming:
         for refusal in outcome.refused:
             record = refusal.record
             reason = WORDS.get(refusal.reason, refusal.reason)
-            new = (record.vnode, record.digest) not in self._refused
-            self._refused[(record.vnode, record.digest)] = f"{refusal.reason}: {reason}"
+            new = (record.vnode, record.commit_digest) not in self._refused
+            self._refused[(record.vnode, record.commit_digest)] = f"{refusal.reason}: {reason}"
             if new and refusal.reason not in ("older", "named"):
                 self._history.say("checkpoint_refused", record.replica, reason, code=refusal.reason, step=record.step)
         while len(self._refused) > MAX_REFUSED:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from audited_rig import JOB, Job
+from audited_rig import JOB, Job, judged, name_of, piece
 
 from dataservice.manifest_form import from_proto
 from dataservice.memory import MemoryStore
@@ -124,3 +124,17 @@ def test_a_fence_waits_for_the_manifest_that_a_head_names() -> None:
     held.head_is_written = True
     assert held.fences() == {"a"}
     assert held.fences() is None
+
+
+def test_a_state_that_is_refused_of_one_replica_may_be_named_of_the_next() -> None:
+    """Replicas that learn alike come to one state. What is refused for another's sake waits for a snapshot that differs."""
+    held = _Held()
+    first = judged("a1", "a0", piece("a-1", 0, 1), held=[(0, 1)])
+    held.naming.recorded(first)
+    held.naming.poisoned("a", "a.0")
+    assert held.fences() == {"a"}
+    assert held.naming.refusal(first.checkpoint), "the fence keeps it out"
+    second = model_pb2.Checkpoint()
+    second.CopyFrom(first.checkpoint)
+    second.replica, second.commit_digest = held.anew("a"), name_of("another commit")
+    assert not held.naming.refusal(second)
