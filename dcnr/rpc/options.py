@@ -37,7 +37,7 @@ def channel_options(peer_id: str, *, own_connection: bool = False) -> Options:
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.client_idle_timeout_ms", _NEVER_MS),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),  # so long an attempt has, its handshake included
         ("grpc.max_reconnect_backoff_ms", 2000),
     ]
     if own_connection:

@@ -1,0 +1,50 @@
+"""Goal: whoever waits for a call hears how it ended, whatever others do with the connection, and however long the line takes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rpc_rig import SERVER, House, connected, in_house, probe
+
+SLOW_S = 1.2
+
+
+@asynccontextmanager
+async def slow_line(port: int) -> AsyncIterator[str]:
+    """Who comes in there reaches that port, and waits for the first byte from it."""
+
+    async def carried(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def came(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, there = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(carried(reader, there, 0.0), carried(back, writer, SLOW_S))
+
+    server = await asyncio.start_server(came, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+def test_a_handshake_may_take_as_long_as_a_connection() -> None:
+    """Over a long line, through a relay, or with a machine that has much to do at either end."""
+
+    async def scene(house: House) -> None:
+        dialer = house.dialer()
+        async with connected(house, dialer):
+            pass  # from now on it knows the certificate
+        async with slow_line(house.port) as address:
+            connection = await dialer.connect(SERVER.node_id, [address])
+            assert await probe(connection)
+            await connection.close()
+
+    in_house(scene)
