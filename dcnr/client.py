@@ -16,7 +16,7 @@ from dcnr.errors import DcnrError, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
-from dcnr.rpc.errors import error_from_rpc
+from dcnr.rpc.errors import error_from_rpc, unless_closed
 
 TOLD: Final = frozenset(
     ("answers_differ", "busy", "depth_unavailable", "no_server", "rate_limited", "too_few_ways", "version_not_served")
@@ -24,6 +24,8 @@ TOLD: Final = frozenset(
 """What an orchestrator says of the model, not of itself: another one is asked, and if none can do better the caller hears it."""
 FINAL: Final = frozenset(("deadline_exceeded",))
 """What no other orchestrator would say otherwise: the caller's time is over."""
+BROKEN: Final = frozenset(("unreachable", "connection_closed"))
+"""What says that a connection is of no use; whatever else was said over it, the other calls over it go on."""
 
 Known = Callable[[], Sequence[tuple[NodeId, Sequence[str]]]]
 """Orchestrators with their control addresses, best first."""
@@ -70,6 +72,7 @@ class Orchestrators:
         reasons: list[str] = []
         told: Unavailable | None = None
         for node_id, addresses in self._ordered(prefer):
+            connection: Connection | None = None
             try:
                 connection = await self.connection(node_id, addresses)
                 answer = await connection.call(getattr(stub(connection.channel), method), request, timeout_s=timeout_s)
@@ -79,8 +82,8 @@ class Orchestrators:
                     raise
                 if error.code.startswith("store_") or error.code in TOLD:
                     told = error
-                elif not isinstance(error, TimedOut):
-                    await self._drop(node_id)
+                elif error.code in BROKEN and connection is not None:
+                    await self._drop(node_id, connection)
                 continue
             self._last_good = node_id
             return node_id, answer
@@ -100,9 +103,11 @@ class Orchestrators:
             try:
                 connection = await self.connection(node_id, addresses)
                 metadata = await connection.fresh_metadata()
-                async for message in getattr(stub(connection.channel), method)(request, metadata=metadata, timeout=timeout_s):
-                    has_begun, self._last_good = True, node_id
-                    yield message
+                call = getattr(stub(connection.channel), method)(request, metadata=metadata, timeout=timeout_s)
+                with unless_closed():
+                    async for message in call:
+                        has_begun, self._last_good = True, node_id
+                        yield message
                 return
             except grpc.aio.AioRpcError as failed:
                 error = error_from_rpc(failed)
@@ -110,9 +115,11 @@ class Orchestrators:
                     raise error from failed
                 if error.code.startswith("store_") or error.code in TOLD:
                     told = error
-                else:
-                    await self._drop(node_id)
+                elif error.code in BROKEN:
+                    await self._drop(node_id, connection)
             except Unavailable as failed:
+                if has_begun:
+                    raise
                 error = failed
             reasons.append(_reason(node_id, error))
         raise told or self._nobody(reasons)
@@ -131,15 +138,16 @@ class Orchestrators:
         """Closes what leads to nodes that are known no more, but for the newest few, over which something may still run."""
         known = {node_id for node_id, _ in self.known()}
         for node_id in [node_id for node_id in self._connections if node_id not in known][:-MAX_GONE]:
-            await self._drop(node_id)
+            await self._drop(node_id, self._connections[node_id])
         idle = [node_id for node_id, lock in self._opening.items() if not lock.locked()]
         for node_id in idle:
             if node_id not in known and node_id not in self._connections:
                 del self._opening[node_id]
 
-    async def _drop(self, node_id: NodeId) -> None:
-        connection = self._connections.pop(node_id, None)
-        if connection is not None:
+    async def _drop(self, node_id: NodeId, connection: Connection) -> None:
+        """Closes that connection, unless another one has taken its place."""
+        if self._connections.get(node_id) is connection:
+            del self._connections[node_id]
             await connection.close()
 
     def _nobody(self, reasons: Sequence[str]) -> DcnrError:

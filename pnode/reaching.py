@@ -169,8 +169,7 @@ class Reaching:
         asked = self._outside.rng.sample(known, min(NUM_TESTERS, len(known)))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._look(tester, addresses, request)) for tester, addresses in asked]
-        # gRPC cancels whoever waits for a call on a channel that somebody else closes
-        return [look for task in tasks if not task.cancelled() and (look := task.result()) is not None]
+        return [look for task in tasks if (look := task.result()) is not None]
 
     async def _look(self, tester: NodeId, addresses: Sequence[str], request: membership_pb2.ReachRequest) -> Look | None:
         try:

@@ -16,7 +16,7 @@ from dcnr.errors import TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.limits import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S
 from dcnr.ports import Clock
-from dcnr.rpc.errors import error_from_rpc
+from dcnr.rpc.errors import error_from_rpc, unless_closed
 from dcnr.rpc.guard import SESSION_METADATA
 from dcnr.v1 import identity_pb2, identity_pb2_grpc
 from trust.identity import NodeKey
@@ -118,20 +118,28 @@ class Connection:
     async def call(
         self, method: UnaryMethod[_Request, _Response], request: _Request, timeout_s: float = CALL_TIMEOUT_S
     ) -> _Response:
-        """The answer of a unary call. Raises the peer's typed error, or Unavailable, TimedOut where there is none."""
+        """The answer of a unary call. Raises the peer's typed error, or Unavailable, TimedOut where there is none; Unavailable also where somebody closes
+        the connection meanwhile.
+        """
         self._require_open()
-        metadata = await self.fresh_metadata()
+        await self.fresh_metadata()
         used = self._session
         try:
-            return await method(request, timeout=timeout_s, metadata=metadata)
+            return await self._made(method, request, timeout_s)
         except aio.AioRpcError as error:
             if error.code() is not StatusCode.UNAUTHENTICATED:
                 raise error_from_rpc(error) from error
         await self._renew(used)
         try:
-            return await method(request, timeout=timeout_s, metadata=self.metadata)
+            return await self._made(method, request, timeout_s)
         except aio.AioRpcError as error:
             raise error_from_rpc(error) from error
+
+    async def _made(self, method: UnaryMethod[_Request, _Response], request: _Request, timeout_s: float) -> _Response:
+        """Once, in the newest session."""
+        self._require_open()
+        with unless_closed():
+            return await method(request, timeout=timeout_s, metadata=self.metadata)
 
     async def wait_closed(self) -> None:
         """Returns when the connection is closed, by `close` or because the peer was lost."""
@@ -164,8 +172,9 @@ class Connection:
                 return
             self._require_open()
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    self._session = self._known = await self._open_session()
+                with unless_closed():
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                        self._session = self._known = await self._open_session()
             except TimeoutError:
                 raise TimedOut(f"no session with {self.address} within {CONNECT_TIMEOUT_S:g} s", code="connect_timeout") from None
             except aio.AioRpcError as error:
@@ -180,6 +189,7 @@ class Connection:
             identity_pb2.ChallengeRequest(client_nonce=opening.client_nonce), timeout=CONNECT_TIMEOUT_S
         )
         round_trip_s = self._clock.monotonic() - asked_at
+        self._require_open()
         response = await self._sessions.Open(opening.prove(challenge, self._delegation()), timeout=CONNECT_TIMEOUT_S)
         return opening.opened(challenge, response, asked_at=asked_at, asked_wall=asked_wall, round_trip_s=round_trip_s)
 

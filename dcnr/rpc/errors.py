@@ -6,8 +6,10 @@ its `InvariantBroken` arrives as RemoteFault.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, cast
 
 import grpc
@@ -59,6 +61,19 @@ def status_of(error: DcnrError) -> grpc.StatusCode:
     if isinstance(error, Refused) and error.code in SESSION_CODES:
         return grpc.StatusCode.UNAUTHENTICATED
     return grpc.StatusCode[error.grpc_status]
+
+
+@contextlib.contextmanager
+def unless_closed() -> Iterator[None]:
+    """gRPC cancels whoever waits for a call on a channel that somebody else closes: raises Unavailable (``connection_closed``) then. Left as it is, the task
+    that waits would end without a word, as if it had been cancelled itself.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        raise Unavailable("the connection was closed meanwhile", code="connection_closed") from error
 
 
 def detail_of(error: DcnrError) -> common_pb2.ErrorDetail:

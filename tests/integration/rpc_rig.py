@@ -33,6 +33,8 @@ from trust.identity import NodeKey
 from trust.tls import self_signed_certificate
 
 NETWORK = "a" * 40
+HELD = "held"
+"""What to probe for an answer that waits for `Echo.go_on`."""
 SERVER, CLIENT, MALLORY = (NodeKey.generate() for _ in range(3))
 ERRORS: dict[str, Exception] = {
     "invalid": InvalidInput("wrong", code="bad_id", remedy="mend it", field="x"),
@@ -65,7 +67,7 @@ class Echo(membership_pb2_grpc.MembershipServiceServicer):
     """Probe answers with the caller's id or raises what is asked for; Exchange sends back as much as it got."""
 
     def __init__(self) -> None:
-        self.num_calls = 0
+        self.num_calls, self.go_on = 0, asyncio.Event()
 
     async def Join(self, request: membership_pb2.JoinRequest, context: Any) -> membership_pb2.JoinResponse:
         with pytest.raises(Refused):
@@ -74,6 +76,8 @@ class Echo(membership_pb2_grpc.MembershipServiceServicer):
 
     async def Probe(self, request: membership_pb2.ProbeRequest, context: Any) -> membership_pb2.ProbeResponse:
         self.num_calls += 1
+        if request.node_id == HELD:
+            await self.go_on.wait()
         if request.node_id in ERRORS:
             raise ERRORS[request.node_id]
         peer = peer_of(context)

@@ -7,9 +7,51 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from rpc_rig import SERVER, House, connected, in_house, probe
+import pytest
+from rpc_rig import HELD, SERVER, House, connected, in_house, probe, until
+
+from dcnr.client import Orchestrators
+from dcnr.errors import Unavailable
+from dcnr.v1 import membership_pb2, membership_pb2_grpc
 
 SLOW_S = 1.2
+
+
+def test_a_call_whose_connection_somebody_closes_is_told_so() -> None:
+    """gRPC cancels it. Left so, the task that waits ends without a word: one that uploads, for as long as its process lives."""
+
+    async def scene(house: House) -> None:
+        async with connected(house) as connection:
+            calling = asyncio.create_task(probe(connection, HELD))
+            await until(lambda: house.echo.num_calls == 1, "the call did not arrive")
+            await connection.close()
+            with pytest.raises(Unavailable) as raised:
+                await calling
+            assert raised.value.code == "connection_closed"
+
+    in_house(scene)
+
+
+def test_a_call_that_is_refused_breaks_no_other_over_the_connection() -> None:
+    async def scene(house: House) -> None:
+        orchestrators = Orchestrators(house.dialer(), lambda: [(SERVER.node_id, [house.address])])
+
+        async def asked(name: str) -> membership_pb2.ProbeResponse:
+            request = membership_pb2.ProbeRequest(node_id=name)
+            answer: membership_pb2.ProbeResponse = await orchestrators.call(
+                membership_pb2_grpc.MembershipServiceStub, "Probe", request
+            )
+            return answer
+
+        held = asyncio.create_task(asked(HELD))
+        await until(lambda: house.echo.num_calls == 1, "the call did not arrive")
+        with pytest.raises(Unavailable):
+            await asked("busy")
+        house.echo.go_on.set()
+        assert not (await held).reachable
+        await orchestrators.close()
+
+    in_house(scene)
 
 
 @asynccontextmanager
