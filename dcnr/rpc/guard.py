@@ -100,7 +100,10 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the 
 
     def _guarded(self, behaviour: Behaviour, method: str, token: bytes | None) -> Behaviour:
         async def guarded(request: Any, context: Any) -> Any:
-            name, failure = await self._enter(context, method, token), None
+            name = await self._enter(context, method, token)
+            if name is None:
+                return None
+            failure: Exception | None = None
             try:
                 if request is _MALFORMED:
                     raise InvalidInput("the message is malformed", code="malformed_message", remedy="send what the contract says")
@@ -121,6 +124,11 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the 
                             raise
             except aio.AbortError:
                 raise
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                # what it waited for was cancelled, not the call: gRPC would say nothing, and the caller would wait for its own time limit
+                failure = Unavailable("what the answer waited for has ended", code="call_cancelled")
             except Exception as error:  # noqa: BLE001  RPC boundary: becomes a typed error
                 failure = error
             finally:
@@ -130,8 +138,8 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the 
 
         return guarded
 
-    async def _enter(self, context: Any, method: str, token: bytes | None) -> str:
-        """Counts the call in and notes its peer; aborts where there is no session of this connection."""
+    async def _enter(self, context: Any, method: str, token: bytes | None) -> str | None:
+        """Counts the call in and notes its peer; aborts where there is no session of this connection. None: it is over, though its caller took no words."""
         caller, peer = caller_of(context, apart=self._apart), None
         try:
             if token is not None:
@@ -145,6 +153,7 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the 
                 raise Unavailable("too many calls at once", code="overloaded")
         except DcnrError as error:
             await _abort(context, method, error)
+            return None
         _peer.set(peer)
         self._num_running += 1
         self._running[name] += 1

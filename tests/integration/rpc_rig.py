@@ -33,8 +33,8 @@ from trust.identity import NodeKey
 from trust.tls import self_signed_certificate
 
 NETWORK = "a" * 40
-HELD = "held"
-"""What to probe for an answer that waits for `Echo.go_on`."""
+HELD, ENDED = "held", "ended"
+"""What to probe for an answer that waits for `Echo.go_on`, and for one that rests on something cancelled."""
 SERVER, CLIENT, MALLORY = (NodeKey.generate() for _ in range(3))
 ERRORS: dict[str, Exception] = {
     "invalid": InvalidInput("wrong", code="bad_id", remedy="mend it", field="x"),
@@ -78,6 +78,10 @@ class Echo(membership_pb2_grpc.MembershipServiceServicer):
         self.num_calls += 1
         if request.node_id == HELD:
             await self.go_on.wait()
+        if request.node_id == ENDED:
+            ended = asyncio.ensure_future(self.go_on.wait())
+            ended.cancel()
+            await ended
         if request.node_id in ERRORS:
             raise ERRORS[request.node_id]
         peer = peer_of(context)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from rpc_rig import HELD, SERVER, House, connected, in_house, probe, until
+from rpc_rig import ENDED, HELD, SERVER, House, connected, in_house, probe, stub, until
 
 from dcnr.client import Orchestrators
 from dcnr.errors import Unavailable
@@ -50,6 +50,18 @@ def test_a_call_that_is_refused_breaks_no_other_over_the_connection() -> None:
         house.echo.go_on.set()
         assert not (await held).reachable
         await orchestrators.close()
+
+    in_house(scene)
+
+
+def test_who_answers_with_what_has_been_cancelled_says_so() -> None:
+    """gRPC says nothing of it: the caller would wait for its own time limit."""
+
+    async def scene(house: House) -> None:
+        async with connected(house) as connection:
+            with pytest.raises(Unavailable) as raised:
+                await connection.call(stub(connection).Probe, membership_pb2.ProbeRequest(node_id=ENDED), timeout_s=5.0)
+            assert raised.value.code == "call_cancelled"
 
     in_house(scene)
 
