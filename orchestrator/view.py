@@ -134,7 +134,7 @@ class ViewLoader:
         job_id = head.active.job_id or (plan.job_id if plan is not None else "")
         job = await self._job_or_none(model, job_id) if job_id else None
         hosted = _by_pnode(plan) if plan is not None else {}
-        beginning = await self._manifest_or_none(model, job.request.initial_manifest_digest) if job is not None else None
+        beginning = await self._beginning(model, job.request.initial_manifest_digest) if job is not None else None
         chain = await self._chain(model, head.manifest_digest, job) if job is not None and beginning is not None else None
         now = self._clock.monotonic()
         moving = tuple(item for items in hosted.values() for item in items if item.hands_over_to)
@@ -181,10 +181,15 @@ class ViewLoader:
         """The desired state of a PNode under the view's plan; None if the plan has none for it. Raises Unavailable, Corrupt."""
         return await self._desired.of(view, pnode_id)
 
-    async def _manifest_or_none(self, model: str, digest: str) -> model_pb2.Manifest | None:
+    async def _beginning(self, model: str, digest: str) -> model_pb2.Manifest | None:
+        """What a job began with, as far as it can be read. Where audits are in force there is no view without it: the job would be taken for one without,
+        its next manifest would say so, and everything would count from then on.
+        """
         try:
             return (await self.manifest(model, digest))[0]
         except (Corrupt, Refused, InvalidInput, NotFound):
+            if digest and self._policy().audits_drawn:
+                raise
             return None
 
     async def _chain(self, model: str, newest: str, job: JobFacts) -> Chain | None:
