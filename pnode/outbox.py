@@ -48,7 +48,7 @@ class _Hot:
 
 
 class Outbox:
-    """Used from one event loop. ``codec()`` names the codec for the next frame; a frame that it cannot carry goes raw."""
+    """Used from one event loop. ``codec()`` names the codec for the next frame of training; what it cannot carry goes raw, and so does every evaluation."""
 
     def __init__(self, spool: Spool, executor: Executor, codec: Callable[[], str], *, hot_bytes: int = HOT_BYTES) -> None:
         self._spool, self._executor, self._codec, self._hot_bytes = spool, executor, codec, hot_bytes
@@ -83,7 +83,10 @@ class Outbox:
             self._room.clear()
             await self._room.wait()
         self._forget((lane, batch))
-        loop, codec = asyncio.get_running_loop(), self._codec()
+        loop, codec = (
+            asyncio.get_running_loop(),
+            self._codec() if lane.is_train else "raw",
+        )  # what is judged is the model, not its edges
         frame: asyncio.Future[Frame]
         if codec == "raw" and tensor.nbytes <= QUICK_BYTES and is_at_hand(tensor):
             frame = loop.create_future()

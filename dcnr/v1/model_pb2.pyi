@@ -458,7 +458,7 @@ class TrainSpec(_message.Message):
     seed: _builtins.int
     """of everything random"""
     codec: _builtins.str
-    """raw, fp16, bf16, int8 or auto"""
+    """of outputs in training: raw, fp16, bf16, int8 or auto"""
     evaluate_every: _builtins.int
     """validation round every so many batches; 0: eight rounds per job"""
     merge_every: _builtins.int

@@ -62,11 +62,12 @@ def run(
     *,
     max_bytes: int = 64 * MIB,
     executor: ThreadPoolExecutor | None = None,
+    codec: str = "raw",
 ) -> None:
     async def whole() -> None:
         spool = HeldSpool(tmp_path, max_bytes=max_bytes)
         with executor or ThreadPoolExecutor(2) as threads:
-            outbox = Outbox(spool, threads, lambda: "raw", hot_bytes=1)
+            outbox = Outbox(spool, threads, lambda: codec, hot_bytes=1)
             try:
                 async with asyncio.timeout(LONG_S):
                     await scenario(outbox, spool)
@@ -168,3 +169,14 @@ def test_the_backlog_is_bounded_for_tiny_and_for_large_frames(tmp_path: Path, ro
         await until(lambda: spool.num_bytes == (most + 1) * rows * 4096)
 
     run(tmp_path, scenario)
+
+
+def test_an_evaluation_travels_as_it_is_whatever_codec_training_uses(tmp_path: Path) -> None:
+    async def scenario(outbox: Outbox, spool: HeldSpool) -> None:
+        spool.writes.set()
+        for lane in (TRAIN_LANE, Lane("validation", 3), Lane("test", 0)):
+            await outbox.keep(lane, 0, tensor(1), 0)
+            codec = (await outbox.frame(lane, 0)).encoded.header.codec
+            assert codec == ("int8" if lane.is_train else "raw"), lane
+
+    run(tmp_path, scenario, codec="int8")
