@@ -18,7 +18,7 @@ from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Refused
 from dcnr.ids import Digest, ReplicaId, digest_of, vnode_of
 from dcnr.specs import TensorSpec
 from dcnr.stages import INPUT, Stage
-from dcnr.tensor import Payload, TensorHeader, decode, tensor_digest
+from dcnr.tensor import Payload, TensorHeader, decode
 from dcnr.v1 import identity_pb2, model_pb2
 from trust.commits import MAX_COMMIT_BYTES, Place
 from trust.delegation import VerifiedDelegation, open_past_delegation
@@ -248,22 +248,22 @@ class _Inputs:
     def _one(self, entry: int, batch: int, port: int, digest: bytes, source: str, spec: TensorSpec) -> Array:
         where = {"entry": entry, "batch": batch, "port": port}
         part, payload = self._bundle.part(_INPUT, **where), self._bundle.data(_INPUT, **where)
-        codec = "raw"
-        if part.HasField("frame"):
-            codec = part.frame.codec
-            if part.frame.dtype != spec.dtype or tuple(part.frame.shape) != (self._assigned.batch_size, *spec.shape):
-                raise Corrupt("a frame that this input does not take", code="bad_frame")
-            self._check_sender(part.frame, payload, batch, source)
+        is_signed = part.HasField("frame")
+        if is_signed and (part.frame.dtype != spec.dtype or tuple(part.frame.shape) != (self._assigned.batch_size, *spec.shape)):
+            raise Corrupt("a frame that this input does not take", code="bad_frame")
+        values = _decoded(payload, spec, self._assigned.batch_size, part.frame.codec if is_signed else "raw", digest)
+        if is_signed:
+            self._check_sender(part.frame, len(payload), digest, batch, source)
         else:
             self.sources.add(Source(source))
-        return _decoded(payload, spec, self._assigned.batch_size, codec, digest)
+        return values
 
-    def _check_sender(self, proof: model_pb2.FrameProof, payload: memoryview, batch: int, source: str) -> None:
-        """Raises Corrupt, Refused: what nobody else has signed is the accused's own word, and blames nobody else."""
+    def _check_sender(self, proof: model_pb2.FrameProof, size_bytes: int, digest: bytes, batch: int, source: str) -> None:
+        """``digest``: of so many bytes. Raises Corrupt, Refused: what nobody else has signed is the accused's own word, and blames nobody else."""
         if vnode_of(ReplicaId(proof.source_replica)) != source or proof.target_replica != self._exhibit.replica:
             raise Refused("an input of another edge", code=UNVERIFIABLE)
         delegation = self._key_of(proof)
-        header = TensorHeader(proof.dtype, tuple(proof.shape), proof.codec, len(payload), tensor_digest(payload))
+        header = TensorHeader(proof.dtype, tuple(proof.shape), proof.codec, size_bytes, digest.hex())
         mode = Mode.FORWARD_ONLY if proof.forward_only else Mode.TRAIN
         sender = Peer(ReplicaId(proof.source_replica), int(proof.source_incarnation))
         said = statement(sender, ReplicaId(proof.target_replica), FrameNumber(TRAIN_LANE, batch, mode), header, int(proof.step))
