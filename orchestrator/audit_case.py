@@ -53,6 +53,8 @@ class Case:
     """Auditors whose records are being verified."""
     word_s: float = 0.0
     doubt_s: float = 0.0
+    fault_s: float = float("-inf")
+    """When a fault record was verified."""
     num_late: int = 0
     is_repeated: bool = False
     """Whether the verifier repeats it whatever the auditor says."""
@@ -87,6 +89,11 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[
         found = "its auditor" if passes == 1 else f"each of {passes} auditors"
         return Decision(name, Verdict.PASSED, f"{found} found nothing")
     return 1, False
+
+
+def goes_back(case: Case, now_s: float) -> bool:
+    """Whether a fault that own eyes found waits for its manifest, which takes most of its VNode back: nothing is begun there, for at most `LOOK_S` more."""
+    return bool(case.verifying & case.own) or now_s < case.fault_s + LOOK_S
 
 
 def wait_of(case: Case, now_s: float) -> Wait:

@@ -18,7 +18,7 @@ from typing import Final
 
 from dcnr.errors import InvariantBroken, Refused, Stale
 from orchestrator.accounts import FINDINGS, Accounts
-from orchestrator.audit_case import AUDIT_S, LOOK_S, MAX_DOUBLED, Asked, Case, wait_of, weighed
+from orchestrator.audit_case import AUDIT_S, LOOK_S, MAX_DOUBLED, Asked, Case, goes_back, wait_of, weighed
 from orchestrator.audit_events import (
     Action,
     Bundle,
@@ -160,7 +160,7 @@ class AuditDesk:
         case.verifying.discard(auditor)
         if proven and case.decision is None:
             self._see(case, Truth.WRONG)
-            record = case.words[auditor].record
+            record, case.fault_s = case.words[auditor].record, now_s
             self._decide(case, Decision(interval, Verdict.FAILED, f"{part or 'it'} is wrong", Cause.FAULT, record))
         self._advance(now_s)
 
@@ -309,8 +309,9 @@ class AuditDesk:
     def _advance(self, now_s: float) -> None:
         """Brings every case as far as it gets now."""
         asks = ASKS_AT_ONCE
+        going_back = {case.interval.vnode for case in self._cases.values() if goes_back(case, now_s)}
         for case in self._cases.values():
-            if case.decision is not None:
+            if case.decision is not None or case.interval.vnode in going_back:  # the next manifest decides most of these
                 continue
             if case.bundle is None:
                 self._challenge(case, now_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from dcnr.intervals import IntervalSet
-from orchestrator.audit_case import AUDIT_S
+from orchestrator.audit_case import AUDIT_S, LOOK_S
 from orchestrator.audit_events import Bundle, Pay, People, Report, SendTask, Word
 from orchestrator.audits import CHALLENGE_S, LONGEST_CHALLENGE_S, AuditDesk
 from trust.auditors import Candidate
@@ -98,3 +98,27 @@ def test_an_interval_whose_pnode_told_two_stories_fails_also_when_it_is_named_la
     one = Interval(late, 1, "a", "a.0", "accused", IntervalSet.span(1, 2), Verdict.OPEN)
     made.chronicle(Ledger({}, {late: one}), 5.0)
     assert [(found.interval, found.verdict, found.evidence) for found in made.decisions()] == [(late, Verdict.FAILED, "9" * 64)]
+
+
+def test_where_a_fault_was_verified_nothing_is_begun_before_the_manifest_that_takes_back_what_follows() -> None:
+    names, made = [letter * 64 for letter in "abc"], desk()
+    lines = {name: Interval(name, at, vnode, f"{vnode}.0", "accused", IntervalSet.span(at, at + 1), Verdict.OPEN)
+             for at, (name, vnode) in enumerate(zip(names, "aab", strict=True))}  # fmt: skip
+    people = People({"accused": ACCUSED}, (VERIFIER,))
+    made.chronicle(Ledger({}, lines), 0.0)
+    made.tick(people, 1.0)
+    for name in names:
+        made.answered("accused", name, Bundle("b" * 64, 1), 1.0)
+    [task] = [one for one in made.take() if isinstance(one, SendTask)]
+    found_s = 1.0 + LOOK_S  # others are looked at again by now
+    made.reported(Report(task.task_id, "v", names[0], Word.FAULT, "output", "f" * 64), found_s)
+    [task] = [one for one in made.take() if isinstance(one, SendTask)]
+    assert task.interval == names[2], "only what does not go back with it"
+    made.verified(names[0], "v", found_s, proven=True, part="output")
+    made.reported(Report(task.task_id, "v", names[2], Word.PASS), found_s + 1.0)
+    made.tick(people, found_s + 1.0)
+    assert not [one for one in made.take() if isinstance(one, SendTask)]
+    made.tick(people, found_s + LOOK_S)
+    assert [one.interval for one in made.take() if isinstance(one, SendTask)] == [names[1]], (
+        "for want of such a manifest it goes on"
+    )
