@@ -80,6 +80,7 @@ class ConvBlock:
         from torch import nn
 
         from vnode.torch_layers import KeyedDropout
+        from vnode.torch_pools import MaxPool
 
         s = self._read(config)
         module = nn.Sequential()
@@ -94,7 +95,7 @@ class ConvBlock:
         if s.dropout:
             module.add_module("drop", KeyedDropout(s.dropout))
         if s.pool > 1:
-            module.add_module("pool", nn.MaxPool2d(s.pool))
+            module.add_module("pool", MaxPool(s.pool))
         return module
 
 

@@ -64,6 +64,8 @@ class Head:
         """The head as a torch module from features to logits."""
         from torch import nn
 
+        from vnode.torch_pools import AveragePool
+
         module = nn.Sequential()
         if self.activation != "none":
             module.add_module("activation", nn.ReLU() if self.activation == "relu" else nn.GELU())
@@ -72,7 +74,7 @@ class Head:
             module.add_module("scores", nn.Linear(output.shape[1], num_classes, bias=False))
             return module
         if len(output.shape) == 3:
-            module.add_module("pool", nn.AdaptiveAvgPool2d(self.sides(output)))
+            module.add_module("pool", AveragePool(self.sides(output)))
             module.add_module("flatten", nn.Flatten())
         module.add_module("scores", nn.Linear(self.num_features(output), num_classes))
         return module
