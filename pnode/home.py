@@ -98,10 +98,11 @@ class Home:
     def disk_bytes(self) -> int:
         """Bytes of all files below the home."""
         total = 0
-        for path in self.root.rglob("*"):
-            with contextlib.suppress(OSError):  # the worker's files come and go meanwhile
-                status = path.lstat()
-                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+        for directory, _, names in os.walk(self.root):  # the worker's directories come and go, which `rglob` does not bear,
+            for name in names:
+                with contextlib.suppress(OSError):  # and so do its files
+                    status = os.lstat(os.path.join(directory, name))
+                    total += status.st_size if stat.S_ISREG(status.st_mode) else 0
         return total
 
 

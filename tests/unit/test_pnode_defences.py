@@ -5,6 +5,7 @@ something unsigned.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import socket
 from collections.abc import Callable
@@ -358,8 +359,23 @@ def test_a_worker_whose_start_fails_is_told_as_a_reason(tmp_path: Path, error: D
     asyncio.run(story())
 
 
-def test_counting_the_home_survives_files_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = Home(tmp_path)
-    (tmp_path / "here").write_bytes(b"12345")
-    monkeypatch.setattr(Path, "rglob", lambda self, pattern: iter([tmp_path / "here", tmp_path / "gone"]))
+def test_counting_the_home_survives_files_and_directories_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker removes whole directories of evidence, and the daemon would end with what it finds no more."""
+    home, gone, scan, look = Home(tmp_path), tmp_path / "gone", os.scandir, os.lstat
+    gone.mkdir()
+    for name in ("here", "lost"):
+        (tmp_path / name).write_bytes(b"12345")
+
+    def scandir(path: Any) -> Any:
+        if Path(path) == gone:
+            gone.rmdir()
+        return scan(path)
+
+    def lstat(path: Any, **options: Any) -> os.stat_result:
+        if Path(path) == tmp_path / "lost":
+            Path(path).unlink(missing_ok=True)
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(os, "lstat", lstat)
     assert home.disk_bytes() == 5
