@@ -261,9 +261,11 @@ class AttachService:
             return
 
         async def look(address: str) -> None:
+            asked_at = self._shared.clock.monotonic()
             reachable = await self._reaches(node_id, address)
             if reachable is not None:
-                self._shared.inventory.probed(node_id, self._shared.clock.monotonic(), reachable=reachable)
+                now = self._shared.clock.monotonic()
+                self._shared.inventory.probed(node_id, now, reachable=reachable, asked_at=asked_at)
                 self._shared.nodes_changed.fire()
 
         task = asyncio.create_task(look(record.address))

@@ -185,10 +185,10 @@ class Inventory:
                 record.refused[vnode] = (now, failed[vnode])
                 self._renewed.add(record.node_id)
 
-    def probed(self, node_id: str, now: float, *, reachable: bool) -> None:
-        """The answer to our own probe."""
+    def probed(self, node_id: str, now: float, *, reachable: bool, asked_at: float = math.inf) -> None:
+        """The answer to our own probe, which was begun then; a beat since says more than a failure."""
         record = self._nodes.get(node_id)
-        if record is not None:
+        if record is not None and (reachable or record.beat_at is None or record.beat_at <= asked_at):
             record.answers = record.answers or reachable
             record.probe_failed_at = None if reachable else now
             self._stirred.add(node_id)

@@ -108,6 +108,18 @@ def test_evidence_and_an_own_failed_probe_come_sooner() -> None:
     assert "nor this orchestrator" in inventory.judgement(A).reason
 
 
+def test_a_probe_that_fails_says_nothing_of_who_has_beaten_since_it_was_begun() -> None:
+    """On a busy machine a probe takes long, and a beat comes late: with a neighbour's word they would be a loss."""
+    inventory = living(A, B)
+    inventory.probed(A, 0.0, reachable=True)
+    watch(inventory, 2.0)
+    inventory.beat(A, 2.6, beat(), 2.0)
+    inventory.probed(A, 3.4, reachable=False, asked_at=2.5)
+    assert state(inventory, 3.4) == ACTIVE
+    inventory.beat(B, 4.7, beat(accuses=A), 2.0)
+    assert state(inventory, 4.8) == SUSPECT
+
+
 def test_evidence_alone_condemns_nobody() -> None:
     inventory = living(A, B)
     inventory.beat(A, 1.0, beat(), 2.0)
