@@ -20,6 +20,8 @@ from trust.records import advert_key, location_key, make_location
 
 MAX_LOCATIONS: Final = 200
 SHORT_ADDRESSES: Final = 2
+AGAIN_S: Final = 10.0
+"""What nobody keeps, or what failed, is published again after this time."""
 
 
 @dataclass(slots=True)
@@ -57,12 +59,14 @@ class Publisher:
         self._locations.pop((model, replica), None)
 
     async def refresh(self, own: identity_pb2.Envelope | None) -> None:
-        """Publishes what is due; a failure is counted and tried again at the next call."""
+        """Publishes what is due; a failure is counted."""
         now = self._time.monotonic()
         try:
             if own is not None and now >= self._advert_due:
-                await self._directory.put(advert_key(self._key.node_id), short_advert(own, self._key, self._time.wall()))
-                self._advert_due = now + DHT_REPUBLISH_S
+                self._advert_due = now + AGAIN_S  # before it is done: one that changes meanwhile is due at once
+                kept = await self._directory.put(advert_key(self._key.node_id), short_advert(own, self._key, self._time.wall()))
+                if kept and self._advert_due > now:
+                    self._advert_due = now + DHT_REPUBLISH_S
             for (model, replica), published in list(self._locations.items()):
                 if now >= published.due:
                     await self._put_location(model, replica, published)
@@ -80,8 +84,12 @@ class Publisher:
             sequence=published.sequence,
             now_wall=self._time.wall(),
         )
-        published.due = self._time.monotonic() + DHT_REPUBLISH_S
-        return await self._directory.put(location_key(self._network_id, model, replica), envelope.SerializeToString())
+        now = self._time.monotonic()
+        published.due = now + AGAIN_S
+        kept = await self._directory.put(location_key(self._network_id, model, replica), envelope.SerializeToString())
+        if kept:
+            published.due = now + DHT_REPUBLISH_S
+        return kept
 
 
 def short_advert(own: identity_pb2.Envelope, key: NodeKey, now_wall: float) -> bytes:
