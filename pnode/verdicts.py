@@ -28,6 +28,8 @@ from trust.ledger import Verdict
 from trust.network import NetworkPolicy
 
 LOOK_S: Final = 1.0
+MAX_BACK: Final = 1024
+"""Manifests read on the way back to those that name intervals of which evidence is here; without any `MAX_MANIFESTS`."""
 LONGEST_KEPT_S: Final = 7 * 24 * 3600.0
 """Evidence that nobody has decided on by then goes at the next start: its job is gone."""
 
@@ -84,24 +86,28 @@ class Verdicts:
 
     async def _take(self, model: str, newest: str) -> None:
         """Raises DcnrError where the newest manifest cannot be read, or an older one cannot be read now; older ones that are gone tell nothing."""
-        chain: list[model_pb2.Manifest] = []
+        unknown = await asyncio.to_thread(self._unknown) if model not in self._read else set[str]()
+        told: list[list[model_pb2.Contribution]] = []
         digest = newest
-        while digest and digest != self._read.get(model) and len(chain) < MAX_MANIFESTS:
+        while digest and digest != self._read.get(model) and len(told) < (MAX_BACK if unknown else MAX_MANIFESTS):
             try:
                 manifest = await self._manifest(model, digest)
             except DcnrError as error:
-                if not chain or isinstance(error, Unavailable):
+                if not told or isinstance(error, Unavailable):
                     raise
                 break
-            chain.append(manifest)
+            told.append([one for one in manifest.contributions if one.pnode_id == self._node_id])
+            unknown.difference_update(one.interval for one in told[-1])
             digest = manifest.parent_digest
-        for manifest in reversed(chain):
-            for one in manifest.contributions:
-                if one.pnode_id == self._node_id:
-                    told = Told(one.verdict, one.decided_unix_ms / 1000)
-                    self._known.setdefault(one.replica, {})[one.interval] = told
-                    self._settled.pop(one.replica, None)
+        for one in (one for some in reversed(told) for one in some):
+            self._known.setdefault(one.replica, {})[one.interval] = Told(one.verdict, one.decided_unix_ms / 1000)
+            self._settled.pop(one.replica, None)
         self._read[model] = newest
+
+    def _unknown(self) -> set[str]:
+        """Intervals of which an earlier life of this daemon kept evidence. Blocks."""
+        directories = [path for path in self._evidence.iterdir() if path.is_dir()] if self._evidence.exists() else []
+        return {name for directory in directories for name in closed_in(directory)}
 
     async def _manifest(self, model: str, digest: str) -> model_pb2.Manifest:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=model, digest=digest)

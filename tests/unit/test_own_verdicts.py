@@ -10,6 +10,7 @@ from dcnr.errors import Unavailable
 from dcnr.ids import digest_of
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2
 from pnode.evidence import EvidenceFolder, closed_in
+from pnode.trail import MAX_MANIFESTS
 from pnode.verdicts import Told, Verdicts, spared_of
 from trust.envelope import seal
 from trust.identity import NodeKey
@@ -127,6 +128,20 @@ def test_a_manifest_that_cannot_be_read_for_a_moment_costs_no_evidence(tmp_path:
         assert not await rig.looks(2)
         rig.away.clear()
         [told] = await rig.looks(2)
+        assert (list(told.decided), told.num_open) == ([], 2)
+
+    run(tmp_path, scenario)
+
+
+def test_a_daemon_that_begins_anew_keeps_evidence_of_what_was_named_long_ago_and_is_open_still(tmp_path: Path) -> None:
+    """A large network names a manifest every second. What is found open in none of the newest ones counts as passed over otherwise."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.tells(n0="open")
+        for _ in range(MAX_MANIFESTS):
+            rig.tells()
+        rig.tells(n1="open")
+        [told] = await rig.looks()
         assert (list(told.decided), told.num_open) == ([], 2)
 
     run(tmp_path, scenario)
