@@ -25,6 +25,12 @@ MEASURED_BATCHES: Final = 32
 STEP_CHANGE: Final = 1.1
 """A step time counts anew when it differs from the one that counts by more than this factor: it is never exact, and each change is looked at."""
 _UNTOLD_BYTES: Final = 1 << 62
+MAX_GFLOPS: Final = 1e6
+MAX_UPLINK_MBIT: Final = 1e6
+MAX_LENT_BYTES: Final = 1 << 50
+"""A volunteer may say anything of its machine. More than these counts as these, and what is no number as nothing: one machine that lent 2^64 bytes, or computed
+NaN operations a second, stopped the planner for all. Step times are held against what these say (`orchestrator.loads.bounded`).
+"""
 
 
 def offer_of(record: NodeRecord, now: float) -> NodeOffer | None:
@@ -37,9 +43,9 @@ def offer_of(record: NodeRecord, now: float) -> NodeOffer | None:
         node_id=record.node_id,
         state=judged.state,
         reason=judged.reason,
-        gflops=record.capability.gflops,
-        memory_bytes=record.capability.memory_bytes if is_told else _UNTOLD_BYTES,
-        disk_bytes=record.capability.disk_bytes if is_told else _UNTOLD_BYTES,
+        gflops=_within(record.capability.gflops, MAX_GFLOPS),
+        memory_bytes=min(MAX_LENT_BYTES, record.capability.memory_bytes) if is_told else _UNTOLD_BYTES,
+        disk_bytes=min(MAX_LENT_BYTES, record.capability.disk_bytes) if is_told else _UNTOLD_BYTES,
         accepts_work=record.capability.accepts_work or record.judgement.state == orchestrator_pb2.NODE_STATE_SUSPECT,
         handing_over=_handing_over(record, now),
         may_return=_may_return(record, now),
@@ -47,7 +53,7 @@ def offer_of(record: NodeRecord, now: float) -> NodeOffer | None:
         refused={vnode: why for vnode, (when, why) in record.refused.items() if now - when < REFUSED_FOR_S},
         owner=record.owner,
         subnet=record.subnet,
-        uplink_mbit=record.capability.uplink_mbit,
+        uplink_mbit=_within(record.capability.uplink_mbit, MAX_UPLINK_MBIT),
         awaited=_awaited(record, now),
         num_losses=_num_losses(record, now),
         device_class=device_class_of(record.capability),
@@ -74,6 +80,11 @@ def counted_steps(known: Mapping[str, float], beat: orchestrator_pb2.Beat) -> di
             old = known.get(item.vnode, 0.0)
             steps[item.vnode] = old if old / STEP_CHANGE <= step_s <= old * STEP_CHANGE else step_s
     return steps
+
+
+def _within(said: float, most: float) -> float:
+    """A number that can be reckoned with: 0 for one that is none."""
+    return min(most, said) if said > 0.0 else 0.0
 
 
 def _may_return(record: NodeRecord, now: float) -> bool:
