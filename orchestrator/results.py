@@ -14,8 +14,9 @@ from dcnr.v1 import membership_pb2
 
 MAX_CLASS: Final = 80
 MAX_REASON: Final = 200
+MIN_SECONDS: Final = 1e-9
 MAX_SECONDS: Final = 1e6
-"""What a stranger says of times is bounded."""
+"""What a stranger says of times is bounded on both sides: nothing is divided by nothing."""
 
 
 class Kind(Enum):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.offers import ExpectedPace, TrackRecord
-from orchestrator.results import Kind, Result
+from orchestrator.results import MIN_SECONDS, Kind, Result
 from trust.scores import Punctuality, Score, score_of
 
 MAX_NODES: Final = 12_288
@@ -203,7 +203,7 @@ def _works(results: Iterable[Result]) -> dict[tuple[str, str], Work]:
             component, device_class, len(rows), sum(one.on_time for one in rows),
             _percentiles([one.seconds for one in rows if one.kind is Kind.PROVISIONED]),
             _percentiles([one.seconds for one in rows if one.kind is Kind.STEPS]),
-            _percentiles([one.seconds / one.gflop for one in rows if one.kind is Kind.STEPS and one.gflop > 0.0]),
+            _percentiles([max(MIN_SECONDS, one.seconds) / one.gflop for one in rows if one.kind is Kind.STEPS and one.gflop > 0.0]),
         )
         for (component, device_class), rows in by_key.items()
     }  # fmt: skip

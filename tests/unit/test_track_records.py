@@ -373,3 +373,20 @@ def test_a_lost_history_is_rebuilt_from_what_manifests_name() -> None:
     assert all(one.kind is Kind.NAMED and one.on_time for one in found)
     observer = Observer(after=5)
     assert [one.number for one in observer.rebuilt(found)] == [6, 7, 8]
+
+
+@pytest.mark.parametrize("step_s", [5e-324, 1e-300])
+def test_a_step_that_took_no_time_at_all_ends_no_reckoning(step_s: float) -> None:
+    """Alone in a class of machines of its own making it would be held against itself: nothing divided by nothing."""
+    town = Town()
+    town.placed = {"v0.1": NODE}
+    town.arrive()
+    report = orchestrator_pb2.ReplicaReport(replica="v0.1", vnode="v0", incarnation=1, state=ACTIVE, step_s=step_s)
+    found = town.beat(report)
+    report.num_learned = MEASURED_BATCHES
+    found += town.beat(report)
+    for one in (*found, result(90, seconds=step_s)):  # the second as a history kept it
+        town.records.take(one)
+        assert town.records.refresh()
+        assert 0.0 < town.records.tracks(lambda _: 0.0)[NODE].pace <= 1.0
+        assert all(known.p50 > 0.0 for known in town.records.paces().values())
