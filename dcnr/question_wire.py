@@ -125,6 +125,8 @@ def _read(view: memoryview) -> Heard:
     kind = message.WhichOneof("kind")
     if kind == "several":
         raise RemoteFault("several messages within several, or in another form than theirs", code="bad_message")
+    if kind == "part":
+        raise RemoteFault("a part of a message where no strands were taken", code="bad_message")
     if kind is not None and len(getattr(message, kind).id) != ID_BYTES:
         raise RemoteFault(f"the id of a question has {ID_BYTES} bytes", code="bad_message")
     return Chunk(message.chunk.id, memoryview(message.chunk.chunk)) if kind == "chunk" else message

@@ -72,6 +72,10 @@ def test_a_chunk_in_another_form_is_left_to_protobuf(question: bytes, payload: b
         ),
         vnode_pb2.InferMessage(cancel=vnode_pb2.InferCancel(id=b"short")),
         vnode_pb2.InferMessage(chunk=vnode_pb2.InferChunk(id=b"short", chunk=b"bytes")),
+        vnode_pb2.InferMessage(part=vnode_pb2.InferPart(data=b"of a message")),
+        vnode_pb2.InferMessage(
+            several=vnode_pb2.InferMessages(messages=[vnode_pb2.InferMessage(part=vnode_pb2.InferPart(strands=[1]))])
+        ),
     ],
 )
 def test_what_nobody_may_say_is_a_fault(message: vnode_pb2.InferMessage) -> None:
