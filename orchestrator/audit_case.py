@@ -96,6 +96,11 @@ def goes_back(case: Case, now_s: float) -> bool:
     return bool(case.verifying & case.own) or now_s < case.fault_s + LOOK_S
 
 
+def waits_for_auditor(case: Case) -> bool:
+    """Whether its evidence is here and nobody looks at it."""
+    return case.bundle is not None and case.decision is None and not case.tasks and not case.verifying
+
+
 def wait_of(case: Case, now_s: float) -> Wait:
     """Who has to act, and until when."""
     owner, until_s, why = _waits_for(case, now_s)

@@ -18,7 +18,7 @@ from typing import Final
 
 from dcnr.errors import InvariantBroken, Refused, Stale
 from orchestrator.accounts import FINDINGS, Accounts
-from orchestrator.audit_case import AUDIT_S, LOOK_S, MAX_DOUBLED, Asked, Case, goes_back, wait_of, weighed
+from orchestrator.audit_case import AUDIT_S, LOOK_S, MAX_DOUBLED, Asked, Case, goes_back, wait_of, waits_for_auditor, weighed
 from orchestrator.audit_events import (
     Action,
     Bundle,
@@ -150,6 +150,8 @@ class AuditDesk:
                 case.until_s = now_s + LOOK_S
         else:
             self._note(case, report, asked, now_s)
+            for one in filter(waits_for_auditor, self._cases.values() if asked.is_verifier else ()):
+                one.until_s = min(one.until_s, now_s)  # the verifier is free: nobody who waited for it waits for the next look
         self._advance(now_s)
 
     def verified(self, interval: str, auditor: str, now_s: float, *, proven: bool, part: str = "") -> None:

@@ -27,6 +27,10 @@ def desk(name: str = NAME) -> AuditDesk:
     return made
 
 
+def tasks_of(made: AuditDesk) -> list[SendTask]:
+    return [one for one in made.take() if isinstance(one, SendTask)]
+
+
 def decided_at(people: People) -> float:
     made, now_s = desk(), 0.0
     while not made.decisions():
@@ -100,25 +104,37 @@ def test_an_interval_whose_pnode_told_two_stories_fails_also_when_it_is_named_la
     assert [(found.interval, found.verdict, found.evidence) for found in made.decisions()] == [(late, Verdict.FAILED, "9" * 64)]
 
 
-def test_where_a_fault_was_verified_nothing_is_begun_before_the_manifest_that_takes_back_what_follows() -> None:
-    names, made = [letter * 64 for letter in "abc"], desk()
-    lines = {name: Interval(name, at, vnode, f"{vnode}.0", "accused", IntervalSet.span(at, at + 1), Verdict.OPEN)
-             for at, (name, vnode) in enumerate(zip(names, "aab", strict=True))}  # fmt: skip
+def with_evidence(vnodes: str) -> tuple[AuditDesk, People, list[str]]:
+    """A desk with the evidence of one interval of each VNode, and a verifier that looks at the first."""
+    names, made = [f"{at:x}" * 64 for at in range(1, 1 + len(vnodes))], desk()
+    lines = {
+        name: Interval(name, at, vnode, f"{vnode}.0", "accused", IntervalSet.span(at, at + 1), Verdict.OPEN)
+        for at, (name, vnode) in enumerate(zip(names, vnodes, strict=True))
+    }
     people = People({"accused": ACCUSED}, (VERIFIER,))
     made.chronicle(Ledger({}, lines), 0.0)
     made.tick(people, 1.0)
     for name in names:
         made.answered("accused", name, Bundle("b" * 64, 1), 1.0)
-    [task] = [one for one in made.take() if isinstance(one, SendTask)]
-    found_s = 1.0 + LOOK_S  # others are looked at again by now
-    made.reported(Report(task.task_id, "v", names[0], Word.FAULT, "output", "f" * 64), found_s)
-    [task] = [one for one in made.take() if isinstance(one, SendTask)]
+    return made, people, names
+
+
+def test_who_waits_for_the_verifier_has_it_as_soon_as_it_is_free() -> None:
+    made, _, names = with_evidence("ab")
+    [task] = tasks_of(made)
+    made.reported(Report(task.task_id, "v", names[0], Word.PASS), 1.5)
+    assert [one.interval for one in tasks_of(made)] == [names[1]]
+
+
+def test_where_a_fault_was_verified_nothing_is_begun_before_the_manifest_that_takes_back_what_follows() -> None:
+    made, people, names = with_evidence("aab")
+    [task] = tasks_of(made)
+    made.reported(Report(task.task_id, "v", names[0], Word.FAULT, "output", "f" * 64), 2.0)
+    [task] = tasks_of(made)
     assert task.interval == names[2], "only what does not go back with it"
-    made.verified(names[0], "v", found_s, proven=True, part="output")
-    made.reported(Report(task.task_id, "v", names[2], Word.PASS), found_s + 1.0)
-    made.tick(people, found_s + 1.0)
-    assert not [one for one in made.take() if isinstance(one, SendTask)]
-    made.tick(people, found_s + LOOK_S)
-    assert [one.interval for one in made.take() if isinstance(one, SendTask)] == [names[1]], (
-        "for want of such a manifest it goes on"
-    )
+    made.verified(names[0], "v", 3.0, proven=True, part="output")
+    made.reported(Report(task.task_id, "v", names[2], Word.PASS), 4.0)
+    made.tick(people, 5.0)
+    assert not tasks_of(made)
+    made.tick(people, 3.0 + LOOK_S)
+    assert [one.interval for one in tasks_of(made)] == [names[1]], "for want of such a manifest it goes on"
