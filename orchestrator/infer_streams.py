@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final, Protocol
 
 import grpc
+import structlog
 
 from dcnr import limits
 from dcnr.errors import DcnrError, Unavailable
@@ -38,6 +39,7 @@ MAX_STREAMS: Final = 512
 MAX_EARLY: Final = 256
 """Of these at most so many when some are opened before any question needs them."""
 INFER: Final = "/dcnr.v1.VNodeService/Infer"
+_log = structlog.get_logger("orchestrator")
 
 Dial = Callable[[str, Sequence[str]], Awaitable[Connection]]
 
@@ -149,6 +151,9 @@ class InferStream:
                 call.cancel()
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, DcnrError) as error:
             reason = str(getattr(error, "details", lambda: "")() if isinstance(error, grpc.aio.AioRpcError) else error)
+        except Exception as error:  # noqa: BLE001  RPC boundary: what one worker says never ends this process
+            reason = f"{type(error).__name__}: {error}"
+            _log.error("infer_stream_failed", pnode=self.pnode_id, exc_info=error)
         finally:
             self.ended = True
             if self._later is not None:

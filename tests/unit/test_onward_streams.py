@@ -130,3 +130,35 @@ def test_all_that_need_a_worker_wait_for_one_dial_and_hear_of_its_end_at_once(er
                 assert len(dialled) == number + 1
 
     asyncio.run(story())
+
+
+class Astray:
+    """A call over which something comes that was thought of nowhere."""
+
+    def __aiter__(self) -> Astray:
+        return self
+
+    async def __anext__(self) -> bytes:
+        raise ValueError("not thought of")
+
+    def cancel(self) -> None:
+        return None
+
+
+def test_what_was_thought_of_nowhere_ends_the_stream_and_not_the_process() -> None:
+    """All streams of an orchestrator are in one task group, and its end is that of the process."""
+    lost: list[str] = []
+
+    async def story() -> None:
+        async def nothing() -> tuple[()]:
+            return ()
+
+        channel = SimpleNamespace(stream_stream=lambda name: lambda metadata: Astray())
+        connection: Any = SimpleNamespace(fresh_metadata=nothing, channel=channel, close=nothing)
+        stream = InferStream("p", connection, SystemClock(), Strands(NOBODY, "", SystemClock(), Room(0)))
+        listener: Any = SimpleNamespace(lost=lambda pnode_id, reason: lost.append(reason))
+        stream.listen(b"question", listener)
+        await stream.run()
+
+    asyncio.run(story())
+    assert lost == ["ValueError: not thought of"]
