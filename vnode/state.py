@@ -3,9 +3,8 @@ is accepted.
 
 Tensors: ``w/<parameter>``, ``b/<buffer>``, ``o/<parameter>/<slot>`` and ``lineage`` (int64 [k, 2], half-open intervals); where deltas are merged around a
 centre (`vnode.clipping`) also ``m/<parameter>`` and ``m/distances``, all of them or none; everything else is in the
-metadata. `parse` checks the bytes against the schema (names, shapes, dtypes of the stage) before the safetensors library sees
-them: the header must
-be, byte for byte, the one that `serialise` would write for this schema and metadata.
+metadata. `parse` checks the bytes against the schema (names, shapes, dtypes of the stage) before it makes
+arrays of them: the header must be, byte for byte, the one that `serialise` would write for this schema and metadata.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
 
 from dcnr.errors import Corrupt, DcnrError
 from dcnr.ids import check_name
@@ -137,23 +135,21 @@ def serialise(schema: StateSchema, info: StateInfo, tensors: Mapping[str, Array]
 
 
 def parse(data: bytes, schema: StateSchema) -> tuple[StateInfo, dict[str, Array]]:
-    """The state in ``data``, as read-only arrays.
+    """The state in ``data``, as read-only views of it.
 
     Raises Corrupt with a code for the first rule broken; allocates nothing before the header is whole.
     """
     head = read_head(data, schema)
     if len(data) != head.size_bytes:
         raise _bad(f"{len(data) - head.body_at} bytes of tensors, not {head.size_bytes - head.body_at}", "size")
-    try:
-        entries: dict[str, Any] = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
-    except safetensors.SafetensorError as error:
-        raise _bad(f"not safetensors: {error}", "header") from error
     arrays: dict[str, Array] = {}
+    at = head.body_at
     for name, slot in head.slots:
-        array = np.frombuffer(entries[name]["data"], dtype=np.dtype(slot.dtype)).reshape(slot.shape)
+        array = np.frombuffer(data, np.dtype(slot.dtype), slot.num_values, at).reshape(slot.shape)
         check_values(name, array)
         array.flags.writeable = False
         arrays[name] = array
+        at += slot.num_bytes
     return replace(head.info, lineage=lineage_in(arrays.pop(LINEAGE), head.info.num_batches)), arrays
 
 
