@@ -45,6 +45,27 @@ def test_a_quantum_that_is_claimed_too_large_is_no_excuse() -> None:
     assert residuals.output_residual(coarse, found, "int8") > 0.1
 
 
+@pytest.mark.parametrize("where", [0, 70_000, 700 * 130 - 1])
+def test_one_wrong_value_counts_in_full_in_whichever_block_it_lies(where: int) -> None:
+    found = values(1, 700, 130)
+    claimed = sent(found, "int8")
+    claimed.reshape(-1)[where] += 1
+    beyond = np.maximum(np.abs(claimed.astype(np.float64) - found) - residuals.half_quantum(claimed, "int8"), 0.0)
+    assert residuals.output_residual(claimed, found, "int8") == pytest.approx(
+        residuals.rms(beyond) / residuals.rms(found), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("wrong", [np.inf, np.nan])
+def test_an_output_that_is_not_finite_is_infinitely_far(wrong: float, codec: str) -> None:
+    found = values(1, 3, 130)
+    claimed = found.copy()
+    claimed[2, 129] = wrong
+    assert residuals.output_residual(claimed, found, codec) == math.inf
+    assert not residuals.output_residual(found, claimed, codec) < 1e6
+
+
 def test_zeros_are_a_lie_unless_they_are_the_truth() -> None:
     zeros = np.zeros((3, 4), np.float32)
     assert residuals.output_residual(zeros, zeros, "raw") == 0.0

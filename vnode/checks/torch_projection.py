@@ -25,6 +25,8 @@ from vnode.state import Array
 NUM_SIGNS = 4
 NUM_ROWS = 8
 ROWS_AT_ONCE = 64
+ROW_VALUES = 8192
+"""Longest rows that go through numpy: its BLAS would start threads for longer ones, which no limit of torch holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,12 @@ class Projection:
     def take(self, values: Tensor, dim: int) -> Tensor:
         """``values`` with that dimension projected, contiguous: the fused updates go through memory in order."""
         if self.signs is not None:
+            signs = self.signs if values.dtype == self.signs.dtype else self.signs.to(values.dtype)
             if values.dim() == 2 and dim == 0:  # as it lies: the product with a weight turned round takes ten times as long
-                return torch.mm(self.signs.to(values.dtype), values)
-            return functional.linear(values.movedim(dim, -1), self.signs.to(values.dtype)).movedim(-1, dim).contiguous()
+                return torch.mm(signs, values)
+            if dim in (-1, values.dim() - 1):
+                return _thin(values, signs)
+            return functional.linear(values.movedim(dim, -1), signs).movedim(-1, dim).contiguous()
         return values if self.rows is None else values.index_select(dim, self.rows)
 
     def beside(self, values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,13 +71,17 @@ class Projection:
         """`take` for float32 values of a state: sums of many of them in float64, rounded once. Some rows at a time, which stay near the processor."""
         if self.signs is None:
             return values if self.rows is None else values.take(self.rows.numpy(), axis=dim)
-        parts = []
-        for start in range(0, len(values), ROWS_AT_ONCE):
-            rows = slice(start, start + ROWS_AT_ONCE)
-            projection = self if dim else Projection(self.signs[:, rows])
-            parts.append(projection.take(torch.from_numpy(values[rows].astype(np.float64)), dim))
-        taken: Array = (torch.cat(parts) if dim else torch.stack(parts).sum(dim=0)).float().numpy()
-        return taken
+        starts = range(0, len(values), ROWS_AT_ONCE)
+        wide = (torch.from_numpy(values[start : start + ROWS_AT_ONCE].astype(np.float64)) for start in starts)
+        if dim:
+            taken = torch.cat([self.take(part, dim) for part in wide])
+        else:
+            taken = torch.zeros(NUM_SIGNS, values[0].size, dtype=torch.float64)
+            for start, part in zip(starts, wide, strict=True):
+                taken.addmm_(self.signs[:, start : start + ROWS_AT_ONCE].double(), part.view(len(part), -1))
+            taken = taken.view(NUM_SIGNS, *values.shape[1:])
+        array: Array = taken.float().numpy()
+        return array
 
     @property
     def scale(self) -> float:
@@ -103,7 +112,7 @@ class MapKind:
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         """What the map gives without its bias."""
         if self.conv is None:
-            return functional.linear(x, weight)
+            return _thin(x, weight)
         return functional.conv2d(x, weight, None, self.conv.stride, self.conv.padding)
 
     def forward(self, x: Tensor, weight: Tensor, inward: Projection) -> tuple[Tensor, Tensor]:
@@ -144,3 +153,12 @@ class MapKind:
         """Sum over everything but the channel."""
         channel = self.channel % gradient.dim()
         return gradient.sum(dim=[dim for dim in range(gradient.dim()) if dim != channel])
+
+
+def _thin(values: Tensor, few: Tensor) -> Tensor:
+    """What a linear map without bias gives. With a handful of outputs each row is multiplied while it lies near the processor, in one pass through ``values``:
+    a product of matrices copies them first.
+    """
+    if len(few) > NUM_SIGNS or values.shape[-1] > ROW_VALUES or values.dtype != few.dtype or not values.is_contiguous():
+        return functional.linear(values, few)
+    return torch.from_numpy(np.vecdot(values.detach().numpy()[..., None, :], few.detach().numpy()))

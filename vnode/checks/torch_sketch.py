@@ -146,6 +146,10 @@ class Sketch:
         """Everything followed, by the name it has in a state: parameters in full and projections."""
         self._own: dict[str, nn.Parameter] = {}
         """The parameters in full."""
+        self._names: list[str] = []
+        """Of everything that an update changes."""
+        self._learned: list[Tensor] = []
+        self._slots: dict[str, list[Tensor]] = {}
 
     def _mapped(self, name: str, index: int, secret: bytes | None, *, linear: bool) -> _Map:
         original = self._module.get_submodule(name)
@@ -215,6 +219,9 @@ class Sketch:
         self._own = {f"w/{name}": parameter for name, parameter in self._module.named_parameters()}
         self._values.update(self._own)
         self._values.update({f"b/{name}": buffer for name, buffer in self._module.named_buffers()})
+        self._names = sorted(name for name in self._values if name.startswith("w/"))
+        self._learned = [self._values[name] for name in self._names]
+        self._slots = {slot: [self._values[f"o/{name[2:]}/{slot}"] for name in self._names] for slot in self._slot_names}
 
     # ---- one step -----------------------------------------------------------------------------------------------------------------
 
@@ -308,12 +315,8 @@ class Sketch:
                 taken, residual = self._backward(item, item.inward, gradient, claimed[item.name])
                 yield tolerances.comparison(index, "input_gradient", residual, item.name)
             gradients.update(self._map_gradients(item, gradient, taken))
-        names = sorted(gradients)
-        slots = {slot: [self._values[f"o/{name[2:]}/{slot}"] for name in names] for slot in self._slot_names}
         with torch.no_grad():
-            self._update(
-                [self._values[name] for name in names], [gradients[name].contiguous() for name in names], slots, lr, updates
-            )
+            self._update(self._learned, [gradients[name].contiguous() for name in self._names], self._slots, lr, updates)
 
     def _backward(self, item: _Map, inward: Projection, gradient: Tensor, given: Tensor) -> tuple[Tensor, float]:
         """The gradient of the outputs as it is projected; D·T against G·(W·T), in units of D."""
