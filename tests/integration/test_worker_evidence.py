@@ -139,8 +139,8 @@ def replayed(job: Job, vnode: str, claim: Claim) -> list[Any]:
 
 
 def test_everything_behind_a_statement_is_there_and_runs_again(tmp_path: Path) -> None:
-    """A chain over two workers: one interval with inputs from the data set, one with inputs that their sender has signed; states in between made again."""
-    job = make_job(tmp_path, num_stages=2, passes=14)
+    """A chain over two workers: one interval with inputs from the data set, one with rounded and signed inputs; states in between made again."""
+    job = make_job(tmp_path, num_stages=2, passes=14, codec="bf16")
 
     async def scenario() -> None:
         async with worker(tmp_path) as first, worker(tmp_path) as second:
@@ -159,7 +159,7 @@ def test_everything_behind_a_statement_is_there_and_runs_again(tmp_path: Path) -
                     assert sum(not step.forward_only for step in log.steps) == job.num_batches
                     assert any(step.state_digest for step in log.steps)
                     assert all(bool(step.inputs) is (vnode == "s2") for step in log.steps)
-                    assert all(part.HasField("frame") for part in bundle.parts(INPUT))
+                    assert all(part.frame.codec == "bf16" for part in bundle.parts(INPUT))
                     assert replayed(job, vnode, claim_of(job, vnode, bundle, log)) == []
 
     run(scenario)
