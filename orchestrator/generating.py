@@ -7,7 +7,7 @@ the delay of one question asked another way.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 import numpy as np
@@ -39,7 +39,7 @@ class Generating:
 
     async def generate(
         self, runtime: ModelRuntime, request: orchestrator_pb2.GenerateRequest
-    ) -> AsyncIterator[orchestrator_pb2.GenerateResponse]:
+    ) -> AsyncGenerator[orchestrator_pb2.GenerateResponse, None]:
         """The parts of the text; the last one says why it ends. Raises what `Asking.forward` raises, InvalidInput (``bad_generation``, ``not_text``)."""
         now_s = self._clock.monotonic()
         until_s = now_s + _deadline_of(request)

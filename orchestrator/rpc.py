@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Final, Protocol
 
@@ -80,11 +81,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self._shared = models.shared
         self._previews = asyncio.Semaphore(PREVIEW_AT_ONCE)
 
-    async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[orchestrator_pb2.OrchestratorMessage]:
+    def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[orchestrator_pb2.OrchestratorMessage]:
         """The PNode's control stream."""
         peer = peer_of(context)
-        async for message in self._attach.attach(peer.node_id, peer.address, request_iterator):
-            yield message
+        return self._attach.attach(peer.node_id, peer.address, request_iterator)
 
     async def SubmitJob(self, request: orchestrator_pb2.SubmitJobRequest, context: Any) -> orchestrator_pb2.SubmitJobResponse:
         """Yes only when the request is in the store."""
@@ -274,9 +274,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         caller, on_behalf = self._admitted(context), check_on_behalf(request.on_behalf)
         runtime = self._only(request.model)
         with self._shared.tracer.span("Generate", request.traceparent, model=runtime.model):
-            async for part in self._writing.generate(runtime, request):
-                self._metering.wrote(caller, on_behalf, part)
-                yield part
+            async with contextlib.aclosing(self._writing.generate(runtime, request)) as parts:
+                async for part in parts:
+                    self._metering.wrote(caller, on_behalf, part)
+                    yield part
 
     def _admitted(self, context: Any) -> Caller:
         """Who asks. Raises Unavailable (``rate_limited``)."""

@@ -41,12 +41,10 @@ class DataPlane(vnode_pb2_grpc.VNodeServiceServicer):
         """See `pnode.infer_desk`."""
         await self._infer.serve(context, peer_of(context))
 
-    async def Merge(self, request_iterator: Any, context: Any) -> AsyncIterator[vnode_pb2.MergeResponse]:
+    def Merge(self, request_iterator: Any, context: Any) -> AsyncIterator[vnode_pb2.MergeResponse]:
         """See `pnode.merge_calls`."""
-        async for response in serve_merge(request_iterator, self._peer(context), self._desk, self._uplink):
-            yield response
+        return serve_merge(request_iterator, self._peer(context), self._desk, self._uplink)
 
-    async def Donate(self, request: vnode_pb2.DonateRequest, context: Any) -> AsyncIterator[vnode_pb2.DonateResponse]:
+    def Donate(self, request: vnode_pb2.DonateRequest, context: Any) -> AsyncIterator[vnode_pb2.DonateResponse]:
         """See `pnode.donors`."""
-        async for response in self._donor.give(request, self._peer(context)):
-            yield response
+        return self._donor.give(request, self._peer(context))

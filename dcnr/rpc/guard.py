@@ -107,19 +107,17 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the 
             try:
                 if request is _MALFORMED:
                     raise InvalidInput("the message is malformed", code="malformed_message", remedy="send what the contract says")
-                if not inspect.isasyncgenfunction(behaviour):
-                    return await behaviour(request, context)
-                async with contextlib.aclosing(
-                    behaviour(request, context)
-                ) as responses:  # closed at once when the caller goes away
+                answer = behaviour(request, context)
+                if not inspect.isasyncgen(answer):
+                    return await answer
+                async with contextlib.aclosing(answer) as responses:  # closed at once when the caller goes away
                     async for response in responses:
                         try:
                             await context.write(response)
                         except aio.BaseError:
                             return  # the caller is gone: no fault of ours, and nobody to tell
-                        except (
-                            asyncio.CancelledError
-                        ) as cancelled:  # by a time limit of the handler's, which knows what it means; or the caller is gone
+                        except asyncio.CancelledError as cancelled:
+                            # by a time limit of the handler's, which knows what it means; or the caller is gone
                             await responses.athrow(cancelled)
                             raise
             except aio.AbortError:

@@ -101,7 +101,7 @@ class Streams:
     def register(self, server: aio.Server) -> None:
         handlers = {
             "Count": grpc.unary_stream_rpc_method_handler(self.count, Int32Value.FromString, Int32Value.SerializeToString),
-            "Pour": grpc.unary_stream_rpc_method_handler(self.pour, Int32Value.FromString, StringValue.SerializeToString),
+            "Pour": grpc.unary_stream_rpc_method_handler(self.passed_on, Int32Value.FromString, StringValue.SerializeToString),
             "Talk": grpc.stream_stream_rpc_method_handler(self.talk, StringValue.FromString, StringValue.SerializeToString),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Streams", handlers),))
@@ -122,6 +122,10 @@ class Streams:
             raise Unavailable("too slow", code="overloaded") from None
         finally:
             self.num_open -= 1
+
+    def passed_on(self, request: Int32Value, context: Any) -> AsyncIterator[StringValue]:
+        """As services hand a call on to what answers it."""
+        return self.pour(request, context)
 
     async def talk(self, requests: AsyncIterator[StringValue], context: Any) -> AsyncIterator[StringValue]:
         self.num_open += 1
