@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nursery import nursed
 
 from chaos.commands import Drives
 from chaos.crashes import Networks, new_stand
@@ -61,7 +62,7 @@ def test_orchestrator_worker_and_daemon_die_in_the_middle_of_a_write(directory: 
         "p1": crashpoints.setting(IN_WORKERS, notes[IN_WORKERS]),
         "p2": crashpoints.setting(IN_WORKERS, notes[IN_WORKERS]),
     }
-    pnodes = (LocalPNode("p1", memory_mb=512), LocalPNode("p2", memory_mb=512))
+    pnodes = nursed((LocalPNode("p1", memory_mb=512), LocalPNode("p2", memory_mb=512)))
     with contextlib.ExitStack() as stack:
         stand = new_stand(stack, num_orchestrators=2, pnodes=pnodes, additions=additions)
         stand.stage(WORK)
