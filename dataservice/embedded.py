@@ -293,8 +293,8 @@ class EmbeddedStore:
         """A short path (those of sockets are limited to about 100 characters); that of a killed supervisor is removed first."""
         note = self.directory / "scratch"
         with contextlib.suppress(OSError):
-            old = Path(note.read_text())
-            if old.parent == Path(tempfile.gettempdir()) and old.name.startswith("dcnr-store-"):
+            old = Path(note.read_text())  # not always in today's $TMPDIR: the note is in our own private directory
+            if old.is_absolute() and old.name.startswith("dcnr-store-"):
                 shutil.rmtree(old)
         scratch = Path(tempfile.mkdtemp(prefix="dcnr-store-"))
         note.write_text(str(scratch))

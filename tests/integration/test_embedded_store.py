@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +93,8 @@ def test_private_exclusive_and_durable_over_a_kill(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", ["owner", "supervisor"])
-def test_nothing_survives_a_sigkill_of_its_owner(tmp_path: Path, victim: str) -> None:
+def test_nothing_survives_a_sigkill_of_its_owner(tmp_path: Path, victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the server nor its scratch directory, which the next start removes from under another ``$TMPDIR``, too."""
     if victim == "supervisor" and sys.platform != "linux":
         pytest.skip("only Linux signals the death of a parent")
     owner = subprocess.Popen(
@@ -110,8 +112,11 @@ def test_nothing_survives_a_sigkill_of_its_owner(tmp_path: Path, victim: str) ->
         owner.communicate()
     again = EmbeddedStore(tmp_path, port=0)
     left = Path((tmp_path / "scratch").read_text())
-    again.start()
-    again.kill()
+    with tempfile.TemporaryDirectory(prefix="t") as elsewhere:
+        monkeypatch.setattr(tempfile, "tempdir", elsewhere)
+        again.start()
+        again.kill()
+        monkeypatch.undo()
     assert not left.exists()
 
 
