@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     two.add_argument(
         "--at-limit",
         action="store_true",
-        help=f"no tempo: PNodes that lend {LIMIT_CPU_PERCENT:g} % of a core are always at their limit",
+        help=f"no tempo: PNodes that lend {LIMIT_CPU_PERCENT:g} %% of a core are always at their limit",
     )
     two.add_argument("--orchestrators", type=int, default=2)
     two.add_argument("--batches", type=int, default=0, help="of the job; 0: as many as fit the schedule, by a short job before")

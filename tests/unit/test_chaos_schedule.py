@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chaos.__main__ import without_partitions
+from chaos.__main__ import parser, without_partitions
 from chaos.schedule import (
     Fault,
     Kind,
@@ -135,3 +135,15 @@ def test_the_first_pairs_of_a_schedule_are_a_schedule() -> None:
     for pairs in (0, 3):
         with pytest.raises(InvalidInput):
             first_pairs(whole, pairs)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["run"], ["join"], ["schedule"], ["crashes"], ["report"], ["clean"]],
+    ids=lambda words: " ".join(words) or "chaos",
+)
+def test_every_command_explains_itself(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args([*command, "--help"])
+    assert ended.value.code == 0
+    assert "--help" in capsys.readouterr().out
