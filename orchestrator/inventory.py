@@ -60,7 +60,7 @@ class Inventory:
         """Nodes about which something became known since the last look."""
         self._looks: list[tuple[float, str]] = []
         """A heap: when to look at whom."""
-        self._overdue: set[str] = set()
+        self._missed: set[str] = set()
         self._offers: dict[str, NodeOffer] = {}
         self._renewed: set[str] = set()
         """Nodes whose offers may have changed since they were last asked for."""
@@ -110,7 +110,7 @@ class Inventory:
         record = self._record(node_id, now)
         if record.streams == 1:
             self._num_attached -= 1
-            record.detached_at, record.detached_reason = now, reason
+            record.detached_at, record.detached_reason, record.probe_asked = now, reason, False
         record.streams = max(0, record.streams - 1)
         self._stirred.add(node_id)
 
@@ -263,18 +263,18 @@ class Inventory:
         if record.gone_at is not None and now >= record.gone_at + FORGET_S:
             self._drop(record)
             return changes
-        if record.is_overdue(now) and record.answers and not record.probe_asked:
+        if record.is_missed(now) and record.answers and not record.probe_asked:
             record.probe_asked = True
-            self._overdue.add(record.node_id)
+            self._missed.add(record.node_id)
         at = next_look(record, now)
         if at < record.look_at:
             record.look_at = at
             heappush(self._looks, (at, record.node_id))
         return changes
 
-    def take_overdue(self) -> list[str]:
-        """PNodes of which a beat is missing, each once per silence: the shell probes them."""
-        taken, self._overdue = sorted(self._overdue), set()
+    def take_missed(self) -> list[str]:
+        """PNodes of which a beat is missing or the stream has ended, each once per silence: the shell probes them."""
+        taken, self._missed = sorted(self._missed), set()
         return taken
 
     def _forgive(self, stood_s: float) -> None:

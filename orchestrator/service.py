@@ -347,7 +347,7 @@ async def _judge(shared: Shared, attach: AttachService, membership: Membership) 
             lost &= shared.inventory.nodes().keys()
             for node_id in sorted(lost):
                 membership.suspect(node_id)
-        for node_id in shared.inventory.take_overdue():
+        for node_id in shared.inventory.take_missed():
             attach.probe(node_id)
         await asyncio.sleep(JUDGE_S)
 

@@ -1,7 +1,7 @@
 """When a PNode counts as silent, suspect or gone: one function of what is known of it and the time, and when to look again. Pure.
 
-Silence alone takes `limits.SILENT_BEATS` told intervals. Two witnesses of different kinds are as good sooner: a missed beat with a neighbour's
-evidence and our own failed probe; a little over two intervals with a failed probe of an address that answered before; two intervals with several
+Silence alone takes `limits.SILENT_BEATS` told intervals. Two witnesses of different kinds are as good sooner: an ended stream with a failed probe since;
+a missed beat with a neighbour's evidence and our own failed probe; a little over two intervals with a failed probe of an address that answered before; two intervals with several
 neighbours' word that their connections broke.
 """
 
@@ -73,7 +73,7 @@ class NodeRecord:
     """Whether a probe of ours reached it once: only then says a failed one something."""
     probe_failed_at: float | None = None
     probe_asked: bool = False
-    """Whether we looked ourselves since its last beat."""
+    """Whether we looked ourselves since its last beat, and since its last stream ended."""
     expected_until: float = 0.0
     gone_at: float | None = None
     lost_at: list[float] = field(default_factory=list)
@@ -99,9 +99,9 @@ class NodeRecord:
         """When it will have been silent for so many told intervals; infinity before the first beat."""
         return self.beat_at + beats * self.interval_s if self.beat_at is not None else float("inf")
 
-    def is_overdue(self, now: float) -> bool:
-        """Whether a beat is missing, so that a look of our own is worth it."""
-        return now >= self.due(OVERDUE_BEATS)
+    def is_missed(self, now: float) -> bool:
+        """Whether a beat is missing or its stream has ended, so that a look of our own is worth it."""
+        return now >= self.due(OVERDUE_BEATS) or (self.beat_at is not None and self.streams == 0)
 
     def is_well(self, now: float) -> bool:
         """Whether it is attached, beats in time, has its worker and is accused by nobody: then time changes nothing about it before a beat is missing."""
@@ -187,6 +187,8 @@ def _silence(record: NodeRecord, now: float, witnesses: list[str]) -> str | None
     if now >= record.due(limits.SILENT_BEATS):
         return f"silent for {limits.SILENT_BEATS} told intervals of {interval_s:.1f} s"
     if record.probe_failed_at is not None:
+        if record.answers and record.streams == 0 and record.probe_failed_at >= record.detached_at:
+            return f"its stream ended: {record.detached_reason}; and it does not answer this orchestrator any more"
         if witnesses and now >= record.due(1.0):
             return f"neither {_short(witnesses)} nor this orchestrator reaches it"
         if record.answers and now >= record.due(PROBED_BEATS):

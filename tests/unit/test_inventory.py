@@ -176,17 +176,38 @@ def test_a_missing_beat_is_looked_into_once_where_a_probe_can_say_something() ->
     inventory = living(A, B)
     inventory.probed(A, 0.0, reachable=True)
     watch(inventory, 2.0)
-    assert inventory.take_overdue() == []
+    assert inventory.take_missed() == []
     inventory.tick(2.6)
-    assert inventory.take_overdue() == [A], "B never answered a probe: a failed one would say nothing"
+    assert inventory.take_missed() == [A], "B never answered a probe: a failed one would say nothing"
     inventory.tick(3.0)
-    assert inventory.take_overdue() == []
+    assert inventory.take_missed() == []
     inventory.beat(A, 3.1, beat(), 2.0)
     watch_until = 3.1
     while watch_until < 6.2:
         inventory.tick(watch_until)
         watch_until += 0.5
-    assert inventory.take_overdue() == [A], "a new silence, a new look"
+    assert inventory.take_missed() == [A], "a new silence, a new look"
+
+
+def test_an_ended_stream_is_looked_into_at_once_and_is_a_loss_where_the_look_fails() -> None:
+    inventory = living(A, B, C)
+    for known in (A, C):
+        inventory.probed(known, 0.0, reachable=True)
+    inventory.probed(C, 0.1, reachable=False)
+    for node_id in (A, B, C):
+        inventory.detached(node_id, 0.2, "reset")
+        assert state(inventory, 0.3) == SUSPECT, "what was found before says nothing"
+    assert inventory.take_missed() == [A, C]
+    for node_id in (A, B):
+        inventory.probed(node_id, 0.4, reachable=False)
+    inventory.probed(C, 0.4, reachable=True)
+    assert state(inventory, 0.4) == OFFLINE
+    assert "reset; and it does not answer" in inventory.judgement(A).reason
+    assert inventory.judgement(B).state == SUSPECT, "it never answered, so that a failed look says nothing"
+    assert inventory.judgement(C).state == SUSPECT, "it may come back"
+    inventory.attached(A, 0.5)
+    inventory.beat(A, 0.5, beat(), 2.0)
+    assert state(inventory, 0.5) == ACTIVE
 
 
 def test_silence_and_a_failed_probe_are_a_loss_before_the_third_beat() -> None:
