@@ -1,8 +1,8 @@
 """When a PNode counts as silent, suspect or gone: one function of what is known of it and the time, and when to look again. Pure.
 
-Silence alone takes `limits.SILENT_BEATS` told intervals. Two witnesses of different kinds are as good sooner: an ended stream with a failed probe since;
-a missed beat with a neighbour's evidence and our own failed probe; a little over two intervals with a failed probe of an address that answered before; two intervals with several
-neighbours' word that their connections broke.
+Silence alone takes `limits.SILENT_BEATS` told intervals. Two witnesses of different kinds are as good sooner: an ended stream with a failed probe
+since; a missed beat with a neighbour's evidence and our own failed probe; a little over two intervals with a failed probe of an address that answered
+before; two intervals with several neighbours' word that their connections broke.
 """
 
 from __future__ import annotations
