@@ -62,7 +62,7 @@ class Projection:
     def beside(self, values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """`take` over the last dimension, and what a linear map of that weight gives: where both are sums, in one pass through ``values``."""
         if self.signs is None:
-            return self.take(values, -1), functional.linear(values, weight.contiguous())
+            return self.take(values, -1), _thin(values, weight)
         rows = values.reshape(-1, values.shape[-1])
         both = torch.mm(torch.cat([self.signs, weight]), rows.T).T.reshape(*values.shape[:-1], -1)
         return both[..., :NUM_SIGNS], both[..., NUM_SIGNS:]
@@ -156,9 +156,10 @@ class MapKind:
 
 
 def _thin(values: Tensor, few: Tensor) -> Tensor:
-    """What a linear map without bias gives. With a handful of outputs each row is multiplied while it lies near the processor, in one pass through ``values``:
-    a product of matrices copies them first.
+    """What a linear map without bias gives, contiguous. With a handful of outputs each row is multiplied while it lies near the processor, in one pass through
+    ``values``: a product of matrices copies them first. It is the cheaper with the few on its left, where `functional.linear` has them on its right.
     """
-    if len(few) > NUM_SIGNS or values.shape[-1] > ROW_VALUES or values.dtype != few.dtype or not values.is_contiguous():
-        return functional.linear(values, few)
+    if few.shape[0] > NUM_SIGNS or values.shape[-1] > ROW_VALUES or values.dtype != few.dtype or not values.is_contiguous():
+        rows = values.reshape(-1, values.shape[-1])
+        return torch.mm(few, rows.T).T.reshape(*values.shape[:-1], -1).contiguous()
     return torch.from_numpy(np.vecdot(values.detach().numpy()[..., None, :], few.detach().numpy()))
