@@ -201,6 +201,14 @@ def test_versions_only_grow_and_belong_together() -> None:
         policy.successor(stranger.history)
 
 
+@pytest.mark.parametrize("num_versions", [0, MAX_HISTORY + 1])
+def test_a_successor_is_counted_before_a_version_of_it_is_read(num_versions: int) -> None:
+    policy = two_of_three()
+    with pytest.raises(Corrupt) as refused:
+        policy.successor([*policy.history] * num_versions)
+    assert refused.value.code == "bad_document"
+
+
 def test_a_document_has_a_size() -> None:
     document = identity_pb2.NetworkDocument.FromString(version_1(ALICE).payload)
     document.codecs.append("c" * MAX_DOCUMENT_BYTES)
