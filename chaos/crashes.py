@@ -17,6 +17,7 @@ from chaos.rounds import ROUNDS, Round, Where
 from chaos.stand import Stand, died_at, died_by_kill
 from chaos.work import Clouds
 from dcnr import crashpoints
+from dcnr.children import Starting, executed
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.testing import ORCHESTRATOR, LocalNetwork, LocalPNode
 from dcnr.v1 import model_pb2
@@ -134,14 +135,15 @@ class Networks:
 
 
 def new_stand(
-    stack: contextlib.ExitStack, *, num_orchestrators: int, pnodes: Sequence[LocalPNode], additions: Any = None, brisk: bool = False
-) -> Stand:
+    stack: contextlib.ExitStack, *, num_orchestrators: int, pnodes: Sequence[LocalPNode], additions: Any = None, brisk: bool = False,
+    starting: Starting = executed,
+) -> Stand:  # fmt: skip
     """A network whose PNodes are attached; it ends with the stack."""
     directory = Path(tempfile.mkdtemp(prefix="dcnr-chaos-"))
     stack.callback(shutil.rmtree, directory, ignore_errors=True)
     network = LocalNetwork(
         directory / "n", num_orchestrators=num_orchestrators, pnodes=pnodes, name="chaos", additions=additions,
-        orchestrator_module="chaos.brisk" if brisk else ORCHESTRATOR,
+        orchestrator_module="chaos.brisk" if brisk else ORCHESTRATOR, starting=starting,
     )  # fmt: skip
     stand = Stand(stack.enter_context(network))
     stand.attached()

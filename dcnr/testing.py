@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from dataservice.embedded import EmbeddedStore
+from dcnr.children import Child, Starting, executed
 from dcnr.errors import DcnrError, Refused, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.system import SystemClock
@@ -61,8 +62,9 @@ class Process:
     log: Path
     home: Path
     node_id: NodeId
-    popen: subprocess.Popen[bytes] | None = None
+    popen: Child | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    starting: Starting = executed
 
     @property
     def alive(self) -> bool:
@@ -77,9 +79,7 @@ class Process:
     def start(self) -> None:
         """Starts it in a session of its own, so that Ctrl-C in a terminal reaches only us."""
         with self.log.open("ab") as log:
-            self.popen = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=dict(self.environment), start_new_session=True, close_fds=True
-            )  # fmt: skip
+            self.popen = self.starting(self.command, self.environment, log.fileno())
 
     @property
     def end(self) -> str:
@@ -119,15 +119,15 @@ class LocalNetwork:
         orchestrator_flags: Sequence[str] = (), host: str = "127.0.0.1", additions: Mapping[str, Mapping[str, str]] | None = None,
         orchestrator_module: str = ORCHESTRATOR, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
         audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
-        locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST,
+        locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST, starting: Starting = executed,
     ) -> None:  # fmt: skip
         """``host``: the address of this machine on which orchestrators and store are reached; ``additions``: by name of a process, what its
         environment has besides; ``audits``: none or drawn; ``trusted``: names of PNodes that the network document trusts; ``terms``:
-        what it has a fault cost; ``locality``: what it says about where nodes are.
+        what it has a fault cost; ``locality``: what it says about where nodes are; ``starting``: how its processes are started.
         """
         self.directory = directory.resolve()
         self.name, self._say, self._audits = name, say, audits
-        self._trusted, self._terms, self._locality = tuple(trusted), terms, locality
+        self._trusted, self._terms, self._locality, self._starting = tuple(trusted), terms, locality, starting
         self._num_orchestrators, self._pnode_specs = num_orchestrators, tuple(pnodes)
         self._orchestrator_flags, self.host, self._way_to_store = tuple(orchestrator_flags), host, way_to_store
         self._environment = clean_environment(os.environ if environment is None else environment)
@@ -316,7 +316,8 @@ class LocalNetwork:
 
     def _process(self, name: str, command: list[str], home: Path, node_id: NodeId) -> Process:
         environment = {**self._environment, **self._additions.get(name, {})}
-        return Process(name, command, self.directory / "log" / f"{name}.log", home, node_id, environment=environment)
+        log = self.directory / "log" / f"{name}.log"
+        return Process(name, command, log, home, node_id, environment=environment, starting=self._starting)
 
     def _go_on(self) -> None:
         if self._interrupted.is_set():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from nursery import forked
 
 from dataservice.embedded import EmbeddedStore
 from dataservice.s3 import StoreAddress
@@ -29,7 +30,7 @@ def embedded_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreAd
 def small_network() -> Iterator[LocalNetwork]:
     """One orchestrator and its store, shared by modules that need somebody to talk to and nobody to train; whoever stops a part of it starts it again."""
     directory = Path(tempfile.mkdtemp(prefix="dcnr-t-"))
-    with LocalNetwork(directory / "n", num_orchestrators=1, pnodes=()) as running:
+    with LocalNetwork(directory / "n", num_orchestrators=1, pnodes=(), starting=forked) as running:
         yield running
     shutil.rmtree(directory)
 

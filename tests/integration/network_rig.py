@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import nursery
 import psutil
-from nursery import nursed
 
 import dcnr.sdk
 from dcnr.audit_lineage import VNodeLineage, audit_lineage
@@ -266,8 +266,8 @@ def running_network(
     audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
     locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST, forked: bool = True,
 ) -> Iterator[Rig]:  # fmt: skip
-    """Store, orchestrators and PNodes, all attached, with the data set staged. Not ``forked``: each daemon executes its worker as volunteers' do, for
-    tests that look at what that start makes of it (`nursery`).
+    """Store, orchestrators and PNodes, all attached, with the data set staged. Not ``forked``: PNodes are executed, and execute their workers, as
+    volunteers' do, for tests that look at what a start makes of them (`nursery`).
     """
     with tempfile.TemporaryDirectory(prefix="dcnr-", ignore_cleanup_errors=True) as directory:
         data = Path(directory) / "dots.npz"
@@ -277,7 +277,8 @@ def running_network(
             LocalNetwork(
                 where,
                 num_orchestrators=num_orchestrators,
-                pnodes=nursed(pnodes) if forked else pnodes,
+                pnodes=nursery.nursed(pnodes) if forked else pnodes,
+                starting=nursery.forked,
                 way_to_store=way_to_store,
                 audits=audits,
                 trusted=trusted,

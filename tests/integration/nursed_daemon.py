@@ -9,9 +9,15 @@ from pathlib import Path
 from nursery import forking
 
 import pnode.entry
-from dcnr.cli.pnode import main
+from dcnr.cli import pnode as command
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Entry point."""
     start = forking(Path(sys.argv.pop(1)))
     pnode.entry.run_pnode = functools.partial(pnode.entry.run_pnode, worker=start)  # type: ignore[assignment]
+    command.main()
+
+
+if __name__ == "__main__":
     main()

@@ -1,8 +1,9 @@
-"""Workers forked from a process that has torch, so that starting one costs a fiftieth of the processor's time: real in all else.
+"""Workers and daemons forked from processes that have loaded what they need, so that starting one costs a fraction of the processor's time: real in all else.
 
-A nursery forks them, one for each process of pytest that wants any; it starts with the first and ends with that process, however that ends. `worker_rig` takes
-workers from it, and so do the daemons of networks that are made of `nursed` PNodes. Exec'd by the daemon, as volunteers' are, must be the workers of tests
-that look at what a start makes: arguments and environment of the process, its memory, what it says before it works, or a program of the test's own.
+A nursery forks them, one for workers, which have torch, and one for PNodes' daemons and orchestrators, which have not, in each process of pytest that
+wants any; it starts with the first and ends with that process, however that ends. `worker_rig` takes workers from it, and so do the daemons of networks
+that are made of `nursed` PNodes; those daemons, and orchestrators, are `forked` where a network is told so. Exec'd, as volunteers' are, must be what tests
+look at the start of: arguments and environment of the process, its memory, what it says before it works, or a program of the test's own.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import IO, Literal
 
-from dcnr.testing import PNODE, LocalPNode, clean_environment
+from dcnr.children import Child, executed
+from dcnr.testing import ORCHESTRATOR, PNODE, LocalPNode, clean_environment
 from pnode.supervisor import ALLOCATION, UNKNOWN_CODE, Start
 
 START_S = 120.0
-"""The first worker waits until the nursery has torch."""
+"""The first process waits until the nursery has loaded."""
 END_S = 10.0
 NURSERY = Path(__file__).with_name("nursery_process.py")
 DAEMON = Path(__file__).with_name("nursed_daemon.py")
@@ -95,17 +99,80 @@ def _asked(
         return int(answers.readline())
 
 
+class Forked:
+    """A forked daemon: what a `LocalNetwork` and a test need of a process."""
+
+    def __init__(self, pid: int, command: Sequence[str], stdin: IO[bytes], nursery: socket.socket) -> None:
+        self.pid, self.stdin = pid, stdin
+        self.returncode: int | None = None
+        """None while it runs, as far as anybody has looked."""
+        self._command, self._nursery = [*command], nursery
+        self._looking = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._look(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended. Raises subprocess.TimeoutExpired."""
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self._command, timeout or 0.0)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Nothing happens to one that has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it ended, and the nursery is about to say so
+                os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _look(self, within_s: float | None) -> int | None:
+        with self._looking:
+            if self.returncode is None:
+                self._nursery.settimeout(within_s)
+                try:
+                    said = self._nursery.recv(16)
+                except (BlockingIOError, TimeoutError):
+                    return None
+                except OSError:
+                    said = b""
+                self.returncode = int(said or UNKNOWN_CODE)  # nothing: the nursery is gone
+                self._nursery.close()
+            return self.returncode
+
+
+def forked(command: Sequence[str], environment: Mapping[str, str], log: int) -> Child:
+    """Starts a process of a `LocalNetwork`: from the nursery an orchestrator and the daemon of a `nursed` PNode; whatever else it is, it is executed."""
+    if [*command[:3]] != [sys.executable, "-m", ORCHESTRATOR] and [*command[:2]] != [sys.executable, str(DAEMON)]:
+        return executed(command, environment, log)
+    theirs, ours = os.pipe()
+    asking = socket.socket(socket.AF_UNIX)
+    try:
+        pid = _asked(asking, nursery("daemons"), (theirs, log), command[1:], environment)
+    except BaseException:
+        asking.close()
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    return Forked(pid, command, os.fdopen(ours, "wb"), asking)
+
+
 @functools.cache
-def nursery() -> Path:
-    """The socket of this process's nursery, which is started where it does not run."""
+def nursery(of: Literal["workers", "daemons"]) -> Path:
+    """The socket of that nursery of this process, which is started where it does not run."""
     directory = Path(tempfile.mkdtemp(prefix="dcnr-n-"))
     where = directory / "s"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(where))
         listening.listen(64)
         process = subprocess.Popen(
-            [sys.executable, str(NURSERY), str(listening.fileno()), str(directory)], stdin=subprocess.PIPE,
-            pass_fds=[listening.fileno()], env=clean_environment(os.environ) | ALLOCATION, start_new_session=True,
+            [sys.executable, str(NURSERY), str(listening.fileno()), str(directory), of], stdin=subprocess.PIPE, pass_fds=[listening.fileno()],
+            env=clean_environment(os.environ) | (ALLOCATION if of == "workers" else {}), start_new_session=True,
         )  # fmt: skip
     atexit.register(_end, process)
     return where
@@ -117,6 +184,6 @@ def _end(nursery: subprocess.Popen[bytes]) -> None:
 
 
 def nursed(pnodes: Sequence[LocalPNode]) -> tuple[LocalPNode, ...]:
-    """The same PNodes with forked workers; one with a program of its own stays as it is."""
-    program = (str(DAEMON), str(nursery()))
+    """The same PNodes with forked workers, and a daemon that may be `forked`; one with a program of its own stays as it is."""
+    program = (str(DAEMON), str(nursery("workers")))
     return tuple(replace(one, program=program) if one.program == PNODE else one for one in pnodes)

@@ -1,12 +1,14 @@
-"""The process that `nursery` starts: ``python nursery_process.py LISTENING DIRECTORY``. It has one thread, and never works itself.
+"""The process that `nursery` starts: ``python nursery_process.py LISTENING DIRECTORY KIND``. It has one thread, and never works itself.
 
-Who connects sends one line of JSON, with the worker's end of a pipe and the descriptor of its log, and hears two: the process's id, and how it ended.
+Who connects sends one line of JSON, with the other process's end of a pipe and the descriptor of its log, and hears two: the process's id, and how it
+ended. What it forks are workers or daemons; it has loaded what those load before they do anything, and a daemon has no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -15,12 +17,19 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 STDIN, PIPE = 0, 3
 REQUEST_S = 10.0
 MAX_REQUEST = 1 << 20
+LOADED_BY_DAEMONS = (
+    "dcnr.cli.foreground", "dcnr.cli.gateway_serving", "dcnr.cli.orchestrator", "dcnr.cli.pnode", "dcnr.cli.screens", "orchestrator.service",
+    "pnode.entry", "pnode.verifying", "uvloop", "boto3.s3.transfer", "encodings.idna", "grpc_reflection.v1alpha.reflection", "pydantic.type_adapter",
+    "pydantic.types",
+)  # fmt: skip
+"""What they load only when one starts, the parts of other packages included that load late."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class Nursery:
             for key, _ in self._selector.select():
                 if key.fileobj == STDIN:
                     if not os.read(STDIN, 4096):
+                        self._leave()
                         return None
                 elif key.fileobj is self._woken:
                     self._woken.recv(4096)
@@ -103,7 +113,7 @@ class Nursery:
                         told.sendall(b"%d" % os.waitstatus_to_exitcode(ended[1]))
 
     def _leave(self) -> None:
-        """Closes all that is the nursery's in a process that was forked from it."""
+        """Closes all that is the nursery's: where it ends, and in a process that was forked from it."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
@@ -111,23 +121,53 @@ class Nursery:
             one.close()
 
 
-def work(birth: Birth) -> int:
-    """Makes of this process the one that a daemon starts, and works until its pipe closes."""
-    import torch
-
-    from pnode import worker
-
+def alone(birth: Birth, stdin: int) -> None:
+    """Leaves this process nothing but what it was given: its standard streams, its pipe, its environment, and a session of its own."""
     os.setsid()
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number, what in enumerate((nowhere, birth.log, birth.log)):
+    for number, what in enumerate((stdin, birth.log, birth.log)):
         os.dup2(what, number)
     os.dup2(birth.pipe, PIPE, inheritable=False)
     os.closerange(PIPE + 1, os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
     os.environ.update(birth.environment)
-    torch.set_num_threads(int(birth.environment.get("OMP_NUM_THREADS", "1")))  # read where the library is loaded
     gc.enable()
-    return worker.main(["--fd", str(PIPE), *birth.arguments])
+
+
+def workers() -> Callable[[Birth], NoReturn]:
+    """Makes of a forked process the one that a daemon starts, and works until its pipe closes."""
+    import torch
+
+    import vnode.devices  # noqa: F401
+    from pnode import worker
+
+    def work(birth: Birth) -> NoReturn:
+        alone(birth, os.open(os.devnull, os.O_RDWR))
+        torch.set_num_threads(int(birth.environment.get("OMP_NUM_THREADS", "1")))  # read where the library is loaded
+        leave(worker.main(["--fd", str(PIPE), *birth.arguments]))
+
+    return work
+
+
+def daemons() -> Callable[[Birth], NoReturn]:
+    """Makes of a forked process the one that `LocalNetwork` starts: ``-m MODULE …`` or ``nursed_daemon.py …``. It ends as any program does."""
+    import nursed_daemon
+
+    for name in LOADED_BY_DAEMONS:
+        importlib.import_module(name)
+
+    def serve(birth: Birth) -> NoReturn:
+        alone(birth, birth.pipe)
+        os.close(PIPE)
+        if birth.arguments[0] == "-m":
+            module = sys.modules[birth.arguments[1]]
+            sys.path[0] = os.getcwd()
+            sys.argv = [str(module.__file__), *birth.arguments[2:]]
+        else:
+            module, sys.argv = nursed_daemon, birth.arguments
+        module.main()
+        sys.exit(0)
+
+    return serve
 
 
 def leave(code: int) -> NoReturn:
@@ -137,19 +177,16 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def main() -> int:
+def main() -> None:
     """Entry point."""
     gc.disable()
-    import pnode.worker  # noqa: F401  torch
-    import vnode.devices  # noqa: F401
-
+    begin = {"workers": workers, "daemons": daemons}[sys.argv[3]]()
     gc.freeze()  # as pnode.worker_process does it
     birth = Nursery(socket.socket(fileno=int(sys.argv[1]))).run()
     if birth is not None:
-        leave(work(birth))
+        begin(birth)
     shutil.rmtree(sys.argv[2], ignore_errors=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

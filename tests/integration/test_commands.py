@@ -22,7 +22,7 @@ import pytest
 from collector_rig import Collector, Told
 from commands_rig import GRAPH, NUM_BATCHES, Shell
 from notebook_rig import NOTEBOOK, run_notebook
-from nursery import nursed
+from nursery import forked, nursed
 from trouble_rig import until
 
 import dcnr.sdk
@@ -42,7 +42,7 @@ def shell() -> Iterator[Shell]:
             Collector() as collector,
             LocalNetwork(
                 Path(directory) / "n", num_orchestrators=1, pnodes=nursed(pnodes), orchestrator_flags=("--gateway", "127.0.0.1:0", "--log-json"),
-                additions={
+                starting=forked, additions={
                     "o1": {"ORCHESTRATOR_TRACING_ENDPOINT": collector.url}, "p1": {"PNODE_TRACING_ENDPOINT": collector.url},
                     "p2": {"PNODE_TRACING_ENDPOINT": collector.url},
                 },

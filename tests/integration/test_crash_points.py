@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nursery import nursed
+from nursery import forked, nursed
 
 from chaos.commands import Drives
 from chaos.crashes import Networks, new_stand
@@ -64,7 +64,7 @@ def test_orchestrator_worker_and_daemon_die_in_the_middle_of_a_write(directory: 
     }
     pnodes = nursed((LocalPNode("p1", memory_mb=512), LocalPNode("p2", memory_mb=512)))
     with contextlib.ExitStack() as stack:
-        stand = new_stand(stack, num_orchestrators=2, pnodes=pnodes, additions=additions)
+        stand = new_stand(stack, num_orchestrators=2, pnodes=pnodes, additions=additions, starting=forked)
         stand.stage(WORK)
         first = stand.submit(WORK, "first")
         for point in (IN_ORCHESTRATORS, IN_WORKERS):

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from nursery import forked
 from schemas_rig import check_output
 from trouble_rig import graph_text, write_data
 
@@ -42,7 +43,11 @@ def beside() -> Iterator[tuple[LocalNetwork, Path]]:
     """A network whose orchestrator has a gateway."""
     with tempfile.TemporaryDirectory(prefix="dcnr-g-") as directory:
         network = LocalNetwork(
-            Path(directory) / "n", num_orchestrators=1, pnodes=(), orchestrator_flags=("--gateway", "127.0.0.1:0")
+            Path(directory) / "n",
+            num_orchestrators=1,
+            pnodes=(),
+            orchestrator_flags=("--gateway", "127.0.0.1:0"),
+            starting=forked,
         )
         with network as running:
             yield running, running.directory / "o1"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from nursery import nursed
+from nursery import forked, nursed
 from trouble_rig import graph_text, write_data
 
 from dcnr.errors import Refused
@@ -34,7 +34,7 @@ def short() -> Iterator[Path]:
 
 def test_a_job_of_the_first_start_is_trained_in_the_second(short: Path) -> None:
     """Also where another program took the store's port meanwhile: then the document has a new version."""
-    with LocalNetwork(short, num_orchestrators=1, pnodes=()) as network:
+    with LocalNetwork(short, num_orchestrators=1, pnodes=(), starting=forked) as network:
         assert network.policy is not None
         network_id = network.policy.network_id
         key = NodeKey.load(network.maintainer_key)
@@ -43,7 +43,7 @@ def test_a_job_of_the_first_start_is_trained_in_the_second(short: Path) -> None:
             job_id = client.submit(graph_from_toml(graph_text()), [key], JobOptions("again", unit_batches=5)).job_id
         network.stop()
     (short / "store" / "ports.json").unlink()
-    with LocalNetwork(short, num_orchestrators=1, pnodes=nursed([LocalPNode("p1", memory_mb=512)])) as network:
+    with LocalNetwork(short, num_orchestrators=1, pnodes=nursed([LocalPNode("p1", memory_mb=512)]), starting=forked) as network:
         again = load_policy(network.network_file)
         assert (again.network_id, again.document.version) == (network_id, 2)
         with connect(network.bootstrap, network=network.network_file) as client:

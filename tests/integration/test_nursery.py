@@ -1,4 +1,4 @@
-"""Goal: a worker that tests take from their nursery is a process as a daemon starts it; and no nursery outlives the tests, or takes anybody with it."""
+"""Goal: what tests take from their nurseries is a process as it is started otherwise; and no nursery outlives the tests, or takes anybody with it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
-from nursery import Nursed, forking, nursery
+from nursery import Forked, Nursed, forked, forking, nursery
 from trouble_rig import until
 
+from dcnr import crashpoints
+from dcnr.testing import ORCHESTRATOR, LocalNetwork, clean_environment
 from dcnr.v1 import local_pb2
 from pnode.pipe import LocalPipe
 from pnode.supervisor import Supervisor, WorkerOptions
 
-OWNER = "import time; from nursery import nursery; print(nursery(), flush=True); time.sleep(600)"
+OWNER = "import time; from nursery import nursery; print(nursery('workers'), flush=True); time.sleep(600)"
 """A test process."""
 MARK = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
@@ -27,7 +30,7 @@ async def begun(log: Path) -> tuple[Nursed, LocalPipe[local_pb2.FromWorker]]:
     """One that has said hello."""
     ours, theirs = socket.socketpair()
     with log.open("ab") as file, theirs:
-        process = await forking(nursery())(theirs, ("--host", "127.0.0.1"), MARK, file.fileno())
+        process = await forking(nursery("workers"))(theirs, ("--host", "127.0.0.1"), MARK, file.fileno())
     assert isinstance(process, Nursed)
     pipe = await LocalPipe.over(ours, local_pb2.FromWorker)
     async with asyncio.timeout(120):
@@ -61,9 +64,54 @@ def test_a_forked_worker_is_alone_with_its_pipe_and_its_log(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
-def held(process: Nursed) -> dict[int, str]:
+def held(process: Nursed | Forked) -> dict[int, str]:
     """What its descriptors are."""
     return {int(entry.name): os.readlink(entry) for entry in Path(f"/proc/{process.pid}/fd").iterdir()}
+
+
+def test_a_forked_orchestrator_is_alone_with_its_pipe_and_its_log_and_ends_with_the_pipe(small_network: LocalNetwork) -> None:
+    """Its nursery has one thread, of which alone a fork is a copy, and no torch."""
+    [process] = small_network.orchestrators
+    daemon = process.popen
+    assert isinstance(daemon, Forked)
+    assert daemon.stdin is not None
+    assert os.getsid(daemon.pid) == daemon.pid
+    nursery_pid = psutil.Process(daemon.pid).ppid()
+    assert psutil.Process(nursery_pid).num_threads() == 1
+    assert "libtorch" not in Path(f"/proc/{daemon.pid}/maps").read_text()
+    names = held(daemon)
+    pipe = os.readlink(f"/proc/self/fd/{daemon.stdin.fileno()}")
+    assert [names[number] for number in range(3)] == [pipe, *[str(process.log)] * 2]
+    assert [number for number, what in names.items() if what == pipe] == [0], "its end of the pipe, once"
+    others = {os.readlink(entry) for entry in Path(f"/proc/{nursery_pid}/fd").iterdir()}
+    assert not [what for what in {*names.values()} & others if not what.startswith(("/dev/", "anon_inode:"))]
+    daemon.stdin.close()
+    assert daemon.wait(60.0) == 0
+    small_network.restart(process)
+    assert process.alive
+
+
+def test_a_forked_command_has_its_own_environment_and_its_end_is_known(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", ORCHESTRATOR, "key", "--home", str(tmp_path / "home")]
+    environment = clean_environment(os.environ)
+    assert end(command, environment | crashpoints.setting("key.drafted", tmp_path / "note"), tmp_path / "killed") == -signal.SIGKILL
+    assert (tmp_path / "note").exists()
+    assert end([*command, "--nonsense"], environment, tmp_path / "refused") == 2
+    assert end(command, environment, tmp_path / "log") == 0
+    executed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (tmp_path / "log").read_text() == executed.stdout != ""
+
+
+def end(command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+    """The exit code of a forked process."""
+    with log.open("ab") as file:
+        process = forked(command, environment, file.fileno())
+    assert isinstance(process, Forked)
+    with process.stdin:
+        code = process.wait(60.0)
+    process.kill()  # nothing happens to one that has ended
+    assert process.poll() == code
+    return code
 
 
 def test_without_a_nursery_the_reason_is_told(tmp_path: Path) -> None:

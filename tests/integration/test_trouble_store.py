@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from nursery import nursed
+from nursery import forked, nursed
 from test_store_probe import Careless
 from trouble_rig import Command, asked, graph_text, run, told, until, write_data
 
@@ -43,7 +43,7 @@ def network() -> Iterator[LocalNetwork]:
     """Its PNodes lend so little that a job of few batches lasts for as long as something is done to the store."""
     directory = Path(tempfile.mkdtemp(prefix="dcnr-t-"))
     pnodes = tuple(LocalPNode(name, 1.0, 512, ("--cpu-percent", "15")) for name in ("p1", "p2"))
-    with LocalNetwork(directory / "n", num_orchestrators=1, pnodes=nursed(pnodes)) as running:
+    with LocalNetwork(directory / "n", num_orchestrators=1, pnodes=nursed(pnodes), starting=forked) as running:
         yield running
     shutil.rmtree(directory)
 

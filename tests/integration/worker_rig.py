@@ -232,7 +232,7 @@ async def worker(
 ) -> AsyncIterator[DaemonEnd]:
     """A real worker process with a daemon's end; ended at the end. ``program``: what Python runs instead; ``arguments``: what a forked one is told besides."""
     ours, theirs = socket.socketpair()
-    process = await (_run(program, theirs) if program else forking(nursery())(theirs, arguments, os.environ, STDERR))
+    process = await (_run(program, theirs) if program else forking(nursery("workers"))(theirs, arguments, os.environ, STDERR))
     theirs.close()
     end = DaemonEnd(await LocalPipe.over(ours, local_pb2.FromWorker), key or NodeKey.generate(), process, incarnation)
     listening = None
