@@ -1,4 +1,5 @@
-"""Finds others while nobody answers: asks the bootstrap entries again and again, with growing pauses, and says why it has nobody.
+"""Finds others while nobody answers: asks the bootstrap entries again and again, with growing pauses, and says why it has nobody. An orchestrator asks
+them also while it knows no other that the document lists.
 
 Also asks an orchestrator for a newer network document now and then, and remembers the nodes met for the next start.
 """
@@ -70,7 +71,8 @@ class Seeker:
         self._save_again_at = float("-inf")
         self._heard_of: list[Entry] = []
         self._answered_at = self._retry_at = self._document_at = self._cache_at = float("-inf")
-        self._pause_s = RETRY_FIRST_S
+        self._pause_s = self._apart_pause_s = RETRY_FIRST_S
+        self._apart_at = float("-inf")
         self.trouble = ""
         """Why nobody is found; empty if all is well."""
 
@@ -130,11 +132,18 @@ class Seeker:
                 await self._ask_entries(own, own_addresses)
                 self._retry_at = self._time.monotonic() + self._pause_s * self._rng.uniform(0.75, 1.25)
                 self._pause_s = min(self._pause_s * 2, RETRY_LONGEST_S)
-        elif now >= self._document_at:
-            self._document_at = now + self._document_s * self._rng.uniform(0.75, 1.25)
-            known = _entries_of(self._orchestrators())
-            if known:
-                await self._ask([self._rng.choice(known)], own)
+        elif self._is_apart():
+            if now >= self._apart_at:
+                await self._ask(self._entries(own_addresses), own)
+                self._apart_at = self._time.monotonic() + self._apart_pause_s * self._rng.uniform(0.75, 1.25)
+                self._apart_pause_s = min(self._apart_pause_s * 2, RETRY_LONGEST_S)
+        else:
+            self._apart_pause_s = RETRY_FIRST_S
+            if now >= self._document_at:
+                self._document_at = now + self._document_s * self._rng.uniform(0.75, 1.25)
+                known = _entries_of(self._orchestrators())
+                if known:
+                    await self._ask([self._rng.choice(known)], own)
         if now >= self._cache_at or self._few_are_saved(now):
             self._cache_at = now + self._cache_s
             self.save_cache()
@@ -149,11 +158,20 @@ class Seeker:
             return True
         return now - self._answered_at > LONELY_S or not (self._orchestrators() or self._listed())
 
-    async def _ask_entries(self, own: identity_pb2.Envelope, own_addresses: Sequence[str]) -> None:
+    def _is_apart(self) -> bool:
+        """Whether this listed orchestrator knows none of the others. PNodes that entered by it are not enough: those of the others know nothing of it."""
+        others = self._policy().orchestrator_ids - {self._own_id}
+        return self._listed() and bool(others) and not any(advert.node_id in others for advert in self._orchestrators())
+
+    def _entries(self, own_addresses: Sequence[str]) -> list[Entry]:
+        """All that may be asked, none of them this node."""
         document = [parse_entry(text) for text in self._policy().document.bootstrap]
         cached = [peer.entry for peer in self._cached]
         every = merge(_entries_of(self._orchestrators()), self._given, document, self._heard_of, cached)
-        entries = [e for e in every if e.node_id != self._own_id and join_address(e.host, e.port) not in own_addresses]
+        return [e for e in every if e.node_id != self._own_id and join_address(e.host, e.port) not in own_addresses]
+
+    async def _ask_entries(self, own: identity_pb2.Envelope, own_addresses: Sequence[str]) -> None:
+        entries = self._entries(own_addresses)
         if not entries:
             alone = not self._view.members() and not self._listed()
             self.trouble = "no bootstrap entry is known: pass --bootstrap ID@HOST:PORT of any node" if alone else ""

@@ -15,6 +15,7 @@ from dcnr.rpc.dialer import Dialer
 from dcnr.sdk.contact import Contact, look_again
 from dcnr.sdk.publishing import publish
 from dcnr.system import SystemClock
+from dcnr.testing import free_ports
 from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from membership.gossip import Gone, GoneReason
 from membership.node import MembershipSettings
@@ -181,6 +182,21 @@ def test_nobody_there_is_told_and_tried_for_ever() -> None:
         late = await town.orchestrator(entries=[seed.address])
         await until(lambda: late.knows(seed) and seed.knows(late), "who came late was not found")
         await until(lambda: seed.membership.trouble == "", "the trouble is over")
+
+    in_town(scene)
+
+
+def test_orchestrators_that_missed_each_other_meet_also_after_others_have_entered_by_one() -> None:
+    async def scene(town: Town) -> None:
+        second_key, [port] = NodeKey.generate(), free_ports(1)
+        draft = draft_successor(town.policy)
+        draft.orchestrator_ids.append(second_key.node_id)
+        both = town.policy.successor([*town.policy.history, sign_document(draft, MAINTAINER)])
+        second = await town.add(second_key, entries=[f"127.0.0.1:{port}"], policy=both)
+        entered = await town.add(entries=[second.address], policy=both)
+        await until(lambda: second.knows(entered) and not second.membership.trouble, "nobody entered")
+        await town.orchestrator(entries=[], policy=both, port=port)
+        await until(lambda: all(node.knows(*town.nodes) for node in town.nodes), "the network stays split")
 
     in_town(scene)
 

@@ -73,8 +73,8 @@ class Node:
         self.membership.subscribe(self.events.append)
         self.address = ""
 
-    async def start(self) -> None:
-        self.address = f"127.0.0.1:{await self.server.start('127.0.0.1', 0)}"
+    async def start(self, port: int = 0) -> None:
+        self.address = f"127.0.0.1:{await self.server.start('127.0.0.1', port)}"
         await self.membership.start(self.address, "127.0.0.1", 0)
 
     async def stop(self) -> None:
@@ -121,8 +121,9 @@ class Town:
     async def add(self, key: NodeKey | None = None, *, entries: list[str] | None = None, **options: Any) -> Node:
         if entries is None:
             entries = [self.nodes[0].address] if self.nodes else []
+        port = options.pop("port", 0)
         node = Node(options.pop("policy", self.policy), key, entries=entries, seed=len(self.nodes), **options)
-        await node.start()
+        await node.start(port)
         self.nodes.append(node)
         return node
 
