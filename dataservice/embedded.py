@@ -38,6 +38,8 @@ LOCK_S: Final = ORPHAN_S + 1.0
 """A start waits this long for the server of an owner that just died."""
 POLL_S: Final = 0.05
 ATTEMPTS: Final = 3
+TAKEN: Final = ("address already in use", "Port allocation failed")
+"""What the server says of a port that it does not get: as it binds, and as it looks at all of them before."""
 """Starts tried while the ports are ours to choose: between choosing and binding somebody else may take one."""
 MAX_FILE_BYTES: Final = 64 * 1024
 LOOPBACK: Final = "127.0.0.1"
@@ -126,7 +128,7 @@ class EmbeddedStore:
                 try:
                     return self._start_once(binary, lock, deadline)
                 except Unavailable:
-                    if attempt == ATTEMPTS or time.monotonic() > deadline or "address already in use" not in self._log_tail(4096):
+                    if attempt == ATTEMPTS or time.monotonic() > deadline or not self._met_a_taken_port():
                         raise
         finally:
             os.close(lock)
@@ -313,6 +315,11 @@ class EmbeddedStore:
                 self._process.stdin.close()
         self._process = self._file = None
         (self.directory / "store.pid").unlink(missing_ok=True)
+
+    def _met_a_taken_port(self) -> bool:
+        """Whether another program took a port between our look and the server's."""
+        told = self._log_tail(4096)
+        return any(words in told for words in TAKEN)
 
     def _log_tail(self, num_bytes: int) -> str:
         with contextlib.suppress(OSError), self.log_path.open("rb") as log:

@@ -92,6 +92,28 @@ def test_private_exclusive_and_durable_over_a_kill(tmp_path: Path) -> None:
         _ = store.file
 
 
+def test_a_port_that_another_program_takes_meanwhile_costs_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = EmbeddedStore(tmp_path / "s", port=0)
+    choose, tried = store._ports, list[int]()
+    with socket.socket() as other:
+
+        def chosen_and_taken() -> dict[str, int]:
+            ports = choose()
+            tried.append(ports["master.port"])
+            if len(tried) == 1:
+                other.bind(("127.0.0.1", ports["master.port"]))
+                other.listen()
+            return ports
+
+        monkeypatch.setattr(store, "_ports", chosen_and_taken)
+        try:
+            file = store.start()
+            put(file.address(), keys.head("m"), b"kept")
+        finally:
+            store.kill()
+    assert len(set(tried)) == 2
+
+
 @pytest.mark.parametrize("victim", ["owner", "supervisor"])
 def test_nothing_survives_a_sigkill_of_its_owner(tmp_path: Path, victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the server nor its scratch directory, which the next start removes from under another ``$TMPDIR``, too."""
