@@ -38,9 +38,9 @@ LOCK_S: Final = ORPHAN_S + 1.0
 """A start waits this long for the server of an owner that just died."""
 POLL_S: Final = 0.05
 ATTEMPTS: Final = 3
+"""Starts tried while the ports are ours to choose: between choosing and binding somebody else may take one."""
 TAKEN: Final = ("address already in use", "Port allocation failed")
 """What the server says of a port that it does not get: as it binds, and as it looks at all of them before."""
-"""Starts tried while the ports are ours to choose: between choosing and binding somebody else may take one."""
 MAX_FILE_BYTES: Final = 64 * 1024
 LOOPBACK: Final = "127.0.0.1"
 LOG_FLAGS: Final = ("-alsologtostderr=false", "-stderrthreshold=ERROR", "-log_max_size_mb=8", "-log_max_files=2")
