@@ -45,6 +45,19 @@ class Heard:
     adopt: Callable[[NetworkPolicy], None]
 
 
+@dataclass(slots=True)
+class _Growing:
+    """When to ask again, after pauses of which each is twice as long."""
+
+    at: float = float("-inf")
+    pause_s: float = RETRY_FIRST_S
+
+    def later(self, now: float, rng: Random) -> None:
+        """It was asked now."""
+        self.at = now + self.pause_s * rng.uniform(0.75, 1.25)
+        self.pause_s = min(self.pause_s * 2, RETRY_LONGEST_S)
+
+
 class Seeker:
     """See the module; `look_around` is called after every round of gossip."""
 
@@ -70,9 +83,8 @@ class Seeker:
         self._saved: frozenset[Entry] = frozenset()
         self._save_again_at = float("-inf")
         self._heard_of: list[Entry] = []
-        self._answered_at = self._retry_at = self._document_at = self._cache_at = float("-inf")
-        self._pause_s = self._apart_pause_s = RETRY_FIRST_S
-        self._apart_at = float("-inf")
+        self._answered_at = self._document_at = self._cache_at = float("-inf")
+        self._retry, self._retry_apart = _Growing(), _Growing()
         self.trouble = ""
         """Why nobody is found; empty if all is well."""
 
@@ -116,29 +128,27 @@ class Seeker:
 
     def heard_from_others(self) -> None:
         """An exchange or a join worked."""
-        self._answered_at, self._pause_s = self._time.monotonic(), RETRY_FIRST_S
+        self._answered_at, self._retry.pause_s = self._time.monotonic(), RETRY_FIRST_S
         if self._orchestrators() or self._listed():
             self.trouble = ""
 
     def next_look_s(self) -> float:
         """Seconds until the entries may be asked again, if that is needed."""
-        return max(0.0, self._retry_at - self._time.monotonic()) if self.trouble else float("inf")
+        return max(0.0, self._retry.at - self._time.monotonic()) if self.trouble else float("inf")
 
     async def look_around(self, own: identity_pb2.Envelope, own_addresses: Sequence[str]) -> None:
         """Does what is due: asks entries while lonely, else sometimes an orchestrator for the newest document; saves the cache."""
         now = self._time.monotonic()
         if self._is_lonely(now):
-            if now >= self._retry_at:
+            if now >= self._retry.at:
                 await self._ask_entries(own, own_addresses)
-                self._retry_at = self._time.monotonic() + self._pause_s * self._rng.uniform(0.75, 1.25)
-                self._pause_s = min(self._pause_s * 2, RETRY_LONGEST_S)
+                self._retry.later(self._time.monotonic(), self._rng)
         elif self._is_apart():
-            if now >= self._apart_at:
+            if now >= self._retry_apart.at:
                 await self._ask(self._entries(own_addresses), own)
-                self._apart_at = self._time.monotonic() + self._apart_pause_s * self._rng.uniform(0.75, 1.25)
-                self._apart_pause_s = min(self._apart_pause_s * 2, RETRY_LONGEST_S)
+                self._retry_apart.later(self._time.monotonic(), self._rng)
         else:
-            self._apart_pause_s = RETRY_FIRST_S
+            self._retry_apart.pause_s = RETRY_FIRST_S
             if now >= self._document_at:
                 self._document_at = now + self._document_s * self._rng.uniform(0.75, 1.25)
                 known = _entries_of(self._orchestrators())
@@ -161,7 +171,7 @@ class Seeker:
     def _is_apart(self) -> bool:
         """Whether this listed orchestrator knows none of the others. PNodes that entered by it are not enough: those of the others know nothing of it."""
         others = self._policy().orchestrator_ids - {self._own_id}
-        return self._listed() and bool(others) and not any(advert.node_id in others for advert in self._orchestrators())
+        return self._listed() and bool(others) and others.isdisjoint(advert.node_id for advert in self._view.members())
 
     def _entries(self, own_addresses: Sequence[str]) -> list[Entry]:
         """All that may be asked, none of them this node."""
