@@ -26,8 +26,6 @@ LOSS_FLOOR = 0.1
 """Nats: losses below it are compared as if they were as large."""
 OUTPUT_FLOOR = 0.1
 """Outputs of a smaller rms are compared as if they were as large: what an activation leaves of almost nothing is rounding."""
-HALF_STEP = 0.5 + 1e-4
-"""Of int8: as far as a value may lie from what was encoded, in quanta."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +184,7 @@ def half_quantum(decoded: Array, codec: str) -> Array:
 
 
 def _half_of_blocks(magnitudes: Array, width: int) -> Array:
-    half: Array = np.maximum.reduceat(magnitudes, np.arange(0, magnitudes.size, width)) / 127 * HALF_STEP
+    half: Array = np.maximum.reduceat(magnitudes, np.arange(0, magnitudes.size, width)) / 127 * (0.5 + 1e-4)
     return half
 
 
@@ -208,9 +206,7 @@ def norm(values: Array) -> float:
         whole = flat.size - flat.size % ROW_VALUES
         with np.errstate(over="ignore", invalid="ignore"):
             rows = flat[:whole].reshape(-1, ROW_VALUES)
-            squares = float(np.vecdot(rows, rows).sum(dtype=np.float64))
-            if whole < flat.size:
-                squares += float(np.square(flat[whole:], dtype=np.float64).sum())
+            squares = float(np.vecdot(rows, rows).sum(dtype=np.float64)) + float(np.square(flat[whole:], dtype=np.float64).sum())
         if SQUARES_FLOAT32[0] < squares < SQUARES_FLOAT32[1]:
             return math.sqrt(squares)
     return math.sqrt(float(np.square(values, dtype=np.float64).sum()))

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dcnr.codecs import BLOCK_VALUES
 from dcnr.errors import Corrupt, InvariantBroken
 from dcnr.specs import Registry
 from dcnr.stages import Stage
@@ -151,7 +150,6 @@ class Sketch:
         """Of everything that an update changes."""
         self._learned: list[Tensor] = []
         self._slots: dict[str, list[Tensor]] = {}
-        self._scratch = torch.empty(0)
 
     def _mapped(self, name: str, index: int, secret: bytes | None, *, linear: bool) -> _Map:
         original = self._module.get_submodule(name)
@@ -267,7 +265,7 @@ class Sketch:
             residual = residuals.largest_residual(step.maps[part.name].output, part.found.numpy())
             yield tolerances.comparison(index, "map", residual, part.name)
         for sent, codec in step.sent:
-            yield tolerances.comparison(index, "output", output_residual(sent, output.detach(), codec, self._scratch))
+            yield tolerances.comparison(index, "output", residuals.output_residual(sent, output.detach().numpy(), codec))
         if not learning:
             with torch.no_grad():
                 for buffer, value in buffers:
@@ -340,26 +338,6 @@ class Sketch:
         if item.bias:
             result[item.bias] = kind.bias_gradient(gradient)
         return result
-
-
-def output_residual(claimed: Array, found: Tensor, codec: str, scratch: Tensor) -> float:
-    """`residuals.output_residual`. An honest output is known by the largest values of its blocks, in fewer passes than numpy makes.
-
-    ``scratch`` is written over, and kept for the next one: fresh memory of this size can cost as much as all that is done in it.
-    """
-    if codec == "int8" and _is_within_quanta(_tensor(claimed), found, scratch):
-        return 0.0
-    return residuals.output_residual(claimed, found.numpy(), codec)
-
-
-def _is_within_quanta(claimed: Tensor, found: Tensor, scratch: Tensor) -> bool:
-    """Whether all lies within half a quantum, as whole blocks of float32 show; False also where they cannot."""
-    if claimed.shape != found.shape or not claimed.dtype == found.dtype == scratch.dtype or claimed.numel() % BLOCK_VALUES:
-        return False
-    scratch.resize_(found.shape)
-    half = torch.abs(claimed, out=scratch).reshape(-1, BLOCK_VALUES).amax(1) / 127 * residuals.HALF_STEP
-    apart = torch.sub(claimed, found, out=scratch).abs_().reshape(-1, BLOCK_VALUES).amax(1)
-    return bool(((apart <= half) & (half < math.inf)).all())
 
 
 def _tensor(array: Array) -> Tensor:
