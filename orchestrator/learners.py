@@ -59,8 +59,11 @@ class Learners:
                     f"no plan of the job had {one.replica} contribute to {one.primary} with {one.num_learning} replicas that learn",
                     code="unplanned_merge",
                 )
-            older = await read(self._unread[-1])
-            self._see(older, self._unread.pop())
+            wanted = self._unread[-1]
+            older = await read(wanted)
+            if wanted in self._unread:  # else the check of another checkpoint has read it meanwhile
+                self._unread.remove(wanted)
+                self._see(older, wanted)
         raise Unavailable("plans are still being read", code="plans_unread", retry_after_s=1.0)
 
     def _has(self, one: Merge) -> bool:
@@ -79,5 +82,5 @@ class Learners:
         self._counts.update(
             (item.replica, max(AT_LEAST, learning[item.vnode])) for item in plan.assignments if item.role == model_pb2.ROLE_PRIMARY
         )
-        if plan.parent_digest and plan.parent_digest not in self._read:
+        if plan.parent_digest and plan.parent_digest not in self._read and plan.parent_digest not in self._unread:
             self._unread.append(plan.parent_digest)
