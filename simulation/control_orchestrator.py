@@ -41,7 +41,7 @@ TICK_S: Final = 0.25
 REVIEW_S: Final = 1.0
 HEAD_URL: Final = f"http://{STORE_ADDRESS}/{BUCKET}/{keys.head(MODEL)}?signature=1"
 PROBE_S: Final = 1.0
-"""How long an own probe of an accused PNode takes at most."""
+"""How long an own probe of a PNode takes at most."""
 
 
 class SimHistory(History):
@@ -198,6 +198,9 @@ class OrchestratorShell:
         )
         self.shared.inventory.advertised(verified.advert, now, verified.owner)
         self.shared.inventory.attached(verified.node_id, now)
+        pnode = self.world.pnode(verified.node_id)
+        if pnode is not None and self.can_reach(pnode):
+            self.shared.inventory.probed(verified.node_id, now, reachable=True)
         self.ends[end] = None
         self.shared.nodes_changed.fire()
         for envelope in hello.heads:
@@ -209,7 +212,7 @@ class OrchestratorShell:
         if sent_s is not None and self.process.resumed_s < sent_s:
             self.world.checkers.beat(self, sent_s)
         for accused in self.shared.inventory.beat(told.pnode_id, now, beat, self._interval_s()):
-            self.loop.later(PROBE_S * self._rng.random(), self._probe, accused)
+            self._look_soon(accused)
         self.attach._note_exits(told, beat)
         judgement = self.shared.inventory.judgement(told.pnode_id)
         if beat.replicas:
@@ -219,8 +222,11 @@ class OrchestratorShell:
         ack.state, ack.reason = judgement.state, judgement.reason
         end.send(self._ack)
 
+    def _look_soon(self, node_id: str) -> None:
+        self.loop.later(PROBE_S * self._rng.random(), self._probe, node_id)
+
     def _probe(self, node_id: str) -> None:
-        """Our own look at a PNode that another accuses."""
+        """Our own look at a PNode that another accuses, of which a beat is missing or whose stream has ended."""
         pnode = self.world.pnode(node_id)
         reachable = pnode is not None and self.can_reach(pnode)
         if not reachable:
@@ -250,6 +256,8 @@ class OrchestratorShell:
             await asyncio.sleep(TICK_S)
             if tell_transitions(self.shared, self.clock.monotonic()):
                 self.shared.nodes_changed.fire()
+            for node_id in self.shared.inventory.take_missed():
+                self._look_soon(node_id)
 
     async def _tell(self) -> None:
         """News for every stream, as the real streams compose them."""

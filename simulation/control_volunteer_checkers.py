@@ -24,6 +24,8 @@ BEAT_LATE_S: Final = 2.5
 """A beat arrives within this time: latency, and a repetition of it a second later."""
 EVIDENCE_OLD_S: Final = 20.0
 """A probe that failed longer ago says nothing about now."""
+OWN_LOOK: Final = ("nor this orchestrator reaches it", "does not answer this orchestrator any more")
+"""What the reasons of judgements say that rest on a probe of our own."""
 USELESS_S: Final = 240.0
 """A PNode that reports work and brings none keeps a VNode for at most so long where others fit."""
 EXPLAINED: Final = 10
@@ -74,9 +76,9 @@ class VolunteerCheckers(StoreCheckers):
         self._world.require(late_s <= BEAT_LATE_S, "beats_on_time", f"a beat reaches {shell.host} after {late_s:.1f} s")
 
     def judged(self, shell: OrchestratorShell, node_id: str, reason: str) -> None:
-        """A PNode counts as gone because others accuse it: then it cannot be reached indeed."""
+        """A PNode counts as gone because we do not reach it, with a word of others or without: then it cannot be reached indeed."""
         pnode = self._world.pnode(node_id)
-        if pnode is None or "nor this orchestrator reaches it" not in reason:
+        if pnode is None or not any(words in reason for words in OWN_LOOK):
             return
         failed_s = shell.unreached_s.get(node_id, -1e9)
         true = self._world.kernel.now_s - failed_s <= EVIDENCE_OLD_S

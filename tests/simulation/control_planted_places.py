@@ -171,6 +171,17 @@ def evidence_is_a_verdict(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Inventory, "probed", believe)
 
 
+def an_ended_stream_is_a_failed_look(patch: pytest.MonkeyPatch) -> None:
+    """ADR 0018: whose stream ends counts as not answering us, before anybody has looked."""
+    detached = Inventory.detached
+
+    def give_up(self: Inventory, node_id: str, now: float, reason: str) -> None:
+        detached(self, node_id, now, reason)
+        self.probed(node_id, now, reachable=False)
+
+    patch.setattr(Inventory, "detached", give_up)
+
+
 def anybody_speaks_for_a_replica(patch: pytest.MonkeyPatch) -> None:
     """Data rule 9: records of any PNode are taken for the plan's primary, and nobody looks into its states."""
 

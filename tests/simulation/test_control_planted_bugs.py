@@ -80,6 +80,7 @@ PLANTED = [
     (places.acts_without_persisting, DISKS, {"persist_first"}),
     (places.what_the_disk_refused_is_forgotten, DISKS, {"relocation_bound", "completes", "liveness", "strays"}),
     (places.evidence_is_a_verdict, LIES, {"forged_evidence"}),
+    (places.an_ended_stream_is_a_failed_look, SMALL, {"forged_evidence"}),
     (places.anybody_speaks_for_a_replica, LIES, {"forged_checkpoint"}),
     (places.weights_from_nowhere, SMALL, {"descends"}),
     (
