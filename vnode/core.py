@@ -344,7 +344,7 @@ class ReplicaCore:
             out.append(question)
         out += self._intake.reads(self._now_s)
         out += self._intake.statements(self._now_s)
-        if self._holding.leads or not self._contributing.awaits_anchor:
+        if self._behind.is_known and (self._holding.leads or not self._contributing.awaits_anchor):
             out += self._statements.ack(self._now_s, self._floor(), len(self._holding.lineage), self._lead.batches)
         out += self._statements.durable(self._now_s, self._behind.durable_from(self._named, self._holding.missing))
 

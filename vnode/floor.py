@@ -1,8 +1,9 @@
 """The floor and the durable set of a replica and all behind it: never higher, never larger than what every successor has said.
 
 The floor is the lowest batch that this replica or one behind it still has to learn (PROTOCOL.md, rule 3). A new incarnation replaces what the old one said; who
-leaves the plan is forgotten. A successor of the plan that was not heard holds the floor where it stood when the plan named it: what it lacks below that is in
-spools, where sources had not gone further by then than they may go now. Before anybody was heard that is zero.
+leaves the plan is forgotten. A successor of the plan that was not heard holds the floor where it stood when it was met or the plan named it: what it lacks
+below that is in spools, where sources had not gone further by then than they may go now. Where that is not known it is zero, which sources go by; but nobody
+passes it on (`Behind.is_known`): a replica that has just begun knows nothing of the floor, and the others need not fall to zero for that.
 
 A batch is durable *here and behind* once it is in this replica's named checkpoint and in that of everyone behind it: then nobody,
 not even a far successor that restores, makes this replica ask for it again. Taking only the direct successor's word would free
@@ -23,7 +24,8 @@ class _Said:
     """The newest word of one successor's replica."""
 
     incarnation: int
-    floor: int
+    floor: int | None
+    """None: it was met, and nothing is known."""
     floor_vnode: VNodeId
     durable: IntervalSet
 
@@ -34,8 +36,8 @@ class Behind:
     def __init__(self) -> None:
         self._successors: frozenset[ReplicaId] | None = None
         self._said: dict[ReplicaId, _Said] = {}
-        self._stood: dict[ReplicaId, int] = {}
-        """Of those of the plan: the floor when they were named."""
+        self._stood: dict[ReplicaId, int | None] = {}
+        """Of those of the plan: the floor when they were named, or met before that; None where it was not known."""
         self._durable: tuple[IntervalSet | None] | None = None
         """What all successors reported, until one of them reports anew: it is asked for with every event."""
         self._with_own: tuple[tuple[IntervalSet | None, ...], IntervalSet] = ((), IntervalSet.empty())
@@ -48,7 +50,7 @@ class Behind:
 
     def plan(self, successors: frozenset[ReplicaId]) -> None:
         """A new plan: who left it is forgotten."""
-        stood = self._lowest()[0] if self._successors else 0
+        stood = self._stands()
         self._stood = {replica: self._stood.get(replica, stood) for replica in successors}
         self._successors, self._durable = successors, None
         self._said = {replica: said for replica, said in self._said.items() if replica in successors}
@@ -62,7 +64,7 @@ class Behind:
         """A way to that incarnation is open: what an older one said is void."""
         said = self._said.get(peer.replica)
         if said is None or said.incarnation < peer.incarnation:
-            stood = self._stood[peer.replica] = self._lowest()[0] if self._successors and peer.replica in self._successors else 0
+            stood = self._stood[peer.replica] = self._stands()
             self._said[peer.replica] = _Said(peer.incarnation, stood, vnode_of(peer.replica), IntervalSet.empty())
             self._durable = None
 
@@ -70,6 +72,7 @@ class Behind:
         """Its last way is gone: forgotten unless the plan has it."""
         if self._successors is not None and replica not in self._successors:
             self._said.pop(replica, None)
+            self._stood.pop(replica, None)
 
     def hear_floor(self, peer: Peer, floor: int, floor_vnode: VNodeId) -> None:
         """The newest floor of that incarnation."""
@@ -86,8 +89,21 @@ class Behind:
         if said is not None and said.incarnation == peer.incarnation:
             self._said[peer.replica] = replace(said, **news)  # type: ignore[arg-type]
 
+    @property
+    def is_known(self) -> bool:
+        """Whether every successor of the plan has said its floor, or the floor was known when it was named: else `floor` tells of nobody."""
+        return self._successors is not None and all(self._floor_of(replica) is not None for replica in self._successors)
+
+    def _floor_of(self, replica: ReplicaId) -> int | None:
+        said = self._said.get(replica)
+        return said.floor if said is not None else self._stood[replica]
+
+    def _stands(self) -> int | None:
+        """Where the floor of those behind stands now; None where that is not known."""
+        return self._lowest()[0] if self._successors and self.is_known else None
+
     def floor(self, own: int, vnode: VNodeId) -> tuple[int, VNodeId]:
-        """(floor, the VNode that holds it), ``own`` being the lowest batch unlearned here. Zero before the first plan."""
+        """(floor, the VNode that holds it), ``own`` being the lowest batch unlearned here. Zero before the first plan, and where it is not known."""
         if self._successors is None:
             return 0, vnode
         behind = self._lowest()
@@ -98,7 +114,7 @@ class Behind:
         lowest = (END, VNodeId(""))
         for replica in sorted(self._successors or ()):
             said = self._said.get(replica)
-            heard = (said.floor, said.floor_vnode) if said else (self._stood[replica], vnode_of(replica))
+            heard = (self._floor_of(replica) or 0, said.floor_vnode if said else vnode_of(replica))
             if heard[0] < lowest[0]:
                 lowest = heard
         return lowest

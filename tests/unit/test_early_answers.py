@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dcnr.ids import ReplicaId
+from dataclasses import replace
+
+from dcnr.ids import ReplicaId, VNodeId
 from tests.unit.merges_rig import ME, MINE, NONE, config, of, plan
 from vnode import events as ev
 from vnode import merge_events as mev
@@ -10,7 +12,7 @@ from vnode.contributing import EARLY_AGAIN_S, EARLY_S
 from vnode.core import ReplicaCore
 from vnode.vocabulary import TRAIN_LANE, Peer, Role, Verdict
 
-BEFORE = Peer(ReplicaId("before.0"), 1)
+BEFORE, BEHIND = Peer(ReplicaId("before.0"), 1), Peer(ReplicaId("behind.0"), 1)
 FIRST = next(iter(MINE))
 
 
@@ -48,3 +50,14 @@ def test_one_that_never_hears_of_the_plan_holds_nobody_up_for_ever() -> None:
         (ask,) = of(mev.AskMerge, core.handle(ev.Tick(now_s)))
     assert now_s >= EARLY_S
     assert [learn.batch for learn in of(ev.Learn, out)] == [FIRST]
+
+
+def test_who_has_an_anchor_but_not_heard_its_successors_says_no_floor() -> None:
+    """It would be zero, and stop the sources of everybody until the last of them is heard."""
+    core = ReplicaCore(config(ME, Role.CONTRIBUTOR, input_edges=frozenset()), NONE, 0.0)
+    (ask,) = of(mev.AskMerge, core.handle(replace(plan(Role.CONTRIBUTOR), successors=frozenset({BEHIND.replica}))))
+    core.handle(mev.AnchorArrived(0.0, ask.ask, Peer(ask.primary, 1), Verdict.ANCHOR, NONE, "anchor"))
+    out = core.handle(mev.Rebased(0.0)) + core.handle(ev.EdgeUp(0.0, 0, BEFORE)) + core.handle(ev.LinkUp(0.0, 1, BEHIND))
+    assert not of(ev.SendAck, out)
+    out = core.handle(ev.AckHeard(1.0, 1, 1, 0, 0, VNodeId("behind")))
+    assert [(ack.floor, ack.floor_vnode) for ack in of(ev.SendAck, out)] == [(0, "behind")]
