@@ -57,7 +57,7 @@ def test_a_network_answers_while_it_learns_after_it_and_through_a_kill(tmp_path:
         running_network(PNODES, num_orchestrators=2, width=WIDTH, batch_size=BATCH, locality=spread) as rig,
         rig.client() as client,
     ):
-        job = rig.submit("ask", passes=30)
+        job = rig.submit("ask", passes=3, checkpoint_s=5.0, batches_per_s=4.0)
         early = until_answered(rig, client, asked, lambda answer: not answer.degraded)
         assert early.exit == rig.vnodes[-1]
         assert early.manifest

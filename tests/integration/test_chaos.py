@@ -25,9 +25,10 @@ from dcnr.errors import Refused, Unavailable
 def test_kills_and_pauses_lose_nothing() -> None:
     schedule = load("short")
     told: list[str] = []
-    work = Clouds("short", num_vnodes=3, passes=20)
+    work = Clouds("short", num_vnodes=3, passes=9)
     document = run(
-        Setup(schedule, work, num_orchestrators=1, memory_mb=512, checkpoint_s=2.0, cpu_percent=20, fit=False), say=told.append
+        Setup(schedule, work, num_orchestrators=1, memory_mb=512, checkpoint_s=2.0, cpu_percent=30, batches_per_s=8.0, fit=False),
+        say=told.append,
     )
     json.dumps(document)
     outcome, faults = document["outcome"], document["faults"]

@@ -16,8 +16,8 @@ from dcnr.testing import LocalPNode, Process
 
 PER_PASS = SAMPLES // BATCH_SIZE
 DISK_MB = 256
-PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "10", "--disk-mb", str(DISK_MB))) for number in range(1, 5))
-"""Each has room for two VNodes, and computes so little that a job of few batches outlasts what is done to the network."""
+PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20", "--disk-mb", str(DISK_MB))) for number in range(1, 5))
+"""Each has room for two VNodes."""
 LEAD = 12
 """So little that its source has reached it long before a silent machine counts as lost."""
 MAX_GROWTH_BYTES = 32 * limits.MIB
@@ -39,8 +39,8 @@ def signal_both(process: Process, worker_pid: int, number: int) -> None:
 
 def test_a_stopped_successor_costs_its_sender_nothing_and_is_replaced(rig: Rig) -> None:
     """Goal: memory and spool of the sender stay bounded, its source learns up to its lead and names who holds it back, the silent VNode moves."""
-    passes = 7
-    job_id = rig.submit("stopped", passes=passes, lead_batches=LEAD)
+    passes = 4
+    job_id = rig.submit("stopped", passes=passes, lead_batches=LEAD, checkpoint_s=2.0, batches_per_s=8.0)
     hosts = rig.learning(job_id, 20, 90)
     source = hosts["a"][0]
     vnode = next(name for name in reversed(rig.vnodes) if hosts[name][0] is not source)
@@ -85,9 +85,9 @@ def test_a_stopped_successor_costs_its_sender_nothing_and_is_replaced(rig: Rig) 
 
 def test_training_goes_on_without_any_orchestrator(rig: Rig) -> None:
     """Goal: with all orchestrators dead a PNode that comes back elsewhere is found through the DHT, training completes, and one with an empty disk ends it."""
-    passes = 7
+    passes = 4
     num_batches = passes * PER_PASS
-    job_id = rig.submit("alone", passes=passes)
+    job_id = rig.submit("alone", passes=passes, checkpoint_s=2.0, batches_per_s=5.0)
     hosts = rig.learning(job_id, 15, 90)
     pairs = zip(rig.vnodes, rig.vnodes[1:], strict=False)
     feeding, reading = next((one, two) for one, two in pairs if hosts[one][0] is not hosts[two][0])

@@ -14,11 +14,13 @@ from dcnr.testing import LocalPNode, Process
 from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 
 PER_PASS = SAMPLES // BATCH_SIZE
-PASSES = 16
+PASSES = 9
+TEMPO = {"batches_per_s": 8.0}
+"""With that a job of so many passes outlasts what is done to the network."""
 LONG_S = 240.0
 CHECKPOINT_S = 5.0
 """Seldom: between a look and a kill nothing more becomes durable."""
-PNODES = tuple(LocalPNode(f"p{number}", 1.0, 400, ("--cpu-percent", "10")) for number in range(1, 5))
+PNODES = tuple(LocalPNode(f"p{number}", 1.0, 400, ("--cpu-percent", "20")) for number in range(1, 5))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def primary_in(rig: Rig, job_id: str, vnode: str) -> model_pb2.Assignment:
 
 
 def test_two_replicas_of_each_vnode_share_the_work_and_a_contributor_takes_the_place_of_a_killed_primary(rig: Rig) -> None:
-    job_id = rig.submit("shared", passes=PASSES, replicas=2, checkpoint_s=CHECKPOINT_S)
+    job_id = rig.submit("shared", passes=PASSES, replicas=2, checkpoint_s=CHECKPOINT_S, **TEMPO)
     rig.until(lambda: all(merges(rig, vnode) >= 2 for vnode in rig.vnodes), "both primaries have merged", LONG_S)
     views: list[orchestrator_pb2.VNodeView] = []
 
@@ -100,7 +102,7 @@ def test_two_replicas_of_each_vnode_share_the_work_and_a_contributor_takes_the_p
 
 
 def test_a_primary_that_leaves_politely_goes_by_itself_and_the_others_learn_on(rig: Rig) -> None:
-    job_id = rig.submit("leaving", passes=PASSES, replicas=2)
+    job_id = rig.submit("leaving", passes=PASSES, replicas=2, checkpoint_s=2.0, **TEMPO)
     rig.until(lambda: has_merged(rig, job_id), "both primaries of this job have merged and are durable", LONG_S)
     before = primary_in(rig, job_id, "b")
     leaving = rig.network.process_of(before.pnode_id)
