@@ -21,7 +21,7 @@ from chaos.crashes import run_rounds
 from chaos.joining import Joining
 from chaos.plot import svg
 from chaos.rounds import ROUNDS
-from chaos.run import Setup, run
+from chaos.run import UNIT_BATCHES, Setup, run
 from chaos.schedule import CALM_S, Recipe, Schedule, first_pairs, from_json, make_schedule, to_json
 from chaos.work import Clouds, Text, Work
 from dcnr import crashpoints
@@ -94,6 +94,9 @@ def parser() -> argparse.ArgumentParser:
     two.add_argument("--vnodes", type=int, default=8, help="length of the chain")
     two.add_argument("--replicas", type=int, default=4, help="wanted per VNode")
     two.add_argument("--batches-per-s", type=float, default=BATCHES_PER_S, help="tempo of the job; 0: as fast as the PNodes can")
+    two.add_argument(
+        "--unit-batches", type=int, default=UNIT_BATCHES, help="a unit of work: so many batches in a row are one replica's"
+    )
     two.add_argument(
         "--cpu-percent", type=float, default=0.0, help=f"of one core, per PNode; 0: {CPU_PERCENT:g}, or what --at-limit says"
     )
@@ -185,6 +188,7 @@ def setup_of(options: argparse.Namespace) -> Setup:
         num_orchestrators=options.orchestrators,
         cpu_percent=options.cpu_percent or (LIMIT_CPU_PERCENT if options.at_limit else CPU_PERCENT),
         batches_per_s=0.0 if options.at_limit else check_rate(options.batches_per_s),
+        unit_batches=options.unit_batches,
         own_machines=not options.no_partitions,
         link=options.link,
         fit=not options.batches,

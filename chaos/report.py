@@ -48,7 +48,7 @@ def run_section(name: str, document: dict[str, Any], directory: Path) -> str:
             "",
             f"`{name}.json`: {settings['num_vnodes']} VNodes of {settings['work']}, {settings['replicas_per_vnode']} wanted replica(s) each, on "
             f"{settings['num_pnodes']} PNodes that lend {settings['cpu_percent_per_pnode']:g} % of a core and {settings['memory_mb_per_pnode']} MiB each; "
-            f"{settings['num_orchestrators']} orchestrators; a job of {settings['num_batches']} batches, {cap}; "
+            f"{settings['num_orchestrators']} orchestrators; a job of {settings['num_batches']} batches in units of {settings.get('unit_batches', 2)}, {cap}; "
             f"{settings['faults_per_hour']:g} faults per hour in "
             f"{settings['pairs']} pairs of windows of {settings['window_s']:g} s; "
             f"{'each PNode in a network namespace' if settings['own_machines'] else 'no namespaces, no partitions'}. "

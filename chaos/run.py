@@ -75,6 +75,7 @@ class Setup:
     """Of one core, per PNode: the volunteer's own limit."""
     batches_per_s: float = 0.0
     """The tempo of the job, of each VNode; 0: none."""
+    unit_batches: int = UNIT_BATCHES
     memory_mb: int = 768
     checkpoint_s: float = 15.0
     own_machines: bool = False
@@ -98,7 +99,7 @@ class Setup:
             **asdict(recipe), "num_pnodes": recipe.num_victims, "num_vnodes": self.work.num_vnodes, "replicas_per_vnode": self.work.replicas,
             "num_batches": self.work.num_batches, "batch_size": self.work.batch_size, "width": self.work.width,
             "work": type(self.work).__name__.lower(), "num_orchestrators": self.num_orchestrators, "cpu_percent_per_pnode": self.cpu_percent,
-            "batches_per_s": self.batches_per_s,
+            "batches_per_s": self.batches_per_s, "unit_batches": self.unit_batches,
             "memory_mb_per_pnode": self.memory_mb, "checkpoint_s": self.checkpoint_s, "own_machines": self.own_machines, "link": self.link,
         }  # fmt: skip
 
@@ -152,7 +153,9 @@ def fitted(setup: Setup, stand: Stand, say: Say) -> Setup:
     """
     probe = replace(setup.work, name="probe", samples=PROBE_BATCHES * setup.work.batch_size, passes=1)
     stand.stage(probe)
-    job_id = stand.submit(probe, "probe", checkpoint_s=setup.checkpoint_s, lead_batches=LEAD_BATCHES, unit_batches=UNIT_BATCHES)
+    job_id = stand.submit(
+        probe, "probe", checkpoint_s=setup.checkpoint_s, lead_batches=LEAD_BATCHES, unit_batches=setup.unit_batches
+    )
     meter, began_s, rate = Meter(probe.num_batches, probe.vnodes), time.monotonic(), None
     with stand.client() as client:
         for view in client.watch(job_id, model=probe.name, interval_s=VIEW_S):
@@ -242,7 +245,7 @@ class _Measured:
                 key,
                 checkpoint_s=self.setup.checkpoint_s,
                 lead_batches=LEAD_BATCHES,
-                unit_batches=UNIT_BATCHES,
+                unit_batches=self.setup.unit_batches,
                 batches_per_s=self.setup.batches_per_s,
             )
         )
