@@ -17,7 +17,7 @@ from merges_rig import (
     primary,
 )
 
-from dcnr.ids import ReplicaId
+from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
 from dcnr.units import Share, split
 from vnode import events as ev
@@ -51,6 +51,8 @@ def test_floors_and_durable_sets_are_stated_over_every_way() -> None:
     core = sole()
     for share in BEFORE:
         core.handle(ev.EdgeUp(0.0, 0, Peer(share.replica, 1)))
+    core.handle(ev.LinkUp(0.0, 1, Peer(ReplicaId("next.0"), 1)))
+    core.handle(ev.AckHeard(0.0, 1, 1, 0, 0, VNodeId("next")))
     out = core.handle(ev.Tick(30.0))
     for kind in (ev.SendAck, ev.SendDurable, ev.SendWindow):
         assert {item.source for item in of(kind, out)} == {share.replica for share in BEFORE}
