@@ -143,7 +143,9 @@ def test_no_batch_is_learned_again_when_a_vnode_moves_to_a_machine_that_has_noth
     hosts = rig.learning(job_id, 5, 90)
     busy = [process for process, _ in hosts.values()]
     idle, victim = next(one for one in rig.network.pnodes if one not in busy), hosts["c"][0]
-    rig.network.kill(idle)
+    ask(idle.home, "Stop", local_pb2.StopRequest(hand_over=True))  # a machine that was lost a moment ago has to be worth more
+    rig.until(lambda: not idle.alive, "it has left", 30)
+    rig.network.kill(idle)  # this closes what we held of it
     rig.network.kill(victim)
     moved_to(rig, "c", victim)
     rig.learning(job_id, 20, 120)
