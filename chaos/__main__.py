@@ -27,6 +27,7 @@ from chaos.work import Clouds, Text, Work
 from dcnr import crashpoints
 from dcnr.errors import DcnrError, InvalidInput
 from dcnr.tempo import check_rate
+from dcnr.units import check_unit
 
 RESULTS: Final = machine.ROOT / "chaos" / "results"
 SCHEDULES: Final = machine.ROOT / "chaos" / "schedules"
@@ -188,7 +189,7 @@ def setup_of(options: argparse.Namespace) -> Setup:
         num_orchestrators=options.orchestrators,
         cpu_percent=options.cpu_percent or (LIMIT_CPU_PERCENT if options.at_limit else CPU_PERCENT),
         batches_per_s=0.0 if options.at_limit else check_rate(options.batches_per_s),
-        unit_batches=options.unit_batches,
+        unit_batches=check_unit(options.unit_batches),
         own_machines=not options.no_partitions,
         link=options.link,
         fit=not options.batches,

@@ -15,6 +15,8 @@ PAGE: Final = ROOT / "docs" / "chaos.md"
 BEGIN: Final = "<!-- results: begin (python -m chaos report) -->"
 BUSY: Final = "**Other work ran on this machine meanwhile: what was learned counts, rates and times do not.**"
 END: Final = "<!-- results: end -->"
+IN_TWOS: Final = 2
+"""The units of results that do not name theirs."""
 
 
 def write(directory: Path, page: Path = PAGE) -> None:
@@ -48,7 +50,8 @@ def run_section(name: str, document: dict[str, Any], directory: Path) -> str:
             "",
             f"`{name}.json`: {settings['num_vnodes']} VNodes of {settings['work']}, {settings['replicas_per_vnode']} wanted replica(s) each, on "
             f"{settings['num_pnodes']} PNodes that lend {settings['cpu_percent_per_pnode']:g} % of a core and {settings['memory_mb_per_pnode']} MiB each; "
-            f"{settings['num_orchestrators']} orchestrators; a job of {settings['num_batches']} batches in units of {settings.get('unit_batches', 2)}, {cap}; "
+            f"{settings['num_orchestrators']} orchestrators; a job of {settings['num_batches']} batches in units of "
+            f"{settings.get('unit_batches', IN_TWOS)}, {cap}; "
             f"{settings['faults_per_hour']:g} faults per hour in "
             f"{settings['pairs']} pairs of windows of {settings['window_s']:g} s; "
             f"{'each PNode in a network namespace' if settings['own_machines'] else 'no namespaces, no partitions'}. "

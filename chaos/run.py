@@ -76,6 +76,7 @@ class Setup:
     batches_per_s: float = 0.0
     """The tempo of the job, of each VNode; 0: none."""
     unit_batches: int = UNIT_BATCHES
+    """Batches in a row that are one replica's."""
     memory_mb: int = 768
     checkpoint_s: float = 15.0
     own_machines: bool = False

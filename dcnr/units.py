@@ -52,13 +52,24 @@ def owner_of(unit: int, shares: Sequence[Share]) -> ReplicaId | None:
     return max(candidates)[1] if candidates else None
 
 
+def check_unit(unit_batches: int) -> int:
+    """The size of a unit. Raises InvalidInput (``bad_unit``) for one without batches."""
+    if unit_batches < 1:
+        raise InvalidInput(
+            f"unit_batches is {unit_batches}: a unit has at least one batch",
+            code="bad_unit",
+            remedy="1 or more",
+            field="unit_batches",
+        )
+    return unit_batches
+
+
 def split(shares: Sequence[Share], num_batches: int, unit_batches: int) -> Mapping[ReplicaId, IntervalSet]:
     """The batches of [0, num_batches) that each replica owns: disjoint, and together everything unless all weights are 0.
 
     Raises InvalidInput for a unit of no batches. Where one replica has all the weight it owns everything, whatever the units.
     """
-    if unit_batches < 1:
-        raise InvalidInput("a unit has at least one batch", code="bad_unit", field="unit_batches")
+    check_unit(unit_batches)
     return _split(tuple(sorted(shares, key=lambda share: share.replica)), num_batches, unit_batches)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chaos.__main__ import parser, without_partitions
+from chaos.__main__ import parser, setup_of, without_partitions
 from chaos.schedule import (
     Fault,
     Kind,
@@ -147,3 +147,10 @@ def test_every_command_explains_itself(command: list[str], capsys: pytest.Captur
         parser().parse_args([*command, "--help"])
     assert ended.value.code == 0
     assert "--help" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", ["0", "-3"])
+def test_a_unit_without_batches_is_refused_before_anything_starts(size: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        setup_of(parser().parse_args(["run", "--unit-batches", size]))
+    assert refused.value.code == "bad_unit"
