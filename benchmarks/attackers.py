@@ -44,7 +44,7 @@ def _row(setting: Setting) -> Row:
     return {
         "seed": setting.seed, "clean_loss": round(clean.loss, 5), "loss": round(found.loss, 5), "worse": round(found.loss / clean.loss - 1, 5),
         "steps": found.steps, "bad_offered": found.bad_offered, "bad_kept": found.bad_kept, "bad_shown": round(shown.undetected_steps, 1),
-        "steps_kept": setting.num_batches * setting.num_stages, "audits": found.audits, "faults": found.faults, "doubts": found.doubts,
+        "steps_kept": setting.num_batches * setting.num_stages, "audits": found.audits, "faults": found.faults, "late": found.late, "doubts": found.doubts,
         "canaries_failed": found.canaries_failed, "broken_states": found.broken_states, "names": found.names, "honest": found.honest + clean.honest,
         "honest_quarantined": found.honest_quarantined + clean.honest_quarantined, "clean_audits": clean.audits, "clean_steps": clean.steps,
     }  # fmt: skip

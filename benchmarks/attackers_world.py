@@ -1,7 +1,8 @@
 """A network with attackers in one process: real training, real replays and the policy of `trust`, in virtual time; no messages, and nothing gets lost.
 
 A VNode is hosted by one PNode for a few intervals, then by another. Attackers cheat in one of twelve ways, some of them rarely; as auditors they wave
-everything through. Some begin with a record that they have earned honestly before. Whoever is found out comes back at once under a new name.
+everything through. Some begin with a record that they have earned honestly before. Whoever is found out comes back at once under a new name; what was spared of
+the old one is drawn late, as the holder does it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from examples.byzantine.worker import CheatingCompute
 from trust.comparison import judge
 from trust.draw import Secret, Task, floors_of, is_drawn, rate, task_of
 from trust.exposure import Drawn, Life
+from trust.folding import Told
 from trust.going_back import Cause, gone_back, way_back
-from trust.late_draw import backwards
+from trust.late_draw import backwards, drawn_of_the_found_out, left_behind
 from trust.ledger import Interval, Ledger, Named, Verdict
 from trust.overturned import Finding
 from trust.standing import PLACEABLE, WORKING, Doubted, Faulted, Passed, Standing, State, Waited, after, begun, folded
@@ -74,6 +76,8 @@ class Figures:
     audits: int = 0
     faults: int = 0
     doubts: int = 0
+    late: int = 0
+    """Spared intervals drawn late, since their PNode was found out."""
     canaries_failed: int = 0
     broken_states: int = 0
     """From which a host could not learn; where an honest one could not, the intervals before were checked."""
@@ -111,6 +115,11 @@ class World:
         self._bad: dict[str, int] = {}
         self._claims: dict[str, Claim] = {}
         """Of all intervals: some are looked at again."""
+        self._told: list[Told] = []
+        """What the draw said, in order."""
+        self._found_out_s: dict[str, float] = {}
+        """By name of who was found out: when."""
+        self._num_tenures = 0
 
     def train(self, max_rounds: int) -> Figures:
         """Until every VNode has learned every batch. Raises RuntimeError where that takes more rounds."""
@@ -121,6 +130,7 @@ class World:
             self._now_s += INTERVAL_S
             for at in open_vnodes:
                 self._interval(at)
+            self._draw_late()
         raise RuntimeError(f"not trained after {max_rounds} rounds")
 
     def _node(self, *, is_bad: bool) -> Node:
@@ -153,6 +163,7 @@ class World:
             return None
         chosen = self._rng.choice(free)
         self._hosts[vnode] = chosen, TENURE - 1
+        self._num_tenures += 1
         return chosen
 
     def _interval(self, at: int) -> None:
@@ -178,9 +189,12 @@ class World:
         drawn = is_drawn(self._secret, name, p)
         done = IntervalSet.of(*((batch, batch + 1) for batch in batches))
         verdict = Verdict.OPEN if drawn else Verdict.SPARED
-        interval = Interval(name, len(self._ledger.intervals), stage.id, f"{stage.id}.0", node.name, done, verdict)
+        interval = Interval(
+            name, len(self._ledger.intervals), stage.id, f"{stage.id}.{self._num_tenures}", node.name, done, verdict
+        )
         lines = {**self._ledger.lines, stage.id: (*line, Named(digest_of(last), (name,)))}
         self._ledger = Ledger(lines, {**self._ledger.intervals, name: interval})
+        self._told.append(Told(node.name, name, verdict, self._now_s, self._now_s, ""))
         node.life.append(Drawn(len(batches), p))
         self._bad[name] = num_bad
         self._claims[name] = claim
@@ -190,6 +204,19 @@ class World:
             self._frames[stage.id][step.batch] = step.output
         if drawn:
             self._audit(node, name, at, claim)
+
+    def _draw_late(self) -> None:
+        """What was spared of those that were found out since; each interval is drawn late once, so this ends."""
+        ids = [stage.id for stage in self._stages]
+        while drawn := drawn_of_the_found_out(self._ledger, left_behind(self._ledger, self._told, self._found_out_s, self._now_s)):
+            for name in drawn:
+                found = self._ledger.intervals[name]
+                if found.verdict is Verdict.SPARED:
+                    self._ledger = replace(
+                        self._ledger, intervals={**self._ledger.intervals, name: replace(found, verdict=Verdict.OPEN)}
+                    )
+                    self.figures.late += 1
+                    self._check(name, ids.index(found.vnode), self._claims[name])
 
     def _look_back(self, at: int) -> None:
         """Checks the VNode's intervals, newest first, and then those of the VNodes before it, until one of them fails."""
@@ -288,6 +315,7 @@ class World:
     def _found_out(self, node: Node, evidence: str, reason: str) -> None:
         """Quarantine; an attacker comes back under a new name."""
         node.standing = after(node.standing, Faulted(self._now_s, self._now_s, evidence, reason))
+        self._found_out_s[node.name] = node.standing.clean_from_s
         if node.life:
             self.figures.lives.append(Life(tuple(node.life), is_over=True))
             node.life = []

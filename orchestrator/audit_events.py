@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from trust.auditors import Candidate
 from trust.going_back import Cause
-from trust.ledger import Verdict
+from trust.ledger import Interval, Verdict
 from trust.overturned import Payment, Truth
 from trust.separation import Party
 
@@ -75,6 +75,8 @@ class People:
     """By VNode: the checkpoint from which its replica says that nothing can be learned."""
     recent: frozenset[str] = frozenset()
     """Intervals that were spared so lately that their evidence must be there."""
+    left: Mapping[str, Sequence[Interval]] = field(default_factory=dict)
+    """By VNode: spared intervals of PNodes that were found out since, the oldest first."""
     ahead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By VNode: those whose outputs reach it, the nearest first."""
 

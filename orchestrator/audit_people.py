@@ -9,12 +9,14 @@ from orchestrator.audit_events import People
 from orchestrator.verdicts import behind_of
 from orchestrator.view import ModelView
 from trust.auditors import Candidate
-from trust.late_draw import SPARED_KEPT_S, UNLEARNED
-from trust.ledger import Verdict
+from trust.folding import Told
+from trust.late_draw import SPARED_KEPT_S, UNLEARNED, left_behind, spared_lately
+from trust.ledger import Interval
 from trust.separation import Party
 
 if TYPE_CHECKING:
     from orchestrator.runtime import Shared
+    from orchestrator.standings import Standings
 
 HERE: Final = frozenset(
     (
@@ -42,10 +44,17 @@ def people_of(view: ModelView, shared: Shared) -> People:
     stages, costs = (view.job.stages, view.job.costs) if view.job is not None else ((), ())
     redundancy = {stage.id: stage.redundancy for stage in stages}
     broken = _broken(view, shared)
+    recent = frozenset(one.interval for one in spared_lately(_told(view), now_s)) if broken else frozenset[str]()
     behind = behind_of(costs) if broken else {}
     ahead = {vnode: tuple(cost.vnode for cost in reversed(costs) if vnode in behind[cost.vnode]) for vnode in broken}
     parts = {vnode: frozenset(names) for vnode, names in involved.items()}
-    return People(candidates, verifiers, parts, redundancy, broken, _recent(view, now_s) if broken else frozenset(), ahead)
+    return People(candidates, verifiers, parts, redundancy, broken, recent, left_of(view, shared.standings, now_s), ahead)
+
+
+def left_of(view: ModelView, standings: Standings, now_s: float) -> dict[str, tuple[Interval, ...]]:
+    """What PNodes that were found out since have done in the active job and was spared: it will be drawn (`trust.late_draw`)."""
+    found_out_s = standings.found_out_s(now_s - SPARED_KEPT_S)
+    return left_behind(view.chain.ledger, _told(view), found_out_s, now_s) if view.chain is not None else {}
 
 
 def _broken(view: ModelView, shared: Shared) -> dict[str, str]:
@@ -63,7 +72,6 @@ def _broken(view: ModelView, shared: Shared) -> dict[str, str]:
     return found
 
 
-def _recent(view: ModelView, now_s: float) -> frozenset[str]:
-    told = view.chain.chronicle.told if view.chain is not None else ()
-    oldest_s = now_s - SPARED_KEPT_S / 2
-    return frozenset(one.interval for one in told if one.verdict is Verdict.SPARED and one.decided_s > oldest_s)
+def _told(view: ModelView) -> tuple[Told, ...]:
+    """Verdicts of the active job."""
+    return view.chain.chronicle.told if view.chain is not None else ()

@@ -29,7 +29,7 @@ from orchestrator.audit_events import (
     Word,
 )
 from orchestrator.audit_memory import WRITE_S, AuditMemory, Remembered, proven_in, units_in
-from orchestrator.audit_people import people_of
+from orchestrator.audit_people import left_of, people_of
 from orchestrator.audit_words import report_of
 from orchestrator.audits import AuditDesk
 from orchestrator.chain import Chain
@@ -183,6 +183,10 @@ class Auditing:
         if view.chain is not None:
             self._shared.standings.chain(self._model, view.chain.told)
         return self._shared.standings.of(pnode_id, self._shared.clock.wall())
+
+    def num_late(self, view: ModelView) -> int:
+        """Intervals of PNodes that were found out since, which will be drawn late."""
+        return sum(map(len, left_of(view, self._shared.standings, self._shared.clock.wall()).values()))
 
     def waits(self) -> list[Wait]:
         """Open intervals, with who has to act; at the holder only."""

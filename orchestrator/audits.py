@@ -37,7 +37,7 @@ from orchestrator.audit_events import (
 from trust.auditors import Candidate, Choice, Subject, choose
 from trust.draw import Secret, Task, task_of
 from trust.going_back import Cause
-from trust.late_draw import drawn_late
+from trust.late_draw import drawn_late, drawn_of_the_found_out
 from trust.ledger import Ledger, Verdict
 from trust.overturned import Truth
 from trust.separation import Party, Separation
@@ -302,11 +302,13 @@ class AuditDesk:
                 self._again[name] = Decision(name, Verdict.OPEN, reason)
 
     def _draw_late(self) -> None:
-        """Spared intervals behind a state that nobody can learn from are audited after all."""
+        """Spared intervals behind a state that nobody can learn from, and those of who was found out since, are audited after all."""
         people = self._people
         for vnode, state in sorted(people.broken.items()):
             for name in drawn_late(self._ledger, (vnode, *people.ahead.get(vnode, ())), state, people.recent):
                 self._again.setdefault(name, Decision(name, Verdict.OPEN, f"nothing can be learned from state {state[:12]}"))
+        for name in drawn_of_the_found_out(self._ledger, people.left):
+            self._again.setdefault(name, Decision(name, Verdict.OPEN, "its PNode was found out since"))
 
     def _advance(self, now_s: float) -> None:
         """Brings every case as far as it gets now."""

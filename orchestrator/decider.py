@@ -94,6 +94,8 @@ class Decider:
         self._nodes_changed_at = clock.monotonic()
         self.wake = Signal()
         self.trouble = ""
+        self.num_late: Callable[[ModelView], int] = lambda _: 0
+        """How many intervals will be drawn late; the audit desk puts itself here."""
 
     def recorded(self, judged: Judged) -> None:
         """A checkpoint that the next manifest may name."""
@@ -173,7 +175,7 @@ class Decider:
     def _progress(self, view: ModelView, term: _Term, now: float) -> Progress | None:
         report = reports_of(self._inventory, now)
         since = now - term.complete_since if term.complete_since is not None else 0.0
-        progress = progress_of(view, report, self._exits, since)
+        progress = progress_of(view, report, self._exits, since, self.num_late(view))
         if progress is None or not progress.manifest_complete or view.head.active.state == model_pb2.JOB_STATE_PAUSED:
             term.complete_since = None
         elif term.complete_since is None:

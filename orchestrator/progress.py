@@ -26,8 +26,10 @@ def reports_of(inventory: Inventory, now: float) -> Report:
     return report
 
 
-def progress_of(view: ModelView, report: Report, exits: ExitBook, since_manifest_complete_s: float) -> Progress | None:
-    """The active job's progress; None without an active job whose graph could be read."""
+def progress_of(
+    view: ModelView, report: Report, exits: ExitBook, since_manifest_complete_s: float, num_late: int
+) -> Progress | None:
+    """The active job's progress; None without an active job whose graph could be read. ``num_late``: intervals that will be drawn late."""
     job, job_id = view.job, view.head.active.job_id
     if job is None or not job_id or job.request.job_id != job_id:
         return None
@@ -52,7 +54,7 @@ def progress_of(view: ModelView, report: Report, exits: ExitBook, since_manifest
         exits=exits.test_results(job_id, order),
         since_manifest_complete_s=since_manifest_complete_s,
         settling_deadline_s=job.request.settling_deadline_s or limits.SETTLING_DEADLINE_S,
-        num_open_audits=len(view.chain.open_intervals()) if view.chain is not None else 0,
+        num_open_audits=num_late + (len(view.chain.open_intervals()) if view.chain is not None else 0),
     )
 
 

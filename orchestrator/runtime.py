@@ -153,7 +153,7 @@ class ModelRuntime:
             is_holder=lambda: self.is_holder, wake=self.decider.wake,
         )  # fmt: skip
         self.decider.naming.verdicts, self.drawing.standing = self.auditing.decisions, self.auditing.standing
-        self.waits = self.auditing.waits
+        self.waits, self.decider.num_late = self.auditing.waits, self.auditing.num_late
         self.serving = Serving(
             model, versions=Versions(model, self.loader), inventory=shared.inventory, mailbox=shared.mailbox, now=shared.clock.monotonic,
             view=lambda: self.view, is_holder=lambda: self.is_holder, tell=lambda kind, reason: shared.history.say(kind, model, reason),

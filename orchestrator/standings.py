@@ -134,6 +134,10 @@ class Standings:
         """PNodes about which anything is known."""
         return frozenset(self._folded)
 
+    def found_out_s(self, oldest_s: float) -> dict[str, float]:
+        """When the last quarantine of a PNode began, of those that were put into one later than that."""
+        return {name: one.clean_from_s for name, one in self._folded.items() if one.clean_from_s > oldest_s}
+
     def _saw(self, pnode_id: str, event: Event) -> None:
         known = self._own.setdefault(pnode_id, [])
         if event not in known:

@@ -14,8 +14,9 @@ from orchestrator.audit_events import Decision
 from orchestrator.audit_people import people_of
 from orchestrator.runtime import Shared
 from orchestrator.view import ModelView
+from trust.folding import Told
 from trust.going_back import Cause
-from trust.late_draw import drawn_late
+from trust.late_draw import drawn_late, drawn_of_the_found_out
 from trust.ledger import Interval, Ledger, Verdict
 from trust.standing import Standing, State, begun
 
@@ -46,11 +47,21 @@ class KnowingDesk:
             due_s = self._due_s.setdefault(one.name, now + _share(one, "when") * (AUDIT_S[1] - AUDIT_S[0]) + AUDIT_S[0])
             if now >= due_s:
                 yield self._decision(one)
-        if view.chain is not None and self.world.broken:
+        if view.chain is not None:
+            self._stand(view.head.model, view.chain.told)
             yield from self._late(view, view.chain.ledger)
+
+    def _stand(self, model: str, told: tuple[Told, ...]) -> None:
+        """The chain's faults are believed: there are no records to verify here."""
+        self.shared.standings.chain(model, told)
+        for _, one in self.shared.standings.unverified():
+            self.shared.standings.verified(one.evidence)
 
     def _late(self, view: ModelView, ledger: Ledger) -> Iterable[Decision]:
         people = people_of(view, self.shared)
+        for name in drawn_of_the_found_out(ledger, people.left):
+            self.world.num_late_found_out += 1
+            yield Decision(name, Verdict.OPEN, "its PNode was found out since")
         for vnode, state in sorted(people.broken.items()):
             for name in drawn_late(ledger, (vnode, *people.ahead.get(vnode, ())), state, people.recent):
                 self.world.num_late += 1

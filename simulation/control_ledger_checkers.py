@@ -1,10 +1,12 @@
 """What must hold of the ledger, read anew from the manifests whenever one comes under the head.
 
-It contradicts itself nowhere, every batch counts once, nothing is cleared that waits for an audit, and what was drawn and is wrong is part of no result.
+It contradicts itself nowhere, every batch counts once, nothing is cleared that waits for an audit, what was drawn and is wrong is part of no result, nor is
+what was wrong and spared of a PNode that was found out after it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from dcnr.errors import Corrupt
@@ -60,10 +62,21 @@ class LedgerCheckers:
 
     def completed(self, job_id: str, reason: str) -> None:
         """A job has ended well: whatever was drawn of its result has passed, unless the deadline came first."""
-        ledger = chronicle_of(self._chain, ()).ledger
+        chronicle = chronicle_of(self._chain, ())
+        ledger, found_out_s, spared_s = chronicle.ledger, dict[str, float](), dict[str, float]()
+        for one in chronicle.told:
+            if one.verdict is Verdict.FAILED:
+                found_out_s.setdefault(one.pnode_id, one.decided_s)
+            elif one.verdict is Verdict.SPARED:
+                spared_s[one.interval] = one.decided_s
         for line in ledger.lines.values():
             for interval in (ledger.intervals[name] for one in line for name in one.intervals):
                 is_open = interval.verdict is Verdict.OPEN
                 self._world.require(not is_open or bool(reason), "unaudited", f"{job_id} ends with {interval.name[:12]} open")
                 is_wrong = interval.name in self._world.cheats and interval.verdict not in (Verdict.SPARED, Verdict.OPEN)
                 self._world.require(not is_wrong, "unaudited", f"{job_id} ends with {interval.name[:12]}, which was found wrong")
+                is_left = interval.name in self._world.cheats and interval.verdict is Verdict.SPARED
+                is_left &= spared_s.get(interval.name, math.inf) <= found_out_s.get(interval.pnode_id, -math.inf)
+                self._world.require(
+                    not is_left or bool(reason), "left_behind", f"{job_id} ends with {interval.name[:12]} of who was found out"
+                )

@@ -51,7 +51,9 @@ class ControlWorld:
         self.broken: set[str] = set()
         """States from which nobody can learn."""
         self.num_late = 0
-        """How often a spared interval was drawn late."""
+        """How often a spared interval was drawn late, since nothing could be learned from its state."""
+        self.num_late_found_out = 0
+        """How often one was, since its PNode had been found out."""
         self.keyring = Keyring(seed)
         with signatures(self.keyring):
             self.community = community(

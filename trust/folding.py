@@ -35,7 +35,7 @@ NEXT: Final[Mapping[Verdict, frozenset[Verdict]]] = {
     Verdict.FAILED: frozenset(),
     Verdict.UNVERIFIABLE: frozenset(),
 }
-"""What a verdict may become. A passed one is open again where its auditor was found lying, a spared one where nobody can learn from its state."""
+"""What a verdict may become. A passed one is open again where its auditor was found lying, a spared one where it is drawn late (`trust.late_draw`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,20 @@ def test_states_that_nobody_can_learn_from_are_traced_back_and_jobs_end_well() -
     assert found.num_late > 0
 
 
+FINDING: dict[str, Any] = {"cheating_pnodes": 4, "cheats_break": False, "faults_s": 150.0, "num_batches": 600, "jobs": 2}
+
+
+def test_what_was_spared_of_who_is_found_out_is_drawn_and_jobs_end_well() -> None:
+    found = world(5, **FINDING).run()
+    assert found.num_late_found_out > 0
+
+
+def nobody_looks_at_what_the_found_out_have_done(patch: pytest.MonkeyPatch) -> None:
+    """What was spared of a PNode stays so when it is found out, and no job waits for it."""
+    patch.setattr("orchestrator.audit_people.left_of", lambda *_: {})
+    patch.setattr("orchestrator.auditing.left_of", lambda *_: {})
+
+
 def nothing_is_drawn_late(patch: pytest.MonkeyPatch) -> None:
     """What was spared stays so, whatever its state does to others."""
     patch.setattr("simulation.control_desk.drawn_late", lambda *_: ())
@@ -99,6 +113,7 @@ PLANTED = [
     (newer_checkpoints_stay_beside_others, {"pnode_crashes": 8, "replicas": (2,)}, 4, {"ledger"}),
     (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
     (nothing_is_drawn_late, BREAKING, 7, {"completes"}),
+    (nobody_looks_at_what_the_found_out_have_done, FINDING, 5, {"left_behind"}),
     (nothing_goes_back, {"cheating_pnodes": 2}, 1, {"unaudited", "completes"}),
 ]
 

@@ -1,4 +1,6 @@
-"""Goal: a state that nobody can learn from is traced back through what the draw spared: newest first, a few at once, each once, until a fault takes it back."""
+"""Goal: a state that nobody can learn from is traced back through what the draw spared: newest first, a few at once, each once, until a fault takes it back;
+and what was spared of a PNode is looked at when it is found out.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,31 @@ from dcnr.intervals import IntervalSet
 from dcnr.system import SystemClock
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.audit_events import Bundle, People, Report, SendChallenge, SendTask, VerifyRecord, Word
-from orchestrator.audit_people import people_of
+from orchestrator.audit_people import left_of, people_of
 from orchestrator.audits import AuditDesk
+from orchestrator.exits import ExitBook
 from orchestrator.history import History
 from orchestrator.inventory import Inventory
+from orchestrator.progress import progress_of
 from orchestrator.runtime import Shared
-from orchestrator.view import ModelView
+from orchestrator.view import JobFacts, ModelView
 from pnode.hosted import Averages
 from trust.auditors import Candidate
 from trust.draw import Secret
+from trust.folding import Told
 from trust.identity import NodeKey
 from trust.in_force import InForce
-from trust.late_draw import AT_ONCE, MAX_SPARED, UNLEARNED, backwards, drawn_late
+from trust.late_draw import (
+    AT_ONCE,
+    MAX_SPARED,
+    SPARED_KEPT_S,
+    UNLEARNED,
+    backwards,
+    drawn_late,
+    drawn_of_the_found_out,
+    left_behind,
+    spared_lately,
+)
 from trust.ledger import Interval, Ledger, Named, Verdict
 from trust.network import create_document, verify_chain
 from trust.separation import Party, Separation
@@ -84,6 +99,47 @@ def test_nothing_is_drawn_for_a_state_that_counts_no_more_or_whose_evidence_may_
     assert drawn_late(spared, ("a",), f"s{MAX_SPARED + 1}", recent) == ("2",), "of one replica only the newest are kept"
 
 
+def told(found: Ledger, *, spared_s: float = NOW_S) -> list[Told]:
+    """What the draw said, a second after another."""
+    names = [str(at) for at in range(len(found.intervals) - 1)]
+    return [Told("x", name, Verdict.SPARED, spared_s + at, spared_s + at, "") for at, name in enumerate(names)]
+
+
+def left(found: Ledger, found_out_s: dict[str, float], now_s: float = NOW_S + 60) -> dict[str, list[str]]:
+    some = left_behind(found, told(found), found_out_s, now_s)
+    return {vnode: [one.name for one in intervals] for vnode, intervals in some.items()}
+
+
+def test_what_was_spared_of_a_pnode_before_it_was_found_out_is_left_behind_the_oldest_first() -> None:
+    assert left(ledger(3), {}) == {}
+    assert left(ledger(3), {"y": NOW_S + 9}) == {}, "nobody has told of what it did"
+    assert left(ledger(3), {"x": NOW_S + 1}) == {"a": ["0", "1"]}, "what it did after its quarantine is no part of it"
+    assert left(ledger(3), {"x": NOW_S - 1}) == {}
+    assert left(ledger(3, {1: Verdict.PASSED, 2: Verdict.OPEN}), {"x": NOW_S + 9}) == {"a": ["0"]}
+    assert left(replace(ledger(3), lines={"a": ledger(3).lines["a"][:2]}), {"x": NOW_S + 9}) == {"a": ["0"]}, "others count no more"
+    assert len(left(ledger(MAX_SPARED + 2), {"x": NOW_S + 99})["a"]) == MAX_SPARED
+
+
+def test_it_is_left_alone_where_its_evidence_may_be_gone() -> None:
+    half_s = SPARED_KEPT_S / 2
+    assert left(ledger(3), {"x": NOW_S + 9}, NOW_S + half_s + 1) == {"a": ["2"]}
+    assert left(ledger(3), {"x": NOW_S + 9}, NOW_S + half_s + 2) == {}
+    old, new = told(ledger(1), spared_s=NOW_S - SPARED_KEPT_S), told(ledger(1))
+    assert [one.decided_s for one in spared_lately([*new, *old, *new], NOW_S)] == [NOW_S], (
+        "the chain is in order: what is behind is older"
+    )
+
+
+def test_of_what_is_left_behind_no_more_is_drawn_than_may_be_open() -> None:
+    many = ledger(9)
+    behind = left_behind(many, told(many), {"x": NOW_S + 9}, NOW_S + 60)
+    assert drawn_of_the_found_out(many, behind) == ("0", "1", "2", "3")
+    assert drawn_of_the_found_out(ledger(9, {8: Verdict.OPEN}), behind) == ("0", "1", "2")
+    assert drawn_of_the_found_out(ledger(9, dict.fromkeys((5, 6, 7, 8), Verdict.OPEN)), behind) == ()
+    b = many.intervals["b"]
+    assert drawn_of_the_found_out(many, {**behind, "b": (b,)}) == ("0", "1", "2", "3", "b"), "each VNode has its own"
+
+
 class Network:
     """A desk over manifests that are made and read as in a network. x cheated in a-2, which was spared; y learned on from it."""
 
@@ -106,11 +162,13 @@ class Network:
     def verdict(self, name: str) -> Verdict:
         return self.job.chain().ledger.intervals[name_of(name)].verdict
 
-    def round(self, broken: str, cheats: frozenset[str]) -> None:
+    def round(self, broken: str, cheats: frozenset[str], found_out: frozenset[str] = frozenset()) -> None:
         """One look of the holder: everybody answers, the verifier finds the truth, and a manifest takes in what is decided."""
         self.now_s += 1
         found = self.job.chain().ledger
-        people = People(HERE, (VERIFIER,), broken={"a": name_of(broken)} if broken else {}, recent=frozenset(found.intervals))
+        states, out_s = {"a": name_of(broken)} if broken else {}, {NODES[name]: self.now_s for name in found_out}
+        behind = left_behind(found, self.job.chain().chronicle.told, out_s, self.now_s)
+        people = People(HERE, (VERIFIER,), broken=states, recent=frozenset(found.intervals), left=behind)
         self.desk.tick(people, self.now_s)
         for action in self.desk.take():
             match action:
@@ -157,6 +215,36 @@ def test_a_good_state_that_somebody_calls_broken_costs_each_interval_one_audit_a
     assert network.job.cleared("a") == name_of("a3")
 
 
+def test_what_a_pnode_did_before_it_was_found_out_is_audited_and_what_was_wrong_goes_back() -> None:
+    network = Network()
+    for _ in range(8):
+        network.round("", frozenset({name_of("a-2")}), frozenset("x"))
+    assert network.told == {name_of("a-1"): "pass", name_of("a-2"): "fault"}, "what others did is not looked at"
+    assert (network.verdict("a-2"), network.verdict("a-1"), network.verdict("a-3")) == (
+        Verdict.FAILED,
+        Verdict.PASSED,
+        Verdict.DROPPED,
+    )
+
+
+def test_what_an_honest_pnode_did_before_a_single_fault_stays() -> None:
+    network = Network()
+    for _ in range(8):
+        network.round("", frozenset(), frozenset("x"))
+    assert network.told == {name_of("a-1"): "pass", name_of("a-2"): "pass"}
+    assert network.job.working("a")[0] == name_of("a3")
+
+
+def test_a_job_is_not_over_while_something_will_be_drawn_late() -> None:
+    head = model_pb2.Head(active=model_pb2.ActiveJob(job_id="j"))
+    job = JobFacts(model_pb2.JobRequest(job_id="j", num_batches=4), "0" * 64, model_pb2.ModelGraph(), b"", (), ())  # type: ignore[arg-type]
+    network = Network()
+    view = ModelView("m", head, b"", job=job, chain=network.job.chain())
+    found = progress_of(view, lambda _: None, ExitBook(), 0.0, 2)
+    assert found is not None
+    assert found.num_open_audits == 2
+
+
 def test_only_what_gives_nothing_finite_counts_as_tried_in_vain() -> None:
     found = Averages()
     broken = InvariantBroken("the local loss is not finite", code="not_finite")
@@ -199,3 +287,8 @@ def test_a_replica_of_the_plan_that_learns_nothing_finite_from_a_state_that_coun
     assert seen(num_unlearned=UNLEARNED - 1) == {}
     assert seen(checkpoint_digest=name_of("taken back")) == {}
     assert seen(replica="a.9") == {}, "it is in no plan"
+
+    assert people_of(view, shared).left == left_of(view, shared.standings, NOW_S) == {}
+    shared.standings.lied(NODES["x"], "e" * 64, "it passed what is wrong", NOW_S + 60)
+    assert people_of(view, shared).left == {"a": (view.chain.ledger.intervals[name_of("a-1")],)}
+    assert left_of(view, shared.standings, NOW_S + 60 + SPARED_KEPT_S) == {}

@@ -86,7 +86,7 @@ def test_how_often_work_is_checked() -> None:
     assert floors_of(0.5) == Floors(0.5, 0.1)
     assert (CANARY_RATE, WRONG_RATE) == (0.05, 0.5)
     assert (CAUGHT, intervals_until_caught(0.05)) == (0.99, 90)
-    assert (UNLEARNED, AT_ONCE, MAX_SPARED, SPARED_KEPT_S, MAX_UNCLEARED) == (4, 4, 16, 3600.0, 4)
+    assert (UNLEARNED, AT_ONCE, MAX_SPARED, SPARED_KEPT_S, MAX_UNCLEARED) == (4, 4, 16, 28800.0, 4)
     assert DOUBT_FACTOR == 2.0
 
 
