@@ -118,7 +118,7 @@ class World:
         self._told: list[Told] = []
         """What the draw said, in order."""
         self._found_out_s: dict[str, float] = {}
-        """By name of who was found out: when."""
+        """By name of who was found out: until when what it did is suspect."""
         self._num_tenures = 0
 
     def train(self, max_rounds: int) -> Figures:
@@ -315,7 +315,7 @@ class World:
     def _found_out(self, node: Node, evidence: str, reason: str) -> None:
         """Quarantine; an attacker comes back under a new name."""
         node.standing = after(node.standing, Faulted(self._now_s, self._now_s, evidence, reason))
-        self._found_out_s[node.name] = node.standing.clean_from_s
+        self._found_out_s[node.name] = max(node.standing.clean_from_s, node.standing.until_s)
         if node.life:
             self.figures.lives.append(Life(tuple(node.life), is_over=True))
             node.life = []

@@ -18,6 +18,8 @@ AUDIT_S: Final = 120.0
 """Within this time an auditor answers; then another one is asked."""
 MAX_DOUBLED: Final = 5
 """Each audit of an interval that came too late doubles the time of the next one, so many times: some replays are long."""
+LONGEST_CHALLENGE_S: Final = 600.0
+"""So long an accused that is here has to show its evidence: that leaves many homes slowly."""
 LOOK_S: Final = 5.0
 """Where nobody can audit now, somebody is looked for again after this time."""
 LACKING: Final = 2

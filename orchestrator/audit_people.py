@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from dcnr.v1 import orchestrator_pb2
+from dcnr import limits
+from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.audit_case import LONGEST_CHALLENGE_S
 from orchestrator.audit_events import People
 from orchestrator.verdicts import behind_of
 from orchestrator.view import ModelView
 from trust.auditors import Candidate
-from trust.folding import Told
 from trust.late_draw import SPARED_KEPT_S, UNLEARNED, left_behind, spared_lately
 from trust.ledger import Interval
 from trust.separation import Party
@@ -44,7 +45,9 @@ def people_of(view: ModelView, shared: Shared) -> People:
     stages, costs = (view.job.stages, view.job.costs) if view.job is not None else ((), ())
     redundancy = {stage.id: stage.redundancy for stage in stages}
     broken = _broken(view, shared)
-    recent = frozenset(one.interval for one in spared_lately(_told(view), now_s)) if broken else frozenset[str]()
+    recent = (
+        frozenset(spared_lately(view.chain.ledger, view.chain.chronicle.told, now_s)) if broken and view.chain else frozenset[str]()
+    )
     behind = behind_of(costs) if broken else {}
     ahead = {vnode: tuple(cost.vnode for cost in reversed(costs) if vnode in behind[cost.vnode]) for vnode in broken}
     parts = {vnode: frozenset(names) for vnode, names in involved.items()}
@@ -52,9 +55,20 @@ def people_of(view: ModelView, shared: Shared) -> People:
 
 
 def left_of(view: ModelView, standings: Standings, now_s: float) -> dict[str, tuple[Interval, ...]]:
-    """What PNodes that were found out since have done in the active job and was spared: it will be drawn (`trust.late_draw`)."""
-    found_out_s = standings.found_out_s(now_s - SPARED_KEPT_S)
-    return left_behind(view.chain.ledger, _told(view), found_out_s, now_s) if view.chain is not None else {}
+    """What PNodes that were found out since have done in the active job and was spared: it will be drawn (`trust.late_draw`).
+
+    Nothing where the job settles and would be over before a PNode has had its time to show evidence: what is open then keeps its result uncleared.
+    """
+    if view.chain is None or not _has_time(view):
+        return {}
+    return left_behind(view.chain.ledger, view.chain.chronicle.told, standings.found_out_s(now_s - SPARED_KEPT_S / 2), now_s)
+
+
+def _has_time(view: ModelView) -> bool:
+    if view.job is None or view.head.active.state != model_pb2.JOB_STATE_SETTLING:
+        return True
+    deadline_s = view.job.request.settling_deadline_s or limits.SETTLING_DEADLINE_S
+    return view.head.active.settling_s + LONGEST_CHALLENGE_S <= deadline_s
 
 
 def _broken(view: ModelView, shared: Shared) -> dict[str, str]:
@@ -70,8 +84,3 @@ def _broken(view: ModelView, shared: Shared) -> dict[str, str]:
         if any(one.digest == state for one in view.chain.ledger.lines.get(item.vnode, ())):
             found[item.vnode] = state
     return found
-
-
-def _told(view: ModelView) -> tuple[Told, ...]:
-    """Verdicts of the active job."""
-    return view.chain.chronicle.told if view.chain is not None else ()

@@ -186,6 +186,8 @@ class Auditing:
 
     def num_late(self, view: ModelView) -> int:
         """Intervals of PNodes that were found out since, which will be drawn late."""
+        if view.chain is not None:
+            self._shared.standings.chain(self._model, view.chain.told)
         return sum(map(len, left_of(view, self._shared.standings, self._shared.clock.wall()).values()))
 
     def waits(self) -> list[Wait]:

@@ -18,7 +18,18 @@ from typing import Final
 
 from dcnr.errors import InvariantBroken, Refused, Stale
 from orchestrator.accounts import FINDINGS, Accounts
-from orchestrator.audit_case import AUDIT_S, LOOK_S, MAX_DOUBLED, Asked, Case, goes_back, wait_of, waits_for_auditor, weighed
+from orchestrator.audit_case import (
+    AUDIT_S,
+    LONGEST_CHALLENGE_S,
+    LOOK_S,
+    MAX_DOUBLED,
+    Asked,
+    Case,
+    goes_back,
+    wait_of,
+    waits_for_auditor,
+    weighed,
+)  # fmt: skip
 from orchestrator.audit_events import (
     Action,
     Bundle,
@@ -45,8 +56,6 @@ from trust.standing import REAUDIT_S, State
 
 CHALLENGE_S: Final = 45.0
 """So long an accused that is gone may take to come back with its evidence: a restart. What others build on the interval meanwhile goes back with it."""
-LONGEST_CHALLENGE_S: Final = 600.0
-"""While it is here it has so long: evidence leaves many homes slowly."""
 ASK_AGAIN_S: Final = 15.0
 GIVE_UP_S: Final = 300.0
 """What was said counts after this time, where nobody is left whose word would be worth waiting for."""

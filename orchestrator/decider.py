@@ -175,7 +175,8 @@ class Decider:
     def _progress(self, view: ModelView, term: _Term, now: float) -> Progress | None:
         report = reports_of(self._inventory, now)
         since = now - term.complete_since if term.complete_since is not None else 0.0
-        progress = progress_of(view, report, self._exits, since, self.num_late(view))
+        num_late = self.num_late(view) if view.head.active.state == model_pb2.JOB_STATE_SETTLING else 0
+        progress = progress_of(view, report, self._exits, since, num_late)
         if progress is None or not progress.manifest_complete or view.head.active.state == model_pb2.JOB_STATE_PAUSED:
             term.complete_since = None
         elif term.complete_since is None:

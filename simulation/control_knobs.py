@@ -192,7 +192,7 @@ def audited_knobs(seed: int) -> ControlKnobs:
         checkpoint_s=3.0,
         jobs=3,
         faults_s=60.0,
-        settling_deadline_s=240.0,
+        settling_deadline_s=900.0,
         orchestrator_crashes=rng.randint(0, 3),
         orchestrator_pauses=rng.randint(0, 2),
         pnode_crashes=rng.randint(0, 3),

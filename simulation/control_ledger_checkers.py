@@ -1,7 +1,7 @@
 """What must hold of the ledger, read anew from the manifests whenever one comes under the head.
 
 It contradicts itself nowhere, every batch counts once, nothing is cleared that waits for an audit, what was drawn and is wrong is part of no result, nor is
-what was wrong and spared of a PNode that was found out after it.
+what was wrong and spared of a PNode that was found out after it and before the job settled.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ class LedgerCheckers:
         self._world = world
         self._chain: list[model_pb2.Manifest] = []
         self._intervals: dict[str, model_pb2.Contribution] = {}
+        self._found_out_s: dict[str, float] = {}
+        """PNodes that were found out before the job settled: when."""
         self.num_drawn = self.num_spared = self.num_failed = self.num_back = 0
 
     def begin(self, manifest: model_pb2.Manifest) -> None:
         """A job begins with that manifest."""
-        self._chain = [manifest]
+        self._chain, self._found_out_s = [manifest], {}
 
-    def landed(self, manifest: model_pb2.Manifest) -> None:
-        """The head names the next one."""
+    def landed(self, manifest: model_pb2.Manifest, *, settles: bool) -> None:
+        """The head names the next one; its job ``settles`` already, or not yet."""
         world = self._world
         self._chain.append(manifest)
         try:
@@ -45,6 +47,8 @@ class LedgerCheckers:
                 self.num_drawn += one.verdict == Verdict.OPEN.value
                 self.num_spared += one.verdict == Verdict.SPARED.value
             self.num_failed += one.verdict == Verdict.FAILED.value
+            if one.verdict == Verdict.FAILED.value and not settles:
+                self._found_out_s.setdefault(one.pnode_id, one.decided_unix_ms / 1000)
         self.num_back += bool(manifest.retracted) and list(manifest.retracted) != list(self._chain[-2].retracted)
         for entry in manifest.entries:
             self._cleared(ledger, entry)
@@ -63,12 +67,10 @@ class LedgerCheckers:
     def completed(self, job_id: str, reason: str) -> None:
         """A job has ended well: whatever was drawn of its result has passed, unless the deadline came first."""
         chronicle = chronicle_of(self._chain, ())
-        ledger, found_out_s, spared_s = chronicle.ledger, dict[str, float](), dict[str, float]()
-        for one in chronicle.told:
-            if one.verdict is Verdict.FAILED:
-                found_out_s.setdefault(one.pnode_id, one.decided_s)
-            elif one.verdict is Verdict.SPARED:
-                spared_s[one.interval] = one.decided_s
+        ledger, spared_s = (
+            chronicle.ledger,
+            {one.interval: one.decided_s for one in chronicle.told if one.verdict is Verdict.SPARED},
+        )
         for line in ledger.lines.values():
             for interval in (ledger.intervals[name] for one in line for name in one.intervals):
                 is_open = interval.verdict is Verdict.OPEN
@@ -76,7 +78,7 @@ class LedgerCheckers:
                 is_wrong = interval.name in self._world.cheats and interval.verdict not in (Verdict.SPARED, Verdict.OPEN)
                 self._world.require(not is_wrong, "unaudited", f"{job_id} ends with {interval.name[:12]}, which was found wrong")
                 is_left = interval.name in self._world.cheats and interval.verdict is Verdict.SPARED
-                is_left &= spared_s.get(interval.name, math.inf) <= found_out_s.get(interval.pnode_id, -math.inf)
+                is_left &= spared_s.get(interval.name, math.inf) <= self._found_out_s.get(interval.pnode_id, -math.inf)
                 self._world.require(
                     not is_left or bool(reason), "left_behind", f"{job_id} ends with {interval.name[:12]} of who was found out"
                 )

@@ -170,7 +170,7 @@ class StoreCheckers:
         elif new.active.job_id != old.active.job_id:
             self.ledger.begin(manifest)
         else:
-            self.ledger.landed(manifest)
+            self.ledger.landed(manifest, settles=new.active.state == model_pb2.JOB_STATE_SETTLING)
         if new.active.job_id == old.active.job_id and old.manifest_digest:
             world.require(
                 manifest.parent_digest == old.manifest_digest, "composed_anew", f"manifest {manifest.number} has another parent"

@@ -3,17 +3,17 @@
 A cheat in an interval that was not drawn costs it nothing, until it breaks the state: then whoever restores that state says so, and the intervals behind it
 are drawn. The VNode's own come first, the newest first, since a state breaks within a few intervals of its cause; then those of the VNodes whose
 outputs reach it, the nearest first. Who calls a good state broken gains nothing: each interval is spared once, so it is drawn late at most once, and only
-while its evidence has to be there. Where all of them pass nobody is blamed: honest training can break a state too.
+while its evidence should be there. Where all of them pass nobody is blamed: honest training can break a state too.
 
 Who is found out has most likely cheated before, wherever it had work: what it did before its quarantine and was spared is drawn, the oldest first, since
-what stands on a fault goes back with it. An honest PNode whose memory flipped a bit loses nothing by it: what it did passes.
+what stands on a fault goes back with it. What an honest PNode did whose memory flipped a bit passes, and stays.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
 from typing import Final
 
 from trust.folding import Told
@@ -22,11 +22,11 @@ from trust.ledger import Interval, Ledger, Verdict
 UNLEARNED: Final = 4
 """So many batches in a row that give nothing finite, and a state counts as one from which nobody can learn."""
 AT_ONCE: Final = 4
-"""Intervals of one VNode that are open while more are drawn late: most faults lie in the newest."""
+"""With so many intervals of a VNode open no more are drawn late: the first that fails takes many back."""
 MAX_SPARED: Final = 16
 """Spared intervals of a replica whose evidence its PNode keeps, the newest."""
 SPARED_KEPT_S: Final = 8 * 3600.0
-"""So long it keeps it; only in the first half of that time an interval is drawn late, so that nobody is asked for what it may have thrown away."""
+"""So long it keeps it, where there is room; only in the first half of that time an interval is drawn late, so that nobody is asked for what is too old."""
 
 
 def backwards(ledger: Ledger, vnode: str, state: str = "") -> Iterator[Interval]:
@@ -47,45 +47,60 @@ def drawn_late(ledger: Ledger, vnodes: Sequence[str], state: str, recent: Collec
         return ()
     for vnode in vnodes:
         found = list(backwards(ledger, vnode, state))
-        spared = [one.name for one in _kept(found) if one.name in recent]
+        spared = [one.name for one in _spared(found) if one.name in recent]
         num_open = sum(one.verdict is Verdict.OPEN for one in found)
         if spared or num_open:
             return tuple(spared[: max(0, AT_ONCE - num_open)])
     return ()
 
 
-def spared_lately(told: Sequence[Told], now_s: float) -> Iterator[Told]:
-    """What was spared so lately that its evidence must be there. ``told``: in the order of the chain, so about in that of time; the old end is not read."""
-    for one in takewhile(lambda one: one.decided_s > now_s - SPARED_KEPT_S, reversed(told)):
-        if one.verdict is Verdict.SPARED and one.decided_s > now_s - SPARED_KEPT_S / 2:
-            yield one
+def spared_lately(ledger: Ledger, told: Sequence[Told], now_s: float) -> dict[str, float]:
+    """Intervals that were spared so lately that their PNodes still keep the evidence, the newest first, with the time. ``told``: oldest first.
+
+    Of each replica the newest `MAX_SPARED` that were *ever* spared: what is drawn late makes no room for an older one, whose evidence is gone.
+    """
+    found: dict[str, float] = {}
+    seen: Counter[tuple[str, str]] = Counter()
+    for one in reversed(told):
+        if one.verdict is Verdict.SPARED:
+            replica = (one.pnode_id, ledger.intervals[one.interval].replica)
+            seen[replica] += 1
+            if seen[replica] <= MAX_SPARED and one.decided_s > now_s - SPARED_KEPT_S / 2:
+                found[one.interval] = one.decided_s
+    return found
 
 
 def left_behind(
     ledger: Ledger, told: Sequence[Told], found_out_s: Mapping[str, float], now_s: float
 ) -> dict[str, tuple[Interval, ...]]:
-    """By VNode, the oldest first: spared intervals that count, of PNodes that went into quarantine since, and whose evidence must be there.
+    """By VNode, the oldest first: spared intervals that count, of PNodes that went into quarantine since, and whose evidence is still kept.
 
-    ``found_out_s``: when the last quarantine of a PNode began.
+    ``found_out_s``: of a PNode, until when what it did is suspect (`orchestrator.standings.Standings.found_out_s`).
     """
     if not found_out_s:
         return {}
-    names = {one.interval for one in spared_lately(told, now_s) if one.decided_s <= found_out_s.get(one.pnode_id, -math.inf)}
+    lately = spared_lately(ledger, told, now_s)
+    names = {name for name, at_s in lately.items() if at_s <= found_out_s.get(ledger.intervals[name].pnode_id, -math.inf)}
     vnodes = sorted({ledger.intervals[name].vnode for name in names})
-    found = {vnode: tuple(one for one in _kept(backwards(ledger, vnode)) if one.name in names)[::-1] for vnode in vnodes}
+    found = {vnode: tuple(one for one in _spared(backwards(ledger, vnode)) if one.name in names)[::-1] for vnode in vnodes}
     return {vnode: some for vnode, some in found.items() if some}
 
 
 def drawn_of_the_found_out(ledger: Ledger, left: Mapping[str, Sequence[Interval]]) -> tuple[str, ...]:
-    """Which of what was `left_behind` are drawn now: few enough that of no VNode more than `AT_ONCE` are open."""
-    num_open = {vnode: sum(one.verdict is Verdict.OPEN for one in backwards(ledger, vnode)) for vnode in left}
-    return tuple(one.name for vnode, some in left.items() for one in some[: max(0, AT_ONCE - num_open[vnode])])
+    """Which of what was `left_behind` are drawn now: neither of a VNode nor of a PNode more than `AT_ONCE` are open, since all evidence of
+    a PNode leaves over one line.
+    """
+    drawn: list[str] = []
+    if left:
+        num_open = Counter(
+            who for one in ledger.intervals.values() if one.verdict is Verdict.OPEN for who in (one.vnode, one.pnode_id)
+        )
+        for one in (one for some in left.values() for one in some):
+            if num_open[one.vnode] < AT_ONCE and num_open[one.pnode_id] < AT_ONCE:
+                drawn.append(one.name)
+                num_open.update((one.vnode, one.pnode_id))
+    return tuple(drawn)
 
 
-def _kept(found: Iterable[Interval]) -> Iterator[Interval]:
-    """Spared ones, of each replica the newest."""
-    seen: dict[str, int] = {}
-    for one in found:
-        seen[one.replica] = seen.get(one.replica, 0) + (one.verdict is Verdict.SPARED)
-        if one.verdict is Verdict.SPARED and seen[one.replica] <= MAX_SPARED:
-            yield one
+def _spared(found: Iterable[Interval]) -> Iterator[Interval]:
+    return (one for one in found if one.verdict is Verdict.SPARED)

@@ -56,7 +56,7 @@ FINDING: dict[str, Any] = {"cheating_pnodes": 4, "cheats_break": False, "faults_
 
 
 def test_what_was_spared_of_who_is_found_out_is_drawn_and_jobs_end_well() -> None:
-    found = world(5, **FINDING).run()
+    found = world(17, **FINDING).run()
     assert found.num_late_found_out > 0
 
 
@@ -113,7 +113,7 @@ PLANTED = [
     (newer_checkpoints_stay_beside_others, {"pnode_crashes": 8, "replicas": (2,)}, 4, {"ledger"}),
     (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
     (nothing_is_drawn_late, BREAKING, 7, {"completes"}),
-    (nobody_looks_at_what_the_found_out_have_done, FINDING, 5, {"left_behind"}),
+    (nobody_looks_at_what_the_found_out_have_done, FINDING, 17, {"left_behind"}),
     (nothing_goes_back, {"cheating_pnodes": 2}, 1, {"unaudited", "completes"}),
 ]
 

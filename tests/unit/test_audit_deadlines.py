@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 from dcnr.intervals import IntervalSet
-from orchestrator.audit_case import AUDIT_S, LOOK_S
+from orchestrator.audit_case import AUDIT_S, LONGEST_CHALLENGE_S, LOOK_S
 from orchestrator.audit_events import Bundle, Pay, People, Report, SendTask, Word
-from orchestrator.audits import CHALLENGE_S, LONGEST_CHALLENGE_S, AuditDesk
+from orchestrator.audits import CHALLENGE_S, AuditDesk
 from trust.auditors import Candidate
 from trust.draw import Secret, Task, task_of
 from trust.ledger import Interval, Ledger, Verdict

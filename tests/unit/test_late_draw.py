@@ -5,6 +5,7 @@ and what was spared of a PNode is looked at when it is found out.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from orchestrator.history import History
 from orchestrator.inventory import Inventory
 from orchestrator.progress import progress_of
 from orchestrator.runtime import Shared
+from orchestrator.standings import Standings
 from orchestrator.view import JobFacts, ModelView
 from pnode.hosted import Averages
 from trust.auditors import Candidate
@@ -45,7 +47,7 @@ from trust.late_draw import (
 from trust.ledger import Interval, Ledger, Named, Verdict
 from trust.network import create_document, verify_chain
 from trust.separation import Party, Separation
-from trust.standing import State
+from trust.standing import FIRST_QUARANTINE_S, State
 from vnode.registry import default_registry
 from vnode.vocabulary import TRAIN_LANE, Lane
 
@@ -96,7 +98,7 @@ def test_nothing_is_drawn_for_a_state_that_counts_no_more_or_whose_evidence_may_
     assert drawn(many, f"s{2 * MAX_SPARED + 3}") == ("3", "2", "1", "0"), "passed ones are not counted"
     spared = ledger(MAX_SPARED + 2)
     recent = {"0", "1", "2"}
-    assert drawn_late(spared, ("a",), f"s{MAX_SPARED + 1}", recent) == ("2",), "of one replica only the newest are kept"
+    assert drawn_late(spared, ("a",), f"s{MAX_SPARED + 1}", recent) == ("2", "1", "0")
 
 
 def told(found: Ledger, *, spared_s: float = NOW_S) -> list[Told]:
@@ -117,17 +119,22 @@ def test_what_was_spared_of_a_pnode_before_it_was_found_out_is_left_behind_the_o
     assert left(ledger(3), {"x": NOW_S - 1}) == {}
     assert left(ledger(3, {1: Verdict.PASSED, 2: Verdict.OPEN}), {"x": NOW_S + 9}) == {"a": ["0"]}
     assert left(replace(ledger(3), lines={"a": ledger(3).lines["a"][:2]}), {"x": NOW_S + 9}) == {"a": ["0"]}, "others count no more"
-    assert len(left(ledger(MAX_SPARED + 2), {"x": NOW_S + 99})["a"]) == MAX_SPARED
 
 
 def test_it_is_left_alone_where_its_evidence_may_be_gone() -> None:
     half_s = SPARED_KEPT_S / 2
     assert left(ledger(3), {"x": NOW_S + 9}, NOW_S + half_s + 1) == {"a": ["2"]}
     assert left(ledger(3), {"x": NOW_S + 9}, NOW_S + half_s + 2) == {}
-    old, new = told(ledger(1), spared_s=NOW_S - SPARED_KEPT_S), told(ledger(1))
-    assert [one.decided_s for one in spared_lately([*new, *old, *new], NOW_S)] == [NOW_S], (
-        "the chain is in order: what is behind is older"
-    )
+    old, new = told(ledger(1), spared_s=NOW_S - SPARED_KEPT_S), told(ledger(3))[1:]
+    assert list(spared_lately(ledger(3), [*new, *old], NOW_S)) == ["2", "1"], "a clock that was wrong hides nothing before it"
+
+
+def test_of_a_replica_the_newest_that_were_ever_spared_are_kept_and_what_is_drawn_makes_no_room_for_older_ones() -> None:
+    whole = ledger(MAX_SPARED + 4)
+    kept = [str(at) for at in range(4, MAX_SPARED + 4)]
+    assert left(whole, {"x": NOW_S + 99}) == {"a": kept}
+    judged_some = ledger(MAX_SPARED + 4, {4: Verdict.OPEN, 5: Verdict.PASSED})
+    assert left(judged_some, {"x": NOW_S + 99}) == {"a": kept[2:]}
 
 
 def test_of_what_is_left_behind_no_more_is_drawn_than_may_be_open() -> None:
@@ -138,6 +145,8 @@ def test_of_what_is_left_behind_no_more_is_drawn_than_may_be_open() -> None:
     assert drawn_of_the_found_out(ledger(9, dict.fromkeys((5, 6, 7, 8), Verdict.OPEN)), behind) == ()
     b = many.intervals["b"]
     assert drawn_of_the_found_out(many, {**behind, "b": (b,)}) == ("0", "1", "2", "3", "b"), "each VNode has its own"
+    same = replace(many, intervals={**many.intervals, "b": replace(b, pnode_id="x")})
+    assert drawn_of_the_found_out(same, {**behind, "b": (same.intervals["b"],)}) == ("0", "1", "2", "3"), "one line carries it all"
 
 
 class Network:
@@ -292,3 +301,28 @@ def test_a_replica_of_the_plan_that_learns_nothing_finite_from_a_state_that_coun
     shared.standings.lied(NODES["x"], "e" * 64, "it passed what is wrong", NOW_S + 60)
     assert people_of(view, shared).left == {"a": (view.chain.ledger.intervals[name_of("a-1")],)}
     assert left_of(view, shared.standings, NOW_S + 60 + SPARED_KEPT_S) == {}
+
+
+def test_what_a_pnode_did_until_its_quarantine_was_over_is_suspect() -> None:
+    standings = Standings()
+    standings.lied("x", "e" * 64, "it passed what is wrong", NOW_S)
+    assert standings.found_out_s(NOW_S - 1) == {"x": NOW_S + FIRST_QUARANTINE_S}
+    assert standings.found_out_s(NOW_S) == {}
+    standings.equivocated("x", "f" * 64, NOW_S + 1)
+    assert standings.found_out_s(NOW_S) == {"x": math.inf}
+
+
+def test_while_a_job_settles_nothing_is_drawn_that_nobody_has_time_to_show() -> None:
+    network, standings = Network(), Standings()
+    standings.lied(NODES["x"], "e" * 64, "it passed what is wrong", NOW_S)
+
+    def seen(deadline_s: float, settling_s: float, state: model_pb2.JobState.ValueType = model_pb2.JOB_STATE_SETTLING) -> int:
+        head = model_pb2.Head(active=model_pb2.ActiveJob(job_id="j", state=state, settling_s=settling_s))
+        request = model_pb2.JobRequest(job_id="j", settling_deadline_s=deadline_s)
+        job = JobFacts(request, "0" * 64, model_pb2.ModelGraph(), b"", (), ())  # type: ignore[arg-type]
+        view = ModelView("m", head, b"", job=job, chain=network.job.chain())
+        return len(left_of(view, standings, NOW_S + 60).get("a", ()))
+
+    assert seen(900.0, 300.0) == 2
+    assert seen(900.0, 301.0) == 0
+    assert seen(900.0, 800.0, model_pb2.JOB_STATE_RUNNING) == 2
