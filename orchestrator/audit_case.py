@@ -62,6 +62,11 @@ class Case:
     """Whether the verifier repeats it whatever the auditor says."""
     decision: Decision | None = None
 
+    @property
+    def longest_until_s(self) -> float:
+        """Until then an accused that is here may show its evidence."""
+        return self.since_s + LONGEST_CHALLENGE_S
+
 
 def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[int, bool]:
     """The decision, or how many auditors have to be at work and whether only own eyes will do. ``can_look``: this orchestrator is a verifier.

@@ -18,18 +18,7 @@ from typing import Final
 
 from dcnr.errors import InvariantBroken, Refused, Stale
 from orchestrator.accounts import FINDINGS, Accounts
-from orchestrator.audit_case import (
-    AUDIT_S,
-    LONGEST_CHALLENGE_S,
-    LOOK_S,
-    MAX_DOUBLED,
-    Asked,
-    Case,
-    goes_back,
-    wait_of,
-    waits_for_auditor,
-    weighed,
-)  # fmt: skip
+from orchestrator.audit_case import AUDIT_S, LOOK_S, MAX_DOUBLED, Asked, Case, goes_back, wait_of, waits_for_auditor, weighed
 from orchestrator.audit_events import (
     Action,
     Bundle,
@@ -334,7 +323,7 @@ class AuditDesk:
     def _challenge(self, case: Case, now_s: float) -> None:
         one = case.interval
         if now_s >= case.until_s and one.pnode_id in self._people.candidates:
-            case.until_s = min(now_s + CHALLENGE_S, case.since_s + LONGEST_CHALLENGE_S)
+            case.until_s = min(now_s + CHALLENGE_S, case.longest_until_s)
         if now_s >= case.until_s:
             reason = f"its PNode showed no evidence within {now_s - case.since_s:.0f} s"
             self._actions.append(Late(one.pnode_id, one.name))
