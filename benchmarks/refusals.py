@@ -21,7 +21,6 @@ CHECKS: Final = ("check_", "_check", "_require", "_limit")
 """How functions are called that refuse."""
 UNNOTICED: Final = {
     ("decay", "0.0 <= value"): "the sum that it is added to refuses it in the same words",
-    ("late_draw", "not found_out_s"): "it spares reading the chain where nobody was found out; what is found is the same",
 }
 """What no test can notice, and why."""
 Removal = tuple[int, str, Callable[[], object]]
