@@ -77,9 +77,7 @@ def left_behind(
 
     ``found_out_s``: of a PNode, until when what it did is suspect (`orchestrator.standings.Standings.found_out_s`).
     """
-    if not found_out_s:
-        return {}
-    lately = spared_lately(ledger, told, now_s)
+    lately = spared_lately(ledger, told, now_s) if found_out_s else {}
     names = {name for name, at_s in lately.items() if at_s <= found_out_s.get(ledger.intervals[name].pnode_id, -math.inf)}
     vnodes = sorted({ledger.intervals[name].vnode for name in names})
     found = {vnode: tuple(one for one in _spared(backwards(ledger, vnode)) if one.name in names)[::-1] for vnode in vnodes}
