@@ -210,13 +210,14 @@ class World:
         ids = [stage.id for stage in self._stages]
         while drawn := drawn_of_the_found_out(self._ledger, left_behind(self._ledger, self._told, self._found_out_s, self._now_s)):
             for name in drawn:
-                found = self._ledger.intervals[name]
-                if found.verdict is Verdict.SPARED:
-                    self._ledger = replace(
-                        self._ledger, intervals={**self._ledger.intervals, name: replace(found, verdict=Verdict.OPEN)}
-                    )
+                if self._ledger.intervals[name].verdict is Verdict.SPARED:
+                    self._judged(name, Verdict.OPEN)
                     self.figures.late += 1
-                    self._check(name, ids.index(found.vnode), self._claims[name])
+                    self._check(name, ids.index(self._ledger.intervals[name].vnode), self._claims[name])
+
+    def _judged(self, name: str, verdict: Verdict) -> None:
+        found = self._ledger.intervals[name]
+        self._ledger = replace(self._ledger, intervals={**self._ledger.intervals, name: replace(found, verdict=verdict)})
 
     def _look_back(self, at: int) -> None:
         """Checks the VNode's intervals, newest first, and then those of the VNodes before it, until one of them fails."""
@@ -287,7 +288,7 @@ class World:
         found = self._ledger.intervals[name]
         if found.verdict is not Verdict.OPEN:
             return
-        self._ledger = replace(self._ledger, intervals={**self._ledger.intervals, name: replace(found, verdict=Verdict.PASSED)})
+        self._judged(name, Verdict.PASSED)
         accused = self._named(found.pnode_id)
         if accused is not None:
             accused.standing = after(accused.standing, Passed(self._now_s, self._now_s))
@@ -295,8 +296,8 @@ class World:
     def _look_again(self, waved: Sequence[str]) -> None:
         """What a lying auditor passed is open again, and a verifier looks."""
         again = [name for name in waved if self._ledger.intervals[name].verdict is Verdict.PASSED]
-        opened = {name: replace(self._ledger.intervals[name], verdict=Verdict.OPEN) for name in again}
-        self._ledger = replace(self._ledger, intervals={**self._ledger.intervals, **opened})
+        for name in again:
+            self._judged(name, Verdict.OPEN)
         ids = [stage.id for stage in self._stages]
         for name in again:
             found = self._ledger.intervals[name]
@@ -315,7 +316,7 @@ class World:
     def _found_out(self, node: Node, evidence: str, reason: str) -> None:
         """Quarantine; an attacker comes back under a new name."""
         node.standing = after(node.standing, Faulted(self._now_s, self._now_s, evidence, reason))
-        self._found_out_s[node.name] = max(node.standing.clean_from_s, node.standing.until_s)
+        self._found_out_s[node.name] = node.standing.suspect_until_s
         if node.life:
             self.figures.lives.append(Life(tuple(node.life), is_over=True))
             node.life = []

@@ -7,7 +7,6 @@ keeps for its successors (`orchestrator.audit_memory`), as far as signed reports
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -136,14 +135,8 @@ class Standings:
         return frozenset(self._folded)
 
     def found_out_s(self, oldest_s: float) -> dict[str, float]:
-        """Of PNodes that were put into quarantine later than that: until when what they did is suspect. That is the end of the quarantine, since who decided
-        meanwhile may not have known of it.
-        """
-        return {
-            name: math.inf if one.key_is_dead else max(one.clean_from_s, one.until_s)
-            for name, one in self._folded.items()
-            if one.clean_from_s > oldest_s
-        }
+        """Of PNodes that were put into quarantine later than that: until when what they did is suspect."""
+        return {name: one.suspect_until_s for name, one in self._folded.items() if one.clean_from_s > oldest_s}
 
     def _saw(self, pnode_id: str, event: Event) -> None:
         known = self._own.setdefault(pnode_id, [])

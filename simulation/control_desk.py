@@ -47,7 +47,7 @@ class KnowingDesk:
             due_s = self._due_s.setdefault(one.name, now + _share(one, "when") * (AUDIT_S[1] - AUDIT_S[0]) + AUDIT_S[0])
             if now >= due_s:
                 yield self._decision(one)
-        if view.chain is not None:
+        if view.chain is not None and self.world.cheats:
             self._stand(view.head.model, view.chain.told)
             yield from self._late(view, view.chain.ledger)
 

@@ -67,10 +67,8 @@ class LedgerCheckers:
     def completed(self, job_id: str, reason: str) -> None:
         """A job has ended well: whatever was drawn of its result has passed, unless the deadline came first."""
         chronicle = chronicle_of(self._chain, ())
-        ledger, spared_s = (
-            chronicle.ledger,
-            {one.interval: one.decided_s for one in chronicle.told if one.verdict is Verdict.SPARED},
-        )
+        ledger = chronicle.ledger
+        spared_s = {one.interval: one.decided_s for one in chronicle.told if one.verdict is Verdict.SPARED}
         for line in ledger.lines.values():
             for interval in (ledger.intervals[name] for one in line for name in one.intervals):
                 is_open = interval.verdict is Verdict.OPEN

@@ -22,7 +22,7 @@ from trust.ledger import Interval, Ledger, Verdict
 UNLEARNED: Final = 4
 """So many batches in a row that give nothing finite, and a state counts as one from which nobody can learn."""
 AT_ONCE: Final = 4
-"""With so many intervals of a VNode open no more are drawn late: the first that fails takes many back."""
+"""With so many intervals of a VNode open, or of a PNode that was found out, no more are drawn late: the first that fails takes many back."""
 MAX_SPARED: Final = 16
 """Spared intervals of a replica whose evidence its PNode keeps, the newest."""
 SPARED_KEPT_S: Final = 8 * 3600.0

@@ -10,6 +10,7 @@ it halves the record, else whoever hands over nothing when a cheat is drawn woul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -172,6 +173,11 @@ class Standing:
     def key_is_dead(self) -> bool:
         """Whether nothing can change this standing any more."""
         return self.state is State.BANNED
+
+    @property
+    def suspect_until_s(self) -> float:
+        """What was named by then is suspect since it was found out: until its last quarantine is over, since whoever decides meanwhile may not know of it."""
+        return math.inf if self.key_is_dead else max(self.clean_from_s, self.until_s)
 
     def check(self) -> None:
         """Raises InvariantBroken unless the parts fit each other."""

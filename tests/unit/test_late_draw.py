@@ -24,7 +24,7 @@ from orchestrator.exits import ExitBook
 from orchestrator.history import History
 from orchestrator.inventory import Inventory
 from orchestrator.progress import progress_of
-from orchestrator.runtime import Shared
+from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.standings import Standings
 from orchestrator.view import JobFacts, ModelView
 from pnode.hosted import Averages
@@ -299,7 +299,9 @@ def test_a_replica_of_the_plan_that_learns_nothing_finite_from_a_state_that_coun
 
     assert people_of(view, shared).left == left_of(view, shared.standings, NOW_S) == {}
     shared.standings.lied(NODES["x"], "e" * 64, "it passed what is wrong", NOW_S + 60)
+    assert view.chain is not None
     assert people_of(view, shared).left == {"a": (view.chain.ledger.intervals[name_of("a-1")],)}
+    assert ModelRuntime("m", shared).decider.num_late(view) == 1, "whoever decides on the job asks the desk"
     assert left_of(view, shared.standings, NOW_S + 60 + SPARED_KEPT_S) == {}
 
 
