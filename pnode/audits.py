@@ -11,7 +11,7 @@ from dataservice.objects import ObjectClient
 from dcnr.ids import NodeId
 from dcnr.v1 import local_pb2, orchestrator_pb2
 from pnode.audit_tasks import AuditTasks
-from pnode.budget import Budget
+from pnode.budget import Budget, Reservation
 from pnode.challenges import Challenges
 from pnode.duties import Duties, Say
 from pnode.home import Home
@@ -22,6 +22,8 @@ from pnode.verdicts import Verdicts, sweep
 from trust.network import NetworkPolicy
 
 ACTIVE: Final = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
+LEFT: Final = "evidence"
+"""Under this name the budget holds the disk that evidence of replicas takes which are not here any more: no replica has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class Audits:
         self._verdicts = Verdicts(
             node_id=asked.node_id, policy=asked.policy, evidence=self._evidence, fetch=asked.fetch, newest=duties.manifests,
             hosted=lambda: {one.assignment.replica: one if one.state == ACTIVE else None for one in duties.hosted}, send=asked.send,
-            tell=asked.tell, now_wall=asked.now_wall,
+            tell=asked.tell, now_wall=asked.now_wall, left=lambda num_bytes: budget.found(LEFT, Reservation(0, num_bytes)),
+            max_left_bytes=options.evidence_bytes,
         )  # fmt: skip
 
     async def run(self) -> None:

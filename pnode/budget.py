@@ -73,6 +73,10 @@ class Budget:
             )  # fmt: skip
         self._reserved[replica] = wanted
 
+    def found(self, name: str, used: Reservation) -> None:
+        """Counts what is in use already, whether it fits or not: whoever wants room next is refused the sooner."""
+        self._reserved[name] = used
+
     def release(self, replica: str) -> None:
         """Gives back what ``replica`` held."""
         self._reserved.pop(replica, None)

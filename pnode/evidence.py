@@ -166,6 +166,23 @@ def closed_in(directory: Path) -> dict[str, Path]:
     return found
 
 
+def left_in(directory: Path, before_s: float) -> tuple[dict[str, int], int]:
+    """Of a replica that is not here any more: bytes of its whole intervals by name, and of the rest. What nobody signed is removed where nothing was
+    added to it since ``before_s``: its worker may be handing over still.
+    """
+    whole = closed_in(directory)
+    rest = 0
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if path in whole.values():
+                continue
+            if max(item.stat().st_mtime for item in (path, *path.iterdir())) < before_s:
+                _remove(path)
+            else:
+                rest += _size(path)
+    return {digest: _size(path) for digest, path in whole.items()}, rest
+
+
 def forget(directory: Path, digests: Collection[str]) -> None:
     """Removes whole intervals of a replica that does not run; another one may be open there."""
     kept = closed_in(directory)

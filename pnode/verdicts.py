@@ -2,7 +2,7 @@
 
 Read is the chain from the newest manifest that a confirmed head names back to where it was read before. An interval that no manifest names goes when a
 later one of its replica is named: what leads to a named state is named with it. The newest spared ones stay for a while, since they may be drawn late
-(`trust.late_draw`).
+(`trust.late_draw`). All that replicas leave behind counts as disk in use, and of the spared ones only so much stays as one replica's room holds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId
 from dcnr.v1 import data_pb2, local_pb2, model_pb2
 from pnode.duties import Say
-from pnode.evidence import closed_in, forget
+from pnode.evidence import closed_in, forget, left_in
 from pnode.trail import MAX_MANIFESTS, Fetch
 from trust.envelope import parse_envelope
 from trust.late_draw import MAX_SPARED, SPARED_KEPT_S
@@ -30,6 +30,10 @@ from trust.network import NetworkPolicy
 LOOK_S: Final = 1.0
 MAX_BACK: Final = 1024
 """Manifests read on the way back to those that name intervals of which evidence is here; without any `MAX_MANIFESTS`."""
+COUNT_S: Final = 600.0
+"""What others have left behind is counted again after so long; what they have not signed goes when nothing was added to it for as long."""
+CALM_S: Final = 60.0
+"""The same after a change of what is hosted: a worker that begins anew hosts nothing for a moment, and one that hands over still writes."""
 LONGEST_KEPT_S: Final = 7 * 24 * 3600.0
 """Evidence that nobody has decided on by then goes at the next start: its job is gone."""
 
@@ -45,16 +49,18 @@ class Told:
 class Verdicts:
     """One per daemon. ``newest``: models with the digest of the manifest that their confirmed head names.
 
-    ``hosted``: replicas that this PNode has to host, each with its present life, or None while it does not run.
+    ``hosted``: replicas that this PNode has to host, each with its present life, or None while it does not run. ``left``: is told how many bytes
+    others have left behind, of which spared ones go above ``max_left_bytes``.
     """
 
     def __init__(
         self, *, node_id: NodeId, policy: Callable[[], NetworkPolicy], evidence: Path, fetch: Fetch, newest: Callable[[], Iterable[tuple[str, str]]],
         hosted: Callable[[], Mapping[str, object | None]], send: Callable[[local_pb2.ToWorker], Awaitable[bool]], tell: Say,
-        now_wall: Callable[[], float],
+        now_wall: Callable[[], float], left: Callable[[int], None], max_left_bytes: int,
     ) -> None:  # fmt: skip
         self._node_id, self._policy, self._evidence, self._fetch = node_id, policy, evidence, fetch
         self._newest, self._hosted, self._send, self._tell, self._now_wall = newest, hosted, send, tell, now_wall
+        self._left, self._max_left_bytes = left, max_left_bytes
         self._read: dict[str, str] = {}
         self._known: dict[str, dict[str, Told]] = {}
         """By replica, the newest verdict of each interval that is open or whose evidence is here."""
@@ -62,6 +68,10 @@ class Verdicts:
         """By replica, the life that knows all of it; a replica that is not here was told news since."""
         self._look_again_s: dict[str, float] = {}
         """By replica, when evidence of a spared interval has been kept long enough."""
+        self._seen: frozenset[str] | None = None
+        """The replicas that were hosted at the last look."""
+        self._count_s = math.inf
+        """When it is counted what others have left behind."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -83,6 +93,12 @@ class Verdicts:
             is_due = now_s >= self._look_again_s.get(replica, math.inf)
             if is_due or replica not in self._settled or self._settled[replica] is not life:
                 await self._settle(replica, life, now_s, is_hosted=replica in hosted)
+        here = frozenset(hosted)
+        if self._seen != here:
+            self._seen, self._count_s = here, min(self._count_s, now_s + CALM_S)
+        if now_s >= self._count_s:
+            await self._count_left(here, now_s)
+            self._count_s = now_s + COUNT_S
 
     async def _take(self, model: str, newest: str) -> None:
         """Raises DcnrError where the newest manifest cannot be read, or an older one cannot be read now; older ones that are gone tell nothing."""
@@ -106,8 +122,10 @@ class Verdicts:
 
     def _unknown(self) -> set[str]:
         """Intervals of which an earlier life of this daemon kept evidence. Blocks."""
-        directories = [path for path in self._evidence.iterdir() if path.is_dir()] if self._evidence.exists() else []
-        return {name for directory in directories for name in closed_in(directory)}
+        return {name for directory in self._directories() for name in closed_in(directory)}
+
+    def _directories(self) -> list[Path]:
+        return [path for path in self._evidence.iterdir() if path.is_dir()] if self._evidence.exists() else []
 
     async def _manifest(self, model: str, digest: str) -> model_pb2.Manifest:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=model, digest=digest)
@@ -134,6 +152,28 @@ class Verdicts:
             del known[name]
         if not known and not is_hosted:
             del self._known[replica], self._settled[replica], self._look_again_s[replica]
+
+    async def _count_left(self, hosted: frozenset[str], now_s: float) -> None:
+        """What replicas that are not here any more have left: the oldest spared ones go until all of it takes no more than it may."""
+
+        def sizes() -> dict[str, tuple[dict[str, int], int]]:
+            return {path.name: left_in(path, now_s - COUNT_S) for path in self._directories() if path.name not in hosted}
+
+        left = await asyncio.to_thread(sizes)
+        num_bytes = sum(rest + sum(whole.values()) for whole, rest in left.values())
+        spared = sorted(
+            (told.decided_s, replica, name)
+            for replica, (whole, _) in left.items()
+            for name, told in self._known.get(replica, {}).items()
+            if name in whole and told.verdict == Verdict.SPARED.value
+        )
+        for _, replica, name in spared:
+            if num_bytes <= self._max_left_bytes:
+                break
+            await asyncio.to_thread(forget, self._evidence / replica, [name])
+            num_bytes -= left[replica][0][name]
+            del self._known[replica][name]
+        self._left(num_bytes)
 
 
 def spared_of(kept: Sequence[str], known: Mapping[str, Told], now_s: float) -> list[str]:

@@ -44,6 +44,15 @@ def test_admitting_again_counts_once_and_releasing_gives_back() -> None:
     budget.admit("conv2.0", Reservation(30 * MIB, 0), free_disk_bytes=FREE)
 
 
+def test_what_is_in_use_already_counts_also_where_it_does_not_fit() -> None:
+    budget = Budget(ALLOWED)
+    budget.found("evidence", Reservation(0, 300 * MIB))
+    with pytest.raises(Refused, match=r"conv1\.0 needs 1 MiB of disk, 0 MiB are free"):
+        budget.admit("conv1.0", Reservation(0, MIB), free_disk_bytes=FREE)
+    budget.found("evidence", Reservation(0, 150 * MIB))
+    budget.admit("conv1.0", Reservation(0, 50 * MIB), free_disk_bytes=FREE)
+
+
 @given(
     st.lists(
         st.tuples(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from dcnr.ids import digest_of
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2
 from pnode.evidence import EvidenceFolder, closed_in
 from pnode.trail import MAX_MANIFESTS
-from pnode.verdicts import Told, Verdicts, spared_of
+from pnode.verdicts import CALM_S, COUNT_S, Told, Verdicts, spared_of
 from trust.envelope import seal
 from trust.identity import NodeKey
 from trust.late_draw import MAX_SPARED, SPARED_KEPT_S
@@ -21,6 +22,8 @@ NOW_S = 1_700_000_000.0
 NODE, HOLDER = NodeKey.generate(), NodeKey.generate()
 POLICY = verify_chain([create_document(NODE, name="n", now_wall=NOW_S, orchestrator_ids=[HOLDER.node_id], audits="drawn")])
 NAMES = [digest_of(bytes([number])) for number in range(8)]
+SIZE = 1000
+"""Bytes of the evidence of an interval, about."""
 
 
 class Rig:
@@ -31,14 +34,16 @@ class Rig:
         self.lives: dict[str, object | None] = {"a.1": object()}
         self.sent: list[local_pb2.WorkerVerdicts] = []
         self.is_up, self.away = True, set[str]()
+        self.left: list[int] = []
         folder = EvidenceFolder(root / "evidence" / "a.1")
         folder.load()
         for name in NAMES[:3]:
-            folder.closed(folder.open(b""), name)
+            folder.closed(folder.open(bytes(SIZE)), name)
         folder.close()
         self.verdicts = Verdicts(
             node_id=NODE.node_id, policy=lambda: POLICY, evidence=root / "evidence", fetch=self.fetch, newest=lambda: [("m", self.newest)],
             hosted=lambda: self.lives, send=self.send, tell=lambda *_: None, now_wall=lambda: self.now_s,
+            left=self.left.append, max_left_bytes=2 * SIZE + 500,
         )  # fmt: skip
 
     async def fetch(self, ref: data_pb2.ObjectRef, max_bytes: int) -> Path:
@@ -162,6 +167,69 @@ def test_evidence_of_what_was_spared_goes_after_its_time_also_where_the_replica_
         rig.tells(n2="failed")
         await rig.looks(2)
         assert not closed_in(kept)
+
+    run(tmp_path, scenario)
+
+
+def test_what_replicas_leave_behind_is_counted_and_the_oldest_spared_go_above_one_replicas_room(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        kept = rig.root / "evidence" / "a.1"
+        rig.tells(n0="spared", n1="open", n2="spared")
+        await rig.looks()
+        rig.now_s += CALM_S
+        await rig.looks()
+        assert rig.left == [0], "a replica that is here has a reservation of its own"
+        del rig.lives["a.1"]
+        rig.now_s += CALM_S / 2
+        await rig.looks()
+        assert rig.left == [0]
+        rig.now_s += CALM_S
+        await rig.looks(2)
+        assert list(closed_in(kept)) == NAMES[1:3]
+        assert rig.left[0] == 0
+        assert 2 * SIZE < rig.left[1] < 3 * SIZE
+        assert len(rig.left) == 2
+        rig.tells(n1="passed")
+        rig.now_s += COUNT_S
+        await rig.looks()
+        assert SIZE < rig.left[2] < 2 * SIZE
+
+    run(tmp_path, scenario)
+
+
+def test_a_replica_that_is_away_for_a_moment_keeps_its_evidence(tmp_path: Path) -> None:
+    """A worker that begins anew hosts nothing until it is told."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.tells(n0="spared", n1="spared", n2="spared")
+        life = rig.lives.pop("a.1")
+        await rig.looks()
+        rig.lives["a.1"] = life
+        rig.now_s += CALM_S
+        await rig.looks()
+        assert len(closed_in(rig.root / "evidence" / "a.1")) == 3
+
+    run(tmp_path, scenario)
+
+
+def test_what_a_replica_that_is_gone_has_not_signed_goes_once_nobody_adds_to_it(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        del rig.lives["a.1"]
+        draft = rig.root / "evidence" / "a.1" / "00000009"
+        draft.mkdir()
+        (draft / "parts").write_bytes(bytes(SIZE))
+        os.utime(draft, (rig.now_s, rig.now_s))
+        os.utime(draft / "parts", (rig.now_s + CALM_S, rig.now_s + CALM_S))
+        await rig.looks()
+        rig.now_s += CALM_S
+        await rig.looks()
+        assert draft.exists()
+        assert rig.left[-1] > 4 * SIZE
+        rig.now_s += COUNT_S + 1
+        await rig.looks()
+        assert not draft.exists()
+        assert rig.left[-1] < 4 * SIZE
+        assert len(closed_in(draft.parent)) == 3, "nobody has decided on these"
 
     run(tmp_path, scenario)
 
