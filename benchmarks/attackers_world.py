@@ -2,7 +2,7 @@
 
 A VNode is hosted by one PNode for a few intervals, then by another. Attackers cheat in one of twelve ways, some of them rarely; as auditors they wave
 everything through. Some begin with a record that they have earned honestly before. Whoever is found out comes back at once under a new name; what was spared of
-the old one is drawn late, as the holder does it.
+the old one is drawn late, and what it passed lately is audited again, as the holder does it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dcnr.stages import INPUT
 from examples.byzantine.behaviours import BEHAVIOURS, Behaviour
 from examples.byzantine.worker import CheatingCompute
 from trust.comparison import judge
-from trust.draw import Secret, Task, floors_of, is_drawn, rate, task_of
+from trust.draw import Secret, Task, floors_of, is_drawn, is_last, rate, task_of
 from trust.exposure import Drawn, Life
 from trust.folding import Told
 from trust.going_back import Cause, gone_back, way_back
-from trust.late_draw import backwards, drawn_of_the_found_out, left_behind
+from trust.late_draw import BURST_LOSS, UNLEARNED, backwards, drawn_of_the_found_out, left_behind
 from trust.ledger import Interval, Ledger, Named, Verdict
-from trust.overturned import Finding
+from trust.overturned import AGAIN_S, Finding
 from trust.standing import PLACEABLE, WORKING, Doubted, Faulted, Passed, Standing, State, Waited, after, begun, folded
 from vnode.checks.claims import Claim
 from vnode.checks.plan import checks_of_stage
@@ -62,8 +62,8 @@ class Node:
     behaviour: Behaviour | None = None
     often: float = 0.0
     life: list[Drawn] = field(default_factory=list)
-    waved: list[str] = field(default_factory=list)
-    """Intervals that it passed as an auditor without a look, since its last canary."""
+    waved: list[tuple[str, float]] = field(default_factory=list)
+    """Intervals that it passed as an auditor without a look, and when."""
 
 
 @dataclass
@@ -179,15 +179,16 @@ class World:
         except InvariantBroken:
             self.figures.broken_states += 1
             self._hosts.pop(stage.id)
-            if node.behaviour is None:  # nobody can learn from that state: whoever made it is looked for
-                self._look_back(at)
+            if node.behaviour is None and not self._look_back(at):
+                raise
             return
         last = claim.states[len(batches)]
         name = digest_of(f"{stage.id} {node.name} {len(self._ledger.intervals)}".encode())
         self._states[digest_of(last)] = last
         p = rate(node.standing.passes.seen(self._now_s), node.standing.state, FLOORS, trusted=False)
-        drawn = is_drawn(self._secret, name, p)
         done = IntervalSet.of(*((batch, batch + 1) for batch in batches))
+        ends = is_last(done, self.setting.num_batches)
+        drawn = ends or is_drawn(self._secret, name, p)
         verdict = Verdict.OPEN if drawn else Verdict.SPARED
         interval = Interval(
             name, len(self._ledger.intervals), stage.id, f"{stage.id}.{self._num_tenures}", node.name, done, verdict
@@ -202,8 +203,13 @@ class World:
         self.figures.bad_offered += num_bad
         for step in claim.steps:
             self._frames[stage.id][step.batch] = step.output
-        if drawn:
+        if ends:
+            self._check(name, at, claim)
+        elif drawn:
             self._audit(node, name, at, claim)
+        if node.behaviour is None and all(step.loss > BURST_LOSS for step in claim.steps[-UNLEARNED:]):
+            self.figures.broken_states += 1
+            self._look_back(at)
 
     def _draw_late(self) -> None:
         """What was spared of those that were found out since; each interval is drawn late once, so this ends."""
@@ -219,14 +225,14 @@ class World:
         found = self._ledger.intervals[name]
         self._ledger = replace(self._ledger, intervals={**self._ledger.intervals, name: replace(found, verdict=verdict)})
 
-    def _look_back(self, at: int) -> None:
-        """Checks the VNode's intervals, newest first, and then those of the VNodes before it, until one of them fails."""
+    def _look_back(self, at: int) -> bool:
+        """Nobody can learn from that state: checks the VNode's intervals, newest first, and then those of the VNodes before it, until one of them fails."""
         for stage in range(at, -1, -1):
             for one in backwards(self._ledger, self._stages[stage].id):
                 self._check(one.name, stage, self._claims[one.name])
                 if self._ledger.intervals[one.name].verdict is Verdict.FAILED:
-                    return
-        raise InvariantBroken(f"{self._stages[at].id} cannot be learned, and nobody is to blame", code="not_finite")
+                    return True
+        return False
 
     def _learned(self, at: int, node: Node, batches: Sequence[int], first: bytes) -> tuple[Claim, int]:
         """What the host claims, and in how many steps of it it cheated."""
@@ -256,14 +262,13 @@ class World:
         if auditor is not None and auditor.behaviour is not None:
             if task_of(self._secret, name, auditor.name, 0) is Task.WRONG_CANARY:
                 self.figures.canaries_failed += 1
-                waved = auditor.waved
                 self._found_out(auditor, name, "it passed what is wrong")
-                self._look_again(waved)
             else:
-                auditor.waved.append(name)
+                auditor.waved.append((name, self._now_s))
                 self._pass(name)
                 return
-        self._check(name, at, claim)
+        if self._ledger.intervals[name].verdict is Verdict.OPEN:
+            self._check(name, at, claim)
 
     def _check(self, name: str, at: int, claim: Claim) -> None:
         """A replay, and what follows from it."""
@@ -293,9 +298,10 @@ class World:
         if accused is not None:
             accused.standing = after(accused.standing, Passed(self._now_s, self._now_s))
 
-    def _look_again(self, waved: Sequence[str]) -> None:
-        """What a lying auditor passed is open again, and a verifier looks."""
-        again = [name for name in waved if self._ledger.intervals[name].verdict is Verdict.PASSED]
+    def _look_again(self, waved: Sequence[tuple[str, float]]) -> None:
+        """What an auditor passed lately that is found out, for whatever it did, is open again, and a verifier looks."""
+        lately = (name for name, at_s in waved if at_s >= self._now_s - AGAIN_S)
+        again = [name for name in lately if self._ledger.intervals[name].verdict is Verdict.PASSED]
         for name in again:
             self._judged(name, Verdict.OPEN)
         ids = [stage.id for stage in self._stages]
@@ -314,7 +320,7 @@ class World:
                     self._frames[vnode].pop(batch, None)
 
     def _found_out(self, node: Node, evidence: str, reason: str) -> None:
-        """Quarantine; an attacker comes back under a new name."""
+        """Quarantine; an attacker comes back under a new name. What it passed is looked at again."""
         node.standing = after(node.standing, Faulted(self._now_s, self._now_s, evidence, reason))
         self._found_out_s[node.name] = node.standing.suspect_until_s
         if node.life:
@@ -324,6 +330,8 @@ class World:
             self.figures.honest_quarantined += 1
         else:
             self._nodes[self._nodes.index(node)] = self._node(is_bad=True)
+        waved, node.waved = node.waved, []
+        self._look_again(waved)
 
     def _named(self, name: str) -> Node | None:
         return next((one for one in self._nodes if one.name == name), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from orchestrator.audit_events import Pay, Report, Word
@@ -22,9 +22,12 @@ class Accounts:
         """By interval and auditor: the signed report."""
         self._truth: dict[str, Truth] = {}
         self._paid: set[str] = set()
+        self._alone: tuple[frozenset[str], dict[str, str]] | None = None
+        """What `passed_alone` found last, until something new is heard or known."""
 
     def heard(self, report: Report, *, is_canary: bool) -> None:
         """A finding, as signed by its auditor."""
+        self._alone = None
         number = self._heard[-1].number + 1 if self._heard else 1
         self._heard.append(Heard(number, report.auditor, report.interval, FINDINGS[report.word], is_canary))
         self._digests[report.interval, report.auditor] = report.digest
@@ -41,10 +44,21 @@ class Accounts:
         self._heard += [
             Heard(since + at, one.auditor, one.interval, one.finding, one.is_canary) for at, one in enumerate(own, start=1)
         ]
-        self._digests = {**self._digests, **digests}
+        self._digests, self._alone = {**self._digests, **digests}, None
+
+    def passed_alone(self, auditors: Collection[str]) -> dict[str, str]:
+        """Intervals that count as audited on the word alone of one of these, each with whose."""
+        asked = frozenset(auditors)
+        if self._alone is None or self._alone[0] != asked:
+            found = {
+                name: auditor for auditor in sorted(asked) for name in sorted(audited_again(self._heard, self._truth, auditor))
+            }
+            self._alone = asked, found
+        return self._alone[1]
 
     def see(self, interval: str, truth: Truth) -> bool:
         """What is true of an interval; whether that is news."""
+        self._alone = None
         before, self._truth[interval] = self._truth.get(interval), truth
         return before is not truth
 

@@ -59,7 +59,9 @@ class Case:
     """When a fault record was verified."""
     num_late: int = 0
     is_repeated: bool = False
-    """Whether the verifier repeats it whatever the auditor says."""
+    """Whether the verifier repeats it whatever the auditor says, which nobody can tell."""
+    is_last: bool = False
+    """Whether it repeats it since the job ends with it, as everybody can tell: an auditor that is right there has shown nothing."""
     decision: Decision | None = None
 
     @property
@@ -89,7 +91,7 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[
         is_accused = any(one.word is Word.FAULT for one in words.values())
         return (1, True) if is_accused and can_look else (max(1, REAUDITORS - passes), False)
     if passes:
-        if case.is_repeated and can_look:
+        if (case.is_repeated or case.is_last) and can_look:
             return 1, True
         if passes < wanted:
             return wanted - passes, False

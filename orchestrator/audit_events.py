@@ -79,6 +79,10 @@ class People:
     """By VNode: spared intervals of PNodes that were found out since, the oldest first."""
     ahead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By VNode: those whose outputs reach it, the nearest first."""
+    found_out: frozenset[str] = frozenset()
+    """PNodes that were put into quarantine so lately that what they passed as auditors may be audited again."""
+    num_batches: int = 0
+    """Of the job; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

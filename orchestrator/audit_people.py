@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Final
 
 from dcnr import limits
 from dcnr.v1 import model_pb2, orchestrator_pb2
-from orchestrator.audit_case import LONGEST_CHALLENGE_S
+from orchestrator.audit_case import AUDIT_S, LONGEST_CHALLENGE_S
 from orchestrator.audit_events import People
 from orchestrator.verdicts import behind_of
 from orchestrator.view import ModelView
 from trust.auditors import Candidate
 from trust.late_draw import SPARED_KEPT_S, UNLEARNED, left_behind, spared_lately
 from trust.ledger import Interval
+from trust.overturned import AGAIN_S
 from trust.separation import Party
+from trust.standing import State
 
 if TYPE_CHECKING:
     from orchestrator.runtime import Shared
@@ -51,7 +53,11 @@ def people_of(view: ModelView, shared: Shared) -> People:
     behind = behind_of(costs) if broken else {}
     ahead = {vnode: tuple(cost.vnode for cost in reversed(costs) if vnode in behind[cost.vnode]) for vnode in broken}
     parts = {vnode: frozenset(names) for vnode, names in involved.items()}
-    return People(candidates, verifiers, parts, redundancy, broken, recent, left_of(view, shared.standings, now_s), ahead)
+    looks_again = _has_time(view, 2 * AUDIT_S) and (can_look or any(one.state is State.ACTIVE for one in candidates.values()))
+    found_out = frozenset(shared.standings.found_out_s(now_s - AGAIN_S)) if looks_again else frozenset[str]()
+    num_batches = int(view.job.request.num_batches) if view.job is not None else 0
+    left = left_of(view, shared.standings, now_s)
+    return People(candidates, verifiers, parts, redundancy, broken, recent, left, ahead, found_out, num_batches)
 
 
 def left_of(view: ModelView, standings: Standings, now_s: float) -> dict[str, tuple[Interval, ...]]:
@@ -59,16 +65,17 @@ def left_of(view: ModelView, standings: Standings, now_s: float) -> dict[str, tu
 
     Nothing where the job settles and would be over before a PNode has had its time to show evidence: what is open then keeps its result uncleared.
     """
-    if view.chain is None or not _has_time(view):
+    if view.chain is None or not _has_time(view, LONGEST_CHALLENGE_S):
         return {}
     return left_behind(view.chain.ledger, view.chain.chronicle.told, standings.found_out_s(now_s - SPARED_KEPT_S / 2), now_s)
 
 
-def _has_time(view: ModelView) -> bool:
+def _has_time(view: ModelView, needed_s: float) -> bool:
+    """Whether the job is not over before an interval that is opened now can be judged."""
     if view.job is None or view.head.active.state != model_pb2.JOB_STATE_SETTLING:
         return True
     deadline_s = view.job.request.settling_deadline_s or limits.SETTLING_DEADLINE_S
-    return view.head.active.settling_s + LONGEST_CHALLENGE_S <= deadline_s
+    return view.head.active.settling_s + needed_s <= deadline_s
 
 
 def _broken(view: ModelView, shared: Shared) -> dict[str, str]:

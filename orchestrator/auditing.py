@@ -185,10 +185,12 @@ class Auditing:
         return self._shared.standings.of(pnode_id, self._shared.clock.wall())
 
     def num_late(self, view: ModelView) -> int:
-        """Intervals of PNodes that were found out since, which will be drawn late."""
+        """Intervals that will be open though they are not yet: of PNodes that were found out since, and what is audited again."""
         if view.chain is not None:
             self._shared.standings.chain(self._model, view.chain.told)
-        return sum(map(len, left_of(view, self._shared.standings, self._shared.clock.wall()).values()))
+        again = {one.interval for one in self.decisions(view) if one.verdict is Verdict.OPEN}
+        left = left_of(view, self._shared.standings, self._shared.clock.wall())
+        return len(again | {one.name for some in left.values() for one in some})
 
     def waits(self) -> list[Wait]:
         """Open intervals, with who has to act; at the holder only."""

@@ -18,6 +18,7 @@ from typing import Final
 
 from dcnr.errors import InvariantBroken, Refused, Stale
 from orchestrator.accounts import FINDINGS, Accounts
+from orchestrator.audit_bundles import Bundles
 from orchestrator.audit_case import AUDIT_S, LOOK_S, MAX_DOUBLED, Asked, Case, goes_back, wait_of, waits_for_auditor, weighed
 from orchestrator.audit_events import (
     Action,
@@ -35,7 +36,7 @@ from orchestrator.audit_events import (
     Word,
 )
 from trust.auditors import Candidate, Choice, Subject, choose
-from trust.draw import Secret, Task, task_of
+from trust.draw import Secret, Task, is_last, task_of
 from trust.going_back import Cause
 from trust.late_draw import drawn_late, drawn_of_the_found_out
 from trust.ledger import Ledger, Verdict
@@ -50,8 +51,6 @@ GIVE_UP_S: Final = 300.0
 """What was said counts after this time, where nobody is left whose word would be worth waiting for."""
 ASKS_AT_ONCE: Final = 64
 """Auditors chosen in one go: with very many open intervals a round stays short."""
-MAX_BUNDLES: Final = 8192
-"""Evidence remembered, for what is audited again."""
 MAX_LATE_TASKS: Final = 1024
 """Tasks remembered whose answer may still come."""
 SETTLED: Final = frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE))
@@ -71,7 +70,7 @@ class AuditDesk:
         self._late: OrderedDict[str, str] = OrderedDict()
         """Auditors of tasks that are over, by task."""
         self._accounts = Accounts()
-        self._bundles: OrderedDict[str, Bundle] = OrderedDict()
+        self._bundles = Bundles()
         self._again: dict[str, Decision] = {}
         """Passed intervals that are open again, and spared ones that are drawn late."""
         self._found: dict[str, Decision] = {}
@@ -89,7 +88,8 @@ class AuditDesk:
         for name in self._cases.keys() - opened:
             self._close(name)
         for name in sorted(opened - self._cases.keys(), key=lambda name: ledger.intervals[name].number):
-            case = self._cases[name] = Case(ledger.intervals[name], now_s, now_s + CHALLENGE_S, self._bundles.get(name))
+            bundle = self._bundles.of(name)
+            case = self._cases[name] = Case(ledger.intervals[name], now_s, now_s + CHALLENGE_S * (bundle is None), bundle)
             case.is_repeated = name in self._again
         self._again = {name: one for name, one in self._again.items() if self._verdict(name) in REOPENED}
         final = (Verdict.FAILED, Verdict.UNVERIFIABLE)
@@ -103,7 +103,7 @@ class AuditDesk:
     def tick(self, people: People, now_s: float) -> None:
         """Time has passed, and these are here."""
         self._people = people
-        self._draw_late()
+        self._draw_late(now_s)
         for case in self._cases.values():
             for task_id, asked in list(case.tasks.items()):
                 gone = not asked.is_verifier and asked.auditor not in people.candidates
@@ -125,6 +125,7 @@ class AuditDesk:
             raise Refused("evidence that this PNode was not asked for", code="not_challenged")
         if bundle is not None and case.bundle is None and case.decision is None:
             case.bundle = bundle
+            self._bundles.came(interval, bundle, now_s)
             case.until_s = now_s
             self._advance(now_s)
 
@@ -252,10 +253,6 @@ class AuditDesk:
         case = self._cases.pop(name)
         for task_id in list(case.tasks):
             self._end_task(case, task_id)
-        if case.bundle is not None:
-            self._bundles[name] = case.bundle
-            while len(self._bundles) > MAX_BUNDLES:
-                self._bundles.popitem(last=False)
 
     def _end_task(self, case: Case, task_id: str) -> None:
         del self._tasks[task_id]
@@ -299,14 +296,17 @@ class AuditDesk:
             if self._verdict(name) is Verdict.PASSED:
                 self._again[name] = Decision(name, Verdict.OPEN, reason)
 
-    def _draw_late(self) -> None:
-        """Spared intervals behind a state that nobody can learn from, and those of who was found out since, are audited after all."""
+    def _draw_late(self, now_s: float) -> None:
+        """Spared intervals behind a state that nobody can learn from, and those of who was found out since, are audited after all; what these passed, again."""
         people = self._people
         for vnode, state in sorted(people.broken.items()):
             for name in drawn_late(self._ledger, (vnode, *people.ahead.get(vnode, ())), state, people.recent):
                 self._again.setdefault(name, Decision(name, Verdict.OPEN, f"nothing can be learned from state {state[:12]}"))
         for name in drawn_of_the_found_out(self._ledger, people.left):
             self._again.setdefault(name, Decision(name, Verdict.OPEN, "its PNode was found out since"))
+        for name, auditor in self._accounts.passed_alone(people.found_out).items():
+            if self._verdict(name) is Verdict.PASSED and self._bundles.take_again(name, now_s):
+                self._again.setdefault(name, Decision(name, Verdict.OPEN, f"{auditor[:8]} passed it, and was found out since"))
 
     def _advance(self, now_s: float) -> None:
         """Brings every case as far as it gets now."""
@@ -335,6 +335,7 @@ class AuditDesk:
     def _audit(self, case: Case, now_s: float, asks: int) -> int:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""
         others = max(1, self._people.redundancy.get(case.interval.vnode, 1) - 1)
+        case.is_last = is_last(case.interval.batches, self._people.num_batches)
         found = weighed(case, can_look=bool(self._people.verifiers), wanted=others)
         if isinstance(found, Decision):
             self._decide(case, found)

@@ -8,7 +8,7 @@ from dataservice.manifest_form import Contribution
 from dcnr.errors import InvariantBroken
 from dcnr.ports import Clock
 from orchestrator.view import ModelView
-from trust.draw import Secret, floors_of, is_drawn, rate
+from trust.draw import Secret, floors_of, is_drawn, is_last, rate
 from trust.folding import Chronicle, standings_of
 from trust.ledger import Verdict
 from trust.network import NetworkPolicy
@@ -39,7 +39,8 @@ class Drawing:
         """What the draw says of a new interval: open or spared. Raises InvariantBroken in a process without a secret."""
         if self._secret is None:
             raise InvariantBroken("audits are in force and this process has nothing to draw with", code="no_draw_secret")
-        probability = 1.0 if _is_redundant(view, one.vnode) else self.rate(view, one.pnode_id)
+        always = _is_redundant(view, one.vnode) or _is_last(view, one)
+        probability = 1.0 if always else self.rate(view, one.pnode_id)
         return Verdict.OPEN if is_drawn(self._secret, one.interval, probability) else Verdict.SPARED
 
     def _by_chain(self, view: ModelView, pnode_id: str) -> Standing:
@@ -48,6 +49,11 @@ class Drawing:
         if self._folded[0] != view.head.manifest_digest:
             self._folded = (view.head.manifest_digest, standings_of(Chronicle(view.chain.ledger, view.chain.told), frozenset()))
         return self._folded[1].get(pnode_id) or begun(self._clock.wall())
+
+
+def _is_last(view: ModelView, one: Contribution) -> bool:
+    """Whether the job ends with that interval."""
+    return view.job is not None and is_last(one.batches, int(view.job.request.num_batches))
 
 
 def _is_redundant(view: ModelView, vnode: str) -> bool:

@@ -282,7 +282,7 @@ class ReplicaHost:
             return
         self._chain.learned(job.batch, result.loss)
         self.num_learned = job.num_learned + 1
-        self.averages.add(seconds, result.loss)
+        self.averages.add(job.batch, seconds, result.loss)
         self.post(ev.Learned(self._clock.monotonic(), job.batch, result.loss, seconds))
         self._tell_completion()
 

@@ -14,12 +14,15 @@ from dcnr.stages import Stage
 from dcnr.tempo import Tempo
 from dcnr.units import Share
 from pnode.chain import Standing
+from trust.late_draw import BURST_LOSS
 from vnode.compute import Compute
 from vnode.state import StateInfo
 from vnode.vocabulary import Lane, Role
 
 SLOW_LINK_BYTES_S: Final = 60e6
 """Only links below this rate are worth the work of a lossy codec."""
+MAX_UNLEARNED: Final = 64
+"""So many are counted: nobody asks for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +94,14 @@ class Averages:
     loss: float = 0.0
     num_steps: int = 0
     unlearned: set[int] = field(default_factory=set)
-    """Batches tried in vain since one was learned, since what the state gives is not finite."""
+    """Batches that gave nothing finite, or a loss beyond all measure, since one gave better (`trust.late_draw.UNLEARNED`)."""
 
-    def add(self, seconds: float, loss: float) -> None:
+    def add(self, batch: int, seconds: float, loss: float) -> None:
         """One more step."""
-        self.unlearned.clear()
+        if loss > BURST_LOSS and len(self.unlearned) < MAX_UNLEARNED:
+            self.unlearned.add(batch)
+        elif loss <= BURST_LOSS:
+            self.unlearned.clear()
         self.num_steps += 1
         weight = max(0.02, 1 / self.num_steps)
         self.step_s += weight * (seconds - self.step_s)
@@ -103,7 +109,8 @@ class Averages:
 
     def failed(self, lane: Lane, batch: int, error: Exception) -> None:
         """A computation failed."""
-        if lane.is_train and isinstance(error, InvariantBroken) and error.code == "not_finite":
+        is_broken = lane.is_train and isinstance(error, InvariantBroken) and error.code == "not_finite"
+        if is_broken and len(self.unlearned) < MAX_UNLEARNED:
             self.unlearned.add(batch)
 
 

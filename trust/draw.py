@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Final
 
 from dcnr.errors import InvalidInput
+from dcnr.intervals import IntervalSet
 from trust.standing import State
 
 MIN_SECRET_BYTES: Final = 32
@@ -31,6 +32,8 @@ CANARY_RATE: Final = 0.05
 """Of all audits: their answer is known."""
 WRONG_RATE: Final = 0.5
 """Of all canaries: they are wrong on purpose."""
+LAST_PART: Final = 64
+"""Of a job's batches the last one in so many."""
 ALWAYS: Final = frozenset((State.SUSPECT, State.QUARANTINED, State.REHAB, State.BANNED))
 """States in which every interval is audited, whoever trusts whom."""
 _DRAW, _CANARY, _WRONG = b"dcnr/draw/v1\0", b"dcnr/canary/v1\0", b"dcnr/wrong/v1\0"
@@ -94,6 +97,14 @@ def is_drawn(secret: Secret, interval: str, probability: float) -> bool:
     if not 0.0 < probability <= 1.0:
         raise InvalidInput(f"a rate lies in (0, 1], not {probability!r}: nothing is never checked", code="bad_rate")
     return secret.number(_DRAW, interval) < probability
+
+
+def is_last(batches: IntervalSet, num_batches: int) -> bool:
+    """Whether an interval holds any of the last batches of its job. Such are always drawn, and looked at by the verifier too: nothing learned later would
+    mend what they spoil, nor would a later host find that it cannot learn from them. Of a job whose size is not known (0) none is.
+    """
+    highest = batches.highest()
+    return highest is not None and num_batches > 0 and highest >= num_batches - max(1, num_batches // LAST_PART)
 
 
 def task_of(secret: Secret, interval: str, auditor: str, attempt: int) -> Task:

@@ -20,7 +20,9 @@ from trust.folding import Told
 from trust.ledger import Interval, Ledger, Verdict
 
 UNLEARNED: Final = 4
-"""So many batches in a row that give nothing finite, and a state counts as one from which nobody can learn."""
+"""So many batches in a row that give nothing finite, or a loss above `BURST_LOSS`, and a state counts as one from which nobody can learn."""
+BURST_LOSS: Final = 1e4
+"""Nats of a sample. Guessing costs a few: whoever learns on from more trains a ruin, also where every number stays finite."""
 AT_ONCE: Final = 4
 """With so many intervals of a VNode open, or of a PNode that was found out, no more are drawn late: the first that fails takes many back."""
 MAX_SPARED: Final = 16

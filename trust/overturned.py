@@ -1,7 +1,8 @@
 """What an auditor pays for a finding that did not hold, and which intervals have to be audited again because of it. Pure.
 
 Whoever passes what is wrong, or faults what is right, is treated as whoever computes wrong: it is a fault of its own. The truth is known for canaries, from
-a fault record that this orchestrator verified itself, or from a referee.
+a fault record that this orchestrator verified itself, or from a referee. Who is found out for whatever it did is believed no more either: it pays nothing for
+what it said, but what passed on its word alone is audited again too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+AGAIN_S: Final = 2700.0
+"""So long after its evidence came an interval is audited again since its auditor was found out: until then the store keeps that for sure."""
 
 
 class Finding(Enum):

@@ -252,7 +252,7 @@ class ReplicaReport(_message.Message):
     num_refused: _builtins.int
     """deltas refused, likewise"""
     num_unlearned: _builtins.int
-    """batches tried in vain since one was learned: what the state gives is not finite"""
+    """batches that gave nothing finite, or a loss beyond all measure, since one gave better"""
     @_builtins.property
     def lineage(self) -> _common_pb2.IntervalSet:
         """learned"""

@@ -43,6 +43,8 @@ NODES = tuple(
     for number in range(6)
 )
 VERIFIER = Party("verifier", "operator", "s9")
+NUM_BATCHES = 4
+"""The job ends with whatever comes from here on."""
 LONGEST_S = LONGEST_CHALLENGE_S + 40 * (AUDIT_S + LOOK_S)
 """Of anything, once a verifier is there and answers."""
 
@@ -56,6 +58,7 @@ class Desks(RuleBasedStateMachine):
         self.intervals: dict[str, Interval] = {}
         self.here = {one.party.node_id: one for one in NODES}
         self.has_verifier = False
+        self.found_out = frozenset[str]()
         self.takes_over()
 
     def takes_over(self) -> None:
@@ -80,7 +83,8 @@ class Desks(RuleBasedStateMachine):
         """Time passes."""
         self.now_s += seconds
         verifiers = (VERIFIER,) if self.has_verifier else ()
-        self.desk.tick(People(dict(self.here), verifiers, {"a": frozenset({"n4"})}), self.now_s)
+        people = People(dict(self.here), verifiers, {"a": frozenset({"n4"})}, found_out=self.found_out, num_batches=NUM_BATCHES)
+        self.desk.tick(people, self.now_s)
         self.act()
 
     def act(self) -> None:
@@ -175,6 +179,12 @@ class Desks(RuleBasedStateMachine):
         if self.here.pop(node_id, None) is None:
             self.here[node_id] = NODES[number]
         self.has_verifier = verifier
+        self.ticks(0.5)
+
+    @rule(number=st.integers(0, 5))
+    def is_found_out(self, number: int) -> None:
+        """One of them goes into quarantine, or is forgotten again."""
+        self.found_out ^= {f"n{number}"}
         self.ticks(0.5)
 
     @rule(pick=st.integers(0, 99))

@@ -12,10 +12,13 @@ from audited_rig import NODES, Job, drawn, judged, name_of, piece
 from dataservice import keys
 from dataservice.memory import MemoryStore
 from dcnr.errors import NotFound
+from dcnr.limits import SETTLING_DEADLINE_S
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
+from orchestrator.audit_case import AUDIT_S
 from orchestrator.audit_events import Bundle, Decision, Report, Word
 from orchestrator.audit_memory import MAX_REMEMBERED, AuditMemory, Remembered, units_in
+from orchestrator.audit_people import people_of
 from orchestrator.audit_words import open_report
 from orchestrator.auditing import Auditing
 from orchestrator.audits import AuditDesk
@@ -189,18 +192,22 @@ class Holder:
         self.job, self.tasks = job, list[model_pb2.AuditTask]()
         history = History(None, key.node_id, CLOCK)
         self.shared = Shared(key, InForce(POLICY), place, CLOCK, default_registry(), Inventory(), history, draw_secret=SECRET)
-        now_s = CLOCK.wall()
-        passed = [Told(AUDITOR.node_id, f"{at:064x}", Verdict.PASSED, now_s, now_s, "") for at in range(int(ACTIVE_PASSES) + 1)]
-        self.shared.standings.chain("another", tuple(passed))
-        self.shared.inventory.attached(AUDITOR.node_id, CLOCK.monotonic())
-        beat = orchestrator_pb2.Beat(worker_alive=True, capability=membership_pb2.Capability(accepts_work=True))
-        self.shared.inventory.beat(AUDITOR.node_id, CLOCK.monotonic(), beat, 60.0)
-        self.shared.mailbox.opened(AUDITOR.node_id, self._mail)
+        self.joins(AUDITOR.node_id)
         self.auditing = Auditing(
             "m", self.shared, view=lambda: self.view, job=self._job, plan=self._plan, is_holder=lambda: True, wake=Signal()
         )
         self.view = ModelView("m", model_pb2.Head(), b"")
         self.work = asyncio.create_task(self.auditing.run())
+
+    def joins(self, node_id: str) -> None:
+        """An active PNode is here from now on."""
+        now_s = CLOCK.wall()
+        passed = [Told(node_id, f"{at:064x}", Verdict.PASSED, now_s, now_s, "") for at in range(int(ACTIVE_PASSES) + 1)]
+        self.shared.standings.chain(f"another of {node_id}", tuple(passed))
+        self.shared.inventory.attached(node_id, CLOCK.monotonic())
+        beat = orchestrator_pb2.Beat(worker_alive=True, capability=membership_pb2.Capability(accepts_work=True))
+        self.shared.inventory.beat(node_id, CLOCK.monotonic(), beat, 60.0)
+        self.shared.mailbox.opened(node_id, self._mail)
 
     async def looks(self, epoch: int = 1) -> None:
         """The newest manifest is read."""
@@ -281,5 +288,43 @@ def test_a_successor_finds_the_lie_that_only_its_predecessor_heard() -> None:
             "one offence, however often it is found"
         )
         await second.dies()
+
+    asyncio.run(scenario())
+
+
+def test_what_an_auditor_passed_is_open_again_once_it_is_found_out_and_somebody_else_can_look() -> None:
+    """Whatever it was found out for. The job waits for it."""
+
+    async def scenario() -> None:
+        job = Job()
+        first = judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)])
+        await asyncio.to_thread(lambda: job.named(first, draw=drawn("a-1")))
+        holder = Holder(FIRST, store(), job)
+        await holder.looks()
+        await holder.audits(name_of("a-1"), NODES["x"])
+        passed = [one for one in holder.auditing.decisions(holder.view) if one.verdict is Verdict.PASSED]
+        await asyncio.to_thread(lambda: job.named(decisions=passed))
+        await holder.looks()
+        holder.shared.standings.lied(AUDITOR.node_id, EVIDENCE, "what it learned is wrong", CLOCK.wall())
+        await holder.until(lambda: holder.state() is State.QUARANTINED, "it is found out")
+        people = people_of(holder.view, holder.shared)
+        assert (people.found_out, holder.auditing.num_late(holder.view)) == (frozenset(), 0), "nobody could look"
+        holder.joins(NODES["y"])
+        assert people_of(holder.view, holder.shared).found_out == {AUDITOR.node_id}
+
+        def again() -> list[str]:
+            return [one.interval for one in holder.auditing.decisions(holder.view) if one.verdict is Verdict.OPEN]
+
+        await holder.until(lambda: again() == [name_of("a-1")], "what it passed is open again")
+        assert holder.auditing.num_late(holder.view) == 1
+        settling = model_pb2.ActiveJob(
+            job_id="job", state=model_pb2.JOB_STATE_SETTLING, settling_s=SETTLING_DEADLINE_S - 2 * AUDIT_S
+        )
+        facts = JobFacts(model_pb2.JobRequest(job_id="job", num_batches=4), "0" * 64, model_pb2.ModelGraph(), b"", (), ())  # type: ignore[arg-type]
+        late = replace(holder.view, head=model_pb2.Head(active=settling), job=facts)
+        assert (people_of(late, holder.shared).found_out, people_of(late, holder.shared).num_batches) == ({AUDITOR.node_id}, 4)
+        late.head.active.settling_s += 1
+        assert not people_of(late, holder.shared).found_out, "there is no time for it"
+        await holder.dies()
 
     asyncio.run(scenario())

@@ -27,7 +27,7 @@ from orchestrator.progress import progress_of
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.standings import Standings
 from orchestrator.view import JobFacts, ModelView
-from pnode.hosted import Averages
+from pnode.hosted import MAX_UNLEARNED, Averages
 from trust.auditors import Candidate
 from trust.draw import Secret
 from trust.folding import Told
@@ -35,6 +35,7 @@ from trust.identity import NodeKey
 from trust.in_force import InForce
 from trust.late_draw import (
     AT_ONCE,
+    BURST_LOSS,
     MAX_SPARED,
     SPARED_KEPT_S,
     UNLEARNED,
@@ -254,7 +255,7 @@ def test_a_job_is_not_over_while_something_will_be_drawn_late() -> None:
     assert found.num_open_audits == 2
 
 
-def test_only_what_gives_nothing_finite_counts_as_tried_in_vain() -> None:
+def test_only_what_gives_nothing_finite_or_bursts_counts_as_tried_in_vain() -> None:
     found = Averages()
     broken = InvariantBroken("the local loss is not finite", code="not_finite")
     for batch in (1, 2, 2):
@@ -263,7 +264,13 @@ def test_only_what_gives_nothing_finite_counts_as_tried_in_vain() -> None:
     found.failed(TRAIN_LANE, 4, RemoteFault("a neighbour's tensor", code="not_finite"))
     found.failed(TRAIN_LANE, 5, InvariantBroken("something else", code="bad_mode"))
     assert found.unlearned == {1, 2}
-    found.add(0.1, 1.0)
+    found.add(6, 0.1, BURST_LOSS * 1.01)
+    assert found.unlearned == {1, 2, 6}, "every number is finite, and yet nothing is left to learn from"
+    for batch in range(2 * MAX_UNLEARNED):
+        found.add(batch, 0.1, BURST_LOSS * 2)
+        found.failed(TRAIN_LANE, -batch, broken)
+    assert len(found.unlearned) == MAX_UNLEARNED
+    found.add(7, 0.1, BURST_LOSS)
     assert not found.unlearned
 
 
@@ -298,6 +305,7 @@ def test_a_replica_of_the_plan_that_learns_nothing_finite_from_a_state_that_coun
     assert seen(replica="a.9") == {}, "it is in no plan"
 
     assert people_of(view, shared).left == left_of(view, shared.standings, NOW_S) == {}
+    assert not people_of(view, shared).found_out
     shared.standings.lied(NODES["x"], "e" * 64, "it passed what is wrong", NOW_S + 60)
     assert view.chain is not None
     assert people_of(view, shared).left == {"a": (view.chain.ledger.intervals[name_of("a-1")],)}

@@ -1,0 +1,219 @@
+"""Goal: what passed on the word alone of an auditor that is found out since, for whatever it did, is audited once more while its evidence is there; what a
+job ends with is always audited, and by own eyes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from dcnr.intervals import IntervalSet
+from orchestrator.accounts import Accounts
+from orchestrator.audit_bundles import MAX_BUNDLES, Bundles
+from orchestrator.audit_events import Bundle, People, Report, SendChallenge, SendTask, VerifyRecord, Word
+from orchestrator.audits import AuditDesk
+from trust.auditors import Candidate
+from trust.draw import LAST_PART, Secret, Task, is_last, task_of
+from trust.ledger import Interval, Ledger, Verdict
+from trust.overturned import AGAIN_S, Truth
+from trust.separation import Party, Separation
+from trust.standing import State
+
+SECRET, VERIFIER = Secret(b"k" * 32), Party("v")
+AUDITORS = {name: Candidate(Party(name), State.ACTIVE, True) for name in ("a0", "a1")}
+ACCUSED = {"accused": Candidate(Party("accused"), State.PROBATION, True)}
+NAMES = [
+    name
+    for name in (f"{number:064x}" for number in range(1000))
+    if {task_of(SECRET, name, auditor, asked) for auditor in AUDITORS for asked in (0, 1)} == {Task.REAL}
+][:3]
+"""Of intervals whose auditors are believed."""
+FINDS: Mapping[tuple[str, str], Word] = MappingProxyType({})
+BUNDLE = Bundle("b" * 64, 1)
+
+
+class Desk:
+    """A desk with three intervals of one PNode, one named after the other; everybody answers at once, and manifests take in what is decided."""
+
+    def __init__(self, **people: object) -> None:
+        numbers = itertools.count()
+        self.desk = AuditDesk(SECRET, Separation(single_host=True), lambda: f"{next(numbers):032x}")
+        self.intervals: dict[str, Interval] = {}
+        self.people = replace(People(ACCUSED | {"a0": AUDITORS["a0"]}, (VERIFIER,)), **people)  # type: ignore[arg-type]
+        self.now_s = 0.0
+        self.asked: list[tuple[int, str]] = []
+        """(interval, who audited it)."""
+        self.tells()
+
+    def tells(self) -> None:
+        """A manifest takes in what is decided, and names the next interval."""
+        for one in self.desk.decisions():
+            self.intervals[one.interval] = replace(self.intervals[one.interval], verdict=one.verdict)
+        at = len(self.intervals)
+        if at < len(NAMES) and all(one.verdict is not Verdict.OPEN for one in self.intervals.values()):
+            name = NAMES[at]
+            self.intervals[name] = Interval(name, at, "a", "a.0", "accused", IntervalSet.span(at, at + 1), Verdict.OPEN)
+        self.desk.chronicle(Ledger({}, dict(self.intervals)), self.now_s)
+
+    def rounds(self, number: int = 12, finds: Mapping[tuple[str, str], Word] = FINDS) -> list[Verdict]:
+        """The verdicts after so many. ``finds``: words by (auditor, interval) that are no pass."""
+        for _ in range(number):
+            self.now_s += 1.0
+            self.desk.tick(self.people, self.now_s)
+            while actions := self.desk.take():
+                for action in actions:
+                    match action:
+                        case SendChallenge():
+                            self.desk.answered("accused", action.interval, BUNDLE, self.now_s)
+                        case SendTask():
+                            self.asked.append((NAMES.index(action.interval), action.auditor))
+                            word = finds.get((action.auditor, action.interval), Word.PASS)
+                            found = Report(action.task_id, action.auditor, action.interval, word, "loss", "f" * 64, "d" * 64)
+                            self.desk.reported(found, self.now_s)
+                        case VerifyRecord():
+                            self.desk.verified(action.interval, action.auditor, self.now_s, proven=True, part="loss")
+            self.tells()
+        return [self.intervals[name].verdict for name in NAMES]
+
+    def finds_out(self, auditor: str = "a0") -> None:
+        """It is in quarantine from now on; another one is here."""
+        gone = replace(AUDITORS[auditor], state=State.QUARANTINED)
+        self.people = replace(self.people, candidates=ACCUSED | AUDITORS | {auditor: gone}, found_out=frozenset({auditor}))
+
+
+def test_what_only_the_found_out_has_passed_is_audited_once_more() -> None:
+    world = Desk()
+    assert world.rounds() == [Verdict.PASSED] * 3
+    assert sorted(world.asked) == [(0, "a0"), (1, "a0"), (2, "a0")]
+    world.asked.clear()
+    world.finds_out()
+    assert world.rounds() == [Verdict.PASSED] * 3
+    assert {at for at, _ in world.asked} == {0, 1, 2}
+    assert {auditor for _, auditor in world.asked} <= {"a1", "v"}
+    assert {at for at, auditor in world.asked if auditor == "v"} == {0, 1, 2}, "the verifier repeats what is audited again"
+    world.asked.clear()
+    world.rounds()
+    assert not world.asked, "once is enough"
+
+
+def test_without_a_verifier_too_and_never_a_third_time() -> None:
+    world = Desk(verifiers=())
+    world.rounds()
+    world.asked.clear()
+    world.finds_out()
+    assert world.rounds(24) == [Verdict.PASSED] * 3
+    assert sorted(world.asked) == [(0, "a1"), (1, "a1"), (2, "a1")]
+    world.finds_out("a1")
+    world.people = replace(world.people, candidates=world.people.candidates | {"a0": AUDITORS["a0"]})
+    world.asked.clear()
+    world.rounds()
+    assert not world.asked, "two have passed it, and it was looked at again already"
+
+
+def test_what_was_waved_through_fails_when_its_auditor_is_found_out() -> None:
+    world = Desk()
+    world.rounds()
+    world.finds_out()
+    found = world.rounds(finds={(auditor, NAMES[1]): Word.FAULT for auditor in ("a1", "v")})
+    assert found == [Verdict.PASSED, Verdict.FAILED, Verdict.PASSED]
+
+
+def test_evidence_that_the_store_may_have_let_go_is_not_asked_for() -> None:
+    """Nobody else has it any more, and what cannot be verified costs who did it half of its record."""
+    world = Desk()
+    world.rounds()
+    world.now_s += AGAIN_S
+    world.asked.clear()
+    world.finds_out()
+    assert world.rounds() == [Verdict.PASSED] * 3
+    assert not world.asked
+
+
+def test_what_another_one_has_passed_too_stays() -> None:
+    world = Desk(redundancy={"a": 3}, candidates=ACCUSED | AUDITORS)
+    world.rounds()
+    assert {auditor for _, auditor in world.asked} == set(AUDITORS)
+    world.asked.clear()
+    world.finds_out()
+    world.rounds()
+    assert not world.asked
+
+
+def test_what_passes_after_its_auditor_was_found_out_is_audited_again_as_well() -> None:
+    """Its word was heard before, the manifest comes after."""
+    world = Desk()
+    world.desk.tick(world.people, 1.0)
+    world.desk.answered("accused", NAMES[0], BUNDLE, 1.0)
+    [task] = [one for one in world.desk.take() if isinstance(one, SendTask)]
+    world.desk.reported(Report(task.task_id, "a0", NAMES[0], Word.PASS, digest="d" * 64), 1.0)
+    assert [one.verdict for one in world.desk.decisions()] == [Verdict.PASSED]
+    world.finds_out()
+    world.desk.tick(world.people, 2.0)
+    world.now_s = 2.0
+    world.tells()
+    world.rounds()
+    assert (0, "v") in world.asked
+
+
+def test_the_end_of_a_job_is_looked_at_by_the_verifier_and_proves_no_auditor_honest() -> None:
+    """Everybody can tell which it is: who is right there may have waved all else through."""
+    world = Desk(num_batches=3)
+    assert world.rounds(finds={(auditor, NAMES[2]): Word.FAULT for auditor in ("a0", "v")})[2] is Verdict.FAILED
+    assert (2, "a0") in world.asked
+    world.asked.clear()
+    world.finds_out()
+    world.rounds()
+    assert {at for at, _ in world.asked} == {0, 1}
+    honest = Desk(num_batches=3)
+    honest.rounds()
+    assert sorted(honest.asked) == [(0, "a0"), (1, "a0"), (2, "a0"), (2, "v")]
+
+
+@pytest.mark.parametrize(
+    ("batches", "num_batches", "wanted"),
+    [
+        (IntervalSet.span(0, 64 * LAST_PART - 64), 64 * LAST_PART, False),
+        (IntervalSet.span(0, 64 * LAST_PART - 63), 64 * LAST_PART, True),
+        (IntervalSet.of((3, 5), (60, 64)), 64, True),
+        (IntervalSet.span(0, 63), 64, False),
+        (IntervalSet.span(0, 1), 1, True),
+        (IntervalSet.span(0, 1), 0, False),
+        (IntervalSet.empty(), 64, False),
+    ],
+)
+def test_a_job_ends_with_whatever_holds_one_of_its_last_batches(batches: IntervalSet, num_batches: int, wanted: bool) -> None:
+    assert is_last(batches, num_batches) is wanted
+
+
+def test_what_is_heard_or_known_later_counts() -> None:
+    accounts = Accounts()
+
+    def said(interval: str, auditor: str = "a0") -> Report:
+        return Report("0" * 32, auditor, interval, Word.PASS, digest="d" * 64)
+
+    accounts.heard(said("i"), is_canary=False)
+    assert accounts.passed_alone({"a0"}) == {"i": "a0"}
+    accounts.heard(said("j"), is_canary=False)
+    assert accounts.passed_alone({"a0"}) == {"i": "a0", "j": "a0"}
+    accounts.see("i", Truth.RIGHT)
+    assert accounts.passed_alone({"a0"}) == {"j": "a0"}
+    accounts.recall([said("k"), said("j", "a1")])
+    assert accounts.passed_alone({"a0"}) == {"k": "a0"}
+    assert accounts.passed_alone({"a0", "a1"}) == {"k": "a0"}
+    assert accounts.passed_alone(()) == {}
+
+
+def test_of_evidence_the_oldest_is_forgotten() -> None:
+    found = Bundles()
+    for number in range(MAX_BUNDLES + 1):
+        found.came(str(number), BUNDLE, 0.0)
+    assert found.of("0") is None
+    assert not found.take_again("0", 1.0)
+    assert found.of("1") is BUNDLE
+    assert found.take_again("1", AGAIN_S)
+    assert not found.take_again("1", 1.0)
+    assert not found.take_again("2", AGAIN_S + 1)
