@@ -22,7 +22,7 @@ from dcnr.stages import INPUT
 from examples.byzantine.behaviours import BEHAVIOURS, Behaviour
 from examples.byzantine.worker import CheatingCompute
 from trust.comparison import judge
-from trust.draw import Secret, Task, floors_of, is_drawn, is_last, rate, task_of
+from trust.draw import LAST_AUDITORS, Secret, Task, floors_of, is_drawn, is_last, rate, task_of
 from trust.exposure import Drawn, Life
 from trust.folding import Told
 from trust.going_back import Cause, gone_back, way_back
@@ -203,10 +203,8 @@ class World:
         self.figures.bad_offered += num_bad
         for step in claim.steps:
             self._frames[stage.id][step.batch] = step.output
-        if ends:
-            self._check(name, at, claim)
-        elif drawn:
-            self._audit(node, name, at, claim)
+        if drawn:
+            self._audit(node, name, at, claim, LAST_AUDITORS if ends else 1)
         if node.behaviour is None and all(step.loss > BURST_LOSS for step in claim.steps[-UNLEARNED:]):
             self.figures.broken_states += 1
             self._look_back(at)
@@ -255,16 +253,20 @@ class World:
             values[before] = self._frames[before][batch]
         return Entry(batch, Mode.TRAIN, tuple(values[item.id] for item in self._stages[at].inputs), y)
 
-    def _audit(self, accused: Node, name: str, at: int, claim: Claim) -> None:
-        """By an active PNode, else by a verifier."""
+    def _audit(self, accused: Node, name: str, at: int, claim: Claim, wanted: int) -> None:
+        """By so many active PNodes, where they are here, else by a verifier."""
         fit = [one for one in self._nodes if one.standing.state is State.ACTIVE and one is not accused]
-        auditor = self._rng.choice(fit) if fit else None
-        if auditor is not None and auditor.behaviour is not None:
+        auditors = self._rng.sample(fit, min(wanted, len(fit)))
+        for auditor in auditors:
+            if auditor.behaviour is None:
+                break
             if task_of(self._secret, name, auditor.name, 0) is Task.WRONG_CANARY:
                 self.figures.canaries_failed += 1
                 self._found_out(auditor, name, "it passed what is wrong")
-            else:
-                auditor.waved.append((name, self._now_s))
+                break
+            auditor.waved.append((name, self._now_s))
+        else:
+            if len(auditors) == wanted:
                 self._pass(name)
                 return
         if self._ledger.intervals[name].verdict is Verdict.OPEN:

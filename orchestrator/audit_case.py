@@ -60,8 +60,6 @@ class Case:
     num_late: int = 0
     is_repeated: bool = False
     """Whether the verifier repeats it whatever the auditor says, which nobody can tell."""
-    is_last: bool = False
-    """Whether it repeats it since the job ends with it, as everybody can tell: an auditor that is right there has shown nothing."""
     decision: Decision | None = None
 
     @property
@@ -73,7 +71,7 @@ class Case:
 def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[int, bool]:
     """The decision, or how many auditors have to be at work and whether only own eyes will do. ``can_look``: this orchestrator is a verifier.
 
-    ``wanted``: auditors that must find nothing; where a graph asks for redundant executions, all but the replica's own.
+    ``wanted``: auditors that must find nothing: two of what a job ends with; where a graph asks for redundant executions, all but the replica's own.
     """
     name, words = case.interval.name, case.words
     own = {words[auditor].word for auditor in case.own if auditor in words}
@@ -91,7 +89,7 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[
         is_accused = any(one.word is Word.FAULT for one in words.values())
         return (1, True) if is_accused and can_look else (max(1, REAUDITORS - passes), False)
     if passes:
-        if (case.is_repeated or case.is_last) and can_look:
+        if case.is_repeated and can_look:
             return 1, True
         if passes < wanted:
             return wanted - passes, False

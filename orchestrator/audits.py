@@ -36,7 +36,7 @@ from orchestrator.audit_events import (
     Word,
 )
 from trust.auditors import Candidate, Choice, Subject, choose
-from trust.draw import Secret, Task, is_last, task_of
+from trust.draw import LAST_AUDITORS, Secret, Task, is_last, task_of
 from trust.going_back import Cause
 from trust.late_draw import drawn_late, drawn_of_the_found_out
 from trust.ledger import Ledger, Verdict
@@ -334,9 +334,10 @@ class AuditDesk:
 
     def _audit(self, case: Case, now_s: float, asks: int) -> int:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""
-        others = max(1, self._people.redundancy.get(case.interval.vnode, 1) - 1)
-        case.is_last = is_last(case.interval.batches, self._people.num_batches)
-        found = weighed(case, can_look=bool(self._people.verifiers), wanted=others)
+        people = self._people
+        ends = bool(people.verifiers) and is_last(case.interval.batches, people.num_batches)
+        others = max(LAST_AUDITORS if ends else 1, people.redundancy.get(case.interval.vnode, 1) - 1)
+        found = weighed(case, can_look=bool(people.verifiers), wanted=others)
         if isinstance(found, Decision):
             self._decide(case, found)
             return 0

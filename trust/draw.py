@@ -33,7 +33,10 @@ CANARY_RATE: Final = 0.05
 WRONG_RATE: Final = 0.5
 """Of all canaries: they are wrong on purpose."""
 LAST_PART: Final = 64
-"""Of a job's batches the last one in so many."""
+LAST_BATCHES: Final = 64
+"""A job ends with its last batches: one in so many, and no more than so many: of a long job that is next to nothing."""
+LAST_AUDITORS: Final = 2
+"""Find nothing in what a job ends with before it counts."""
 ALWAYS: Final = frozenset((State.SUSPECT, State.QUARANTINED, State.REHAB, State.BANNED))
 """States in which every interval is audited, whoever trusts whom."""
 _DRAW, _CANARY, _WRONG = b"dcnr/draw/v1\0", b"dcnr/canary/v1\0", b"dcnr/wrong/v1\0"
@@ -100,11 +103,12 @@ def is_drawn(secret: Secret, interval: str, probability: float) -> bool:
 
 
 def is_last(batches: IntervalSet, num_batches: int) -> bool:
-    """Whether an interval holds any of the last batches of its job. Such are always drawn, and looked at by the verifier too: nothing learned later would
-    mend what they spoil, nor would a later host find that it cannot learn from them. Of a job whose size is not known (0) none is.
+    """Whether an interval holds any of the last batches of its job. Such are always drawn, and audited by `LAST_AUDITORS`: nothing learned later would mend
+    what they spoil, nor would a later host find that it cannot learn from them. Of a job whose size is not known (0) none is.
     """
     highest = batches.highest()
-    return highest is not None and num_batches > 0 and highest >= num_batches - max(1, num_batches // LAST_PART)
+    last = max(1, min(num_batches // LAST_PART, LAST_BATCHES))
+    return highest is not None and num_batches > 0 and highest >= num_batches - last
 
 
 def task_of(secret: Secret, interval: str, auditor: str, attempt: int) -> Task:

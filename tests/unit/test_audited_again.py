@@ -1,5 +1,5 @@
 """Goal: what passed on the word alone of an auditor that is found out since, for whatever it did, is audited once more while its evidence is there; what a
-job ends with is always audited, and by own eyes.
+job ends with is always audited, by two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orchestrator.audit_bundles import MAX_BUNDLES, Bundles
 from orchestrator.audit_events import Bundle, People, Report, SendChallenge, SendTask, VerifyRecord, Word
 from orchestrator.audits import AuditDesk
 from trust.auditors import Candidate
-from trust.draw import LAST_PART, Secret, Task, is_last, task_of
+from trust.draw import LAST_BATCHES, LAST_PART, Secret, Task, is_last, task_of
 from trust.ledger import Interval, Ledger, Verdict
 from trust.overturned import AGAIN_S, Truth
 from trust.separation import Party, Separation
@@ -159,25 +159,26 @@ def test_what_passes_after_its_auditor_was_found_out_is_audited_again_as_well() 
     assert (0, "v") in world.asked
 
 
-def test_the_end_of_a_job_is_looked_at_by_the_verifier_and_proves_no_auditor_honest() -> None:
-    """Everybody can tell which it is: who is right there may have waved all else through."""
-    world = Desk(num_batches=3)
-    assert world.rounds(finds={(auditor, NAMES[2]): Word.FAULT for auditor in ("a0", "v")})[2] is Verdict.FAILED
-    assert (2, "a0") in world.asked
-    world.asked.clear()
-    world.finds_out()
-    world.rounds()
-    assert {at for at, _ in world.asked} == {0, 1}
-    honest = Desk(num_batches=3)
-    honest.rounds()
-    assert sorted(honest.asked) == [(0, "a0"), (1, "a0"), (2, "a0"), (2, "v")]
+def test_two_look_at_the_end_of_a_job_one_of_them_the_verifier_where_nobody_else_is_free() -> None:
+    alone = Desk(num_batches=3)
+    assert alone.rounds() == [Verdict.PASSED] * 3
+    assert alone.asked == [(0, "a0"), (1, "a0"), (2, "a0"), (2, "v")]
+    both = Desk(num_batches=3, candidates=ACCUSED | AUDITORS)
+    assert both.rounds() == [Verdict.PASSED] * 3
+    assert sorted(auditor for at, auditor in both.asked if at == 2) == ["a0", "a1"]
+    assert len(both.asked) == 4
+    without = Desk(num_batches=3, verifiers=())
+    assert without.rounds() == [Verdict.PASSED] * 3
+    assert without.asked == [(0, "a0"), (1, "a0"), (2, "a0")], "nobody waits for somebody who may never come"
 
 
 @pytest.mark.parametrize(
     ("batches", "num_batches", "wanted"),
     [
-        (IntervalSet.span(0, 64 * LAST_PART - 64), 64 * LAST_PART, False),
-        (IntervalSet.span(0, 64 * LAST_PART - 63), 64 * LAST_PART, True),
+        (IntervalSet.span(0, 9 * LAST_PART - 9), 9 * LAST_PART, False),
+        (IntervalSet.span(0, 9 * LAST_PART - 8), 9 * LAST_PART, True),
+        (IntervalSet.span(0, 10**9 - LAST_BATCHES), 10**9, False),
+        (IntervalSet.span(0, 10**9 - LAST_BATCHES + 1), 10**9, True),
         (IntervalSet.of((3, 5), (60, 64)), 64, True),
         (IntervalSet.span(0, 63), 64, False),
         (IntervalSet.span(0, 1), 1, True),
