@@ -335,7 +335,8 @@ class AuditDesk:
     def _audit(self, case: Case, now_s: float, asks: int) -> int:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""
         people = self._people
-        ends = bool(people.verifiers) and is_last(case.interval.batches, people.num_batches)
+        waits = bool(people.verifiers) and not (case.word_s and now_s >= case.word_s + GIVE_UP_S)
+        ends = waits and is_last(case.interval.batches, people.num_batches)
         others = max(LAST_AUDITORS if ends else 1, people.redundancy.get(case.interval.vnode, 1) - 1)
         found = weighed(case, can_look=bool(people.verifiers), wanted=others)
         if isinstance(found, Decision):

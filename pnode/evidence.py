@@ -166,21 +166,24 @@ def closed_in(directory: Path) -> dict[str, Path]:
     return found
 
 
-def left_in(directory: Path, before_s: float) -> tuple[dict[str, int], int]:
-    """Of a replica that is not here any more: bytes of its whole intervals by name, and of the rest. What nobody signed is removed where nothing was
-    added to it since ``before_s``: its worker may be handing over still.
+def left_in(directory: Path, before_s: float) -> tuple[dict[str, tuple[int, float]], int]:
+    """Of a replica that is not here any more: of its whole intervals, by name, the bytes and when they were signed; and the bytes of the rest. What nobody
+    signed is removed where nothing was added to it since ``before_s``: its worker may be handing over still.
     """
-    whole = closed_in(directory)
-    rest = 0
-    with contextlib.suppress(OSError):
-        for path in directory.iterdir():
+    whole, rest = closed_in(directory), 0
+    for path in _folders_in(directory):
+        with contextlib.suppress(OSError):
             if path in whole.values():
                 continue
             if max(item.stat().st_mtime for item in (path, *path.iterdir())) < before_s:
                 _remove(path)
             else:
                 rest += _size(path)
-    return {digest: _size(path) for digest, path in whole.items()}, rest
+    found: dict[str, tuple[int, float]] = {}
+    for digest, path in whole.items():
+        with contextlib.suppress(OSError):
+            found[digest] = _size(path), (path / _NAME).stat().st_mtime
+    return found, rest
 
 
 def forget(directory: Path, digests: Collection[str]) -> None:
@@ -189,6 +192,12 @@ def forget(directory: Path, digests: Collection[str]) -> None:
     for digest in digests:
         if digest in kept:
             _remove(kept[digest])
+
+
+def _folders_in(directory: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [path for path in directory.iterdir() if path.is_dir()]
+    return []
 
 
 def _remove(path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Read is the chain from the newest manifest that a confirmed head names back to where it was read before. An interval that no manifest names goes when a
 later one of its replica is named: what leads to a named state is named with it. The newest spared ones stay for a while, since they may be drawn late
-(`trust.late_draw`). All that replicas leave behind counts as disk in use, and of the spared ones only so much stays as one replica's room holds.
+(`trust.late_draw`). All that replicas leave behind counts as disk in use. Above one replica's room the spared goes first, then what is older than spared ones
+get: intervals that no manifest named, and those whose job ended before somebody looked.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Verdicts:
     """One per daemon. ``newest``: models with the digest of the manifest that their confirmed head names.
 
     ``hosted``: replicas that this PNode has to host, each with its present life, or None while it does not run. ``left``: is told how many bytes
-    others have left behind, of which spared ones go above ``max_left_bytes``.
+    others have left behind, of which some goes above ``max_left_bytes``.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Verdicts:
                 await self._settle(replica, life, now_s, is_hosted=replica in hosted)
         here = frozenset(hosted)
         if self._seen != here:
-            self._seen, self._count_s = here, min(self._count_s, now_s + CALM_S)
+            self._seen, self._count_s = here, now_s + CALM_S
         if now_s >= self._count_s:
             await self._count_left(here, now_s)
             self._count_s = now_s + COUNT_S
@@ -154,25 +155,28 @@ class Verdicts:
             del self._known[replica], self._settled[replica], self._look_again_s[replica]
 
     async def _count_left(self, hosted: frozenset[str], now_s: float) -> None:
-        """What replicas that are not here any more have left: the oldest spared ones go until all of it takes no more than it may."""
+        """What replicas that are not here any more have left, and what of it goes since it takes too much."""
 
-        def sizes() -> dict[str, tuple[dict[str, int], int]]:
+        def read() -> dict[str, tuple[dict[str, tuple[int, float]], int]]:
             return {path.name: left_in(path, now_s - COUNT_S) for path in self._directories() if path.name not in hosted}
 
-        left = await asyncio.to_thread(sizes)
-        num_bytes = sum(rest + sum(whole.values()) for whole, rest in left.values())
-        spared = sorted(
-            (told.decided_s, replica, name)
-            for replica, (whole, _) in left.items()
-            for name, told in self._known.get(replica, {}).items()
-            if name in whole and told.verdict == Verdict.SPARED.value
-        )
-        for _, replica, name in spared:
+        left = await asyncio.to_thread(read)
+        num_bytes = sum(rest + sum(size for size, _ in whole.values()) for whole, rest in left.values())
+        may_go: list[tuple[bool, float, str, str]] = []
+        for replica, (whole, _) in left.items():
+            known = self._known.get(replica, {})
+            for name, (_, signed_s) in whole.items():
+                told = known.get(name)
+                if told is not None and told.verdict == Verdict.SPARED.value:
+                    may_go.append((False, told.decided_s, replica, name))
+                elif signed_s < now_s - SPARED_KEPT_S:
+                    may_go.append((True, signed_s, replica, name))
+        for _, _, replica, name in sorted(may_go):
             if num_bytes <= self._max_left_bytes:
                 break
             await asyncio.to_thread(forget, self._evidence / replica, [name])
-            num_bytes -= left[replica][0][name]
-            del self._known[replica][name]
+            num_bytes -= left[replica][0][name][0]
+            self._known.get(replica, {}).pop(name, None)
         self._left(num_bytes)
 
 

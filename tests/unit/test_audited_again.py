@@ -15,7 +15,7 @@ from dcnr.intervals import IntervalSet
 from orchestrator.accounts import Accounts
 from orchestrator.audit_bundles import MAX_BUNDLES, Bundles
 from orchestrator.audit_events import Bundle, People, Report, SendChallenge, SendTask, VerifyRecord, Word
-from orchestrator.audits import AuditDesk
+from orchestrator.audits import GIVE_UP_S, AuditDesk
 from trust.auditors import Candidate
 from trust.draw import LAST_BATCHES, LAST_PART, Secret, Task, is_last, task_of
 from trust.ledger import Interval, Ledger, Verdict
@@ -167,6 +167,11 @@ def test_two_look_at_the_end_of_a_job_one_of_them_the_verifier_where_nobody_else
     assert both.rounds() == [Verdict.PASSED] * 3
     assert sorted(auditor for at, auditor in both.asked if at == 2) == ["a0", "a1"]
     assert len(both.asked) == 4
+    silent = Desk(num_batches=3)
+    silent.rounds(5, {("v", NAMES[2]): Word.REFUSED})
+    assert silent.intervals[NAMES[2]].verdict is Verdict.OPEN
+    silent.now_s += GIVE_UP_S
+    assert silent.rounds(5, {("v", NAMES[2]): Word.REFUSED}) == [Verdict.PASSED] * 3, "a verifier that cannot look holds up no job"
     without = Desk(num_batches=3, verifiers=())
     assert without.rounds() == [Verdict.PASSED] * 3
     assert without.asked == [(0, "a0"), (1, "a0"), (2, "a0")], "nobody waits for somebody who may never come"

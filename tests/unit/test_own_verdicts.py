@@ -197,11 +197,35 @@ def test_what_replicas_leave_behind_is_counted_and_the_oldest_spared_go_above_on
     run(tmp_path, scenario)
 
 
+def test_what_nobody_ever_decided_on_goes_above_that_room_once_it_is_as_old_as_spared_evidence_gets(tmp_path: Path) -> None:
+    """Its manifest never came, or its job ended first: it must not keep this machine from working for ever."""
+
+    async def scenario(rig: Rig) -> None:
+        del rig.lives["a.1"]
+        kept = rig.root / "evidence" / "a.1"
+        for age, path in enumerate(closed_in(kept).values()):
+            os.utime(path / "name", (rig.now_s + age, rig.now_s + age))
+        rig.tells(n0="open")
+        await rig.looks()
+        rig.now_s += CALM_S
+        await rig.looks()
+        assert len(closed_in(kept)) == 3
+        assert rig.left[-1] > 3 * SIZE
+        rig.now_s += SPARED_KEPT_S
+        await rig.looks()
+        assert list(closed_in(kept)) == NAMES[1:3], "the oldest, and no more than has to"
+        assert rig.left[-1] < 3 * SIZE
+
+    run(tmp_path, scenario)
+
+
 def test_a_replica_that_is_away_for_a_moment_keeps_its_evidence(tmp_path: Path) -> None:
     """A worker that begins anew hosts nothing until it is told."""
 
     async def scenario(rig: Rig) -> None:
         rig.tells(n0="spared", n1="spared", n2="spared")
+        await rig.looks()
+        rig.now_s += CALM_S
         life = rig.lives.pop("a.1")
         await rig.looks()
         rig.lives["a.1"] = life
