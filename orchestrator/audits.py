@@ -89,7 +89,7 @@ class AuditDesk:
             self._close(name)
         for name in sorted(opened - self._cases.keys(), key=lambda name: ledger.intervals[name].number):
             bundle = self._bundles.of(name)
-            case = self._cases[name] = Case(ledger.intervals[name], now_s, now_s + CHALLENGE_S * (bundle is None), bundle)
+            case = self._cases[name] = Case(ledger.intervals[name], now_s, now_s if bundle else now_s + CHALLENGE_S, bundle)
             case.is_repeated = name in self._again
         self._again = {name: one for name, one in self._again.items() if self._verdict(name) in REOPENED}
         final = (Verdict.FAILED, Verdict.UNVERIFIABLE)

@@ -171,7 +171,7 @@ def left_in(directory: Path, before_s: float) -> tuple[dict[str, tuple[int, floa
     signed is removed where nothing was added to it since ``before_s``: its worker may be handing over still.
     """
     whole, rest = closed_in(directory), 0
-    for path in _folders_in(directory):
+    for path in folders_in(directory):
         with contextlib.suppress(OSError):
             if path in whole.values():
                 continue
@@ -194,7 +194,8 @@ def forget(directory: Path, digests: Collection[str]) -> None:
             _remove(kept[digest])
 
 
-def _folders_in(directory: Path) -> list[Path]:
+def folders_in(directory: Path) -> list[Path]:
+    """Its directories; none where it cannot be read."""
     with contextlib.suppress(OSError):
         return [path for path in directory.iterdir() if path.is_dir()]
     return []

@@ -21,7 +21,7 @@ from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId
 from dcnr.v1 import data_pb2, local_pb2, model_pb2
 from pnode.duties import Say
-from pnode.evidence import closed_in, forget, left_in
+from pnode.evidence import closed_in, folders_in, forget, left_in
 from pnode.trail import MAX_MANIFESTS, Fetch
 from trust.envelope import parse_envelope
 from trust.late_draw import MAX_SPARED, SPARED_KEPT_S
@@ -123,10 +123,7 @@ class Verdicts:
 
     def _unknown(self) -> set[str]:
         """Intervals of which an earlier life of this daemon kept evidence. Blocks."""
-        return {name for directory in self._directories() for name in closed_in(directory)}
-
-    def _directories(self) -> list[Path]:
-        return [path for path in self._evidence.iterdir() if path.is_dir()] if self._evidence.exists() else []
+        return {name for directory in folders_in(self._evidence) for name in closed_in(directory)}
 
     async def _manifest(self, model: str, digest: str) -> model_pb2.Manifest:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=model, digest=digest)
@@ -158,7 +155,7 @@ class Verdicts:
         """What replicas that are not here any more have left, and what of it goes since it takes too much."""
 
         def read() -> dict[str, tuple[dict[str, tuple[int, float]], int]]:
-            return {path.name: left_in(path, now_s - COUNT_S) for path in self._directories() if path.name not in hosted}
+            return {path.name: left_in(path, now_s - COUNT_S) for path in folders_in(self._evidence) if path.name not in hosted}
 
         left = await asyncio.to_thread(read)
         num_bytes = sum(rest + sum(size for size, _ in whole.values()) for whole, rest in left.values())
@@ -171,12 +168,15 @@ class Verdicts:
                     may_go.append((False, told.decided_s, replica, name))
                 elif signed_s < now_s - SPARED_KEPT_S:
                     may_go.append((True, signed_s, replica, name))
+        gone: dict[str, list[str]] = {}
         for _, _, replica, name in sorted(may_go):
             if num_bytes <= self._max_left_bytes:
                 break
-            await asyncio.to_thread(forget, self._evidence / replica, [name])
+            gone.setdefault(replica, []).append(name)
             num_bytes -= left[replica][0][name][0]
             self._known.get(replica, {}).pop(name, None)
+        for replica, names in gone.items():
+            await asyncio.to_thread(forget, self._evidence / replica, names)
         self._left(num_bytes)
 
 

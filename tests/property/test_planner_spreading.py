@@ -134,7 +134,8 @@ def test_a_return_moves_at_most_one_part_of_everything(stages: list[StageCost], 
                     break
             assert settled, "the planner keeps changing its mind"
             part, is_little = -(-len(plan.assignments) // len(up)), work <= (idle + 1) * sum(flops.values()) / len(up)
-            assert taken <= (idle + 1) * (part + 1) or is_little
+            most = (idle + 1) * (part + 1)
+            assert taken <= most or (is_little and taken <= 2 * most)
 
 
 @pytest.mark.parametrize("victim", range(8))

@@ -14,8 +14,10 @@ import pytest
 from dcnr.intervals import IntervalSet
 from orchestrator.accounts import Accounts
 from orchestrator.audit_bundles import MAX_BUNDLES, Bundles
+from orchestrator.audit_case import AUDIT_S
 from orchestrator.audit_events import Bundle, People, Report, SendChallenge, SendTask, VerifyRecord, Word
 from orchestrator.audits import GIVE_UP_S, AuditDesk
+from orchestrator.decider import GRANT_LIFETIME_S
 from trust.auditors import Candidate
 from trust.draw import LAST_BATCHES, LAST_PART, Secret, Task, is_last, task_of
 from trust.ledger import Interval, Ledger, Verdict
@@ -211,6 +213,10 @@ def test_what_is_heard_or_known_later_counts() -> None:
     assert accounts.passed_alone({"a0"}) == {"k": "a0"}
     assert accounts.passed_alone({"a0", "a1"}) == {"k": "a0"}
     assert accounts.passed_alone(()) == {}
+
+
+def test_the_store_keeps_evidence_for_longer_than_it_is_opened_again() -> None:
+    assert AGAIN_S + 2 * AUDIT_S <= GRANT_LIFETIME_S
 
 
 def test_of_evidence_the_oldest_is_forgotten() -> None:
