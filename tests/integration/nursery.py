@@ -54,7 +54,8 @@ class Nursed:
     def send_signal(self, number: int) -> None:
         """Nothing happens to one that has ended."""
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended, and the nursery is about to say so
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL."""

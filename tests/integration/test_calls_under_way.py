@@ -78,8 +78,12 @@ async def slow_line(port: int) -> AsyncIterator[str]:
                 await writer.drain()
         writer.close()
 
+    ends: list[asyncio.StreamWriter] = []
+
     async def came(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.append(writer)
         back, there = await asyncio.open_connection("127.0.0.1", port)
+        ends.append(there)
         await asyncio.gather(carried(reader, there, 0.0), carried(back, writer, SLOW_S))
 
     server = await asyncio.start_server(came, "127.0.0.1", 0)
@@ -87,6 +91,8 @@ async def slow_line(port: int) -> AsyncIterator[str]:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
+        for end in ends:  # also where whoever carries is interrupted before it has closed them
+            end.transport.abort()
 
 
 def test_a_handshake_may_take_as_long_as_a_connection() -> None:
