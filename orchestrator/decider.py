@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dataservice import keys
-from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Refused, Stale
 from dcnr.ports import Clock, ObjectStore
 from dcnr.tracing import UNTRACED, Tracer, of_job
 from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator import publishing
 from orchestrator.changes import Activate, Change, Decide, MoveJob, NameManifest, NamePlan
 from orchestrator.checkpoints import Judged
 from orchestrator.contribution import Contributions
 from orchestrator.desired import desired_states
-from orchestrator.documents import open_end, put_all, put_once, sealed
+from orchestrator.documents import open_end, put_once, sealed
 from orchestrator.drawing import Drawing
 from orchestrator.exits import ExitBook
 from orchestrator.head_loop import HeadLoop
@@ -84,7 +84,7 @@ class Decider:
         self._key, self._policy, self._store, self._clock, self._loop = key, policy, store, clock, loop
         self._view, self._jobs, self._jobs_read_at = view, jobs, jobs_read_at
         self._inventory, self._nodes_changed, self._exits, self._history = inventory, nodes_changed, exits, history
-        self._planner, self._observer, self._records = Planner(plan_policy), observer, records
+        self._planner, self._observer, self._records, self._loader = Planner(plan_policy), observer, records, loader
         self._term: _Term | None = None
         self.naming = Naming(key=key, store=store, clock=clock, loader=loader, history=history, drawing=drawing)
         self._tracer = tracer
@@ -92,7 +92,10 @@ class Decider:
         self._seen_ends: set[str] = set()
         self._contributions = Contributions()
         self._nodes_changed_at = clock.monotonic()
+        self._planned_s = 0.0
+        """How long the planner thought in this round."""
         self.wake = Signal()
+        """Fires with whatever a round may act upon."""
         self.trouble = ""
         self.num_late: Callable[[ModelView], int] = lambda _: 0
         """How many intervals will be drawn late; the audit desk puts itself here."""
@@ -106,6 +109,10 @@ class Decider:
         """Rounds until cancelled."""
         seen = nodes = -1
         while True:
+            await asyncio.sleep(
+                min(self._planned_s, ROUND_S)
+            )  # while news come all the time, half of the time at most is spent on plans
+            self._planned_s = 0.0
             seen = await self.wake.wait(seen, ROUND_S)
             if self._nodes_changed.version != nodes:
                 nodes, self._nodes_changed_at = self._nodes_changed.version, self._clock.monotonic()
@@ -250,6 +257,7 @@ class Decider:
         )  # fmt: skip
         request = replace(request, nodes=self._contributions.judged(request.nodes, now))
         made = await asyncio.to_thread(self._planner.make, request)
+        self._planned_s = self._clock.monotonic() - now
         if made.stays and previous is not None and previous.epoch == head.epoch:
             return
         made.plan.reason = plan_reason(previous, made.plan)
@@ -293,22 +301,13 @@ class Decider:
         known = self._loop.core.known
         assert known is not None
         plan.sequence = int(known.head.sequence) + SEQUENCE_AHEAD
-        stored = sealed(identity_pb2.DOMAIN_PLAN, plan, self._key)
         before = {item.pnode_id for item in view.plan.assignments} if view.plan is not None else set()
         hosting = {node_id for node_id, record in self._inventory.nodes().items() if record.beat.replicas and record.streams}
         costs = view.job.costs if view.job is not None else ()
-        desired = desired_states(plan, stored.digest, int(plan.sequence), costs, request_digest, before | hosting)
-        objects = [
-            (keys.desired(view.model, stored.digest, pnode_id), sealed(identity_pb2.DOMAIN_DESIRED_STATE, item, self._key).data)
-            for pnode_id, item in desired.items()
-        ]
-        _check_size(len(stored.data), max((len(data) for _, data in objects), default=0))
-        # One after the other: a store that keeps objects in directories may lose an object whose name has become a directory first.
-        await put_all(self._store, [(keys.plan(view.model, stored.digest), stored.data)])
-        reached("plan.stored")
-        await put_all(self._store, objects)
-        reached("desired.stored")
-        await self._loop.decide(NamePlan(view.head.active.job_id, view.head.plan_digest, stored.digest, int(plan.sequence)))
+        made = publishing.published(view.model, plan, self._key, costs, request_digest, before | hosting)
+        await publishing.put(self._store, made)
+        self._loader.wrote(made)
+        await self._loop.decide(NamePlan(view.head.active.job_id, view.head.plan_digest, made.stored.digest, int(plan.sequence)))
         reached("plan.named")
         self._emptied.clear()
         self._history.say(
@@ -319,7 +318,7 @@ class Decider:
             self._history.say(change.kind, change.replica, change.reason, **change.facts)
         gone = {item.replica for item in view.plan.assignments} if view.plan is not None else set()
         self._note_placements(view, plan.reason, gone - {item.replica for item in plan.assignments})
-        return stored.digest
+        return made.stored.digest
 
     def _note_placements(self, view: ModelView, outcome: str, replicas: Iterable[str]) -> None:
         wanted = set(replicas)
@@ -388,12 +387,3 @@ class Decider:
 
 def _completes(change: Change | None) -> bool:
     return isinstance(change, Decide) and model_pb2.Outcome.FromString(change.outcome).state == model_pb2.JOB_STATE_COMPLETED
-
-
-def _check_size(plan_bytes: int, desired_bytes: int) -> None:
-    """Of a plan and the largest of its desired states. A head that named what nobody can read could not be replaced: nobody would have its view."""
-    if plan_bytes > limits.MAX_PLAN_BYTES or desired_bytes > limits.MAX_ENVELOPE_BYTES:
-        raise Refused(
-            f"a plan of {plan_bytes} bytes, {desired_bytes} of them for one PNode; at most {limits.MAX_PLAN_BYTES} and {limits.MAX_ENVELOPE_BYTES} are read",
-            code="plan_too_large", remedy="cancel the job, and submit it with fewer replicas of each VNode, as numbers",
-        )  # fmt: skip

@@ -14,6 +14,7 @@ from dcnr.errors import Corrupt, NotFound
 from dcnr.ports import Clock, ObjectStore
 from dcnr.v1 import identity_pb2
 from orchestrator.documents import open_desired
+from orchestrator.publishing import Published
 from trust.network import NetworkPolicy
 
 if TYPE_CHECKING:
@@ -49,10 +50,18 @@ class DesiredReader:
         desired = open_desired(stored.data, self._policy(), view.model)
         if (desired.plan_digest, desired.pnode_id) != key or desired.sequence != view.head.plan_sequence:
             raise Corrupt("a desired state that belongs to another plan or PNode", code="wrong_desired")
-        self._known[key] = identity_pb2.Envelope.FromString(stored.data)
+        self._remember(key, identity_pb2.Envelope.FromString(stored.data))
+        return self._known[key]
+
+    def wrote(self, made: Published) -> None:
+        """What was stored from here is not read back."""
+        for pnode_id, one in made.desired.items():
+            self._remember((str(made.stored.digest), pnode_id), one.envelope)
+
+    def _remember(self, key: tuple[str, str], envelope: identity_pb2.Envelope) -> None:
+        self._known[key] = envelope
         while len(self._known) > MAX_CACHED:
             self._known.popitem(last=False)
-        return self._known[key]
 
     async def _listed(self, view: ModelView) -> frozenset[str]:
         """PNodes for which the plan's directory holds one, as of at most `ABSENT_S` ago."""

@@ -148,6 +148,7 @@ class ModelRuntime:
             exits=self.exits, history=shared.history, plan_policy=shared.plan_policy, loader=self.loader, drawing=self.drawing,
             observer=shared.observer, records=shared.records, tracer=shared.tracer,
         )  # fmt: skip
+        shared.nodes_changed.pass_on(self.decider.wake)
         self.auditing = Auditing(
             model, shared, view=lambda: self.view, job=lambda job_id: self.loader.job(model, job_id), plan=self._plan,
             is_holder=lambda: self.is_holder, wake=self.decider.wake,

@@ -337,8 +337,11 @@ async def _reach(dialer: Dialer, node_id: str, addresses: list[str]) -> bool:
 
 
 async def _judge(shared: Shared, attach: AttachService, membership: Membership) -> None:
-    """Judges several times a second whoever may have changed; those that are lost here are looked for, so that they leave everybody's view if they are dead."""
+    """Judges whoever may have changed, at once and several times a second; those that are lost here are looked for, so that they leave everybody's view if
+    they are dead.
+    """
     lost: set[str] = set()
+    seen = -1
     while True:
         if changes := tell_transitions(shared, shared.clock.monotonic()):
             shared.nodes_changed.fire()
@@ -349,7 +352,7 @@ async def _judge(shared: Shared, attach: AttachService, membership: Membership) 
                 membership.suspect(node_id)
         for node_id in shared.inventory.take_missed():
             attach.probe(node_id)
-        await asyncio.sleep(JUDGE_S)
+        seen = await shared.nodes_changed.wait(seen, JUDGE_S)
 
 
 @contextlib.asynccontextmanager

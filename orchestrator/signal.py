@@ -11,12 +11,19 @@ class Signal:
     def __init__(self) -> None:
         self.version = 0
         self._event = asyncio.Event()
+        self._others: list[Signal] = []
+
+    def pass_on(self, other: Signal) -> None:
+        """From now on ``other`` fires whenever this does."""
+        self._others.append(other)
 
     def fire(self) -> None:
         """Wakes everybody who waits now."""
         self.version += 1
         event, self._event = self._event, asyncio.Event()
         event.set()
+        for other in self._others:
+            other.fire()
 
     async def wait(self, seen: int, timeout_s: float) -> int:
         """The current version, as soon as it differs from ``seen`` or the time is over."""

@@ -26,6 +26,7 @@ from orchestrator.costs import StageCost, stage_costs
 from orchestrator.delivery import DesiredReader
 from orchestrator.documents import get_exact, open_manifest, open_plan
 from orchestrator.jobs import intervals
+from orchestrator.publishing import Published
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 
@@ -180,6 +181,12 @@ class ViewLoader:
     async def desired(self, view: ModelView, pnode_id: str) -> identity_pb2.Envelope | None:
         """The desired state of a PNode under the view's plan; None if the plan has none for it. Raises Unavailable, Corrupt."""
         return await self._desired.of(view, pnode_id)
+
+    def wrote(self, made: Published) -> None:
+        """What was stored from here is not read back."""
+        data = made.stored.data
+        _remember(self._plans, str(made.stored.digest), (open_plan(data, self._policy(), made.model), data))
+        self._desired.wrote(made)
 
     async def _beginning(self, model: str, digest: str) -> model_pb2.Manifest | None:
         """What a job began with, as far as it can be read. Where audits are in force there is no view without it: the job would be taken for one without,

@@ -5,7 +5,6 @@ What is left out of the real service: sockets, grants' signatures and the SQLite
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -252,8 +251,9 @@ class OrchestratorShell:
         return self.world.knobs.beat_s
 
     async def _tick(self) -> None:
+        seen = -1
         while True:
-            await asyncio.sleep(TICK_S)
+            seen = await self.shared.nodes_changed.wait(seen, TICK_S)
             if tell_transitions(self.shared, self.clock.monotonic()):
                 self.shared.nodes_changed.fire()
             for node_id in self.shared.inventory.take_missed():

@@ -14,6 +14,7 @@ from dataservice import keys, manifests
 from dcnr import limits
 from dcnr.errors import InvalidInput, NotFound, Refused, Stale
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from orchestrator import decider
 from orchestrator.admission import admit, record_cancel
 from orchestrator.changes import MAX_DECIDED
 from orchestrator.explain import explain_model
@@ -71,11 +72,14 @@ def test_a_takeover_goes_on_with_the_plan_and_ends_the_job_once() -> None:
     asyncio.run(story())
 
 
-def test_a_killed_pnode_is_replaced_within_seconds() -> None:
+def test_a_killed_pnode_is_replaced_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The news itself begins the round, no clock."""
+
     async def story() -> None:
         async with world(workers=3) as made:
             await made.submit()
             holder = await made.running()
+            monkeypatch.setattr(decider, "ROUND_S", 60.0)
             plan = holder.plan
             assert plan is not None
             victim = next(worker for worker in made.workers if worker.node_id == plan.assignments[0].pnode_id)
@@ -159,7 +163,7 @@ def test_a_paused_job_stands_still_through_a_takeover_and_goes_on_where_it_was()
 def test_a_plan_that_nobody_could_read_is_not_named_and_its_maintainers_see_why(
     monkeypatch: pytest.MonkeyPatch, bounds: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr("orchestrator.decider.limits", SimpleNamespace(MAX_PLAN_BYTES=bounds[0], MAX_ENVELOPE_BYTES=bounds[1]))
+    monkeypatch.setattr("orchestrator.publishing.limits", SimpleNamespace(MAX_PLAN_BYTES=bounds[0], MAX_ENVELOPE_BYTES=bounds[1]))
 
     async def story() -> None:
         async with world() as made:

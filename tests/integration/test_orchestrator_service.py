@@ -27,6 +27,7 @@ from dcnr.sdk.client import connect_async
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from orchestrator import service
 from trust.envelope import open_single
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
@@ -59,21 +60,23 @@ async def job_in(connection: Connection, state: model_pb2.JobState.ValueType) ->
     raise AssertionError("the job ended in another state")
 
 
-def test_a_job_over_the_wire(embedded_store: StoreAddress, tmp_path: Path) -> None:
+def test_a_job_over_the_wire(embedded_store: StoreAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         maintainer, key = NodeKey.generate(), NodeKey.generate()
         policy = network_over(embedded_store, maintainer, key)
         store = S3Store(embedded_store)
         try:
             async with asyncio.timeout(90), serving(embedded_store, tmp_path / "o", key, policy) as address:
-                await wire(address, key, policy, maintainer, store)
+                await wire(address, key, policy, maintainer, store, monkeypatch)
         finally:
             store.close()
 
     asyncio.run(story())
 
 
-async def wire(address: str, key: NodeKey, policy: NetworkPolicy, maintainer: NodeKey, store: S3Store) -> None:
+async def wire(
+    address: str, key: NodeKey, policy: NetworkPolicy, maintainer: NodeKey, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workers = [Worker(policy, store, CLOCK) for _ in range(2)]
     pnodes = [PNode(worker, policy) for worker in workers]
     owner = await dial(maintainer, policy, key, address)
@@ -87,6 +90,7 @@ async def wire(address: str, key: NodeKey, policy: NetworkPolicy, maintainer: No
         answer = await owner.call(stub.SubmitJob, orchestrator_pb2.SubmitJobRequest(request=envelope), timeout_s=10)
         assert answer.existed
         await until(lambda: all(worker.reports for worker in workers), "both PNodes host a replica", MODELS_WAIT_S)
+        monkeypatch.setattr(service, "JUDGE_S", 600.0)  # from here on nobody is judged by the clock
         await check_confirmed_head(owner, policy, key, pnodes[0])
         for worker in workers:
             worker.learn_all()
@@ -104,6 +108,11 @@ async def wire(address: str, key: NodeKey, policy: NetworkPolicy, maintainer: No
         broken_at = CLOCK.monotonic()
         while any(node.attached for node in await nodes_of(owner) if node.node_id == workers[1].node_id):
             assert CLOCK.monotonic() - broken_at < 5.0, "a broken stream is noticed at once, not by silence"
+            await asyncio.sleep(0.05)
+        while workers[1].node_id not in [
+            node.node_id for node in await nodes_of(owner) if node.state == orchestrator_pb2.NODE_STATE_SUSPECT
+        ]:
+            assert CLOCK.monotonic() - broken_at < 5.0, "and judged at once"
             await asyncio.sleep(0.05)
     finally:
         for task in attached:

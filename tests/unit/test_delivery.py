@@ -11,11 +11,12 @@ from dataservice import keys
 from dataservice.memory import MemoryStore
 from dcnr.ports import ObjectInfo, StoredObject
 from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator import publishing
 from orchestrator.delivery import ABSENT_S, DesiredReader
 from orchestrator.documents import sealed
 from orchestrator.view import ModelView
 from trust.identity import NodeKey
-from trust.network import create_document, verify_chain
+from trust.network import NetworkPolicy, create_document, verify_chain
 
 PLAN = "d" * 64
 NAMED, STRAY = "a" * 40, "b" * 40
@@ -87,5 +88,30 @@ def test_one_answer_serves_all() -> None:
         assert await reader.of(view, STRAY) is not None
         assert await reader.of(view, STRAY) is not None
         assert (store.asked["list"], store.asked["get"]) == (2, before + 1)
+
+    asyncio.run(story())
+
+
+def test_what_was_written_here_is_not_read_back() -> None:
+    key = NodeKey.generate()
+    plan = model_pb2.Plan(network_id="n", model="m", holder=key.node_id, sequence=7)
+    plan.assignments.add(replica="v.1", vnode="v", pnode_id=NAMED)
+    clock = Clock()
+    store = CountingStore(clock)
+    made = publishing.published("m", plan, key, (), "", [STRAY])
+    view = ModelView("m", model_pb2.Head(plan_digest=str(made.stored.digest), plan_sequence=7), b"")
+
+    def unasked() -> NetworkPolicy:
+        raise AssertionError("what was signed here needs no verification")
+
+    async def story() -> None:
+        reader = DesiredReader(store, unasked, clock)
+        reader.wrote(made)
+        for pnode_id in (NAMED, STRAY):
+            found = await reader.of(view, pnode_id)
+            assert found is not None
+            assert found.SerializeToString(deterministic=True) == made.desired[pnode_id].data
+        assert not store.asked
+        assert await reader.of(view, "c" * 40) is None, "whoever was told nothing is looked for as before"
 
     asyncio.run(story())
