@@ -12,13 +12,18 @@ import pytest
 
 from simulation.control_knobs import ControlKnobs
 from simulation.control_world import ControlWorld
+from simulation.topology import RESIDUAL, chain
+from simulation.world import Knobs, Simulation
 from tests.simulation import control_planted, control_planted_places
 from tests.simulation import control_planted_heads as heads
+from tests.simulation import planted_states as states
 from tests.simulation.control_planted import Plant
 from tests.simulation.reddening import first_red
 from tests.simulation.test_audited_plane import PLANTED as PLANTED_AUDITED
 from tests.simulation.test_control_pauses import PLANTED as PLANTED_PAUSES
 from tests.simulation.test_control_planted_bugs import PLANTED as PLANTED_CONTROL
+from tests.simulation.test_planted_bugs import PLANTED as PLANTED_DATA
+from tests.simulation.test_planted_bugs import PLANTED_BETWEEN_REPLICAS
 
 SIMULATION: Final = Path(__file__).parents[2] / "simulation"
 
@@ -73,6 +78,36 @@ CONTROL: list[tuple[Plant, Any, int, str]] = [
     (control_planted.signatures_are_not_checked, partial(control_world, tamper_rate=0.1), 0, "tampered"),
 ]  # fmt: skip
 
+FEW: dict[str, Any] = {
+    "topology": RESIDUAL, "num_batches": 40, "crashes": 1, "pauses": 0, "breaks": 2, "partitions": 0, "store_outages": 0, "faults_s": 8.0,
+    "spool_batches": (12, 16), "lead_batches": 8, "unit_batches": 2, "merge_every": 4,
+}  # fmt: skip
+CALM = {"topology": chain(2), "num_batches": 200, "crashes": 0, "breaks": 0, "faults_s": 1.1}
+"""Floors are compared where nothing has gone wrong for a while."""
+
+
+def data_world(seed: int, **changes: Any) -> Simulation:
+    return Simulation(seed, Knobs(**{**FEW, **changes}))
+
+
+with_siblings = partial(data_world, replicas=(2, 2))
+
+DATA: list[tuple[Plant, Any, int, str]] = [
+    (states.floors_fall_with_every_delta, partial(with_siblings, **CALM), 0, "floor_monotone"),
+    (states.the_window_lies_beside_the_spool, data_world, 0, "spool_bound"),
+    (states.what_is_removed_is_removed_again, data_world, 0, "spool"),
+    (states.tests_begin_before_the_last_batch, data_world, 0, "final_weights"),
+    (states.evaluations_count_by_their_place, data_world, 0, "test_result"),
+    (states.snapshots_say_what_the_last_one_held, data_world, 0, "snapshot_lineage"),
+    (states.what_is_kept_is_not_said, with_siblings, 0, "true_lineage"),
+    (states.needs_have_no_reason, data_world, 0, "explain"),
+    (states.questions_are_answered_again, with_siblings, 0, "merge_call"),
+    (states.deltas_have_no_number, with_siblings, 0, "merge_call"),
+    (states.plans_forget_what_is_under_way, partial(with_siblings, rearrangements=2, faults_s=2.0), 0, "one_computation"),
+    (states.every_failure_is_fatal, partial(data_world, compute_failure_probability=0.02), 0, "stopped"),
+    (states.half_a_join_is_whole, data_world, 0, "join"),
+]
+
 
 @cache
 def what_is_red(world: Any, seed: int) -> str:
@@ -93,11 +128,20 @@ def test_a_bug_turns_this_checker_of_the_control_world_red_and_without_it_all_is
     assert first_red([world(seed)]) == checker
 
 
+@pytest.mark.parametrize(("plant", "world", "seed", "checker"), DATA, ids=names(DATA))
+def test_a_bug_turns_this_checker_of_the_data_world_red_and_without_it_all_is_green(
+    plant: Plant, world: Any, seed: int, checker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not what_is_red(world, seed)
+    plant(monkeypatch)
+    assert first_red([world(seed)]) == checker
+
+
 # ---- none is without a bug --------------------------------------------------------------------------------------------------
 
 
 def checkers_in(path: Path) -> Iterator[str]:
-    """The names under which a module demands something of its world, or says that it fails."""
+    """The names under which a module demands something of its world, or says that it fails; streams fail too, and in no name."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
@@ -108,7 +152,7 @@ def checkers_in(path: Path) -> Iterator[str]:
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             yield name.value
         else:
-            assert path.stem in ("world", "control_world"), f"{path.name}: say the checker's name where it is used"
+            assert node.func.attr == "fail", f"{path.name}:{node.lineno}: say the checker's name where it demands something"
 
 
 def of_world(*, control: bool) -> set[str]:
@@ -127,4 +171,11 @@ def test_every_checker_of_the_control_world_has_a_bug_that_turns_it_red() -> Non
         named |= alone(row[-1])
     found = of_world(control=True)
     assert {"job_lost", "ledger", "statements", "liveness"} <= found, "the modules were read"
+    assert not found - named, "plant a bug for each, or remove it"
+
+
+def test_every_checker_of_the_data_world_has_a_bug_that_turns_it_red() -> None:
+    named = {row[-1] for row in (*DATA, *PLANTED_DATA, *PLANTED_BETWEEN_REPLICAS)}
+    found = of_world(control=False)
+    assert {"exactly_once", "merge_call", "join", "liveness"} <= found, "the modules were read"
     assert not found - named, "plant a bug for each, or remove it"
