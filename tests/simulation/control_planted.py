@@ -12,8 +12,7 @@ from dataservice import keys
 from dataservice.memory import etag_of
 from dcnr.ids import NodeId
 from dcnr.v1 import identity_pb2, model_pb2
-from orchestrator import changes
-from orchestrator import decider as decider_module
+from orchestrator import changes, publishing
 from orchestrator.changes import Decide
 from orchestrator.checkpoints import CheckpointJudge
 from orchestrator.decider import Decider
@@ -165,12 +164,12 @@ def ones_own_word(patch: pytest.MonkeyPatch) -> None:
 
 def local_counter(patch: pytest.MonkeyPatch) -> None:
     """Rule 7: desired states count for themselves."""
-    made = decider_module.desired_states
+    made = publishing.desired_states
 
     def counted(plan: Any, digest: str, sequence: int, *rest: Any) -> Any:
         return made(plan, digest, plan.number, *rest)
 
-    patch.setattr(decider_module, "desired_states", counted)
+    patch.setattr(publishing, "desired_states", counted)
 
 
 def older_desired_states(patch: pytest.MonkeyPatch) -> None:

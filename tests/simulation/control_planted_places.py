@@ -12,10 +12,9 @@ from dcnr.ids import Digest, ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from membership.network_time import NetworkTime
-from orchestrator import decider as decider_module
 from orchestrator import explain as explain_module
 from orchestrator import inventory as inventory_module
-from orchestrator import placement
+from orchestrator import placement, publishing
 from orchestrator import placement as placement_module
 from orchestrator import planner as planner_module
 from orchestrator.ancestry import Ancestry, contributions_of
@@ -87,7 +86,7 @@ def siblings_share_a_node(patch: pytest.MonkeyPatch) -> None:
 
 def siblings_are_not_told(patch: pytest.MonkeyPatch) -> None:
     """Each replica is told of itself alone: all of them learn everything."""
-    made = decider_module.desired_states
+    made = publishing.desired_states
 
     def alone(*args: Any) -> Any:
         states = made(*args)
@@ -98,7 +97,7 @@ def siblings_are_not_told(patch: pytest.MonkeyPatch) -> None:
                 item.siblings.extend(kept)
         return states
 
-    patch.setattr(decider_module, "desired_states", alone)
+    patch.setattr(publishing, "desired_states", alone)
 
 
 def contributors_are_swapped_for_fun(patch: pytest.MonkeyPatch) -> None:
