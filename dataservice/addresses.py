@@ -63,7 +63,7 @@ class AddressRule:
         raise Refused(
             f"{scheme}://{host}:{port} is neither the network's store nor an allowed data host",
             code="address_not_allowed",
-            remedy="data hosts are listed in the network document",
+            remedy="maintainers list data hosts: dcnr network amend --add-data-host HOST",
         )
 
     def resolve(self, target: Target) -> str:

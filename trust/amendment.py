@@ -38,6 +38,9 @@ class Changes:
     audits: str | None = None
     store: tuple[str, str] | None = None
     """Scheme and host:port."""
+    add_data_hosts: Sequence[str] = ()
+    """HOST or HOST:PORT, from which data sets may be fetched over https."""
+    remove_data_hosts: Sequence[str] = ()
     add_maintainers: Sequence[bytes] = ()
     """Public keys (DER)."""
     remove_maintainers: Sequence[str] = ()
@@ -156,6 +159,7 @@ def _apply(document: identity_pb2.NetworkDocument, changes: Changes) -> None:
     added = [check_node_id(name) for name in changes.add_orchestrators]
     document.orchestrator_ids[:] = _swapped(document.orchestrator_ids, added, changes.remove_orchestrators, "orchestrator")
     document.bootstrap[:] = _swapped(document.bootstrap, changes.add_bootstrap, changes.remove_bootstrap, "bootstrap entry")
+    document.data_hosts[:] = _swapped(document.data_hosts, changes.add_data_hosts, changes.remove_data_hosts, "data host")
     trusted = {one.node_id: int(one.expires_unix_ms) for one in document.trusted_pnodes}
     for node_id in changes.untrust:
         if trusted.pop(node_id, None) is None:

@@ -29,6 +29,8 @@ MAX_ORCHESTRATORS: Final = 256
 TRUSTED_S: Final = 365 * 86400.0
 """How long a PNode is trusted where nothing else is said."""
 MAX_TRUSTED_PNODES: Final = 1024
+MAX_DATA_HOSTS: Final = 64
+"""Machines from which data sets may be fetched over https."""
 AUDITS: Final = ("none", "drawn")
 MAX_REHAB_UNITS: Final = 1000
 PROTOCOL_MIN: Final = 1
@@ -195,11 +197,12 @@ def create_document(
     trusted: Iterable[str] = (),
     trusted_s: float = TRUSTED_S,
     max_vnode_state_bytes: int = 0,
+    data_hosts: Iterable[str] = (),
     terms: Terms = ORDINARY,
 ) -> identity_pb2.Envelope:
     """Version 1 of a network's document, signed by ``keys``, which become its maintainers. Raises InvalidInput.
 
-    ``trusted``: ids of PNodes that are checked less, for ``trusted_s`` seconds from now on.
+    ``trusted``: ids of PNodes that are checked less, for ``trusted_s`` seconds from now on. ``data_hosts``: HOST or HOST:PORT, over https.
     """
     until_unix_ms = int((now_wall + trusted_s) * 1000)
     document = identity_pb2.NetworkDocument(
@@ -219,6 +222,7 @@ def create_document(
         audits=audits,
         trusted_pnodes=[identity_pb2.TrustedPNode(node_id=node_id, expires_unix_ms=until_unix_ms) for node_id in trusted],
         max_vnode_state_bytes=max_vnode_state_bytes,
+        data_hosts=data_hosts,
         first_quarantine_s=terms.first_quarantine_s,
         rehab_units=terms.shadow_units,
         created_unix_ms=int(now_wall * 1000),
@@ -328,6 +332,8 @@ def _check_content(document: identity_pb2.NetworkDocument) -> None:
         raise Corrupt(f"a network lists at most {MAX_ORCHESTRATORS} distinct orchestrators", code="bad_document")
     if len(document.trusted_pnodes) > MAX_TRUSTED_PNODES or len(document.bootstrap) > MAX_BOOTSTRAP_ENTRIES:
         raise Corrupt("too many trusted PNodes or bootstrap entries", code="bad_document")
+    if len(document.data_hosts) > MAX_DATA_HOSTS or len(set(document.data_hosts)) != len(document.data_hosts):
+        raise Corrupt(f"a network allows at most {MAX_DATA_HOSTS} distinct data hosts", code="bad_document")
     if not 0 < document.protocol.min <= document.protocol.max:
         raise Corrupt("the document names no range of protocol versions", code="bad_document")
     if document.store_scheme not in ("", "http", "https") or not 0 <= document.audit_floor <= 1:
@@ -349,5 +355,9 @@ def _check_content(document: identity_pb2.NetworkDocument) -> None:
             split_address(address)
         if document.store_address:
             split_address(document.store_address)
+        for host in document.data_hosts:
+            split_address(host if ":" in host else f"{host}:443")
+            if host != host.lower():
+                raise InvalidInput(f"data host {host!r} has capital letters", code="bad_address")
     except DcnrError as error:
         raise Corrupt(f"the network document is malformed: {error.message}", code="bad_document") from error

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The network's constitution: keys, orchestrators, store.", no_args_is_help=True, rich_markup_mode=None)
 
+LocalityOption = Annotated[
+    str, typer.Option(help="spread, or single-host (demo and tests).", autocompletion=among("spread", "single-host"))
+]
+DataHostOption = Annotated[
+    list[str] | None, typer.Option(help="Host from which data sets may be staged over https, HOST or HOST:PORT. May be repeated.")
+]
+
 
 @app.command()
 def create(
@@ -32,9 +39,7 @@ def create(
         str, typer.Option(help="Store as volunteers reach it, http(s)://HOST:PORT; empty: bytes go through orchestrators.")
     ] = "",
     bucket: Annotated[str, typer.Option(help="Bucket in the store.")] = "dcnr",
-    locality: Annotated[
-        str, typer.Option(help="spread, or single-host (demo and tests).", autocompletion=among("spread", "single-host"))
-    ] = "spread",
+    locality: LocalityOption = "spread",
     bootstrap: Annotated[list[str] | None, typer.Option(help="First nodes to ask, ID@HOST:PORT. May be repeated.")] = None,
     maintainers: Annotated[int, typer.Option(min=1, max=32, help="Number of maintainer keys to make.")] = 1,
     threshold: Annotated[int, typer.Option(min=1, max=32, help="Signatures needed.")] = 1,
@@ -44,6 +49,7 @@ def create(
     ] = None,
     trusted_days: Annotated[float, typer.Option(min=0.0, max=3650.0, help="For how long it is trusted.")] = 365.0,
     max_vnode_mb: Annotated[int, typer.Option(min=0, help="Largest state of a VNode, MB; 0: 4 GiB.")] = 0,
+    data_host: DataHostOption = None,
     audit_floor: Annotated[float, typer.Option(min=0.0, max=1.0, help="Lowest audit probability.")] = 0.05,
     quarantine_s: Annotated[
         float, typer.Option(min=0.001, max=604800.0, help="Seconds after a first fault; then four times as long.")
@@ -77,7 +83,8 @@ def create(
         *keys, name=name, now_wall=SystemClock().wall(), orchestrator_ids=ids,
         threshold=threshold, locality=_locality(locality), store_address=address, store_bucket=bucket, store_scheme=scheme,
         bootstrap=[*(entry for entry in orchestrator if "@" in entry), *(bootstrap or ())], audit_floor=audit_floor, audits=audits,
-        trusted=trusted or (), trusted_s=trusted_days * 86400.0, max_vnode_state_bytes=max_vnode_mb * 1_000_000, terms=Terms(quarantine_s, rehab_units),
+        trusted=trusted or (), trusted_s=trusted_days * 86400.0, max_vnode_state_bytes=max_vnode_mb * 1_000_000, data_hosts=data_host or (),
+        terms=Terms(quarantine_s, rehab_units),
     )  # fmt: skip
     policy = verify_chain([envelope])
     save_policy(document, policy)
@@ -151,6 +158,7 @@ def _text(policy: NetworkPolicy) -> str:
     ]
     lines += [f"orchestrator   {node_id}" for node_id in data["orchestrator_ids"]]
     lines += [f"trusted        {item.node_id} until {_day(item.expires_unix_ms)}" for item in policy.document.trusted_pnodes]
+    lines += [f"data host      {host}" for host in data["data_hosts"]]
     lines += [f"bootstrap      {entry}" for entry in data["bootstrap"]]
     return "\n".join(lines)
 

@@ -59,6 +59,8 @@ def amend(
     trusted_days: Annotated[float, typer.Option(min=0.0, max=3650.0, help="For how long it is trusted.")] = 365.0,
     audits: Annotated[str | None, typer.Option(help="Whether claimed training is checked: none, or drawn.", show_default=False)] = None,
     store: Annotated[str | None, typer.Option(help="Store as volunteers reach it, http(s)://HOST:PORT.", show_default=False)] = None,
+    add_data_host: Annotated[list[str] | None, typer.Option(help="Host from which data sets may be staged over https, HOST or HOST:PORT.")] = None,
+    remove_data_host: Annotated[list[str] | None, typer.Option(help="One from which they may be no longer.")] = None,
     add_maintainer: Annotated[list[str] | None, typer.Option(help="Public key of one more, as dcnr network key prints it.")] = None,
     remove_maintainer: Annotated[list[str] | None, typer.Option(help="Id of one whose key counts no longer.")] = None,
     threshold: Annotated[int | None, typer.Option(min=1, max=32, help="Signatures needed from then on.", show_default=False)] = None,
@@ -82,6 +84,7 @@ def amend(
         trust=trust or (), untrust=untrust or (), trusted_until_unix_ms=int(1000 * (wall_s + trusted_days * 86400.0)), audits=audits,
         store=store_of(store) if store is not None else None, add_maintainers=[_public_key(text) for text in add_maintainer or ()],
         remove_maintainers=remove_maintainer or (), threshold=threshold,
+        add_data_hosts=add_data_host or (), remove_data_hosts=remove_data_host or (),
     )  # fmt: skip
     _amended(amend(load_policy(path), changes, session.keys(key), now_wall=wall_s), path, draft, as_json=as_json)
 

@@ -50,6 +50,23 @@ def test_it_is_in_force_with_enough_signatures_of_maintainers() -> None:
     assert list(again.document.orchestrator_ids) == [SECOND]
 
 
+def test_data_hosts_come_and_go() -> None:
+    policy = amend(
+        two_of_three(), Changes(add_data_hosts=["data.example.org", "[2001:db8::1]:8443"]), [ALICE, BOB], now_wall=NOW
+    ).policy()
+    assert list(policy.document.data_hosts) == ["data.example.org", "[2001:db8::1]:8443"]
+    changes = Changes(add_data_hosts=["data.example.org"], remove_data_hosts=["[2001:db8::1]:8443"])
+    assert list(amend(policy, changes, [ALICE, BOB], now_wall=NOW).policy().document.data_hosts) == ["data.example.org"]
+    for bad in ("https://data.example.org", "data.example.org/x", "Data.example.org", "a b", "", "x:0", "2001:db8::1", "user@x"):
+        with pytest.raises(InvalidInput) as refused:
+            amend(policy, Changes(add_data_hosts=[bad]), [ALICE, BOB], now_wall=NOW)
+        assert refused.value.code == "bad_document", bad
+    with pytest.raises(InvalidInput, match="64"):
+        amend(policy, Changes(add_data_hosts=[f"h{number}.example.org" for number in range(63)]), [ALICE, BOB], now_wall=NOW)
+    with pytest.raises(InvalidInput, match=r"other\.example\.org"):
+        amend(policy, Changes(remove_data_hosts=["other.example.org"]), [ALICE, BOB], now_wall=NOW)
+
+
 def ids(*keys: NodeKey) -> tuple[str, ...]:
     return tuple(sorted(key.node_id for key in keys))
 

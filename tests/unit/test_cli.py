@@ -177,7 +177,8 @@ def test_network_create_and_show(homes: Path, capsys: pytest.CaptureFixture[str]
     run("orchestrator key")
     orchestrator_id = capsys.readouterr().out.strip()
     create = f"dcnr network create --name garden --orchestrator {orchestrator_id}@127.0.0.1:7700 --store http://127.0.0.1:7790 --locality single-host"
-    assert run(create + " --maintainers 3 --threshold 2 --json") == 0
+    assert run(create + " --data-host https://data.example.org/") == 2
+    assert run(create + " --data-host data.example.org --maintainers 3 --threshold 2 --json") == 0
     made = json.loads(capsys.readouterr().out)
     policy = load_policy(homes / "dcnr" / "network.json")
     assert made["network_id"] == policy.network_id
@@ -188,8 +189,11 @@ def test_network_create_and_show(homes: Path, capsys: pytest.CaptureFixture[str]
     assert shown["network_id"] == policy.network_id
     assert shown["bootstrap"] == [f"{orchestrator_id}@127.0.0.1:7700"]
     assert shown["locality"] == "single_host"
+    assert shown["data_hosts"] == ["data.example.org"]
     assert run("dcnr network show") == 0
-    assert "rules on subnets and owners are lifted" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "rules on subnets and owners are lifted" in told
+    assert "data host      data.example.org" in told
     assert run(create) == 5, "an existing network is not overwritten"
     assert run("dcnr network create --name x --orchestrator nonsense --out", str(homes / "other")) == 2
 
