@@ -9,11 +9,12 @@ import asyncio
 import gzip
 import hashlib
 import math
+import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +29,7 @@ from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef, c
 from dataservice.transfer import download
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, InvalidInput, Stale
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale
 from dcnr.ids import Digest, check_digest, check_name, digest_of
 from dcnr.ports import ObjectStore
 
@@ -39,6 +40,13 @@ Put = Callable[[str, bytes], Awaitable[object]]
 SHARD_BYTES: Final = 8 * limits.MIB
 """Aim for the largest field; the other fields are cut at the same samples."""
 MAX_SOURCE_BYTES: Final = limits.MAX_OBJECT_BYTES
+"""Of one file that data sets are made from."""
+SOURCE_TIMEOUT_S: Final = 3600.0
+"""For the transfer of one such file: the largest one at 10 Mbit/s."""
+SIGNED_S: Final = 600
+"""How long the address of an object in the store may be used: it is used at once."""
+_S3: Final = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<key>[^\x00-\x1f\x7f]{1,1024})")
+_GZIP: Final = b"\x1f\x8b"
 _IDX_DTYPES: Final = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4"}
 
 
@@ -162,71 +170,121 @@ def _bad_source(path: Path, form: str, why: str) -> Corrupt:
 
 def read_idx(path: Path, *, max_bytes: int = MAX_SOURCE_BYTES) -> Array:
     """One array in the IDX format of MNIST, gzipped or not. Raises Corrupt."""
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            data = file.read(max_bytes + 1)
-    except (OSError, EOFError) as error:
-        raise Corrupt(f"{path.name} cannot be read: {error}", code="bad_source") from None
+    data = read_bytes(path, max_bytes=max_bytes)
+    if data.startswith(_GZIP):
+        try:
+            with gzip.open(path, "rb") as file:
+                data = file.read(max_bytes + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise _bad_idx(path, str(error)) from None
     if len(data) > max_bytes or len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_DTYPES:
-        raise Corrupt(f"{path.name} is not an IDX file or too large", code="bad_source")
+        raise _bad_idx(path, "its first bytes are others, or it is too large")
     rank = data[3]
-    if rank > limits.MAX_TENSOR_RANK or len(data) < 4 + 4 * rank:
-        raise Corrupt(f"{path.name} has a bad IDX header", code="bad_source")
+    if not 0 < rank <= limits.MAX_TENSOR_RANK or len(data) < 4 + 4 * rank:
+        raise _bad_idx(path, f"it has {rank} dimensions")
     shape = struct.unpack(f">{rank}I", data[4 : 4 + 4 * rank])
     dtype = np.dtype(_IDX_DTYPES[data[2]])
     if len(data) - 4 - 4 * rank != math.prod(shape) * dtype.itemsize:
-        raise Corrupt(f"{path.name} does not have the size of its shape {shape}", code="bad_source")
+        raise _bad_idx(path, f"it does not have the size of its shape {shape}")
     return np.frombuffer(data, dtype, offset=4 + 4 * rank).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def _bad_idx(path: Path, why: str) -> Corrupt:
+    return Corrupt(
+        f"{path.name} is not an IDX file: {why}", code="bad_source", remedy="fetch the file again, as it was published (.gz or not)"
+    )
+
+
+def read_bytes(path: Path, *, max_bytes: int = MAX_SOURCE_BYTES) -> bytes:
+    """The whole file as it is. Raises Corrupt if it is larger than ``max_bytes`` or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise Corrupt(f"{path.name} cannot be read: {error.strerror}", code="bad_source", remedy="check the file") from None
+    if len(data) > max_bytes:
+        raise Corrupt(f"{path.name} has more than {max_bytes} bytes", code="bad_source", remedy="stage a part of it")
+    return data
 
 
 def byte_windows(data: bytes, length: int) -> dict[str, Array]:
     """Text as bytes: windows of ``length`` without overlap; ``target`` is each position's next byte. Raises InvalidInput if too short."""
     num = (len(data) - 1) // length if length > 0 else 0
     if num < 1:
-        raise InvalidInput(f"{len(data)} bytes do not fill a window of {length} and its next byte", code="bad_source")
+        raise InvalidInput(
+            f"{len(data)} bytes do not fill a window of {length} and its next byte",
+            code="bad_source",
+            remedy="choose a smaller window",
+        )
     values = np.frombuffer(data, np.uint8)
     return {"input": values[: num * length].reshape(num, length), "target": values[1 : num * length + 1].reshape(num, length)}
 
 
-def byte_fields(length: int) -> dict[str, FieldSpec]:
-    """The fields of `byte_windows`: stored as bytes, read as int64."""
-    shape = (length,)
-    return {"input": FieldSpec("int64", shape, "uint8"), "target": FieldSpec("int64", shape, "uint8", num_classes=256)}
-
-
 async def obtain(
-    uri: str,
-    directory: Path,
-    *,
-    sha256: Digest | None,
-    rule: AddressRule,
+    uri: str, directory: Path, *, sha256: Digest | None, rule: AddressRule, store_file: Path | None = None,
     max_bytes: int = MAX_SOURCE_BYTES,
-) -> Path:
-    """The file that ``uri`` names: a local path as it is, or ``https://`` (allowed host, digest required).
+) -> Path:  # fmt: skip
+    """The file that ``uri`` names: a local path as it is; ``https://`` of an allowed host; ``s3://BUCKET/KEY``, signed for with ``store_file``.
 
-    Raises Refused (address), InvalidInput (form, missing digest), Corrupt (digest, size) or what the transfer raises.
+    What comes from elsewhere needs its digest and goes where ``rule`` allows, also with credentials: the store is the network's. Raises Refused
+    (address, credentials), InvalidInput (form, missing digest), NotFound, Corrupt (digest, size), NotRunning (no such file of credentials), or what
+    the transfer raises.
     """
-    if uri.startswith(("https://", "http://")):
-        if sha256 is None:
-            raise InvalidInput(
-                f"{uri!r:.80} is on another machine: the digest of the file is needed", code="bad_source",
-                remedy="give --sha256 DIGEST, from a place that you trust",
-            )  # fmt: skip
-        dest = directory / f"source-{check_digest(sha256)}"
-        await download(uri, dest, max_bytes=max_bytes, sha256=sha256, rule=rule)
-        return dest
     path = Path(uri.removeprefix("file://"))
-    if "://" in uri.removeprefix("file://") or not path.is_file():
-        raise InvalidInput(
-            f"{uri!r} is neither a file nor an https:// address", code="bad_source", remedy="check the path of the file"
-        )  # fmt: skip
-    if sha256:
-        found_digest = await asyncio.to_thread(_digest_of_file, path)
-        if found_digest != sha256:
-            raise Corrupt(
-                f"{path.name} has sha256 {found_digest}, not {sha256}", code="wrong_digest", remedy="fetch the file again"
+    if not uri.startswith(("https://", "http://", "s3://")):
+        if "://" in uri.removeprefix("file://") or not path.is_file():
+            raise InvalidInput(
+                f"{uri!r} is neither a file nor an https:// or s3:// address",
+                code="bad_source",
+                remedy="check the path of the file",
             )
-    return path
+        if sha256:
+            found_digest = await asyncio.to_thread(_digest_of_file, path)
+            if found_digest != sha256:
+                raise Corrupt(
+                    f"{path.name} has sha256 {found_digest}, not {sha256}", code="wrong_digest", remedy="fetch the file again"
+                )
+        return path
+    if sha256 is None:
+        raise InvalidInput(
+            f"{uri!r:.80} is on another machine: the digest of the file is needed", code="bad_source",
+            remedy="give --sha256 DIGEST, from a place that you trust",
+        )  # fmt: skip
+    dest = directory / f"source-{check_digest(sha256)}"
+    url = await asyncio.to_thread(_signed, uri, store_file) if uri.startswith("s3://") else uri
+    try:
+        await download(url, dest, max_bytes=max_bytes, sha256=sha256, rule=rule, timeout_s=SOURCE_TIMEOUT_S)
+    except NotFound:
+        raise NotFound(f"there is nothing at {uri!r:.200}", code="no_such_object", remedy="check the address") from None
+    except Refused as error:
+        if error.code != "grant_refused":
+            raise
+        raise Refused(f"{uri!r:.200} may not be read", code="store_denied", remedy="check the credentials: --store-file") from None
+    return dest
+
+
+def _signed(uri: str, store_file: Path | None) -> str:
+    """The address of an object for whoever has the credentials in ``store_file``; nothing is asked for. Raises as `obtain`."""
+    from dataservice.embedded import read_store_file  # boto3, for those who need it
+    from dataservice.s3 import S3Store
+
+    found = _S3.fullmatch(uri)
+    if found is None:
+        raise InvalidInput(f"{uri!r:.80} is not s3://BUCKET/KEY", code="bad_source", remedy="write s3://BUCKET/KEY")
+    if store_file is None:
+        raise InvalidInput(
+            f"{uri!r:.80} is read with the store's credentials", code="bad_source",
+            remedy="give --store-file store.json (of the machine where the store runs, mode 0600)",
+        )  # fmt: skip
+    address = replace(read_store_file(store_file).address(), bucket=found["bucket"])
+    try:
+        store = S3Store(address)
+    except ValueError as error:
+        raise Corrupt(f"{store_file}: {error}", code="bad_store_file", remedy="correct its endpoint") from None
+    try:
+        return store.presign_get(found["key"], SIGNED_S)
+    finally:
+        store.close()
 
 
 def _digest_of_file(path: Path) -> str:

@@ -393,5 +393,8 @@ class ClientSettings:
     bootstrap: tuple[str, ...] = setting((), "nodes to ask for orchestrators, as id@host:port")
     network: str = setting("", "path of the network document")
     home: str = setting("", "home directory of the maintainer; empty: the platform's")
+    store_file: str = setting(
+        "", "path of the store's credentials (store.json, 0600), with which s3:// sources of data sets are read"
+    )
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     tracing: TracingSettings = field(default_factory=TracingSettings)

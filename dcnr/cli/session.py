@@ -44,6 +44,7 @@ class Session:
         flags = {"network": str(network.absolute()) if network else None, "bootstrap": tuple(bootstrap) if bootstrap else None}
         settings = settings_of(ClientSettings, self.home, flags).value
         self.bootstrap = (*settings.orchestrators, *settings.bootstrap)
+        self.store_file = Path(settings.store_file).expanduser() if settings.store_file else None
         default = self.home / NETWORK_FILE
         self.network = Path(settings.network) if settings.network else default if default.exists() and not network_id else None
         if bootstrap and not network and not settings.network:

@@ -119,7 +119,8 @@ def test_wrong_arrays_are_refused_by_split(case: str, network: LocalNetwork, cli
 @pytest.mark.parametrize(
     ("name", "flags", "code", "why"),
     [
-        ("data.csv", (), 1, "not a zip file"),
+        ("data.csv", (), 2, "--format"),
+        ("data.csv", ("--format", "npz"), 1, "not a zip file"),
         ("tiny.npz", ("--sha256", "ab" * 32), 1, "sha256"),
         ("none.npz", (), 2, "none.npz"),
         ("broken.npz", (), 1, "broken.npz"),
