@@ -173,6 +173,18 @@ def test_an_object_of_the_networks_store(desk: Desk, monkeypatch: pytest.MonkeyP
     assert "bad_store_file" in desk.run(uri, *asked, "--store-file", str(tmp_path / "store.json"), code=1)
 
 
+def test_several_objects_have_their_digests_in_order(desk: Desk, tmp_path: Path) -> None:
+    network, sources, digests = desk.network, list[str](), list[str]()
+    for name, array in (("train_x", np.zeros((9, 2, 2), np.uint8)), ("train_y", np.arange(9, dtype=np.uint8))):
+        content = Path(idx(tmp_path / name, array)).read_bytes()
+        put(network, f"incoming/{name}-ubyte.gz", content)
+        sources.append(f"{name}=s3://{network.store.file.bucket}/incoming/{name}-ubyte.gz")
+        digests += ["--sha256", digest_of(content)]
+    known = ("--name", "pair", "--store-file", str(network.store.path))
+    assert desk.run(*sources, *digests, *known)["splits"] == {"train": 9}
+    assert "wrong_digest" in desk.run(*reversed(sources), *digests, *known, code=1)
+
+
 def test_hosts_are_allowed_by_the_network_document(desk: Desk, tmp_path: Path) -> None:
     """Goal: maintainers list a host by command, and unlist it; one that is listed is still not looked for inside."""
     network, file = desk.network, tmp_path / "network.json"
