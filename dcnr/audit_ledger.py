@@ -14,7 +14,7 @@ from dcnr import limits
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
-from dcnr.ledger_check import JobLedger, read_ledgers
+from dcnr.ledger_check import JobLedger, exposures_of, read_ledgers
 from dcnr.planned import PlannedMerges, newest_plan
 from dcnr.stored import Read, StoredDocuments
 from dcnr.v1 import data_pb2, model_pb2
@@ -22,8 +22,10 @@ from trust.commits import Place
 from trust.envelope import digest_of_envelope, parse
 from trust.equivocation import equivocation_of
 from trust.evidence import MAX_RECORD_BYTES, exhibit_of
+from trust.exposure import Exposure
 from trust.ledger import Interval, Verdict
 from trust.network import NetworkPolicy
+from trust.unnoticed import rules_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +38,8 @@ class LedgerAudit:
     """What was found. ``ledgers``: of every job in the chain, the oldest first; the rest is about the last one."""
 
     ledgers: tuple[JobLedger, ...]
+    exposures: tuple[Exposure, ...]
+    """Of each of them: how much may be wrong without anybody having noticed."""
     trouble: str = ""
     """The first entry that does not hold; empty if all do."""
     num_receipts: int = 0
@@ -101,7 +105,7 @@ class LedgerReader:
                 "the manifest was written without audits: there is no ledger", code="no_ledger",
                 remedy="audits are in force where the network document says audits = drawn",
             )  # fmt: skip
-        audit = LedgerAudit(tuple(ledgers))
+        audit = LedgerAudit(tuple(ledgers), tuple(exposures_of(ledgers, rules_of(self._policy))))
         try:
             self._chains(audit, request)
             self._heads(audit, last)

@@ -13,9 +13,11 @@ from typing import Final
 
 from dcnr.errors import Corrupt, InvariantBroken
 from dcnr.v1 import model_pb2
-from trust.folding import AUDITS_DRAWN, Chronicle, Folding, standings_of
+from trust.exposure import Exposure
+from trust.folding import AUDITS_DRAWN, Chronicle, Folding, Told, standings_of
 from trust.ledger import Interval, Verdict
 from trust.scores import credibility
+from trust.unnoticed import DrawRules, exposure_of_job
 
 MAX_MANIFESTS: Final = 100_000
 """Read on the way back; a longer chain is checked that far."""
@@ -110,6 +112,16 @@ def accounts_of(ledgers: Sequence[JobLedger], since_s: float = -math.inf) -> lis
         for pnode_id, row in found.items()
     ]
     return sorted(accounts, key=lambda one: (-one.cleared, one.pnode_id))
+
+
+def exposures_of(ledgers: Sequence[JobLedger], rules: DrawRules) -> list[Exposure]:
+    """Of each job, oldest first: how many of its cleared steps may be wrong without anybody having noticed. A release is made of all of them."""
+    found: list[Exposure] = []
+    earlier: list[Told] = []
+    for ledger in ledgers:
+        found.append(exposure_of_job(ledger.chronicle, rules, earlier))
+        earlier += ledger.chronicle.told
+    return found
 
 
 def entries_of(ledger: JobLedger) -> list[dict[str, object]]:

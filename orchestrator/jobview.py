@@ -54,6 +54,9 @@ def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orches
         shown.plan_number, shown.plan_digest = view.plan.number, view.head.plan_digest
         if with_vnodes:
             shown.vnodes.extend(_vnodes(runtime, job_id, now))
+            exposure = runtime.unnoticed.of(view)
+            if exposure is not None:
+                shown.unnoticed_steps, shown.cleared_steps = exposure.undetected_steps, exposure.num_steps
         shown.eta_s = eta_s(shown, view.plan, shared.clock.wall()) if shown.state != model_pb2.JOB_STATE_PAUSED else 0.0
     elif with_vnodes and view is not None and view.job is not None and view.job.request.job_id == job_id:
         shown.vnodes.extend(orchestrator_pb2.VNodeView(vnode=cost.vnode) for cost in view.job.costs)

@@ -37,6 +37,7 @@ from orchestrator.serving import Serving
 from orchestrator.signal import Signal
 from orchestrator.standings import Standings
 from orchestrator.track import TrackRecords
+from orchestrator.unnoticed import Unnoticed
 from orchestrator.usage import Books
 from orchestrator.versions import Versions
 from orchestrator.view import ModelView, ViewLoader
@@ -142,6 +143,7 @@ class ModelRuntime:
             core, shared.store, keys.head(model), shared.clock, self._on_news, request_timeout_s=shared.times.request_timeout_s
         )
         self.drawing = Drawing(shared.draw_secret, lambda: shared.policy, shared.clock, shared.trusts)
+        self.unnoticed = Unnoticed(lambda: shared.policy)
         self.decider = Decider(
             key=shared.key, policy=lambda: shared.policy, store=shared.store, clock=shared.clock, loop=self.loop, view=lambda: self.view,
             jobs=self.jobs, jobs_read_at=lambda: self._jobs_read_at, inventory=shared.inventory, nodes_changed=shared.nodes_changed,

@@ -64,22 +64,27 @@ def watch(
     """
     import json
 
+    from dcnr.cli.unnoticed import told_of_release
     from dcnr.cli.watching import Watcher, watcher
     from dcnr.sdk.plain import plain
-    from dcnr.v1 import model_pb2
+    from dcnr.v1 import model_pb2, orchestrator_pb2
 
     async def work(client: AsyncClient) -> int:
         job_id = job or await _newest(client, model)
         view: Watcher = watcher(silent=as_json)
-        state = model_pb2.JOB_STATE_UNSPECIFIED
+        newest = orchestrator_pb2.JobView()
         with view:
             async for message in client.watch(job_id, model=model, interval_s=interval):
-                state = message.job.state
+                newest = message.job
                 if as_json:
                     print(json.dumps(plain(message), ensure_ascii=False), flush=True)  # noqa: T201
                 view.show(message)
         view.finish()
-        return int(state)
+        if newest.outcome.manifest_digest and not as_json:
+            unnoticed, told = await told_of_release(client, newest.model, newest.outcome.manifest_digest)
+            if unnoticed is not None:
+                print(told, flush=True)  # noqa: T201
+        return int(newest.state)
 
     ended = Session(home, network, bootstrap, network_id).run(work)
     if ended != model_pb2.JOB_STATE_COMPLETED:

@@ -11,6 +11,7 @@ import typer
 from dcnr.cli import output
 from dcnr.cli.homes import HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, NetworkIdOption, NetworkOption, Session
+from dcnr.cli.unnoticed import NOBODY_CHECKED, together, unnoticed_data, unnoticed_text
 from dcnr.errors import NotFound
 
 if TYPE_CHECKING:
@@ -50,15 +51,20 @@ def verify(
         (one.job_id, one.num_manifests, len(one.chronicle.ledger.intervals), one.problem or "holds together")
         for one in found.ledgers
     ]
-    cleared = sorted(found.cleared().items())
+    cleared, whole = sorted(found.cleared().items()), together(found.exposures)
     data = {
-        "jobs": [{"job": row[0], "manifests": row[1], "intervals": row[2], "problem": one.problem} for row, one in zip(rows, found.ledgers, strict=True)],
+        "jobs": [
+            {"job": row[0], "manifests": row[1], "intervals": row[2], "problem": one.problem, "unnoticed": unnoticed_data(exposure)}
+            for row, one, exposure in zip(rows, found.ledgers, found.exposures, strict=True)
+        ],
         "problem": found.trouble, "receipts": found.num_receipts, "statements_gone": found.num_gone, "states": found.num_states,
         "evidence": found.faults, "verdicts": found.counts(),
         "cleared": {vnode: {"batches": batches, "of": newest} for vnode, (batches, newest) in cleared},
+        "unnoticed": unnoticed_data(whole),
     }  # fmt: skip
     lines = [f"{vnode}: {batches} of {newest} batches cleared" for vnode, (batches, newest) in cleared]
     lines += [f"evidence {digest[:16]} against {pnode_id}" for digest, pnode_id in found.faults.items()]
+    lines.append(unnoticed_text(whole.undetected_steps, whole.num_steps))
     lines.append(found.trouble or f"{found.num_receipts} receipts and {found.num_states} states are as they must be")
     output.emit(data, lambda: "\n".join([output.table(header, rows), *lines]), as_json=as_json)
     if not found.holds:
@@ -275,7 +281,7 @@ def _statements_text(lineages: list[VNodeLineage], problem: str, *, is_done: boo
     ]
     return "\n".join(
         [
-            "no audits were in force (audits = none): nobody checked what was computed; below is what was signed",
+            f"{NOBODY_CHECKED}; below is what was signed",
             output.table(("vnode", "batches", "commits", "by", ""), rows),
             problem or f"{len(lineages)} states are there, and agree with signed commits back to checkpoint 0",
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from dcnr.cli import import_model, output
 from dcnr.cli.files import text_in, write_whole
 from dcnr.cli.homes import HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, KeyOption, NetworkIdOption, NetworkOption, Session
+from dcnr.cli.unnoticed import told_of_release
 from dcnr.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -174,18 +175,20 @@ def export(
 ) -> None:  # fmt: skip
     """Write the trained weights as safetensors. With the graph and a description; the same manifest gives the same bytes."""
 
-    async def work(client: AsyncClient) -> tuple[Digest, Export]:
-        return await client.export(model, out, manifest=manifest, progress=output.Steps())
+    async def work(client: AsyncClient) -> tuple[Digest, Export, dict[str, Any] | None, str]:
+        digest, written = await client.export(model, out, manifest=manifest, progress=output.Steps())
+        return digest, written, *await told_of_release(client, model, digest)
 
-    digest, written = Session(home, network, bootstrap, network_id).run(work)
+    digest, written, unnoticed, told = Session(home, network, bootstrap, network_id).run(work)
     data = {
         "manifest": digest, "directory": str(written.directory), "digest": written.digest, "files": dict(written.files),
-        "num_parameters": written.num_parameters,
+        "num_parameters": written.num_parameters, "unnoticed": unnoticed,
     }  # fmt: skip
     output.emit(
         data,
         lambda: (
-            f"wrote {written.directory} ({written.num_parameters} parameters)\n  manifest {digest}\n  digest   {written.digest}"
+            f"wrote {written.directory} ({written.num_parameters} parameters)\n"
+            f"  manifest {digest}\n  digest   {written.digest}\n  {told}"
         ),
         as_json=as_json,
     )

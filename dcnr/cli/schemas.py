@@ -171,9 +171,12 @@ _TOP: Final = holds(
     ),
     events=items(message(common_pb2.Event)),
 )  # fmt: skip
+_UNNOTICED: Final = holds(steps=NUMBER, of=WHOLE, share=NUMBER)
+"""How much may be wrong without anybody having noticed."""
 _VERIFIED: Final = holds(
-    jobs=items(holds(job=TEXT, manifests=WHOLE, intervals=WHOLE, problem=TEXT)), problem=TEXT, receipts=WHOLE, statements_gone=WHOLE,
-    states=WHOLE, evidence=by_name(TEXT), verdicts=by_name(WHOLE), cleared=by_name(holds(batches=WHOLE, of=WHOLE)),
+    jobs=items(holds(job=TEXT, manifests=WHOLE, intervals=WHOLE, problem=TEXT, unnoticed=_UNNOTICED)), problem=TEXT, receipts=WHOLE,
+    statements_gone=WHOLE, states=WHOLE, evidence=by_name(TEXT), verdicts=by_name(WHOLE), cleared=by_name(holds(batches=WHOLE, of=WHOLE)),
+    unnoticed=_UNNOTICED,
 )  # fmt: skip
 _STATED: Final = holds(
     audits=constant("none"), completed=FLAG, problem=TEXT,
@@ -270,7 +273,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "dcnr model plan": extended(orchestrator_pb2.PreviewPlanResponse, quote=message(ledger_pb2.CostQuote)),
     "dcnr model submit": one_of(holds(draft=TEXT), message(orchestrator_pb2.SubmitJobResponse)),
     "dcnr model sign": holds(draft=TEXT, job_id=TEXT, model=TEXT, missing=WHOLE, on=TEXT),
-    "dcnr model export": holds(manifest=TEXT, directory=TEXT, digest=TEXT, files=by_name(ANYTHING), num_parameters=WHOLE),
+    "dcnr model export": holds(manifest=TEXT, directory=TEXT, digest=TEXT, files=by_name(ANYTHING), num_parameters=WHOLE, unnoticed=or_null(_UNNOTICED)),
     "dcnr model evaluate": holds(
         manifest=TEXT, split=TEXT, exits=items(holds(vnode=TEXT, loss=NUMBER, accuracy=NUMBER, count=WHOLE))
     ),

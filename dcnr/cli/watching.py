@@ -133,6 +133,7 @@ def headline(job: orchestrator_pb2.JobView) -> str:
     parts.append(f"running {duration(job.running_s)}" if job.running_s else "")
     parts.append(f"settling {duration(job.settling_s)}" if job.settling_s else "")
     parts.append(f"ETA {duration(job.eta_s)}" if job.eta_s > 0 else "")
+    parts.append(f"at most {job.unnoticed_steps / job.cleared_steps:.1%} wrong unnoticed" if job.cleared_steps else "")
     deepest = exits_of(job)
     parts.append(f"{deepest[-1][0]} {deepest[-1][1]}" if deepest else "")
     return ", ".join(part for part in parts if part)

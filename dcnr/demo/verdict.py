@@ -120,6 +120,8 @@ async def _ledger(verdict: Verdict, client: AsyncClient, model: str) -> None:
         found.trouble or f"{found.ledger.num_manifests} manifests, {found.num_receipts} receipts",
     )
     verdict.figures.append(("intervals by verdict", counts))
+    steps, num_steps = sum(one.undetected_steps for one in found.exposures), sum(one.num_steps for one in found.exposures)
+    verdict.figures.append(("steps that may be wrong unnoticed, at most", f"{steps:.1f} of {num_steps}"))
 
 
 def _kills(verdict: Verdict, story: Story) -> None:

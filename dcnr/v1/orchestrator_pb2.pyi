@@ -1375,6 +1375,8 @@ class JobView(_message.Message):
     PAUSE_FIELD_NUMBER: _builtins.int
     EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
     BATCHES_PER_S_FIELD_NUMBER: _builtins.int
+    UNNOTICED_STEPS_FIELD_NUMBER: _builtins.int
+    CLEARED_STEPS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """which"""
     model: _builtins.str
@@ -1413,6 +1415,10 @@ class JobView(_message.Message):
     """still queued then, it ends as expired; 0: never"""
     batches_per_s: _builtins.float
     """as its maintainers asked: it learns no more on average; 0: no limit"""
+    unnoticed_steps: _builtins.float
+    """of its cleared steps, so many may be wrong unnoticed on average, at most; 0 in lists and when it has ended"""
+    cleared_steps: _builtins.int
+    """batches of VNodes that are cleared where audits are in force; 0 likewise"""
     @_builtins.property
     def vnodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___VNodeView]:
         """in topological order"""
@@ -1450,10 +1456,12 @@ class JobView(_message.Message):
         pause: _model_pb2.JobPause | None = ...,
         expires_unix_ms: _builtins.int = ...,
         batches_per_s: _builtins.float = ...,
+        unnoticed_steps: _builtins.float = ...,
+        cleared_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "pause", b"pause"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_unix_ms", b"as_of_unix_ms", "audited", b"audited", "batches_per_s", b"batches_per_s", "epoch", b"epoch", "eta_s", b"eta_s", "expires_unix_ms", b"expires_unix_ms", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "num_batches", b"num_batches", "num_pnodes", b"num_pnodes", "outcome", b"outcome", "pause", b"pause", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "reporter", b"reporter", "running_s", b"running_s", "settling_s", b"settling_s", "state", b"state", "vnodes", b"vnodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_unix_ms", b"as_of_unix_ms", "audited", b"audited", "batches_per_s", b"batches_per_s", "cleared_steps", b"cleared_steps", "epoch", b"epoch", "eta_s", b"eta_s", "expires_unix_ms", b"expires_unix_ms", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "num_batches", b"num_batches", "num_pnodes", b"num_pnodes", "outcome", b"outcome", "pause", b"pause", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "reporter", b"reporter", "running_s", b"running_s", "settling_s", b"settling_s", "state", b"state", "unnoticed_steps", b"unnoticed_steps", "vnodes", b"vnodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

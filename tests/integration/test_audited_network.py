@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from collector_rig import Collector
+from commands_rig import Shell
 from network_rig import BATCH_SIZE, MODEL, SAMPLES, Rig, running_network
 
 import dcnr.sdk
@@ -94,8 +96,20 @@ def states_of(rig: Rig, node_id: str) -> list[int]:
 def test_a_cheat_is_caught_with_evidence_and_the_job_completes_without_what_it_taught(rig: Rig) -> None:
     teller, liar = rig.network.pnodes[-2:]
     job_id = rig.submit("audited", passes=PASSES, checkpoint_steps=16)
+    shown: list[orchestrator_pb2.JobView] = []
+
+    def is_found(node_id: str) -> bool:
+        shown.append(rig.ask(lambda client: client.job(job_id, MODEL)))
+        return QUARANTINED in states_of(rig, node_id)
+
     for found, what in ((liar, "the liar is quarantined"), (teller, "who tells two stories is banned")):
-        rig.until(lambda found=found: QUARANTINED in states_of(rig, found.node_id), what, 240.0, pause_s=1.0)  # type: ignore[misc]
+        rig.until(lambda found=found: is_found(found.node_id), what, 240.0, pause_s=0.3)  # type: ignore[misc]
+    rig.until(
+        lambda: is_found(liar.node_id) and any(one.cleared_steps for one in shown), "something is cleared", 120.0, pause_s=0.3
+    )
+    assert all(0.0 < one.unnoticed_steps <= one.cleared_steps for one in shown if one.cleared_steps), (
+        "who looks at the job is told as well"
+    )
     done = rig.ended(job_id, 300.0)
     chain = manifests(rig, done.outcome.manifest_digest)
     told = [one for manifest in chain for one in manifest.contributions]
@@ -119,6 +133,7 @@ def test_a_cheat_is_caught_with_evidence_and_the_job_completes_without_what_it_t
     assert {one.total_cleared for one in proofs.values()} == {len(VNODES) * num_batches}, "each batch is credited once"
     assert proofs[honest].account.cleared > 0
     assert (proofs[liar.node_id].account.cleared, proofs[liar.node_id].account.num_failed > 0) == (0, True)
+    check_unnoticed(rig, done.outcome.manifest_digest, len(VNODES) * num_batches)
     both = [QUARANTINED] * 2
     rig.until(
         lambda: states_of(rig, liar.node_id) == both, "the other orchestrator has verified the evidence itself", 120.0, pause_s=1.0
@@ -135,6 +150,31 @@ def test_a_cheat_is_caught_with_evidence_and_the_job_completes_without_what_it_t
         return found is not None and any(one.state == QUARANTINED and one.evidence in evidence for one in found.orchestrators)
 
     rig.until(is_told, "its owner is told why, with the evidence", 60.0)
+
+
+def check_unnoticed(rig: Rig, manifest: str, num_steps: int) -> None:
+    """Everybody is told how much of the release may be wrong unnoticed: by who checks the chain, with the exported weights, and at the end of the job."""
+    directory = rig.network.directory
+    where = (
+        "--home",
+        str(rig.network.maintainer_home),
+        "--network",
+        str(rig.network.network_file),
+        "--bootstrap",
+        rig.network.bootstrap[0],
+    )
+    with Collector() as collector:
+        shell = Shell(rig.network, collector)
+        ledger = ("dcnr ledger verify --json", MODEL, "--manifest", manifest, *where)
+        export = ("dcnr model export --json", MODEL, "--out", str(directory / "release"), "--manifest", manifest, *where)
+        shown, exported = (json.loads(shell.run(*words))["unnoticed"] for words in (ledger, export))
+        texts = [shell.run(words[0].removesuffix(" --json"), *words[1:]) for words in (ledger, export)]
+        texts.append(shell.run("dcnr job watch", "--model", MODEL, *where))
+    assert shown == exported
+    assert shown["of"] == num_steps
+    assert 0.0 < shown["share"] < 1.0, "whom the document trusts is drawn at a fifth of the rate, so not everything was"
+    said = f"at most {shown['steps']:.1f} of {num_steps} cleared steps"
+    assert [said in text for text in texts] == [True] * 3, texts[-1]
 
 
 @pytest.mark.long

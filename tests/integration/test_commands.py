@@ -87,6 +87,8 @@ def test_from_data_to_an_exported_model(shell: Shell, data: Path) -> None:
     assert [item["report"]["num_learned"] for item in views[-1]["job"]["vnodes"]] == [NUM_BATCHES] * 2
     exports = [json.loads(shell.run(f"dcnr model export tiny --json --out {data / name}")) for name in ("one", "two")]
     assert exports[0]["digest"] == exports[1]["digest"], "an export is a function of its manifest"
+    assert exports[0]["unnoticed"] is None
+    assert "nobody checked" in shell.run(f"dcnr model export tiny --out {data / 'one'}")
     judged = json.loads(shell.run("dcnr model evaluate tiny --json"))
     told = {result["vnode"]: result for result in views[-1]["job"]["outcome"]["exits"]}
     for item in judged["exits"]:

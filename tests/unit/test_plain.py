@@ -65,6 +65,9 @@ def test_a_running_job_on_screen() -> None:
     line = headline(job)
     for part in ("tiny running", "80/200", "epoch 3 of dddddddd", "ETA 1 min 1 s", "b 90.00 % (loss 0.200)"):
         assert part in line
+    assert "unnoticed" not in line, "nothing is said where nothing is cleared"
+    job.unnoticed_steps, job.cleared_steps = 12.5, 500
+    assert "at most 2.5% wrong unnoticed" in headline(job)
     rows = vnodes_table(job).splitlines()
     assert len(rows) == 3
     assert all(part in rows[2] for part in ("b", "cccccccc", "active", "80/200", "40", "12.5", "0.250"))
