@@ -15,6 +15,12 @@ MAX_CHUNK_BYTES: Final = 1 * MIB
 MAX_TENSOR_BYTES: Final = 256 * MIB
 """Largest tensor accepted from the wire, encoded or decoded."""
 MAX_TENSOR_RANK: Final = 8
+MAX_TENSOR_RMS: Final = 1e6
+"""Largest root of the mean square of a floating-point tensor's values from the wire, so its norm is at most this times the root of their number.
+
+No honest stage comes near it: a readout of such outputs has a loss far above `trust.late_draw.BURST_LOSS`, from which nobody learns. Squares, summed over the
+largest tensor, stay finite in float32.
+"""
 MAX_ENVELOPE_BYTES: Final = 1 * MIB
 MAX_ADVERT_BYTES: Final = 4 * KIB
 MAX_INTERVALS: Final = 4096

@@ -140,12 +140,15 @@ def check_header(
         raise _bad_header("digest", header.digest, "64 lower-case hexadecimal characters")
 
 
-def check_finite(array: Array, *, max_norm: float = math.inf) -> None:
-    """L0: no NaN, no infinity, Euclidean norm at most ``max_norm``; arrays of whole numbers pass. Raises RemoteFault."""
+def check_finite(array: Array) -> None:
+    """L0: no NaN, no infinity, a root of the mean square of at most `limits.MAX_TENSOR_RMS`; arrays of whole numbers pass.
+
+    Raises RemoteFault (``not_finite``, ``norm_bound``).
+    """
     if array.dtype.kind == "f":
         magnitude = _Magnitude()
         magnitude.add(array.reshape(-1))
-        magnitude.check(max_norm)
+        magnitude.check(array.size)
 
 
 class _Magnitude:
@@ -167,13 +170,16 @@ class _Magnitude:
                     square = float(np.dot(wide, wide))
                 self._squares += square
 
-    def check(self, max_norm: float) -> None:
-        """Raises RemoteFault."""
+    def check(self, num_values: int) -> None:
+        """All of them have been added. Raises RemoteFault."""
         if not self._finite:
             raise RemoteFault("a tensor holds NaN or infinity", code="not_finite")
-        norm = math.sqrt(self._squares)
-        if norm > max_norm:
-            raise RemoteFault(f"a tensor's norm {norm:.6g} is over {max_norm:.6g}", code="norm_bound")
+        norm, most = math.sqrt(self._squares), limits.MAX_TENSOR_RMS * math.sqrt(num_values)
+        if norm > most:
+            raise RemoteFault(
+                f"a tensor's norm {norm:.6g} is over {most:.6g}, {limits.MAX_TENSOR_RMS:g} for each value", code="norm_bound",
+                remedy="normalise inputs; a model that gives such outputs has diverged: submit it with a lower learning rate",
+            )  # fmt: skip
 
 
 def chunks(encoded: EncodedTensor, *, chunk_bytes: int = limits.MAX_CHUNK_BYTES) -> Iterator[memoryview]:
@@ -242,13 +248,13 @@ class TensorAssembler:
             return self._values.reshape(self.header.shape)
         return _decode_checked(self.header, self._buffer)
 
-    def finite_array(self, *, max_norm: float = math.inf) -> Array:
+    def finite_array(self) -> Array:
         """`array` that has passed L0 (`check_finite`). Raises as both."""
         array = self.array()
         if self._values is not None:
-            self._magnitude.check(max_norm)
+            self._magnitude.check(array.size)
         else:
-            check_finite(array, max_norm=max_norm)
+            check_finite(array)
         return array
 
 

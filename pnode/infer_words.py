@@ -37,7 +37,7 @@ class Travelling(Protocol):
         ...
 
     def values(self) -> Any:
-        """For the compute port. Raises RemoteFault (``not_finite``), Corrupt."""
+        """For the compute port. Raises RemoteFault (``not_finite``, ``norm_bound``), Corrupt."""
         ...
 
     def encoded(self) -> EncodedTensor:
@@ -63,7 +63,7 @@ class Arrived:
         return self.assembler.header.dtype, self.assembler.header.shape
 
     def values(self) -> Any:
-        """The decoded array, every value finite."""
+        """The decoded array, every value finite, its norm bounded."""
         return self.assembler.finite_array()
 
     def encoded(self) -> EncodedTensor:

@@ -88,7 +88,7 @@ class _Intake:
         check_signature(identity_pb2.DOMAIN_FRAME, said, self._edge.source_key, self.signature)
 
     def tensor(self) -> Array | Arrival:
-        """The decoded values, all finite; quick for a raw frame, whose memory they are. Raises RemoteFault or Corrupt."""
+        """The decoded values, all finite and of bounded norm; quick for a raw frame, whose memory they are. Raises RemoteFault or Corrupt."""
         array = self._assembler.finite_array()
         if not self._proven:
             return array

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from links_rig import CLOCK, MIB, NETWORK, Recorder, _flipped, _header, eventually, rig, run
 
+from dcnr import limits
 from dcnr.errors import NotFound
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
@@ -93,14 +94,27 @@ def test_a_frame_that_is_not_what_it_says_breaks_the_link_and_reaches_nobody(
     run(scenario)
 
 
-def test_values_that_are_not_finite_reach_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "code"), [(float("nan"), "not_finite"), (1.01 * limits.MAX_TENSOR_RMS, "norm_bound"), (3e38, "norm_bound")]
+)
+def test_values_that_are_not_finite_or_far_too_large_reach_nobody(tmp_path: Path, value: float, code: str) -> None:
     async def scenario() -> None:
         async with rig(tmp_path) as r:
             await r.target.until(ev.EdgeUp)
-            await r.send(1, np.full((1, 1024), np.nan, np.float32))
+            await r.send(1, np.full((1, 1024), value, np.float32))
             await r.target.until(ev.EdgeDown)
-            await r.until_told("not_finite")
+            await r.until_told(code)
             assert not [event for event in r.target.events if isinstance(event, ev.FrameArrived)]
+
+    run(scenario)
+
+
+def test_the_largest_values_that_may_travel_arrive(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path) as r:
+            await r.target.until(ev.EdgeUp)
+            await r.send(1, np.full((1, 1024), 0.99 * limits.MAX_TENSOR_RMS, np.float32))
+            await r.target.until(ev.FrameArrived)
 
     run(scenario)
 

@@ -124,6 +124,7 @@ def test_what_is_wrong_with_a_question_is_said_at_once_and_costs_no_other(tmp_pa
                 assert await code_of({"a": asked[:, 1:].copy()}) == "bad_shape"
                 assert await code_of({"a": np.zeros((1, 5 << 20), np.float32)}) == "bad_shape"
                 assert await code_of({"a": asked * np.float32("nan")}) == "not_finite"
+                assert await code_of({"a": np.full_like(asked, 3e38)}) == "norm_bound"
                 late = await asking.begin(key.node_id, hops, asked, deadline_s=0.3)
                 assert (await asking.failure(late)).code == "deadline_exceeded"
 

@@ -162,13 +162,18 @@ def test_extremes_of_int8_and_overflow_of_halves() -> None:
 
 
 def test_norm_bound() -> None:
-    check_finite(np.array([3.0, 4.0], F32), max_norm=5.0)
-    check_finite(np.array([1, 2]), max_norm=0.0)
-    check_finite(np.array([], F32), max_norm=0.0)
-    check_finite(np.array([1e30], F32), max_norm=1.1e30)
-    for array in (np.array([3.0, 4.1], F32), np.array([1e30], F32), np.array([3.0, 4.1], np.float16)):
-        with pytest.raises(RemoteFault, match="norm"):
-            check_finite(array, max_norm=5.0)
+    """The root of the mean square counts: a large value among small ones passes, of many large ones none does."""
+    bound = limits.MAX_TENSOR_RMS
+    few, half = np.zeros(70_001, F32), np.full(70_001, 0.5 * bound, F32)
+    few[-1] = 200 * bound
+    for fine in (few, half, np.array([bound], F32), np.array([], F32), np.array([2**62]), np.full(3, 6e4, np.float16)):
+        check_finite(fine)
+    half[:30_000] = 2 * bound
+    few[-1] = 300 * bound
+    for array in (few, half, np.array([1.001 * bound], F32), np.array([0.0, 3e38], F32), np.full(70_001, 3e38, F32)):
+        with pytest.raises(RemoteFault, match="norm") as caught:
+            check_finite(array)
+        assert caught.value.code == "norm_bound"
 
 
 def test_what_may_not_travel() -> None:
@@ -236,10 +241,22 @@ def test_values_that_are_not_finite_are_found_wherever_chunks_end(
                 assembler.finite_array()
         else:
             assert bits(assembler.finite_array()) == bits(decode(encoded.header, encoded.payload))
-            norm = float(np.linalg.norm(array.astype(np.float64)))
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(["raw", "int8"]), st.integers(1, 70_001), st.integers(201, 300_000))
+def test_a_norm_is_measured_over_all_chunks(codec: str, size: int, chunk_bytes: int) -> None:
+    array = np.ones(size, F32)
+    for part, is_fine in ((0.99, True), (1.02, False)):
+        encoded = encode(array * F32(part * limits.MAX_TENSOR_RMS), codec)
+        assembler = TensorAssembler(encoded.header)
+        for chunk in chunks(encoded, chunk_bytes=chunk_bytes):
+            assembler.add(chunk)
+        if is_fine:
+            assert assembler.finite_array().shape == array.shape
+        else:
             with pytest.raises(RemoteFault, match="norm"):
-                assembler.finite_array(max_norm=norm * 0.99)
-            assembler.finite_array(max_norm=norm * 1.01)
+                assembler.finite_array()
 
 
 def test_a_wrong_digest_comes_before_a_wrong_value() -> None:
