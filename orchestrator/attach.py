@@ -209,6 +209,8 @@ class AttachService:
             raise InvalidInput("a beat with more than its bounds", code="beat_too_large")
         if self._beat_rate.wait_s(stream.pnode_id, now):
             raise RemoteFault("beats come faster than any news could", code="beats_too_often")
+        if beat.replicas:
+            beat = shared.counted(stream.pnode_id, beat)
         interval_s = self.interval_s()
         accused = shared.inventory.beat(stream.pnode_id, now, beat, interval_s)
         if beat.HasField("advert"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dcnr import limits
-from dcnr.errors import Corrupt
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.exits import ExitBook
@@ -59,21 +58,15 @@ def progress_of(
 
 
 def unmerged_of(report: orchestrator_pb2.ReplicaReport) -> IntervalSet:
-    """What a contributor has learned that is in no anchor yet; empty where it is malformed."""
-    try:
-        return intervals(report.unmerged)
-    except Corrupt:
-        return IntervalSet.empty()
+    """What a contributor has learned that is in no anchor yet."""
+    return intervals(report.unmerged)
 
 
 def held_of(report: orchestrator_pb2.ReplicaReport) -> IntervalSet:
-    """Everything that a replica's state has learned, merged or not."""
+    """Everything that a replica's state has learned, merged or not: batches of its job, as far as it says (`orchestrator.reported`)."""
     return lineage_of(report) | unmerged_of(report)
 
 
 def lineage_of(report: orchestrator_pb2.ReplicaReport) -> IntervalSet:
-    """A reported lineage; one that is malformed counts as empty."""
-    try:
-        return intervals(report.lineage)
-    except Corrupt:
-        return IntervalSet.empty()
+    """A reported lineage."""
+    return intervals(report.lineage)

@@ -14,7 +14,7 @@ from dcnr.errors import DcnrError
 from dcnr.ports import Clock, ObjectStore
 from dcnr.specs import Registry
 from dcnr.tracing import UNTRACED, Tracer
-from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from orchestrator.audit_events import Wait
 from orchestrator.auditing import Auditing
 from orchestrator.checkpoints import FENCED, STATE_MISSING, CheckpointJudge, condemned, is_fenced, named
@@ -33,6 +33,7 @@ from orchestrator.mailbox import Mailbox
 from orchestrator.observing import Observer
 from orchestrator.offers import PlanPolicy
 from orchestrator.own_eyes import OwnEyes
+from orchestrator.reported import Reported
 from orchestrator.serving import Serving
 from orchestrator.signal import Signal
 from orchestrator.standings import Standings
@@ -90,6 +91,7 @@ class Shared:
     tracer: Tracer = UNTRACED
     observer: Observer = field(default_factory=Observer)
     records: TrackRecords = field(default_factory=TrackRecords)
+    reported: Reported = field(default_factory=Reported)
     nodes_changed: Signal = field(default_factory=Signal)
     news: Signal = field(default_factory=Signal)
     """Fires whenever anything that streams show may have changed."""
@@ -98,6 +100,13 @@ class Shared:
     def policy(self) -> NetworkPolicy:
         """The network document as it is now."""
         return self.network.policy
+
+    def counted(self, pnode_id: str, beat: orchestrator_pb2.Beat) -> orchestrator_pb2.Beat:
+        """A beat as far as its reports count; what does not is told."""
+        counted, refused = self.reported.counted(pnode_id, beat)
+        for one in refused:
+            self.history.say("report_refused", one.replica, one.error.message, code=one.error.code, pnode=one.pnode_id)
+        return counted
 
     def trusts(self, node_id: str) -> bool:
         """Whether that PNode is checked less at the moment."""
@@ -287,6 +296,7 @@ class ModelRuntime:
                 self.view = await self.loader.load(self.model, latest.head, latest.data)
                 self.trouble = ""
                 self._forget_taken_back(view, self.view)
+                self._look_again(self.view)
             except DcnrError as error:
                 self.trouble = f"the documents under the head cannot be read: {error.message}"
                 seen = -1
@@ -294,6 +304,13 @@ class ModelRuntime:
                 continue
             self.shared.news.fire()
             self.decider.wake.fire()
+
+    def _look_again(self, view: ModelView) -> None:
+        """Beats that came before this plan was read are held against it, before anything is decided by them."""
+        self.shared.reported.follow(view)
+        nodes = self.shared.inventory.nodes()
+        for record in (nodes[pnode_id] for pnode_id in view.hosted if pnode_id in nodes):
+            record.beat = self.shared.counted(record.node_id, record.beat)
 
     def _forget_taken_back(self, before: ModelView | None, view: ModelView) -> None:
         """Results of replicas that hold what was taken back."""

@@ -17,6 +17,7 @@ from orchestrator_parts import BATCHES, MODELS_WAIT_S, Worker, small_graph, stag
 from schemas_rig import check_output
 from service_rig import CLOCK, PNode, dial, network_over, serving
 
+from dataservice.embedded import EmbeddedStore
 from dataservice.s3 import S3Store, StoreAddress
 from dcnr.cli import dcnr as maintainer_command
 from dcnr.cli import errors
@@ -114,6 +115,63 @@ async def wire(
         ]:
             assert CLOCK.monotonic() - broken_at < 5.0, "and judged at once"
             await asyncio.sleep(0.05)
+    finally:
+        for task in attached:
+            task.cancel()
+        await asyncio.gather(*attached, return_exceptions=True)
+        for link in (owner, *links):
+            await link.close()
+
+
+def test_reports_of_batches_that_no_job_has_move_nothing_but_their_replica(tmp_path: Path) -> None:
+    """Goal: a source that claims batches beyond N ends no training; it is told why, stays attached, and another PNode gets its VNode."""
+
+    async def story() -> None:
+        maintainer, key = NodeKey.generate(), NodeKey.generate()
+        own = EmbeddedStore(tmp_path / "store", port=0)  # another network than the other test's
+        store_address = own.start().address()
+        policy = network_over(store_address, maintainer, key)
+        store = S3Store(store_address)
+        try:
+            async with asyncio.timeout(90), serving(store_address, tmp_path / "o", key, policy) as address:
+                await inflated(address, key, policy, maintainer, store)
+        finally:
+            store.close()
+            own.kill()
+
+    asyncio.run(story())
+
+
+async def inflated(address: str, key: NodeKey, policy: NetworkPolicy, maintainer: NodeKey, store: S3Store) -> None:
+    workers = [Worker(policy, store, CLOCK) for _ in range(3)]
+    owner = await dial(maintainer, policy, key, address)
+    links = [await dial(worker.daemon, policy, key, address) for worker in workers]
+    attached = [asyncio.create_task(PNode(worker, policy).attach(link)) for worker, link in zip(workers, links, strict=True)]
+    stub: Any = OrchestratorServiceStub(owner.channel)
+    try:
+        envelope = await stage(store, policy, maintainer, "toy", CLOCK, JOB)
+        await owner.call(stub.SubmitJob, orchestrator_pb2.SubmitJobRequest(request=envelope), timeout_s=10)
+        await until(lambda: sum(bool(worker.reports) for worker in workers) == 2, "two PNodes host a replica", MODELS_WAIT_S)
+        [liar] = [worker for worker in workers if any(report.vnode == "first" for report in worker.reports.values())]
+        [replica] = liar.reports
+        liar.learn_all()
+        liar.reports[replica].lineage.intervals[0].end = 10**6
+        events, states = [], set[int]()
+        async for message in stub.WatchJob(
+            orchestrator_pb2.WatchJobRequest(job_id=JOB, interval_s=0.2), metadata=owner.metadata, timeout=40
+        ):
+            events += message.events
+            states.add(message.job.state)
+            if any(event.kind == "replica_relocated" for event in events):
+                break
+        [refused] = [event for event in events if event.kind == "report_refused"]
+        assert (refused.subject, refused.facts["pnode"]) == (replica, liar.node_id)
+        assert refused.facts["code"] == "batches_out_of_range"
+        [relocated] = [event for event in events if event.kind == "replica_relocated"]
+        assert relocated.facts["from_replica"] == replica
+        assert relocated.facts["pnode"] != liar.node_id
+        assert model_pb2.JOB_STATE_SETTLING not in states
+        assert {node.node_id for node in await nodes_of(owner) if node.attached} >= {worker.node_id for worker in workers}
     finally:
         for task in attached:
             task.cancel()
