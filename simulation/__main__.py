@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from simulation.runner import ALL, WORLDS, Choice, Outcome, run_seed, run_seeds
+from simulation.runner import ALL, JOINING, WORLDS, Choice, Outcome, run_seed, run_seeds
 
 
 def main() -> int:
@@ -22,6 +22,7 @@ def main() -> int:
     first, end = map(int, arguments.seeds.split(":")) if arguments.seed is None else (arguments.seed, arguments.seed + 1)
     seeds = range(first, end)
     started_s, cpu_s, failed, counts = time.perf_counter(), 0.0, [], Counter[str]()
+    highest: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         if arguments.transcript:
             file = stack.enter_context(Path(arguments.transcript).open("w", encoding="utf-8"))
@@ -32,6 +33,7 @@ def main() -> int:
             outcomes = run_seeds(choice, seeds, arguments.processes)
         for outcome in outcomes:
             counts.update(outcome.counts)
+            highest |= {name: max(value, highest.get(name, value)) for name, value in outcome.counts.items()}
             cpu_s += outcome.cpu_s
             failed += [outcome.seed] if outcome.failure else []
             sys.stdout.write("\n".join(outcome.told()) + "\n")
@@ -46,6 +48,7 @@ def main() -> int:
         "processes": arguments.processes,
         "seeds_per_minute": round(60.0 * len(seeds) / took_s, 1),
         "counts": {name: round(value, 1) for name, value in sorted(counts.items())},
+        "highest": {name: round(value, 1) for name, value in sorted(highest.items())},
     }
     sys.stdout.write(
         f"{len(seeds)} seeds, {len(failed)} failed {failed or ''}: {took_s:.0f} s, {result['seeds_per_minute']} seeds a minute\n"
@@ -57,7 +60,12 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
-    parser.add_argument("--world", choices=(*WORLDS, ALL), default="data", help="which world (data): all gives each in turn")
+    parser.add_argument(
+        "--world",
+        choices=(*WORLDS, JOINING, ALL),
+        default="data",
+        help="which world (data): all gives each in turn, but for joining",
+    )
     parser.add_argument("--seed", type=int, help="one seed")
     parser.add_argument("--seeds", default="0:20", help="a range, first:end")
     parser.add_argument("--nodes", type=int, default=0, help="PNodes of a large control world; its standard size without this")

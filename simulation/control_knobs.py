@@ -18,6 +18,9 @@ class ControlKnobs:
 
     num_orchestrators: int = 3
     num_pnodes: int = 50
+    num_joiners: int = 0
+    """Of the PNodes so many come together, ``join_s`` after the others."""
+    join_s: float = 0.0
     num_vnodes: int = 8
     replicas: tuple[int, ...] = (1,)
     """Wanted by the graph, VNode after VNode, over and over; 0: the planner's choice."""
@@ -84,6 +87,12 @@ class ControlKnobs:
     """How much faster or slower a machine's monotonic clock may run."""
     sweep_s: float = 300.0
     grant_lifetime_s: int = 3600
+    state_bytes: int = 0
+    """Of what a newcomer restores, on its primary's line."""
+    delta_bytes: int = 0
+    """Of a delta or an anchor, without what the optimiser keeps."""
+    bulk_bytes_s: float = 0.0
+    """What bulk may take of a PNode's line; 0: it takes no time."""
     network: NetworkKnobs = field(default_factory=NetworkKnobs)
     plan_policy: PlanPolicy = field(default_factory=PlanPolicy)
 

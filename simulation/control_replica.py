@@ -57,6 +57,8 @@ class Replica:
     """A contributor's: what its primary had when they last exchanged."""
     anchored: bool = False
     exchanged_s: float = 0.0
+    asks_from_s: float = 0.0
+    """Until then what it exchanged last is on its way."""
     part: float = 0.0
     kept: IntervalSet = field(default_factory=IntervalSet.empty)
     """What the newest state on the chain holds."""

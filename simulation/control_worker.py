@@ -62,6 +62,7 @@ class WorkerModel:
         self._head_seen_s = pnode.loop.time()
         self._told: NodeId | None = None
         self._wake = asyncio.Event()
+        self._line_free_s = 0.0
         self.pending: list[Snapshot] = pnode.shelf
         """Snapshots that no manifest names yet; they lie on disk."""
 
@@ -127,10 +128,20 @@ class WorkerModel:
         replica.is_broken = replica.is_tainted = message.state_digest in pnode.world.broken
         replica.told(message, now)
         self.replicas[name] = replica
+        if (donor := pnode.world.primary_of(pnode, replica)) is not None:
+            replica.ready_s = max(replica.ready_s, now + donor[0].worker.leaves_after_s(pnode.world.knobs.state_bytes))
         if lineage and replica.leads:
             self.checkpoint_at_once(replica)
         self._wake.set()
         pnode.world.checkers.hosting(pnode, message)
+
+    def leaves_after_s(self, num_bytes: int) -> float:
+        """How long so many bytes of bulk take to leave now: after everything before them, at the rate that bulk may take of this PNode's line."""
+        bytes_s, now = self._pnode.world.knobs.bulk_bytes_s, self._pnode.loop.time()
+        if not bytes_s:
+            return 0.0
+        self._line_free_s = max(now, self._line_free_s) + num_bytes / bytes_s
+        return self._line_free_s - now
 
     def checkpoint_at_once(self, replica: Replica) -> None:
         """What a new primary restored may be in no manifest yet."""
@@ -197,6 +208,7 @@ class WorkerModel:
         is_heard = not (world.is_unsafe and self._answers.random() < world.knobs.call_loss_rate)
         if found is not None and exchange(replica, *found, is_heard=is_heard):
             replica.exchanged_s = now
+            replica.asks_from_s = now + max(one.leaves_after_s(world.knobs.delta_bytes) for one in (self, found[0].worker))
         elif now - replica.exchanged_s > ALONE_S:
             replica.anchored = True
 
@@ -240,7 +252,7 @@ class WorkerModel:
             now = self._pnode.loop.time()
             for replica in list(self.replicas.values()):
                 self._advance(replica)
-                if now - replica.exchanged_s >= MERGE_S:
+                if now >= max(replica.exchanged_s + MERGE_S, replica.asks_from_s):
                     self._exchange(replica)
                 finished = replica.leads and len(replica.lineage) == replica.num_batches
                 if (finished and not replica.finished) or now - replica.snapshot_s >= replica.checkpoint_s:

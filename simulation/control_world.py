@@ -174,18 +174,7 @@ class ControlWorld:
         return self
 
     def _run(self) -> None:
-        self._seed_store()
-        for index in range(self.knobs.num_orchestrators):
-            is_liar = self.knobs.liar and index == self.knobs.num_orchestrators - 1
-            self.orchestrators.append(LiarShell(self, index) if is_liar else OrchestratorShell(self, index))
-        self._by_id = {shell.node_id: shell for shell in self.orchestrators}
-        for index in range(self.knobs.num_pnodes):
-            pnode = LyingPNode(self, index) if index < self.knobs.lying_pnodes else PNodeShell(self, index)
-            self.pnodes.append(pnode)
-            self._pnodes_by_id[pnode.node_id] = pnode
-        self.maintainers.start()
-        self.faults.plan()
-        self._look()
+        self._begin()
         self._until(self.knobs.faults_s, lambda: False)
         self.is_unsafe = False
         self.healed_s = self.kernel.now_s
@@ -194,6 +183,28 @@ class ControlWorld:
             self.fail("liveness", "not finished\n" + "\n".join(self.story()))
         self._until(self.kernel.now_s + 20.0, lambda: False)
         self.checkers.at_end()
+
+    def _begin(self) -> None:
+        self._seed_store()
+        for index in range(self.knobs.num_orchestrators):
+            is_liar = self.knobs.liar and index == self.knobs.num_orchestrators - 1
+            self.orchestrators.append(LiarShell(self, index) if is_liar else OrchestratorShell(self, index))
+        self._by_id = {shell.node_id: shell for shell in self.orchestrators}
+        num_first = self.knobs.num_pnodes - self.knobs.num_joiners
+        self._join(range(num_first))
+        if self.knobs.num_joiners:
+            self.kernel.after(self.knobs.join_s, lambda: self._join(range(num_first, self.knobs.num_pnodes)))
+        self.maintainers.start()
+        self.faults.plan()
+        self._look()
+
+    def _join(self, indices: range) -> None:
+        for index in indices:
+            pnode = LyingPNode(self, index) if index < self.knobs.lying_pnodes else PNodeShell(self, index)
+            self.pnodes.append(pnode)
+            self._pnodes_by_id[pnode.node_id] = pnode
+            if self.kernel.now_s:
+                self.faults.shock(pnode)
 
     def _until(self, end_s: float, is_done: Callable[[], bool]) -> bool:
         def is_over() -> bool:

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from typing import Final, TextIO
 
 from dcnr.errors import DcnrError
+from simulation.control_joining import JoiningWorld
 from simulation.control_knobs import audited_knobs, large_knobs, orchestrator_knobs
 from simulation.control_world import ControlWorld
 from simulation.world import Simulation, Violation
 
 WORLDS: Final = ("data", "control", "orchestrators", "audited")
 ALL: Final = "all"
+JOINING: Final = "joining"
+"""Measures what many PNodes cost that join at once: a figure, not a search for faults."""
 PROGRESS_S: Final = 60.0
 TOLD_LINES: Final = 60
 """So many lines of the transcript are shown of a history that failed."""
@@ -140,6 +143,8 @@ def _run_pair(pair: tuple[Choice, int]) -> Outcome:
 def _world(choice: Choice, seed: int) -> Simulation | ControlWorld:
     if choice.world == "data":
         return Simulation(seed)
+    if choice.world == JOINING:
+        return JoiningWorld(seed)
     if choice.world == "orchestrators":
         return ControlWorld(seed, orchestrator_knobs(seed), choice.options)
     if choice.world == "audited":
@@ -189,4 +194,16 @@ def _control_line(world: ControlWorld) -> tuple[str, dict[str, float]]:
         f"seed {world.seed} {knobs.num_orchestrators} orchestrators, {knobs.num_pnodes} PNodes{liars}: "
         f"{world.kernel.now_s:.0f} s virtual, {world.kernel.num_actions} actions, {told}"
     )
+    if isinstance(world, JoiningWorld):
+        measured = {
+            "lowered_s": world.lowered_s,
+            "rate_before": world.before,
+            "rate_lowest": world.lowest,
+            "rate_after": world.after,
+        }
+        counts |= {"newcomers_at_work": world.num_newcomers, **measured}
+        line += (
+            f", {world.num_newcomers} of {knobs.num_joiners} that joined work, lowered for {world.lowered_s:.0f} s: "
+            + ", ".join(f"{name} {value:.1f}" for name, value in measured.items() if name != "lowered_s")
+        )
     return line, counts
