@@ -252,7 +252,7 @@ class WorkerModel:
             now = self._pnode.loop.time()
             for replica in list(self.replicas.values()):
                 self._advance(replica)
-                if now >= max(replica.exchanged_s + MERGE_S, replica.asks_from_s):
+                if now - replica.exchanged_s >= MERGE_S and now >= replica.asks_from_s:
                     self._exchange(replica)
                 finished = replica.leads and len(replica.lineage) == replica.num_batches
                 if (finished and not replica.finished) or now - replica.snapshot_s >= replica.checkpoint_s:

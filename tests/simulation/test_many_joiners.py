@@ -22,8 +22,8 @@ def test_twenty_joiners_at_once_lower_the_rate_for_half_a_minute_at_most(seed: i
 
 
 def test_states_that_fill_the_lines_for_longer_are_noticed() -> None:
-    """The primaries of the same network send newcomers what takes each line most of a minute: nobody's deltas come to be answered meanwhile."""
-    world = JoiningWorld(1, replace(joining_knobs(1), state_bytes=6 * limits.MIB))
+    """The primaries of the same network send newcomers what takes each line more than a minute: few deltas come to be answered meanwhile."""
+    world = JoiningWorld(1, replace(joining_knobs(1), state_bytes=12 * limits.MIB))
     with pytest.raises(Violation, match="joiners lower a rate"):
         world.run()
     assert world.lowered_s > MAX_LOWERED_S
