@@ -1,7 +1,8 @@
 """One open interval at the audit desk: who was asked, what was said, and what follows from that. Pure.
 
 A pass is believed from whom it was asked. A fault whose record does not hold counts as a doubt, and is looked at with own eyes. A doubt is over when two
-others find nothing. That an interval cannot be verified is believed of two, or of the verifier, unless somebody could.
+others find nothing; where two others share it own eyes decide, and where these cannot, the interval is taken back and nobody is blamed. That an interval cannot
+be verified is believed of two, or of the verifier, unless somebody could.
 """
 
 from __future__ import annotations
@@ -87,7 +88,13 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[
         if passes >= REAUDITORS:
             return Decision(name, Verdict.PASSED, f"{REAUDITORS} others found nothing")
         is_accused = any(one.word is Word.FAULT for one in words.values())
-        return (1, True) if is_accused and can_look else (max(1, REAUDITORS - passes), False)
+        num_over = _num_over(case)
+        is_shared = num_over > REAUDITORS
+        if can_look and (is_accused or is_shared):
+            return 1, True
+        if is_shared:
+            return _not_accepted(case, f"{num_over} auditors measured more than the tolerance")
+        return max(1, min(REAUDITORS - passes, REAUDITORS + 1 - num_over)), False
     if passes:
         if case.is_repeated and can_look:
             return 1, True
@@ -96,6 +103,28 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[
         found = "its auditor" if passes == 1 else f"each of {passes} auditors"
         return Decision(name, Verdict.PASSED, f"{found} found nothing")
     return 1, False
+
+
+def given_up(case: Case) -> Decision:
+    """What was said counts, since nobody is left whose word would be worth waiting for. One doubt alone takes nothing back, unless it is the verifier's."""
+    words = [one.word for one in case.words.values()]
+    if Word.UNVERIFIABLE in words:
+        return _not_accepted(case, "its auditor could not, and nobody else is here")
+    num_over, passes = _num_over(case), words.count(Word.PASS)
+    is_own = any(case.words[auditor].word is Word.DOUBT for auditor in case.own if auditor in case.words)
+    if num_over > passes and (is_own or num_over >= REAUDITORS):
+        return _not_accepted(case, f"{num_over} of {len(words)} measured more than the tolerance, and nobody else is here")
+    return Decision(case.interval.name, Verdict.PASSED, "nobody proved a fault, and nobody else is here")
+
+
+def _not_accepted(case: Case, reason: str) -> Decision:
+    """Taken back, and nobody is blamed: none of this is evidence."""
+    return Decision(case.interval.name, Verdict.UNVERIFIABLE, reason, Cause.UNVERIFIABLE)
+
+
+def _num_over(case: Case) -> int:
+    """Auditors that measured a little more than the tolerance. A fault whose record does not hold is no measurement."""
+    return sum(one.word is Word.DOUBT for one in case.words.values())
 
 
 def goes_back(case: Case, now_s: float) -> bool:

@@ -19,7 +19,18 @@ from typing import Final
 from dcnr.errors import InvariantBroken, Refused, Stale
 from orchestrator.accounts import FINDINGS, Accounts
 from orchestrator.audit_bundles import Bundles
-from orchestrator.audit_case import AUDIT_S, LOOK_S, MAX_DOUBLED, Asked, Case, goes_back, wait_of, waits_for_auditor, weighed
+from orchestrator.audit_case import (
+    AUDIT_S,
+    LOOK_S,
+    MAX_DOUBLED,
+    Asked,
+    Case,
+    given_up,
+    goes_back,
+    wait_of,
+    waits_for_auditor,
+    weighed,
+)
 from orchestrator.audit_events import (
     Action,
     Bundle,
@@ -35,7 +46,7 @@ from orchestrator.audit_events import (
     Wait,
     Word,
 )
-from trust.auditors import Candidate, Choice, Subject, choose
+from trust.auditors import Choice, Subject, choose
 from trust.draw import LAST_AUDITORS, Secret, Task, is_last, task_of
 from trust.going_back import Cause
 from trust.late_draw import drawn_late, drawn_of_the_found_out
@@ -360,7 +371,7 @@ class AuditDesk:
         known = people.candidates.get(one.pnode_id)
         accused = known.party if known is not None else Party(one.pnode_id)
         subject = Subject(one.name, accused, people.involved.get(one.vnode, frozenset()), frozenset(case.asked))
-        free = () if own_eyes else [_free(item, busy) for item in people.candidates.values() if item.state is State.ACTIVE]
+        free = () if own_eyes else [item.beside(busy) for item in people.candidates.values() if item.state is State.ACTIVE]
         return choose(self._secret, subject, free, verifiers, self._separation)
 
     def _send(self, case: Case, choice: Choice, now_s: float) -> None:
@@ -386,15 +397,4 @@ class AuditDesk:
         case.asked = set(case.words)
         if not case.words or now_s - case.word_s < GIVE_UP_S:
             return
-        name = case.interval.name
-        if any(one.word is Word.UNVERIFIABLE for one in case.words.values()):
-            self._decide(
-                case, Decision(name, Verdict.UNVERIFIABLE, "its auditor could not, and nobody else is here", Cause.UNVERIFIABLE)
-            )
-        else:
-            self._decide(case, Decision(name, Verdict.PASSED, "nobody proved a fault, and nobody else is here"))
-
-
-def _free(candidate: Candidate, busy: set[str]) -> Candidate:
-    is_free = candidate.is_free and candidate.party.node_id not in busy
-    return candidate if is_free == candidate.is_free else Candidate(candidate.party, candidate.state, is_free)
+        self._decide(case, given_up(case))

@@ -6,8 +6,8 @@ interval twice. Where nobody independent is left, the verifier of an operator do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trust.draw import Secret
@@ -25,6 +25,10 @@ class Candidate:
     state: State
     is_free: bool
     """Whether it takes an audit now: its own limits and what it does already."""
+
+    def beside(self, busy: Collection[str]) -> Candidate:
+        """The same where these already have an audit."""
+        return replace(self, is_free=False) if self.is_free and self.party.node_id in busy else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,149 @@
+"""Goal: what several auditors measured a little over the tolerance is not accepted as if nobody had; nobody is quarantined; one word takes nothing back."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from dcnr.ids import digest_of
+from dcnr.intervals import IntervalSet
+from orchestrator.audit_case import Case, given_up, weighed
+from orchestrator.audit_events import Bundle, Decision, People, Report, SendTask, Word
+from orchestrator.audits import GIVE_UP_S, AuditDesk
+from trust.auditors import Candidate
+from trust.draw import Secret
+from trust.going_back import Cause
+from trust.ledger import Interval, Ledger, Verdict
+from trust.separation import Party, Separation
+from trust.standing import REAUDIT_S, State
+
+NAME = digest_of(b"interval")
+PASS, DOUBT, FAULT, GONE = Word.PASS, Word.DOUBT, Word.FAULT, Word.UNVERIFIABLE
+OTHERS, OWN_EYES = False, True
+
+
+INTERVAL = Interval(NAME, 0, "a", "a.0", "accused", IntervalSet.span(0, 8), Verdict.OPEN)
+START_S = 1000.0
+VERIFIER = Party("verifier", "operator", "s9")
+
+
+def heard(*words: Word, own: Word | None = None) -> Case:
+    """An interval with its evidence, what auditors said of it, each another one, and what the verifier found."""
+    case = Case(INTERVAL, 0.0, 0.0, Bundle("b" * 64, 9))
+    for number, word in enumerate((*words, *([own] if own else []))):
+        case.words[f"n{number}"] = Report("t" * 32, f"n{number}", NAME, word)
+    if own:
+        case.own.add(f"n{len(words)}")
+    return case
+
+
+def verdict_of(found: Decision | tuple[int, bool]) -> Verdict:
+    assert isinstance(found, Decision)
+    assert (found.cause is Cause.UNVERIFIABLE) == (found.verdict is Verdict.UNVERIFIABLE), "nobody is blamed without evidence"
+    assert not found.evidence
+    return found.verdict
+
+
+def test_one_that_doubts_has_two_others_asked_at_once() -> None:
+    assert weighed(heard(DOUBT), can_look=False) == (2, OTHERS) == weighed(heard(DOUBT), can_look=True)
+    assert weighed(heard(DOUBT, PASS), can_look=False) == (1, OTHERS)
+    assert verdict_of(weighed(heard(DOUBT, PASS, PASS), can_look=True)) is Verdict.PASSED
+
+
+def test_where_both_others_doubt_too_own_eyes_decide_and_without_them_it_is_taken_back() -> None:
+    shared = (DOUBT, DOUBT, DOUBT)
+    assert weighed(heard(*shared), can_look=True) == (1, OWN_EYES)
+    assert verdict_of(weighed(heard(*shared), can_look=False)) is Verdict.UNVERIFIABLE
+    assert verdict_of(weighed(heard(*shared, own=PASS), can_look=True)) is Verdict.PASSED
+    assert verdict_of(weighed(heard(*shared, own=DOUBT), can_look=True)) is Verdict.UNVERIFIABLE
+    assert verdict_of(weighed(heard(*shared, PASS), can_look=False)) is Verdict.UNVERIFIABLE
+
+
+def test_where_they_disagree_more_are_asked_until_one_side_has_enough() -> None:
+    assert weighed(heard(DOUBT, DOUBT, PASS), can_look=False) == (1, OTHERS)
+    assert verdict_of(weighed(heard(DOUBT, DOUBT, PASS, PASS), can_look=False)) is Verdict.PASSED
+    assert verdict_of(weighed(heard(DOUBT, DOUBT, PASS, DOUBT), can_look=False)) is Verdict.UNVERIFIABLE
+
+
+@pytest.mark.parametrize(("words", "wanted"), [((FAULT, FAULT, FAULT), 2), ((DOUBT, DOUBT, FAULT, FAULT), 1)])
+def test_accusations_that_do_not_hold_are_no_measurements(words: tuple[Word, ...], wanted: int) -> None:
+    """Slander takes nothing back, however many join in."""
+    assert weighed(heard(*words), can_look=True) == (1, OWN_EYES)
+    assert weighed(heard(*words), can_look=False) == (wanted, OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("case", "verdict"),
+    [
+        (heard(DOUBT), Verdict.PASSED), (heard(DOUBT, PASS), Verdict.PASSED), (heard(DOUBT, DOUBT), Verdict.UNVERIFIABLE),
+        (heard(DOUBT, DOUBT, PASS), Verdict.UNVERIFIABLE), (heard(own=DOUBT), Verdict.UNVERIFIABLE), (heard(PASS, own=DOUBT), Verdict.PASSED),
+        (heard(FAULT, FAULT), Verdict.PASSED), (heard(GONE), Verdict.UNVERIFIABLE), (heard(PASS), Verdict.PASSED),
+    ],
+)  # fmt: skip
+def test_where_nobody_else_is_here_most_decide_and_one_bare_word_does_not(case: Case, verdict: Verdict) -> None:
+    assert verdict_of(given_up(case)) is verdict
+
+
+class Audited:
+    """A desk with that interval, and PNodes that audit it; ``say`` is what each of them finds."""
+
+    def __init__(self, num_here: int, *, has_verifier: bool = False) -> None:
+        here = [Candidate(Party(f"n{number}", f"o{number}", f"s{number}"), State.ACTIVE, True) for number in range(num_here)]
+        here.append(Candidate(Party("accused", "o8", "s8"), State.ACTIVE, True))
+        self.people = People({one.party.node_id: one for one in here}, (VERIFIER,) if has_verifier else ())
+        self.desk, self.now_s = AuditDesk(Secret(bytes(32)), Separation(), map("{:032x}".format, count()).__next__), START_S
+        self.desk.tick(self.people, self.now_s)
+        self.desk.chronicle(Ledger({}, {NAME: INTERVAL}), self.now_s)
+        self.desk.answered("accused", NAME, Bundle("b" * 64, 9), self.now_s)
+
+    def tasks(self) -> list[SendTask]:
+        return [action for action in self.desk.take() if isinstance(action, SendTask)]
+
+    def says(self, task: SendTask, word: Word) -> None:
+        self.desk.reported(Report(task.task_id, task.auditor, NAME, word), self.now_s)
+        self.desk.check()
+
+    def verdicts(self) -> list[Verdict]:
+        return [verdict_of(one) for one in self.desk.decisions()]
+
+
+def test_a_desk_asks_two_others_for_a_minute_and_takes_back_what_all_three_doubt() -> None:
+    audited = Audited(5)
+    [first] = audited.tasks()
+    audited.says(first, DOUBT)
+    others = audited.tasks()
+    assert [one.until_s for one in others] == [START_S + REAUDIT_S] * 2
+    assert len({first.auditor, *(one.auditor for one in others)}) == 3
+    audited.says(others[0], DOUBT)
+    assert audited.verdicts() == []
+    assert [one.accused for one in audited.desk.doubts()] == ["accused"]
+    audited.says(others[1], DOUBT)
+    assert audited.verdicts() == [Verdict.UNVERIFIABLE]
+
+
+@pytest.mark.parametrize(("word", "verdict"), [(PASS, Verdict.PASSED), (DOUBT, Verdict.UNVERIFIABLE)])
+def test_a_desk_with_a_verifier_has_it_look_at_what_three_doubt(word: Word, verdict: Verdict) -> None:
+    audited = Audited(5, has_verifier=True)
+    for task in audited.tasks():
+        audited.says(task, DOUBT)
+    for task in audited.tasks():
+        audited.says(task, DOUBT)
+    [own] = audited.tasks()
+    assert own.is_verifier
+    audited.says(own, word)
+    assert audited.verdicts() == [verdict]
+
+
+@pytest.mark.parametrize(("num_here", "verdict"), [(1, Verdict.PASSED), (2, Verdict.UNVERIFIABLE)])
+def test_where_nobody_else_comes_a_desk_waits_and_takes_nothing_back_for_one_word(num_here: int, verdict: Verdict) -> None:
+    audited = Audited(num_here)
+    for _ in range(num_here):
+        [task] = audited.tasks()
+        audited.says(task, DOUBT)
+    audited.now_s = START_S + GIVE_UP_S - 1
+    audited.desk.tick(audited.people, audited.now_s)
+    assert audited.verdicts() == []
+    audited.now_s += 10
+    audited.desk.tick(audited.people, audited.now_s)
+    assert audited.verdicts() == [verdict]
