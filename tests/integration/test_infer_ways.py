@@ -109,7 +109,7 @@ class Ends:
 
 def question(shape: tuple[int, ...]) -> Words:
     """To whoever has the place ``s``."""
-    tensor = encode(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), "raw")
+    tensor = encode((np.arange(np.prod(shape), dtype=np.float32) / 64).reshape(shape), "raw")
     hop = vnode_pb2.InferHop(vnode="s", state_digest="d" * 64, answers=True, delegation=identity_pb2.Envelope())
     request = vnode_pb2.InferRequest(
         id=secrets.token_bytes(16), network_id=NETWORK, model="m", caller=CALLER.node_id, hops=[hop], deadline_s=WITHIN_S,
