@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 CONFIG_FILE: Final = "config.toml"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_COMPONENTS: Final = "files (FILE.py) and modules with components and objectives from outside the tree, which run here"
+_BOOTSTRAP_FILE: Final = "path of a list of first nodes to ask besides, one id@host:port a line"
 _WORDS: Final = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _KINDS: Final = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", tuple[str, ...]: "a list of texts"}
 
@@ -291,12 +293,9 @@ class LimitSettings:
     disk_mb: int = setting(20_000, "disk space of the home directory in MiB", low=0, high=2**30)
     disk_min_free_mb: int = setting(1_000, "free disk space that is left alone, in MiB", low=0, high=2**30)
     upload_mbit: float = setting(
-        0.0,
-        "rate of uploads of checkpoints in Mbit/s, and a quarter of it for what replicas of a VNode exchange; 0: no limit; frames between VNodes are not "
-        "held back yet",
-        low=0,
-        high=1e6,
-    )
+        0.0, "rate of uploads of checkpoints in Mbit/s, and a quarter of it for what replicas of a VNode exchange; 0: no limit; frames between VNodes are not "
+        "held back yet", low=0, high=1e6,
+    )  # fmt: skip
     download_mbit: float = setting(0.0, "rate of downloads of shards and states in Mbit/s; 0: no limit", low=0, high=1e6)
     relay_mbit: float = setting(
         0.0, "passed on for others that nobody can dial, Mbit/s in each direction; 0: nothing is", low=0, high=1e3
@@ -327,13 +326,14 @@ class PNodeSettings:
     advertise_host: str = setting("", "address that others are told; empty: found out")
     outbound_only: bool = setting(False, "nobody is to dial this machine: it tells no address, and others reach it through relays")
     bootstrap: tuple[str, ...] = setting((), "first nodes to ask, as id@host:port")
+    bootstrap_file: str = setting("", _BOOTSTRAP_FILE)
     network: str = setting("", "path of the network document")
     network_id: str = setting("", "id that the network document must have; empty: pin the first one seen")
     name: str = setting("", "name that everybody sees beside this machine's id; empty: none")
     owner: str = setting(
         "", "path of the statement whose machine this is (see: pnode own); empty: owner.pb in the home, if there is one"
     )
-    components: tuple[str, ...] = setting((), "entry points of components from outside the tree that may run here")
+    components: tuple[str, ...] = setting((), _COMPONENTS)
     log_level: str = _log_level()
     log_json: bool = setting(False, "log lines as JSON")
     checkpoint_s: float = setting(CHECKPOINT_S, "longest time between two checkpoints", low=1, high=86_400)
@@ -366,6 +366,7 @@ class OrchestratorSettings:
     dht_port: int = _port(7700, "UDP port of the directory")
     advertise_host: str = setting("", "address that others are told; empty: found out")
     bootstrap: tuple[str, ...] = setting((), "first nodes to ask, as id@host:port")
+    bootstrap_file: str = setting("", _BOOTSTRAP_FILE)
     network: str = setting("", "path of the network document")
     store_url: str = setting("", "endpoint of an S3-compatible store; empty: run the embedded one")
     store_file: str = setting("", "path of the store's credentials (store.json, 0600); empty: in the home directory")
@@ -378,6 +379,7 @@ class OrchestratorSettings:
         (), "ids of gateways that limit their callers themselves (dcnr gateway id): their questions are not counted as a stranger's"
     )
     relay_mbit: float = setting(100.0, "passed on for each PNode that nobody can dial; 0: nothing is", low=0, high=1e6)
+    components: tuple[str, ...] = setting((), _COMPONENTS)
     verifier: bool = setting(False, "check claimed training here too, in a process of its own, where no independent PNode can")
     log_level: str = _log_level()
     log_json: bool = setting(False, "log lines as JSON")
@@ -396,5 +398,6 @@ class ClientSettings:
     store_file: str = setting(
         "", "path of the store's credentials (store.json, 0600), with which s3:// sources of data sets are read"
     )
+    components: tuple[str, ...] = setting((), _COMPONENTS)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     tracing: TracingSettings = field(default_factory=TracingSettings)

@@ -1,7 +1,8 @@
 """What a component or an objective declares about itself without importing torch.
 
 Validation, planning, the command line and the simulator read specs only. A registry is an argument everywhere: nothing looks one up globally.
-A component file holds a spec and a ``build()`` whose body imports torch; adding one touches no other file.
+A component file holds a spec and a ``build()`` whose body imports torch; adding one touches no other file but the table of
+`vnode.registry`, and none at all where the setting ``components`` names it.
 """
 
 from __future__ import annotations

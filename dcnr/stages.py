@@ -16,6 +16,10 @@ from dcnr.specs import ComponentPlan, Config, ObjectivePlan, Registry, TensorSpe
 MAX_OPERATIONS = 16384
 """Stateless VNodes of all stages of a graph together, each counted once per stage that evaluates it."""
 
+_FROM_OUTSIDE = (
+    "correct the name; one from outside the tree must be in the setting components, here and on every machine that is to run it"
+)
+
 INPUT = "input"
 """The name under which a graph's VNodes read the batch itself."""
 
@@ -131,6 +135,11 @@ def _error(vnode: str, field_name: str, message: str) -> InvalidInput:
     return InvalidInput(f"{vnode}: {message}", code="bad_graph", vnode=vnode, field=field_name)
 
 
+def _unknown(vnode: str, field_name: str, message: str) -> InvalidInput:
+    """What another registry than this one might have."""
+    return InvalidInput(f"{vnode}: {message}", code="unknown_component", remedy=_FROM_OUTSIDE, vnode=vnode, field=field_name)
+
+
 def _in_order(vnodes: Sequence[VNodeSpec]) -> list[VNodeSpec]:
     """Topological order, breadth first, readers of one VNode in the order of the graph."""
     known = {INPUT}
@@ -166,16 +175,15 @@ def _in_order(vnodes: Sequence[VNodeSpec]) -> list[VNodeSpec]:
 def _checked(vnode: VNodeSpec, registry: Registry, specs: Mapping[str, TensorSpec]) -> ComponentPlan:
     component = registry.components.get(vnode.component)
     if component is None:
-        raise _error(
-            vnode.id, "component", f"unknown component {vnode.component!r}; known: {', '.join(sorted(registry.components))}"
-        )
+        known = ", ".join(sorted(registry.components))
+        raise _unknown(vnode.id, "component", f"unknown component {vnode.component!r}; known: {known}")
     for kind, name, table in (
         ("objective", vnode.objective, registry.objectives),
         ("optimizer", vnode.optimizer, registry.optimizers),
     ):
         if component.stateful and name not in table:
-            known = ", ".join(sorted(table))
-            raise _error(vnode.id, kind, f"a VNode with weights needs one {kind} of: {known}; not {name!r}")
+            known, refusal = ", ".join(sorted(table)), _unknown if kind == "objective" and name else _error
+            raise refusal(vnode.id, kind, f"a VNode with weights needs one {kind} of: {known}; not {name!r}")
         if not component.stateful and name:
             raise _error(vnode.id, kind, f"{vnode.component!r} has no weights and owns no {kind}")
     if not component.stateful and vnode.replicas > 1:

@@ -27,6 +27,7 @@ MAX_ENTRY_CHARS: Final = 320
 MAX_FILE_BYTES: Final = 64 * KIB
 _CACHE_VERSION: Final = 1
 _HOST_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+_FILE_REMEDY: Final = "name a text file with one [id@]host:port a line as bootstrap_file, or leave it out"
 _REMEDY: Final = "write host:port or id@host:port, an IPv6 address in brackets: [2001:db8::1]:7700"
 
 
@@ -99,11 +100,18 @@ def read_list(path: Path) -> list[Entry]:
     try:
         data = _read_bounded(path)
     except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror}", code="bad_bootstrap_file") from error
+        raise InvalidInput(f"cannot read {path}: {error.strerror}", code="bad_bootstrap_file", remedy=_FILE_REMEDY) from error
     try:
         return parse_list(data.decode())
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}, {error.message}", code=error.code, remedy=error.remedy, **error.details) from error
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path} is no text", code="bad_bootstrap_file") from error
+        raise InvalidInput(f"{path} is no text", code="bad_bootstrap_file", remedy=_FILE_REMEDY) from error
+
+
+def listed(entries: Sequence[str], file: str) -> tuple[str, ...]:
+    """``entries``, then those of the file at the path ``file``, if it names one: what flags and settings say comes first. Raises as `read_list`."""
+    return (*entries, *(map(str, read_list(Path(file).expanduser())) if file else ()))
 
 
 def merge(*sources: Iterable[Entry], limit: int = MAX_BOOTSTRAP_ENTRIES) -> list[Entry]:

@@ -130,7 +130,7 @@ class HeadCore:
         return len(self._queue)
 
     def is_holder(self, now: float) -> bool:
-        """Whether this process may decide: it is listed, won this term itself and sent its last successful renewal less than 0.8 TTL ago."""
+        """Whether this process may decide: it may hold the head, won this term itself and sent its last successful renewal less than 0.8 TTL ago."""
         return self._epoch is not None and self._may_hold() and now < self._renewed_at + self._times.stop_s
 
     def propose(self, change: Change, now: float) -> int:
@@ -284,7 +284,7 @@ class HeadCore:
 
     def _next_request(self, now: float, out: list[HeadInstruction]) -> None:
         if self._epoch is not None and not self._may_hold():
-            self._lose("the network document lists this orchestrator no longer", out)
+            self._lose("this orchestrator may hold it no longer: it is not listed, or lacks a component", out)
         lapsed = self._epoch is not None and not self.is_holder(now)
         if lapsed:
             self._reason = "the term was not renewed in time"

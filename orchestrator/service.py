@@ -34,6 +34,7 @@ from dcnr.rpc.server import RpcServer
 from dcnr.settings import OrchestratorSettings
 from dcnr.tracing import started
 from dcnr.v1 import data_pb2_grpc, ledger_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2, orchestrator_pb2_grpc
+from membership.bootstrap import listed
 from membership.gossip import Gone, GoneReason, GossipEvent
 from membership.node import Membership
 from membership.reach_desk import ReachDesk
@@ -67,7 +68,7 @@ from trust.network import NetworkPolicy
 from trust.session import Peer, RandomBytes
 from trust.trusted import OwnList, read_own_list
 from vnode.checks.verifying import Verifier
-from vnode.registry import default_registry
+from vnode.registry import registry_with
 
 JUDGE_S: Final = 0.25
 DISCOVER_S: Final = 3.0
@@ -151,6 +152,8 @@ async def run_orchestrator(
     Raises Refused for a store without preconditions, InvalidInput for a bad list of trusted PNodes.
     """
     trusted = read_own_list(Path(settings.trusted)) if settings.trusted else OwnList()
+    registry = registry_with(settings.components)
+    settings = replace(settings, bootstrap=listed(settings.bootstrap, settings.bootstrap_file))
     name_node(key.node_id)
     tracer = started(settings.tracing, "dcnr-orchestrator", key.node_id)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -163,7 +166,7 @@ async def run_orchestrator(
         await history.open()
         try:
             shared = Shared(
-                key, network, store, clock, default_registry(), Inventory(), history, trusted=trusted,
+                key, network, store, clock, registry, Inventory(), history, trusted=trusted,
                 plan_policy=_plan_policy(policy), draw_secret=load_or_create_secret(home / DRAW_FILE, random_bytes),
                 own_eyes=OwnEyes(store, policy.network_id, home / "audits", verifier), random_bytes=random_bytes,
                 books=books, gateways=frozenset((*settings.gateways, *gateways)), standings=Standings(policy.terms), tracer=tracer,

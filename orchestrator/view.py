@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from dataservice import keys
 from dcnr import limits
-from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Unavailable
 from dcnr.graph import graph_from_bytes, stages_of_graph
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
@@ -173,10 +173,20 @@ class ViewLoader:
         return JobFacts(request, digest_of(data), graph, graph_bytes, stages, costs)
 
     async def graph(self, digest: str) -> tuple[bytes, model_pb2.ModelGraph, tuple[Stage, ...]]:
-        """A stored graph as bytes, as a message and as its stages. Raises NotFound, Corrupt, InvalidInput, Unavailable."""
+        """A stored graph as bytes, as a message and as its stages. Raises NotFound, Corrupt, InvalidInput, Unavailable.
+
+        Unavailable (``component_lacking``) where it names a component that this orchestrator has not been given: another one may, so no job ends of it.
+        """
         data = await get_exact(self._store, keys.graph(digest), digest, max_bytes=limits.MAX_GRAPH_BYTES)
         graph = graph_from_bytes(data)
-        return data, graph, await asyncio.to_thread(stages_of_graph, graph, self._registry)
+        try:
+            return data, graph, await asyncio.to_thread(stages_of_graph, graph, self._registry)
+        except InvalidInput as error:
+            if error.code != "unknown_component":
+                raise
+            raise Unavailable(
+                f"this orchestrator lacks a component: {error.message}", code="component_lacking", remedy=error.remedy
+            ) from error
 
     async def desired(self, view: ModelView, pnode_id: str) -> identity_pb2.Envelope | None:
         """The desired state of a PNode under the view's plan; None if the plan has none for it. Raises Unavailable, Corrupt."""

@@ -25,6 +25,7 @@ from dcnr.ports import Clock, Random
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.settings import PNodeSettings
+from dcnr.specs import Registry
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, membership_pb2, orchestrator_pb2
 from dcnr.v1.membership_pb2_grpc import add_MembershipServiceServicer_to_server
 from membership.node import Membership
@@ -60,7 +61,6 @@ from pnode.waking import Gaps
 from trust.identity import NodeKey
 from trust.in_force import Amended, InForce
 from trust.network import NetworkPolicy
-from vnode.registry import default_registry
 
 NEWS_S = 0.05
 """News within this time goes out in one beat."""
@@ -78,14 +78,14 @@ class Daemon:
 
     def __init__(
         self, settings: PNodeSettings, home: Home, *, key: NodeKey, network: InForce, machine: Machine, clock: Clock, rng: Random,
-        environment: Mapping[str, str], bootstrap: Sequence[str], on_ready: Callable[[Daemon], None] = lambda daemon: None,
+        environment: Mapping[str, str], bootstrap: Sequence[str], registry: Registry, on_ready: Callable[[Daemon], None] = lambda daemon: None,
         settings_shown: Sequence[local_pb2.Setting] = (), owner: identity_pb2.Envelope | None = None, worker: Start = WORKER,
     ) -> None:  # fmt: skip
         self._settings, self._home, self._key, self._network, self._start_worker = settings, home, key, network, worker
         self._present: Callable[[], NetworkPolicy] = lambda: network.policy
         self._rule: Callable[[], AddressRule] = lambda: rule_of(network.policy.document)
         self._machine, self._clock, self._rng, self._environment, self._owner = machine, clock, rng, environment, owner
-        self._bootstrap, self._on_ready, self._settings_shown = bootstrap, on_ready, settings_shown
+        self._bootstrap, self._on_ready, self._settings_shown, self._registry = bootstrap, on_ready, settings_shown, registry
         self._now = Condition(clock.monotonic(), settings.outbound_only)
         self._stop, self._news, self._drained = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._hand_over = True
@@ -194,7 +194,6 @@ class Daemon:
         self._cache = ObjectCache(self._objects, home.cache, max(1, self._allowed.disk_bytes // 2))
         self._shelf = Shelf(home.snapshots)
         self._budget = Budget(self._allowed)
-        self._registry = default_registry()
         self._membership = Membership(
             key=self._key, network=self._network, kind=membership_pb2.NODE_KIND_PNODE, dialer=self._dialer, clock=self._clock, rng=self._rng,
             cache_path=home.contacts, bootstrap=self._bootstrap, incarnation=home.next_incarnation(self._clock.wall()),
@@ -222,6 +221,7 @@ class Daemon:
             WorkerOptions(
                 listen_host=listened_host(settings), data_port=settings.data_port, threads=threads_of(self._allowed), device=settings.limits.device,
                 log_path=home.log / "worker.log", environment=self._environment, start=self._start_worker, tracing=settings.tracing,
+                components=settings.components,
             ),
             next_incarnation=lambda: home.next_incarnation(self._clock.wall()),
             on_up=self._worker_up, on_message=lambda worker, message: self._hearing.heard(message), on_down=self._worker_down,

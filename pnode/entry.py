@@ -7,6 +7,7 @@ import random
 import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from dcnr.settings import PNodeSettings
 from dcnr.system import SystemClock
 from dcnr.tracing import started
 from dcnr.v1 import identity_pb2, local_pb2
+from membership.bootstrap import listed
 from membership.discovery import discover
 from pnode.daemon import Daemon
 from pnode.home import Home
@@ -28,6 +30,7 @@ from trust.network import NetworkPolicy
 from trust.network_file import newest_policy, save_policy
 from trust.ownership import load_ownership
 from trust.public_names import check_public_name
+from vnode.registry import registry_with
 
 
 async def run_pnode(
@@ -35,12 +38,14 @@ async def run_pnode(
     settings_shown: Sequence[local_pb2.Setting] = (), worker: Start = WORKER,
 ) -> int:  # fmt: skip
     """Runs one PNode until SIGTERM, SIGINT or the end of its terminal (a second one skips handing over) and returns its exit code."""
+    settings = replace(settings, bootstrap=listed(settings.bootstrap, settings.bootstrap_file))
     clock = SystemClock()
     home = Home(home_path)
     home.open()
     try:
         key = NodeKey.load_or_create(home.key)
         check_public_name(settings.name)
+        registry = registry_with(settings.components)
         started(
             settings.tracing, "dcnr-pnode", key.node_id
         ).close()  # what is wrong with it is said here: a worker could tell only its log
@@ -56,7 +61,7 @@ async def run_pnode(
         network = InForce(policy, partial(save_policy, home.network))
         daemon = Daemon(
             settings, home, key=key, network=network, machine=machine, clock=clock, rng=random.Random(secrets.randbits(64)),
-            environment=environment, bootstrap=bootstrap, owner=owner, on_ready=on_ready, settings_shown=settings_shown, worker=worker,
+            environment=environment, bootstrap=bootstrap, registry=registry, owner=owner, on_ready=on_ready, settings_shown=settings_shown, worker=worker,
         )  # fmt: skip
         _on_signal(lambda: daemon.request_stop(hand_over=True), daemon.hang_up)
         if stopped.is_set():  # in the turn in which the network was found

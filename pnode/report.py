@@ -109,7 +109,7 @@ def why(
         if report.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED and (paused or not worker.alive):
             continue  # it ended with the worker, whose reason is told above
         if report.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED:
-            line("assignment_failed", f"{report.replica}: {report.reason}", "see limits in `pnode config show`")
+            line("assignment_failed", f"{report.replica}: {report.reason}", "see limits and components in `pnode config show`")
         elif report.reason.startswith("waiting_for_audit"):
             line("waiting_for_audit", f"{report.replica}: {report.reason}", "nothing: it goes on when its work was checked")
         elif report.reason.startswith("job_paused"):

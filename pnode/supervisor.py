@@ -99,6 +99,8 @@ class WorkerOptions:
     log_path: Path
     environment: Mapping[str, str]
     tracing: TracingSettings = field(default_factory=TracingSettings)
+    components: Sequence[str] = ()
+    """What its owner's own configuration names from outside the tree: the worker loads the same as the daemon."""
     start: Start = WORKER
     """Only code that starts a daemon itself can change it."""
 
@@ -270,6 +272,7 @@ class Supervisor:
         arguments = [
             "--host", options.listen_host, "--port", str(options.data_port), "--threads", str(options.threads), "--device", options.device,
             "--trace-endpoint", options.tracing.endpoint, "--trace-share", str(options.tracing.share),
+            *(word for source in options.components for word in ("--components", source)),
         ]  # fmt: skip
         log = os.open(options.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,15 +31,17 @@ STOP_S: Final = 2.0
 
 
 class WorkerVerifier:
-    """One at a time. ``directory`` is for the process's log; ``environment`` as for any worker."""
+    """One at a time. ``directory`` is for the process's log; ``environment`` and ``components`` as for any worker."""
 
     def __init__(
-        self, key: NodeKey, network_id: str, *, clock: Clock, directory: Path, environment: Mapping[str, str], threads: int = 1
-    ) -> None:
+        self, key: NodeKey, network_id: str, *, clock: Clock, directory: Path, environment: Mapping[str, str], threads: int = 1,
+        components: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self._key, self._network_id, self._clock, self._threads = key, network_id, clock, threads
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._options = WorkerOptions(
-            listen_host="127.0.0.1", data_port=0, threads=threads, device="cpu", log_path=directory / "verifier.log", environment=environment
+            listen_host="127.0.0.1", data_port=0, threads=threads, device="cpu", log_path=directory / "verifier.log", environment=environment,
+            components=components,
         )  # fmt: skip
         self._one = asyncio.Lock()
         self._incarnation = int(clock.wall() * 1000)

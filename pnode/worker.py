@@ -26,6 +26,7 @@ from dcnr.groups import first_cause
 from dcnr.ids import NodeId, ReplicaId, check_replica_id
 from dcnr.ports import Clock
 from dcnr.settings import TracingSettings
+from dcnr.specs import Registry
 from dcnr.system import SystemClock
 from dcnr.tracing import started
 from dcnr.v1 import common_pb2, identity_pb2, local_pb2, orchestrator_pb2, vnode_pb2
@@ -52,7 +53,7 @@ from pnode.uplink import Uplink
 from trust.delegation import VerifiedDelegation, open_delegation
 from trust.envelope import open_single, parse
 from trust.identity import NodeKey
-from vnode.registry import default_registry
+from vnode.registry import registry_with
 
 REPORT_S: Final = 1.0
 MIN_REPORT_GAP_S: Final = 0.05
@@ -83,10 +84,10 @@ class Worker:
     """One worker from its delegation to the end of its pipe."""
 
     def __init__(
-        self, pipe: LocalPipe[local_pb2.ToWorker], key: NodeKey, clock: Clock, device: str, making: Making, *, device_name: str = "",
-        tracing: TracingSettings = NO_TRACING,
+        self, pipe: LocalPipe[local_pb2.ToWorker], key: NodeKey, clock: Clock, device: str, making: Making, *, registry: Registry,
+        device_name: str = "", tracing: TracingSettings = NO_TRACING,
     ) -> None:  # fmt: skip
-        self._device_name, self._tracing = device_name, tracing
+        self._device_name, self._tracing, self._registry = device_name, tracing, registry
         self._pipe, self._key, self._clock, self._device, self._making = pipe, key, NetworkClock(clock), device, making
         self._executor = ThreadPoolExecutor(max_workers=EXECUTOR_THREADS, thread_name_prefix="worker-io")
         self._out: asyncio.Queue[local_pb2.FromWorker] = asyncio.Queue(MAX_QUEUED)
@@ -174,7 +175,7 @@ class Worker:
     def _new_auditing(self, group: asyncio.TaskGroup, pace: Pace) -> Auditing:
         acting = self._acting
         return self._making.auditing(
-            Auditor(acting.network_id, acting.pnode_id, self._key, lambda: self._delegation, default_registry()),
+            Auditor(acting.network_id, acting.pnode_id, self._key, lambda: self._delegation, self._registry),
             clock=self._clock,
             executor=self._executor,
             pace=pace,
@@ -190,7 +191,7 @@ class Worker:
             key=self._key,
             delegation=lambda: self._delegation,
             hub=self._hub,
-            registry=default_registry(),
+            registry=self._registry,
             clock=self._clock,
             executor=self._executor,
             pace=pace,
@@ -203,7 +204,7 @@ class Worker:
 
     def _new_seats(self, group: asyncio.TaskGroup, pace: Pace) -> Seats:
         return Seats(
-            default_registry(), compute=self._making.compute, device=self._device, clock=self._clock, pace=pace, news=self._news.set,
+            self._registry, compute=self._making.compute, device=self._device, clock=self._clock, pace=pace, news=self._news.set,
             group=group,
         )  # fmt: skip
 
@@ -363,6 +364,7 @@ def main(arguments: Sequence[str] | None = None, making: Making = Making()) -> i
     parser.add_argument("--device", default="cpu", help="device of torch")
     parser.add_argument("--trace-endpoint", default="", help="collector of traces; empty: none")
     parser.add_argument("--trace-share", type=float, default=1.0, help="of the traces that begin here")
+    parser.add_argument("--components", action="append", default=[], help="file or module of components from outside the tree")
     options = parser.parse_args(arguments)
     give_way()
     return asyncio.run(_main(options, making))
@@ -377,7 +379,8 @@ async def _main(options: argparse.Namespace, making: Making) -> int:
         pipe = await LocalPipe.over(socket.socket(fileno=options.fd), local_pb2.ToWorker)
         device = found_device(options.device)
         tracing = TracingSettings(options.trace_endpoint, options.trace_share)
-        worker = Worker(pipe, key, clock, device, making, device_name=name_of_device(device), tracing=tracing)
+        registry = registry_with(options.components)
+        worker = Worker(pipe, key, clock, device, making, registry=registry, device_name=name_of_device(device), tracing=tracing)
         await worker.run(HeldPort(options.host, options.port))
     except (DcnrError, OSError) as error:
         sys.stderr.write(f"worker: {error}\n")

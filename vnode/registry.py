@@ -1,15 +1,11 @@
-"""The allow-list of what a graph may name: explicit tables of our own, and outside entry points only where the caller lists
-them by name.
-"""
+"""The allow-list of what a graph may name: explicit tables of our own, and what is outside the tree only where the caller names the file or module."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
+from collections.abc import Iterable
 from typing import Any
 
-from dcnr.errors import InvalidInput, Refused
-from dcnr.ids import check_name
+from dcnr.errors import InvalidInput
 from dcnr.specs import ComponentSpec, ObjectiveSpec, Registry
 from vnode.components import (
     add,
@@ -29,9 +25,7 @@ from vnode.components import (
 )
 from vnode.objectives import local_ce, predsim
 from vnode.optimizers import AdamW, Sgd
-
-COMPONENT_GROUP = "dcnr.components"
-OBJECTIVE_GROUP = "dcnr.objectives"
+from vnode.outside import is_component, outside_specs
 
 _COMPONENTS: tuple[ComponentSpec, ...] = (
     add.SPEC,
@@ -61,36 +55,21 @@ def default_registry() -> Registry:
     )
 
 
-def registry_with(base: Registry, *, components: Iterable[str] = (), objectives: Iterable[str] = ()) -> Registry:
-    """``base`` and the named entry points of `COMPONENT_GROUP` and `OBJECTIVE_GROUP`, loaded from what is installed on this
-    machine.
+def registry_with(sources: Iterable[str]) -> Registry:
+    """`default_registry` and the specs in ``sources``: files and modules that this machine's own configuration names, never the wire.
 
-    The names come from the volunteer's own configuration, never from the wire; an entry point's value is the spec itself.
-    Raises InvalidInput (bad or
-    taken name) and Refused with code ``component_not_installed``.
+    Raises InvalidInput: ``name_taken``, and what `vnode.outside.outside_specs` raises.
     """
-    return Registry(
-        components={**base.components, **_outside(COMPONENT_GROUP, components, base.components)},
-        objectives={**base.objectives, **_outside(OBJECTIVE_GROUP, objectives, base.objectives)},
-        optimizers=base.optimizers,
-    )
-
-
-def _outside(group: str, names: Iterable[str], taken: Mapping[str, object]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in sorted(set(names)):
-        check_name(name)
-        if name in taken:
-            raise InvalidInput(f"{name!r} is one of our own and cannot be replaced", code="name_taken", field=group)
-        matches = list(entry_points(group=group, name=name))
-        if len(matches) != 1:
-            raise Refused(
-                f"{len(matches)} installed packages offer {name!r} in {group}",
-                code="component_not_installed",
-                remedy="install exactly one package that declares this entry point",
-            )
-        spec = matches[0].load()
-        if getattr(spec, "name", None) != name:
-            raise InvalidInput(f"the entry point {name!r} holds a spec of another name", code="bad_entry_point", field=group)
-        found[name] = spec
-    return found
+    base = default_registry()
+    tables: dict[str, dict[str, Any]] = {"component": dict(base.components), "objective": dict(base.objectives)}
+    places: dict[tuple[str, str], str] = {}
+    for source, spec in outside_specs(sources):
+        kind = "component" if is_component(spec) else "objective"
+        if spec.name in tables[kind]:
+            owner = places.get((kind, spec.name), "")
+            raise InvalidInput(
+                f"components: {source!r} has the {kind} {spec.name!r}, a name that {owner or 'one of our own'} has already", code="name_taken",
+                remedy="give it another name: what a name means must be the same on every machine", source=source,
+            )  # fmt: skip
+        tables[kind][spec.name], places[kind, spec.name] = spec, source
+    return Registry(components=tables["component"], objectives=tables["objective"], optimizers=base.optimizers)

@@ -26,6 +26,14 @@ HomeOption = Annotated[Path | None, typer.Option("--home", help="Home directory.
 LogLevelOption = Annotated[
     str | None, typer.Option(help="debug, info, warning or error.", show_default=False, autocompletion=among(*LOG_LEVELS))
 ]
+BootstrapFileOption = Annotated[
+    Path | None,
+    typer.Option("--bootstrap-file", help="List of nodes of the network, one [ID@]HOST:PORT a line.", show_default=False),
+]
+ComponentsOption = Annotated[
+    list[str] | None,
+    typer.Option("--components", help="A FILE.py or module with components from outside the tree. May be repeated."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Only JSON on standard output.")]
 
 

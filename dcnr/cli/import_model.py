@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from dcnr.cli import output
-from dcnr.cli.homes import JsonOption
+from dcnr.cli.homes import ComponentsOption, HomeOption, JsonOption
 from dcnr.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -41,14 +41,19 @@ def import_model(
     passes: Annotated[int, typer.Option(min=1, help="Trips through the data.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1)] = 64,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    components: ComponentsOption = None,
+    home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Turn a torch.nn.Module into a graph. Every operation that no component stands for is named with its line.
 
     Example: dcnr model import net.py:build --input 1x28x28 --weights net.safetensors && dcnr model validate model.toml
     """
+    from dcnr.cli.session import Session
     from vnode.importing.model import Chosen, from_torch  # torch
+    from vnode.registry import registry_with
 
+    registry = registry_with(Session(home, None, None, components=components).components)
     file, _, factory = source.rpartition(":")
     module, example = _made(Path(file), factory, shape, as_bytes=as_bytes)
     model = name or re.sub(r"[^a-z0-9_-]", "-", factory.lower()).strip("_-") or "imported"
@@ -56,7 +61,7 @@ def import_model(
         name=model, dataset=dataset, passes=passes, batch_size=batch_size, seed=seed, objective=objective, num_classes=classes,
         optimizer=_optimizer(optimizer, lr),
     )  # fmt: skip
-    _written(from_torch(module, example, chosen), chosen, out, weights, as_json=as_json)
+    _written(from_torch(module, example, chosen, registry=registry), chosen, out, weights, as_json=as_json)
 
 
 def _written(imported: Imported, chosen: Chosen, out: Path, weights: Path | None, *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import typer
 from dcnr import limits
 from dcnr.cli import import_model, output
 from dcnr.cli.files import text_in, write_whole
-from dcnr.cli.homes import HomeOption, JsonOption
+from dcnr.cli.homes import ComponentsOption, HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, KeyOption, NetworkIdOption, NetworkOption, Session
 from dcnr.cli.unnoticed import told_of_release
 from dcnr.errors import InvalidInput
@@ -36,11 +36,13 @@ GraphArgument = Annotated[Path, typer.Argument(help="The graph, model.toml or mo
 
 
 @app.command()
-def validate(graph: GraphArgument, as_json: JsonOption = False) -> None:
+def validate(
+    graph: GraphArgument, components: ComponentsOption = None, home: HomeOption = None, as_json: JsonOption = False
+) -> None:
     """Check a graph; errors name the VNode, the field and the line."""
     from dcnr.graph import graph_digest
 
-    message, stages = _graph(graph)
+    message, stages = _graph(graph, Session(home, None, None, components=components))
     rows = [
         (stage.id, stage.component, ", ".join(item.id for item in stage.inputs), "x".join(map(str, stage.output.shape)), stage.num_parameters)
         for stage in stages
@@ -68,18 +70,19 @@ def validate(graph: GraphArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def plan(
-    graph: GraphArgument, home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None,
-    network_id: NetworkIdOption = None, as_json: JsonOption = False,
+    graph: GraphArgument, components: ComponentsOption = None, home: HomeOption = None, network: NetworkOption = None,
+    bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Where the graph would run now, and why. How long it would take and what it would cost. Changes nothing."""
     from dcnr.sdk.plain import plain
 
-    message, _ = _graph(graph)
+    session = Session(home, network, bootstrap, network_id, components)
+    message, _ = _graph(graph, session)
 
     async def work(client: AsyncClient) -> tuple[orchestrator_pb2.PreviewPlanResponse, ledger_pb2.CostQuote]:
         return await client.plan(message), await client.quote(message)
 
-    answer, quote = Session(home, network, bootstrap, network_id).run(work)
+    answer, quote = session.run(work)
     told = f"cost: {quote.vnode_batches} batches of VNodes to clear, {quote.num_batches} batches of {quote.num_vnodes} VNodes each; no money"
     output.emit({**plain(answer), "quote": plain(quote)}, lambda: f"{_plan_text(answer)}\n{told}", as_json=as_json)
 
@@ -100,6 +103,7 @@ def submit(
     expires_after_s: Annotated[float, typer.Option(min=0, help="A job still queued then ends as expired; 0: never.")] = 0.0,
     from_manifest: Annotated[str, typer.Option(help="Go on from this completed manifest; empty: from checkpoint 0.")] = "",
     weights: Annotated[Path | None, typer.Option(help="Safetensors with first weights, as dcnr model import writes them.", show_default=False)] = None,
+    components: ComponentsOption = None,
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -115,13 +119,13 @@ def submit(
 
     if (graph is None) == (draft is None):
         raise InvalidInput("give either a graph or --draft", code="bad_arguments", remedy="dcnr model submit model.toml")
-    session = Session(home, network, bootstrap, network_id)
+    session = Session(home, network, bootstrap, network_id, components)
     if graph is None:
         assert draft is not None
         signed = _read_draft(draft)
         answer = session.run(lambda client: client.submit_draft(signed))
     else:
-        message, _ = _graph(graph)
+        message, _ = _graph(graph, session)
         keys = session.keys(key)
         options = JobOptions(
             idempotency_key=idempotency_key or secrets.token_hex(8), unit_batches=unit_batches, lead_batches=lead_batches,
@@ -170,6 +174,7 @@ def export(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     out: Annotated[Path, typer.Option(help="Directory to write.")],
     manifest: Annotated[str, typer.Option(help="Digest of a manifest; default: the newest.")] = "",
+    components: ComponentsOption = None,
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -179,7 +184,7 @@ def export(
         digest, written = await client.export(model, out, manifest=manifest, progress=output.Steps())
         return digest, written, *await told_of_release(client, model, digest)
 
-    digest, written, unnoticed, told = Session(home, network, bootstrap, network_id).run(work)
+    digest, written, unnoticed, told = Session(home, network, bootstrap, network_id, components).run(work)
     data = {
         "manifest": digest, "directory": str(written.directory), "digest": written.digest, "files": dict(written.files),
         "num_parameters": written.num_parameters, "unnoticed": unnoticed,
@@ -199,6 +204,7 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     split: Annotated[str, typer.Option(help="test, validation or train, as the graph names them.")] = "test",
     manifest: Annotated[str, typer.Option(help="Digest of a manifest; default: the newest.")] = "",
+    components: ComponentsOption = None,
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -209,7 +215,7 @@ def evaluate(
     async def work(client: AsyncClient) -> tuple[Digest, tuple[Exit, ...]]:
         return await client.evaluate(model, use=split, manifest=manifest, progress=output.Steps())
 
-    digest, exits = Session(home, network, bootstrap, network_id).run(work)
+    digest, exits = Session(home, network, bootstrap, network_id, components).run(work)
     rows = [(number, e.vnode, f"{e.loss:.4f}", f"{100 * e.accuracy:.2f} %", e.count) for number, e in enumerate(exits, 1)]
     data = {
         "manifest": digest, "split": split,
@@ -233,15 +239,16 @@ async def _prepared(
     return draft, draft.missing(client.policy)
 
 
-def _graph(path: Path) -> tuple[model_pb2.ModelGraph, tuple[Stage, ...]]:
+def _graph(path: Path, session: Session) -> tuple[model_pb2.ModelGraph, tuple[Stage, ...]]:
     """The validated graph in a file; errors name the line."""
     from dcnr.graph import graph_from_json, graph_from_toml, locate, stages_of_graph
-    from vnode.registry import default_registry
+    from vnode.registry import registry_with
 
+    registry = registry_with(session.components)
     text = text_in(path, limits.MAX_GRAPH_BYTES, code="bad_graph", remedy="name a graph in TOML or JSON")
     try:
         message = graph_from_json(text) if path.suffix == ".json" else graph_from_toml(text)
-        return message, stages_of_graph(message, default_registry())
+        return message, stages_of_graph(message, registry)
     except InvalidInput as error:
         line = locate(text, error.details.get("vnode", ""), error.details.get("field", ""))
         where = f"{path}:{line}" if line else str(path)

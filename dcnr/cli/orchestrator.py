@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from dcnr.cli import errors, output
-from dcnr.cli.homes import HomeOption, JsonOption, LogLevelOption, VersionOption, home_of, settings_of, show_settings
+from dcnr.cli.homes import (
+    BootstrapFileOption,
+    ComponentsOption,
+    HomeOption,
+    JsonOption,
+    LogLevelOption,
+    VersionOption,
+    home_of,
+    settings_of,
+    show_settings,
+)
 from dcnr.crashpoints import reached
 from dcnr.errors import NotRunning, Refused, TimedOut, Unavailable
 from dcnr.settings import OrchestratorSettings
@@ -55,6 +65,7 @@ def key(home: HomeOption = None, as_json: JsonOption = False) -> None:
 def start(
     network: Annotated[Path | None, typer.Option(help="Network file from a maintainer.", show_default=False)] = None,
     bootstrap: Annotated[list[str] | None, typer.Option(help="A node of the network, [ID@]HOST:PORT. May be repeated.")] = None,
+    bootstrap_file: BootstrapFileOption = None,
     store_url: Annotated[str | None, typer.Option(help="S3-compatible store; empty: the embedded one.", show_default=False)] = None,
     store_file: Annotated[Path | None, typer.Option(help="The store's credentials, 0600.", show_default=False)] = None,
     store_bucket: Annotated[str | None, typer.Option(help="Bucket.", show_default=False)] = None,
@@ -77,6 +88,7 @@ def start(
     gateway: Annotated[
         str | None, typer.Option(help="Serve REST at this HOST:PORT too, say 127.0.0.1:7780.", show_default=False)
     ] = None,
+    components: ComponentsOption = None,
     log_level: LogLevelOption = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log lines as JSON.", show_default=False)] = None,
     home: HomeOption = None,
@@ -93,7 +105,8 @@ def start(
         "store_port": store_port, "store_public_url": store_public_url, "control_port": control_port, "dht_port": dht_port,
         "listen_host": listen_host, "advertise_host": advertise_host, "log_level": log_level, "log_json": log_json,
         "trusted": str(trusted.absolute()) if trusted else None, "verifier": verifier,
-        "gateway_listen": gateway,
+        "gateway_listen": gateway, "components": tuple(components) if components else None,
+        "bootstrap_file": str(bootstrap_file.absolute()) if bootstrap_file else None,
     }  # fmt: skip
     settings = settings_of(OrchestratorSettings, directory, flags).value
 
@@ -194,19 +207,21 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
                 settings, home, key=key, network=network, clock=clock, rng=random.Random(secrets.randbits(64)), random_bytes=secrets.token_bytes,
                 stop=stop, store_file=Path(settings.store_file) if settings.store_file else None, on_ready=ready,
                 gateways=gateways_of(settings.gateway, home),
-                verifier=_verifier(home, key, policy.network_id, clock) if settings.verifier else None,
+                verifier=_verifier(settings, home, key, policy.network_id, clock) if settings.verifier else None,
             )  # fmt: skip
     finally:
         (home / RUN_FILE).unlink(missing_ok=True)
 
 
-def _verifier(home: Path, key: NodeKey, network_id: str, clock: Clock) -> Verifier:
+def _verifier(settings: OrchestratorSettings, home: Path, key: NodeKey, network_id: str, clock: Clock) -> Verifier:
     """One that starts its process when there is something to check."""
     import os
 
     from pnode.verifying import WorkerVerifier
 
-    return WorkerVerifier(key, network_id, clock=clock, directory=home / "verifier", environment=dict(os.environ))
+    return WorkerVerifier(
+        key, network_id, clock=clock, directory=home / "verifier", environment=dict(os.environ), components=settings.components
+    )
 
 
 def _policy(settings: OrchestratorSettings, home: Path, node_id: str, now_wall: float) -> NetworkPolicy:

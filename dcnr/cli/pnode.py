@@ -9,7 +9,17 @@ import typer
 
 from dcnr.cli import errors, output, top
 from dcnr.cli.completion import among
-from dcnr.cli.homes import HomeOption, JsonOption, LogLevelOption, VersionOption, home_of, settings_of, show_settings
+from dcnr.cli.homes import (
+    BootstrapFileOption,
+    ComponentsOption,
+    HomeOption,
+    JsonOption,
+    LogLevelOption,
+    VersionOption,
+    home_of,
+    settings_of,
+    show_settings,
+)
 from dcnr.errors import InvalidInput, NotRunning, Unavailable
 from dcnr.settings import PNodeSettings, setting_rows
 
@@ -46,6 +56,7 @@ def _root(version: VersionOption = False) -> None:
 @app.command()
 def start(
     bootstrap: Annotated[list[str] | None, typer.Option(help="A node of the network, [ID@]HOST:PORT. May be repeated.")] = None,
+    bootstrap_file: BootstrapFileOption = None,
     network: Annotated[Path | None, typer.Option(help="Network file from a maintainer.", show_default=False)] = None,
     network_id: Annotated[str | None, typer.Option(help="Id that the network must have.", show_default=False)] = None,
     cores: Annotated[float | None, typer.Option(help="Cores to lend; 0: found out.", show_default=False)] = None,
@@ -58,16 +69,14 @@ def start(
     dht_port: Annotated[int | None, typer.Option(help="UDP port of the directory; 0: a free one.", show_default=False)] = None,
     listen_host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
     advertise_host: Annotated[str | None, typer.Option(help="Address that others are told.", show_default=False)] = None,
-    outbound_only: OutboundOption = None,
     relay_mbit: Annotated[float | None, typer.Option(help="Rate to pass on for others, in Mbit/s.", show_default=False)] = None,
     checkpoint_s: Annotated[float | None, typer.Option(help="Longest time between checkpoints.", show_default=False)] = None,
     name: Annotated[str | None, typer.Option(help="Name shown beside this machine's id; '': none.", show_default=False)] = None,
     owner: Annotated[Path | None, typer.Option(help="Whose machine this is: a file from pnode own.", show_default=False)] = None,
-    log_level: LogLevelOption = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log lines as JSON.", show_default=False)] = None,
-    home: HomeOption = None,
+    components: ComponentsOption = None, outbound_only: OutboundOption = None, log_level: LogLevelOption = None, home: HomeOption = None,
     until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", help="End when standard input closes.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Join a network and work for it until Ctrl-C. It hands over first; a second Ctrl-C stops now.
 
     Example: pnode start --bootstrap 203.0.113.7:7700 --cores 4 --memory-mb 4096
@@ -79,6 +88,7 @@ def start(
         "limits_device": device, "control_port": control_port, "data_port": data_port, "dht_port": dht_port, "listen_host": listen_host,
         "advertise_host": advertise_host, "outbound_only": outbound_only, "checkpoint_s": checkpoint_s,
         "owner": str(owner.absolute()) if owner else None, "limits_relay_mbit": relay_mbit, "name": name, "log_level": log_level, "log_json": log_json,
+        "components": tuple(components) if components else None, "bootstrap_file": str(bootstrap_file.absolute()) if bootstrap_file else None,
     }  # fmt: skip
     loaded = settings_of(PNodeSettings, directory, flags)
     settings = loaded.value

@@ -39,10 +39,17 @@ KeyOption = Annotated[
 class Session:
     """What the options of a command say about home and network."""
 
-    def __init__(self, home: Path | None, network: Path | None, bootstrap: list[str] | None, network_id: str | None = None) -> None:
+    def __init__(
+        self, home: Path | None, network: Path | None, bootstrap: list[str] | None, network_id: str | None = None,
+        components: list[str] | None = None,
+    ) -> None:  # fmt: skip
         self.home = home_of(ClientSettings, home)
-        flags = {"network": str(network.absolute()) if network else None, "bootstrap": tuple(bootstrap) if bootstrap else None}
+        flags = {
+            "network": str(network.absolute()) if network else None, "bootstrap": tuple(bootstrap) if bootstrap else None,
+            "components": tuple(components) if components else None,
+        }  # fmt: skip
         settings = settings_of(ClientSettings, self.home, flags).value
+        self.components = settings.components
         self.bootstrap = (*settings.orchestrators, *settings.bootstrap)
         self.store_file = Path(settings.store_file).expanduser() if settings.store_file else None
         default = self.home / NETWORK_FILE
@@ -88,7 +95,9 @@ class Session:
             )
         own = self.home / KEY_FILE
         key = NodeKey.load(own) if own.exists() else None
-        async with await connect_async(self.bootstrap, network=self.network, network_id=self.network_id, key=key) as client:
+        async with await connect_async(
+            self.bootstrap, network=self.network, network_id=self.network_id, key=key, components=self.components
+        ) as client:
             if not client.pinned:
                 say(f"note: believing the first document seen, network {client.policy.network_id}; pin it with --network-id")
             return await work(client)

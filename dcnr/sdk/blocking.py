@@ -56,12 +56,15 @@ class _Loop:
 
 
 def connect(
-    bootstrap: Sequence[str] = (), *, network: Path | None = None, network_id: str | None = None, key: NodeKey | None = None
-) -> Client:
+    bootstrap: Sequence[str] = (), *, network: Path | None = None, network_id: str | None = None, key: NodeKey | None = None,
+    components: Sequence[str] = (),
+) -> Client:  # fmt: skip
     """A client of a network; see `dcnr.sdk.client.connect_async`. Use it in a ``with`` statement."""
     loop = _Loop()
     try:
-        return Client(loop.run(connect_async(bootstrap, network=network, network_id=network_id, key=key)), loop)
+        return Client(
+            loop.run(connect_async(bootstrap, network=network, network_id=network_id, key=key, components=components)), loop
+        )
     except BaseException:
         loop.close()
         raise

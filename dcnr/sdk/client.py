@@ -48,7 +48,7 @@ from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 from trust.network_file import load_policy
 from trust.usage import open_quote
-from vnode.registry import default_registry
+from vnode.registry import registry_with
 
 if TYPE_CHECKING:
     from vnode.reference import Exit
@@ -60,20 +60,21 @@ async def connect_async(
     network: Path | None = None,
     network_id: str | None = None,
     key: NodeKey | None = None,
-    registry: Registry | None = None,
+    components: Sequence[str] = (),
 ) -> AsyncClient:
     """A client of the network in the file ``network``, or behind one of ``bootstrap`` (``[id@]host:port``).
 
-    ``network_id`` pins the network where there is no file; ``key`` names the caller (a new one is made if absent). Raises InvalidInput, Unavailable,
-    Refused (``wrong_network``).
+    ``network_id`` pins the network where there is no file; ``key`` names the caller (a new one is made if absent); ``components`` are files and modules
+    of components and objectives from outside the tree that graphs may name. Raises InvalidInput, Unavailable, Refused (``wrong_network``).
     """
+    registry = registry_with(components)
     clock = SystemClock()
     caller = key or NodeKey.generate()
     policy = load_policy(network, clock.wall(), network_id=network_id) if network is not None else None
     dialer = Dialer(caller, policy.network_id if policy else network_id or "", clock=clock, rng=secrets.token_bytes)
     contact = await find(dialer, policy=policy, bootstrap=bootstrap, network_id=network_id, now_wall=clock.wall())
     dialer = Dialer(caller, contact.policy.network_id, clock=clock, rng=secrets.token_bytes)
-    return AsyncClient(contact, dialer, registry or default_registry(), clock)
+    return AsyncClient(contact, dialer, registry, clock)
 
 
 class AsyncClient:

@@ -563,7 +563,7 @@ class NetworkDocument(_message.Message):
 
     @_builtins.property
     def components(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """allowed components; empty means the built-in ones"""
+        """allowed components; empty means all that a node has"""
 
     @_builtins.property
     def data_hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

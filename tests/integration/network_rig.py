@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -265,6 +265,7 @@ def running_network(
     batch_size: int = BATCH_SIZE, samples: int = SAMPLES, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
     audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
     locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST, forked: bool = True,
+    additions: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Iterator[Rig]:  # fmt: skip
     """Store, orchestrators and PNodes, all attached, with the data set staged. Not ``forked``: PNodes are executed, and execute their workers, as
     volunteers' do, for tests that look at what a start makes of them (`nursery`).
@@ -279,6 +280,7 @@ def running_network(
                 num_orchestrators=num_orchestrators,
                 pnodes=nursery.nursed(pnodes) if forked else pnodes,
                 starting=nursery.forked,
+                additions=additions,
                 way_to_store=way_to_store,
                 audits=audits,
                 trusted=trusted,

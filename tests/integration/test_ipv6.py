@@ -22,6 +22,7 @@ from trust.addresses import split_address
 from trust.identity import NodeKey
 from trust.in_force import InForce
 from trust.network import create_document, verify_chain
+from vnode.registry import default_registry
 
 LOOPBACK = "::1"
 MACHINE = Machine(2, 4 << 30, 4 << 30, 40 << 30, 10.0, "x86_64", "linux")
@@ -50,7 +51,7 @@ def test_a_pnode_on_ipv6_is_dialled_at_the_address_that_it_tells(tmp_path: Path)
         settings = replace(PNodeSettings(), listen_host=LOOPBACK, control_port=0, data_port=0, dht_port=0)
         daemon = Daemon(
             settings, home, key=key, network=InForce(policy), machine=MACHINE, clock=clock, rng=random.Random(1), environment={}, bootstrap=[],
-            worker=SILENT, on_ready=lambda _: is_ready.set(),
+            registry=default_registry(), worker=SILENT, on_ready=lambda _: is_ready.set(),
         )  # fmt: skip
         try:
             async with asyncio.TaskGroup() as group:

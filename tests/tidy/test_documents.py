@@ -185,8 +185,6 @@ def environment_names() -> set[str]:
 
 def resolves(dotted: str) -> bool:
     """Whether a module, or a name inside one (class attributes included), exists; nothing is imported."""
-    if dotted in ("dcnr.components", "dcnr.objectives"):  # groups of entry points
-        return True
     parts = dotted.split(".")
     if parts[0] == "dcnr" and parts[1] in dcnr.__all__ and len(parts) == 2:
         return True

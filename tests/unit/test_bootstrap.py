@@ -18,6 +18,7 @@ from membership.bootstrap import (
     MAX_CACHED_PEERS,
     CachedPeer,
     Entry,
+    listed,
     merge,
     parse_entry,
     parse_list,
@@ -85,6 +86,11 @@ def test_a_named_file_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
             read_list(tmp_path / "list")
     (tmp_path / "list").write_text("example.org:1\n")
     assert read_list(tmp_path / "list") == [Entry("example.org", 1)]
+    assert listed(["b:2"], str(tmp_path / "list")) == ("b:2", "example.org:1")
+    assert listed(["b:2"], "") == ("b:2",)
+    (tmp_path / "list").write_text("example.org:1\nnonsense\n")
+    with pytest.raises(InvalidInput, match=r"list, line 2: bootstrap entry 'nonsense'"):
+        read_list(tmp_path / "list")
 
 
 def test_merging_keeps_the_order_of_sources_and_takes_over_missing_ids() -> None:

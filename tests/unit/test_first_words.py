@@ -18,6 +18,7 @@ from pnode.supervisor import Worker
 from trust.identity import NodeKey
 from trust.in_force import InForce
 from trust.network import create_document, verify_chain
+from vnode.registry import default_registry
 
 KEY, WORKER_KEY, MAINTAINER, ORCHESTRATOR = (NodeKey.generate() for _ in range(4))
 MACHINE = Machine(2, 4 << 30, 4 << 30, 40 << 30, 10.0, "x86_64", "linux")
@@ -32,7 +33,8 @@ def test_nothing_is_said_to_a_worker_before_its_delegation(tmp_path: Path) -> No
         home = Home(tmp_path / "home")
         home.open()
         daemon = Daemon(
-            PNodeSettings(), home, key=KEY, network=InForce(policy), machine=MACHINE, clock=clock, rng=random.Random(1), environment={}, bootstrap=[]
+            PNodeSettings(), home, key=KEY, network=InForce(policy), machine=MACHINE, clock=clock, rng=random.Random(1), environment={}, bootstrap=[],
+            registry=default_registry(),
         )  # fmt: skip
         ours, theirs = socket.socketpair()
         mine = await LocalPipe.over(ours, local_pb2.FromWorker)

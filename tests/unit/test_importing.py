@@ -135,7 +135,7 @@ def test_every_operation_without_a_component_is_named_with_its_line() -> None:
         assert named[node].where.startswith("importing_modules.py:") or "tests/unit/importing_modules.py:" in named[node].where
         assert line in named[node].where
     assert "transformer_block" in named["lstm"].instead
-    assert "dcnr.components" in named["squared"].instead
+    assert "setting components" in named["squared"].instead
     assert all(str(one) in caught.value.message for one in caught.value.operations)
     assert caught.value.code == "unsupported_operations"
 

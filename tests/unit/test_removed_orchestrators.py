@@ -127,7 +127,7 @@ def test_a_holder_that_is_taken_out_decides_nothing_more_from_that_moment_on(hol
     with pytest.raises(Stale):
         core.propose(Activate("k", "r" * 64, "m" * 64), 1.5)
     news = core.step(PutAnswered(1.6, "two"))
-    lost = "the network document lists this orchestrator no longer"
+    lost = "this orchestrator may hold it no longer: it is not listed, or lacks a component"
     assert TermLost(1, lost) in news
     assert any(isinstance(item, Landed) for item in news) == landed
     assert not [item for item in news if isinstance(item, Put)]

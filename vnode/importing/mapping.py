@@ -14,7 +14,7 @@ from vnode.importing.layers import RULES, Rule
 from vnode.importing.operations import Operation, Reading, Traced, Unsupported, UnsupportedOperations
 
 _RULES: Final[Mapping[str, Rule]] = {**RULES, "embedding": embedding, "layer_norm": normed}
-_OWN: Final = "a component of your own, offered by the entry point dcnr.components"
+_OWN: Final = "a component of your own, named by the setting components, in a graph that you write"
 _INSTEAD: Final[tuple[tuple[str, str, str], ...]] = (
     ("lstm|gru|rnn_.*", "no component has a state from place to place", "transformer_block: causal attention over the places"),
     ("sigmoid|tanh|silu|leaky_relu|elu|selu|hardtanh|hardswish|mish|prelu|softplus", "there is no such activation", "ReLU or the exact GELU"),

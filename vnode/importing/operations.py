@@ -92,7 +92,7 @@ class UnsupportedOperations(InvalidInput):
         listed = "\n".join(f"  {one}" for one in self.operations)
         super().__init__(
             f"{len(self.operations)} operations have no component:\n{listed}", code="unsupported_operations",
-            remedy="replace them in the module, or offer a component by the entry point dcnr.components",
+            remedy="replace them in the module, or write a graph with a component of your own that the setting components names",
         )  # fmt: skip
 
 

@@ -1,0 +1,126 @@
+"""Goal: a component and an objective that live in a file outside the tree are trained by a network of real processes, because those who run these name
+the file; a PNode that does not name it refuses with the reason, and others do its part; an orchestrator that does not leaves the model to those that do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import network_rig
+import pytest
+from network_rig import MODEL, running_network
+
+import dcnr.sdk
+from dcnr.errors import InvalidInput
+from dcnr.graph import Graph
+from dcnr.sdk.submission import JobOptions
+from dcnr.specs import TensorSpec
+from dcnr.testing import LocalPNode
+from dcnr.v1 import model_pb2
+
+WIDTH = 32
+PASSES = 2
+NUM_BATCHES = PASSES * network_rig.SAMPLES // network_rig.BATCH_SIZE
+OUTSIDE = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dcnr.specs import ComponentPlan, Fields, ObjectivePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """No configuration. Input and output [d]."""
+
+    name: str = "mix"
+    stateful: bool = True
+
+    def check(self, config, inputs):
+        with Fields(config, self.name):
+            pass
+        (spec,) = inputs
+        (width,) = spec.shape
+        return ComponentPlan(spec, num_parameters=width * width + width, forward_flops=2 * width * width, activation_bytes=8 * width)
+
+    def build(self, config, inputs):
+        from torch import nn
+
+        (width,) = inputs[0].shape
+        return nn.Sequential(nn.Linear(width, width), nn.Tanh())
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """No configuration. Squared distance of a linear map of the output to the class."""
+
+    name: str = "distance"
+
+    def check(self, config, output, target, num_classes):
+        with Fields(config, self.name):
+            pass
+        (width,) = output.shape
+        return ObjectivePlan(num_parameters=width * num_classes, forward_flops=2 * width * num_classes, activation_bytes=8 * num_classes)
+
+    def build(self, config, output, target, num_classes):
+        from torch import nn
+        from torch.nn import functional
+
+        from vnode.torch_objective import LocalObjective
+
+        class Objective(LocalObjective):
+            def __init__(self):
+                super().__init__()
+                self.scores = nn.Linear(output.shape[0], num_classes, bias=False)
+
+            def readout(self, h):
+                return self.scores(h)
+
+            def step(self, h, x, y):
+                logits = self.readout(h)
+                return functional.mse_loss(logits, functional.one_hot(y, num_classes).float()), logits
+
+        return Objective()
+
+
+SPEC = (Mix(), Distance())
+'''
+
+
+def graph() -> model_pb2.ModelGraph:
+    """Two VNodes, one after the other."""
+    made = Graph(
+        MODEL, input=TensorSpec("float32", (WIDTH,)), target=TensorSpec("int64", ()), num_classes=4,
+        train={"passes": PASSES, "batch_size": network_rig.BATCH_SIZE, "seed": 1, "codec": "raw"},
+        data={use: f"dataset:{MODEL}#{use}" for use in ("train", "validation", "test")},
+    )  # fmt: skip
+    for vnode, before in (("a", "input"), ("b", "a")):
+        objective, optimizer = {"name": "distance", "config": {}}, {"name": "sgd", "lr": 0.05}
+        made.vnode(vnode, "mix", {}, inputs=[before], objective=objective, optimizer=optimizer)
+    return made.build()
+
+
+def test_a_component_and_an_objective_in_a_file_are_trained_to_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "mixing.py"
+    file.write_text(OUTSIDE)
+    pnodes = (LocalPNode("has", flags=("--components", str(file))), LocalPNode("lacks"))
+    additions = {"o1": {"ORCHESTRATOR_COMPONENTS": str(file)}}
+    with running_network(pnodes, num_orchestrators=2, width=WIDTH, vnodes=("a", "b"), forked=False, additions=additions) as rig:
+        network, options = rig.network, JobOptions(idempotency_key="outside", checkpoint_s=1.0, unit_batches=8)
+        lacks = next(process for process in network.pnodes if process.name == "lacks")
+        with rig.client() as client, pytest.raises(InvalidInput, match="unknown component 'mix'"):
+            client.submit(graph(), [rig.key], options)
+        with dcnr.sdk.connect(network.bootstrap, network=network.network_file, key=rig.key, components=[str(file)]) as client:
+            job = client.submit(graph(), [rig.key], options).job_id
+            rig.until(
+                lambda: any("unknown component 'mix'" in event for event in rig.events(lacks)),
+                "the PNode without the file says why it hosts nothing", 90.0,
+            )  # fmt: skip
+            has = network.orchestrators[0].node_id
+            rig.until(lambda: rig.holder(job) == has, "the orchestrator that has the file decides", 60.0)
+            rig.ended(job, 240.0)
+            assert {item.vnode: (item.exact, item.num_batches) for item in rig.audit()} == dict.fromkeys("ab", (True, NUM_BATCHES))
+            _, exits = client.evaluate(MODEL)
+            assert [one.vnode for one in exits] == ["a", "b"]
+            assert exits[-1].accuracy > 0.5, exits
+        assert not rig.told(lacks).replicas
