@@ -375,9 +375,7 @@ class OrchestratorSettings:
     store_port: int = _port(7790, "TCP port of the embedded store")
     store_public_url: str = setting("", "address of the store as volunteers reach it; empty: bytes are proxied")
     trusted: str = setting("", "path of a list of PNodes that this orchestrator checks less")
-    gateways: tuple[str, ...] = setting(
-        (), "ids of gateways that limit their callers themselves (dcnr gateway id): their questions are not counted as a stranger's"
-    )
+    gateways: tuple[str, ...] = setting((), "ids of gateways that limit their callers themselves (dcnr gateway id)")
     relay_mbit: float = setting(100.0, "passed on for each PNode that nobody can dial; 0: nothing is", low=0, high=1e6)
     components: tuple[str, ...] = setting((), _COMPONENTS)
     verifier: bool = setting(False, "check claimed training here too, in a process of its own, where no independent PNode can")
@@ -395,9 +393,7 @@ class ClientSettings:
     bootstrap: tuple[str, ...] = setting((), "nodes to ask for orchestrators, as id@host:port")
     network: str = setting("", "path of the network document")
     home: str = setting("", "home directory of the maintainer; empty: the platform's")
-    store_file: str = setting(
-        "", "path of the store's credentials (store.json, 0600), with which s3:// sources of data sets are read"
-    )
+    store_file: str = setting("", "path of the store's credentials (store.json, 0600), for s3:// sources of data sets")
     components: tuple[str, ...] = setting((), _COMPONENTS)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     tracing: TracingSettings = field(default_factory=TracingSettings)

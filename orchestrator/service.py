@@ -340,11 +340,8 @@ async def _reach(dialer: Dialer, node_id: str, addresses: list[str]) -> bool:
 
 
 async def _judge(shared: Shared, attach: AttachService, membership: Membership) -> None:
-    """Judges whoever may have changed, at once and several times a second; those that are lost here are looked for, so that they leave everybody's view if
-    they are dead.
-    """
-    lost: set[str] = set()
-    seen = -1
+    """Judges whoever may have changed, at once and several times a second; the lost are looked for, so that they leave everybody's view if they are dead."""
+    lost, seen = set[str](), -1
     while True:
         if changes := tell_transitions(shared, shared.clock.monotonic()):
             shared.nodes_changed.fire()
