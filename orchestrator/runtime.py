@@ -299,7 +299,7 @@ class ModelRuntime:
                 self.trouble = ""
                 self._lacking.discard("view")
                 self._forget_taken_back(view, self.view)
-                self._look_again(self.view)
+                self._look_again(view, self.view)
             except DcnrError as error:
                 self.trouble = f"the documents under the head cannot be read: {error.message}"
                 self._note_lack("view", error)
@@ -309,9 +309,11 @@ class ModelRuntime:
             self.shared.news.fire()
             self.decider.wake.fire()
 
-    def _look_again(self, view: ModelView) -> None:
+    def _look_again(self, before: ModelView | None, view: ModelView) -> None:
         """Beats that came before this plan was read are held against it, before anything is decided by them."""
         self.shared.reported.follow(view)
+        if before is not None and before.head.plan_digest == view.head.plan_digest and before.job is view.job:
+            return  # only the manifest is a new one: they were held against this plan when they came
         nodes = self.shared.inventory.nodes()
         for record in (nodes[pnode_id] for pnode_id in view.hosted if pnode_id in nodes):
             record.beat = self.shared.counted(record.node_id, record.beat)

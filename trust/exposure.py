@@ -59,6 +59,11 @@ class Exposure:
         return self.undetected_steps / self.num_steps if self.num_steps else 0.0
 
 
+def together(exposures: Sequence[Exposure]) -> Exposure:
+    """Of a release that is made of these jobs."""
+    return Exposure(sum(one.undetected_steps for one in exposures), sum(one.num_steps for one in exposures), cheaters=1.0)
+
+
 def undetected_steps(life: Life, caught: float = CAUGHT) -> float:
     """Bad steps of one life that nobody noticed: expected where it is over, expected at most where it goes on. Raises InvalidInput."""
     if not 0.0 < caught <= 1.0:

@@ -11,7 +11,7 @@ import typer
 from dcnr.cli import output
 from dcnr.cli.homes import HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, NetworkIdOption, NetworkOption, Session
-from dcnr.cli.unnoticed import NOBODY_CHECKED, together, unnoticed_data, unnoticed_text
+from dcnr.cli.unnoticed import NOBODY_CHECKED, unnoticed_data, unnoticed_text
 from dcnr.errors import NotFound
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def verify(
 
     Example: dcnr ledger verify mnist-residual
     """
+    from trust.exposure import together
+
     session = Session(home, network, bootstrap, network_id)
     found = _audited(session, model, manifest)
     if found is None:
@@ -64,7 +66,7 @@ def verify(
     }  # fmt: skip
     lines = [f"{vnode}: {batches} of {newest} batches cleared" for vnode, (batches, newest) in cleared]
     lines += [f"evidence {digest[:16]} against {pnode_id}" for digest, pnode_id in found.faults.items()]
-    lines.append(unnoticed_text(whole.undetected_steps, whole.num_steps))
+    lines.append(unnoticed_text(whole))
     lines.append(found.trouble or f"{found.num_receipts} receipts and {found.num_states} states are as they must be")
     output.emit(data, lambda: "\n".join([output.table(header, rows), *lines]), as_json=as_json)
     if not found.holds:

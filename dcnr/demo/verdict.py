@@ -22,6 +22,7 @@ from dcnr.sdk.client import AsyncClient
 from dcnr.stages import Stage
 from dcnr.testing import LocalNetwork
 from dcnr.v1 import local_pb2, model_pb2
+from trust.exposure import together
 
 MIN_ACCURACY = 0.99
 MAX_BITS = 2.45
@@ -120,8 +121,8 @@ async def _ledger(verdict: Verdict, client: AsyncClient, model: str) -> None:
         found.trouble or f"{found.ledger.num_manifests} manifests, {found.num_receipts} receipts",
     )
     verdict.figures.append(("intervals by verdict", counts))
-    steps, num_steps = sum(one.undetected_steps for one in found.exposures), sum(one.num_steps for one in found.exposures)
-    verdict.figures.append(("steps that may be wrong unnoticed, at most", f"{steps:.1f} of {num_steps}"))
+    whole = together(found.exposures)
+    verdict.figures.append(("steps that may be wrong unnoticed, at most", f"{whole.undetected_steps:.1f} of {whole.num_steps}"))
 
 
 def _kills(verdict: Verdict, story: Story) -> None:

@@ -4,6 +4,7 @@ once; what an older or a newer plan gives, and everything honest, is no offence.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -218,7 +219,14 @@ def test_beats_that_came_before_the_plan_was_read_are_held_against_it() -> None:
     streams._beat(_Stream(LIAR, "127.0.0.1:1"), beat(report(lineage=span(0, 10**9))))
     assert told(shared) == []
     looking: Any = SimpleNamespace(shared=shared)
-    ModelRuntime._look_again(looking, view())
-    [failed] = shared.inventory.nodes()[LIAR].beat.replicas
+    seen = view()
+    ModelRuntime._look_again(looking, None, seen)
+    record = shared.inventory.nodes()[LIAR]
+    [failed] = record.beat.replicas
     assert failed.state == FAILED
+    again, record.beat = record.beat, beat(report(lineage=span(0, 10**9)))
+    ModelRuntime._look_again(looking, seen, replace(seen, manifest_bytes=b"newer"))
+    assert record.beat.replicas[0].state == ACTIVE, "a new manifest is no reason to look at every beat"
+    ModelRuntime._look_again(looking, seen, replace(seen, job=view().job))
+    assert record.beat == again, "a job that is known now is one"
     assert told(shared) == [("v.6", LIAR, "batches_out_of_range")]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
-from dcnr.cli.unnoticed import together, unnoticed_data, unnoticed_text
+from dcnr.cli import unnoticed
+from dcnr.cli.unnoticed import told_of_release, unnoticed_data, unnoticed_text
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.ledger_check import JobLedger, exposures_of
@@ -16,7 +19,7 @@ from orchestrator.unnoticed import Unnoticed
 from orchestrator.view import ModelView
 from trust.decay import DAY_S
 from trust.draw import Floors, floors_of
-from trust.exposure import CAUGHT, Drawn, Exposure, Life, undetected_steps
+from trust.exposure import CAUGHT, Drawn, Exposure, Life, together, undetected_steps
 from trust.folding import Chronicle, Told
 from trust.identity import NodeKey
 from trust.ledger import Interval, Ledger, Named, Verdict
@@ -129,8 +132,21 @@ def test_records_go_on_from_job_to_job_and_a_release_holds_all_of_them() -> None
     whole = together(found)
     assert (whole.num_steps, whole.undetected_steps) == (420, found[0].undetected_steps + found[1].undetected_steps)
     assert unnoticed_data(whole) == {"steps": whole.undetected_steps, "of": 420, "share": whole.undetected_steps / 420}
-    assert f"{whole.undetected_steps:.1f} of 420 cleared steps" in unnoticed_text(whole.undetected_steps, 420)
-    assert "0.0 of 0 cleared steps (0.00%)" in unnoticed_text(0.0, 0)
+    assert f"{whole.undetected_steps:.1f} of 420 cleared steps" in unnoticed_text(whole)
+    assert "0.0 of 0 cleared steps (0.00%)" in unnoticed_text(Exposure(0.0, 0, cheaters=1.0))
+
+
+def test_nobody_waits_for_a_chain_that_is_not_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unnoticed, "WITHIN_S", 0.01)
+
+    class Silent:
+        async def manifest(self, model: str, digest: str) -> Any:
+            await asyncio.get_running_loop().create_future()
+
+    silent: Any = Silent()
+    data, text = asyncio.run(told_of_release(silent, "m", "d" * 64))
+    assert data is None
+    assert "took more than 0.01 s" in text
 
 
 def test_no_more_is_shown_than_there_is() -> None:
