@@ -45,7 +45,7 @@ def start(
     flags: dict[str, Any] = {
         "gateway_listen": listen,
         "gateway_public_reads": public_reads,
-        "gateway_hosts": tuple(host) if host else None,
+        "gateway_hosts": host,
     }
     session = Session(home, network, bootstrap, network_id)
     settings = settings_of(ClientSettings, session.home, flags).value

@@ -50,10 +50,17 @@ def home_of(kind: type[Any], given: Path | None) -> Path:
 
 
 def settings_of(kind: type[T], home: Path, flags: Mapping[str, object]) -> Loaded[T]:
-    """The settings of this command. Raises InvalidInput."""
+    """The settings of this command. ``flags`` as they were parsed: None and empty lists were not given, files are meant from here. Raises InvalidInput."""
     prefix, _ = PREFIXES[kind]
-    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    given = {name: _plain(value) for name, value in flags.items() if value is not None and value != []}
     return load_settings(kind, home=home, env=os.environ, env_prefix=prefix, flags=given)
+
+
+def _plain(value: object) -> object:
+    """As the file of settings has it."""
+    if isinstance(value, Path):
+        return str(value.absolute())
+    return tuple(value) if isinstance(value, list) else value
 
 
 def shown(loaded: Loaded[Any]) -> dict[str, Any]:

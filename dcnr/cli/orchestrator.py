@@ -100,13 +100,11 @@ def start(
     """
     directory = home_of(OrchestratorSettings, home)
     flags: dict[str, Any] = {
-        "network": str(network.absolute()) if network else None, "bootstrap": tuple(bootstrap) if bootstrap else None, "store_url": store_url,
-        "store_file": str(store_file.absolute()) if store_file else None, "store_bucket": store_bucket, "store_listen": store_listen,
+        "network": network, "bootstrap": bootstrap, "bootstrap_file": bootstrap_file, "components": components, "store_url": store_url,
+        "store_file": store_file, "store_bucket": store_bucket, "store_listen": store_listen,
         "store_port": store_port, "store_public_url": store_public_url, "control_port": control_port, "dht_port": dht_port,
         "listen_host": listen_host, "advertise_host": advertise_host, "log_level": log_level, "log_json": log_json,
-        "trusted": str(trusted.absolute()) if trusted else None, "verifier": verifier,
-        "gateway_listen": gateway, "components": tuple(components) if components else None,
-        "bootstrap_file": str(bootstrap_file.absolute()) if bootstrap_file else None,
+        "trusted": trusted, "verifier": verifier, "gateway_listen": gateway,
     }  # fmt: skip
     settings = settings_of(OrchestratorSettings, directory, flags).value
 

@@ -83,12 +83,11 @@ def start(
     """
     directory = home_of(PNodeSettings, home)
     flags: dict[str, Any] = {
-        "bootstrap": tuple(bootstrap) if bootstrap else None, "network": str(network.absolute()) if network else None, "network_id": network_id,
+        "bootstrap": bootstrap, "bootstrap_file": bootstrap_file, "network": network, "network_id": network_id, "components": components,
         "limits_cores": cores, "limits_memory_mb": memory_mb, "limits_disk_mb": disk_mb, "limits_cpu_percent": cpu_percent,
         "limits_device": device, "control_port": control_port, "data_port": data_port, "dht_port": dht_port, "listen_host": listen_host,
         "advertise_host": advertise_host, "outbound_only": outbound_only, "checkpoint_s": checkpoint_s,
-        "owner": str(owner.absolute()) if owner else None, "limits_relay_mbit": relay_mbit, "name": name, "log_level": log_level, "log_json": log_json,
-        "components": tuple(components) if components else None, "bootstrap_file": str(bootstrap_file.absolute()) if bootstrap_file else None,
+        "owner": owner, "limits_relay_mbit": relay_mbit, "name": name, "log_level": log_level, "log_json": log_json,
     }  # fmt: skip
     loaded = settings_of(PNodeSettings, directory, flags)
     settings = loaded.value

@@ -44,10 +44,7 @@ class Session:
         components: list[str] | None = None,
     ) -> None:  # fmt: skip
         self.home = home_of(ClientSettings, home)
-        flags = {
-            "network": str(network.absolute()) if network else None, "bootstrap": tuple(bootstrap) if bootstrap else None,
-            "components": tuple(components) if components else None,
-        }  # fmt: skip
+        flags = {"network": network, "bootstrap": bootstrap, "components": components}
         settings = settings_of(ClientSettings, self.home, flags).value
         self.components = settings.components
         self.bootstrap = (*settings.orchestrators, *settings.bootstrap)

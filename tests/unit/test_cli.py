@@ -19,7 +19,9 @@ from schemas_rig import check_output
 
 from dcnr import __version__
 from dcnr.cli import dcnr, errors, foreground, orchestrator, output, pnode
+from dcnr.cli.homes import settings_of
 from dcnr.errors import ERROR_CLASSES, NotRunning, Refused, TimedOut, Unavailable
+from dcnr.settings import PNodeSettings
 from trust.identity import NodeKey
 from trust.network_file import load_policy
 
@@ -375,3 +377,15 @@ def test_daemons_run_on_uvloop() -> None:
         return type(asyncio.get_running_loop()).__module__
 
     assert foreground.run(kind_of_loop()) == "uvloop"
+
+
+def test_flags_mean_what_the_file_of_settings_would_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a path is meant from where the command was typed, a flag may be repeated, and one that was not given leaves the file's word."""
+    (tmp_path / "config.toml").write_text('bootstrap = ["127.0.0.1:1"]\n')
+    monkeypatch.chdir(tmp_path)
+    flags = {"bootstrap": [], "bootstrap_file": Path("nodes.txt"), "components": ["a.py", "b"], "owner": None, "name": ""}
+    loaded = settings_of(PNodeSettings, tmp_path, flags)
+    assert (loaded.value.bootstrap, loaded.value.owner, loaded.value.name) == (("127.0.0.1:1",), "", "")
+    assert (loaded.value.bootstrap_file, loaded.value.components) == (str(tmp_path / "nodes.txt"), ("a.py", "b"))
+    assert loaded.origins["bootstrap"].startswith("file")
+    assert loaded.origins["components"] == "flag --components"
