@@ -47,24 +47,24 @@ class Reported:
         """The beat as far as it counts, itself where all of it does; and what was refused for the first time: once for each replica of a plan, and once a
         PNode for all that no plan has, however many names it makes up.
         """
-        why = [self._why_not(pnode_id, beat, report) for report in beat.replicas]
+        views = [self._view_of(pnode_id, report.replica) for report in beat.replicas]
+        why = [self._why_not(view, beat, report) for view, report in zip(views, beat.replicas, strict=True)]
         if not any(why):
             return beat, []
         counted = orchestrator_pb2.Beat()
         counted.CopyFrom(beat)
         del counted.replicas[:]
         refused: list[Refusal] = []
-        for report, error in zip(beat.replicas, why, strict=True):
+        for view, report, error in zip(views, beat.replicas, why, strict=True):
             if error is None:
                 counted.replicas.append(report)
                 continue
-            is_planned = self._view_of(pnode_id, report.replica) is not None
-            if is_planned:
+            if view is not None:
                 failed = orchestrator_pb2.ASSIGNMENT_STATE_FAILED
                 counted.replicas.add(
                     replica=report.replica, vnode=report.vnode, incarnation=report.incarnation, state=failed, reason=error.message
                 )
-            key = pnode_id, report.replica if is_planned else "", error.code
+            key = pnode_id, report.replica if view is not None else "", error.code
             if key not in self._told:
                 refused.append(Refusal(pnode_id, report.replica[:MAX_NAME], error))
                 self._told[key] = None
@@ -73,9 +73,10 @@ class Reported:
             self._told.popitem(last=False)
         return counted, refused
 
-    def _why_not(self, pnode_id: str, beat: orchestrator_pb2.Beat, report: orchestrator_pb2.ReplicaReport) -> DcnrError | None:
-        """Why a report does not count; None where it does."""
-        view = self._view_of(pnode_id, report.replica)
+    def _why_not(
+        self, view: ModelView | None, beat: orchestrator_pb2.Beat, report: orchestrator_pb2.ReplicaReport
+    ) -> DcnrError | None:
+        """Why a report does not count; None where it does. ``view``: whose plan gives the replica to that PNode."""
         if view is None and self._is_of_no_plan(beat, report.replica):
             return RemoteFault("it reports a replica that no plan has named", code="unknown_replica")
         try:
