@@ -7,7 +7,7 @@ import contextlib
 import io
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,24 @@ async def job_in(connection: Connection, state: model_pb2.JobState.ValueType) ->
     raise AssertionError("the job ended in another state")
 
 
+@contextlib.asynccontextmanager
+async def attached(
+    pnodes: list[PNode], maintainer: NodeKey, policy: NetworkPolicy, key: NodeKey, address: str
+) -> AsyncIterator[tuple[Connection, list[Connection], list[asyncio.Task[None]]]]:
+    """A maintainer's connection, and of each PNode its own and the task that keeps its control stream."""
+    owner = await dial(maintainer, policy, key, address)
+    links = [await dial(pnode.worker.daemon, policy, key, address) for pnode in pnodes]
+    streams = [asyncio.create_task(pnode.attach(link)) for pnode, link in zip(pnodes, links, strict=True)]
+    try:
+        yield owner, links, streams
+    finally:
+        for task in streams:
+            task.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        for link in (owner, *links):
+            await link.close()
+
+
 def test_a_job_over_the_wire(embedded_store: StoreAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         maintainer, key = NodeKey.generate(), NodeKey.generate()
@@ -80,10 +98,7 @@ async def wire(
 ) -> None:
     workers = [Worker(policy, store, CLOCK) for _ in range(2)]
     pnodes = [PNode(worker, policy) for worker in workers]
-    owner = await dial(maintainer, policy, key, address)
-    links = [await dial(worker.daemon, policy, key, address) for worker in workers]
-    attached = [asyncio.create_task(pnode.attach(link)) for pnode, link in zip(pnodes, links, strict=True)]
-    try:
+    async with attached(pnodes, maintainer, policy, key, address) as (owner, links, streams):
         stub: Any = OrchestratorServiceStub(owner.channel)
         envelope = await stage(store, policy, maintainer, "toy", CLOCK, JOB)
         answer = await owner.call(stub.SubmitJob, orchestrator_pb2.SubmitJobRequest(request=envelope), timeout_s=10)
@@ -105,7 +120,7 @@ async def wire(
         await check_queries(stub, owner, workers)
         await check_books(address, key, policy, maintainer, workers)
         await links[1].close()
-        attached[1].cancel()
+        streams[1].cancel()
         broken_at = CLOCK.monotonic()
         while any(node.attached for node in await nodes_of(owner) if node.node_id == workers[1].node_id):
             assert CLOCK.monotonic() - broken_at < 5.0, "a broken stream is noticed at once, not by silence"
@@ -115,12 +130,6 @@ async def wire(
         ]:
             assert CLOCK.monotonic() - broken_at < 5.0, "and judged at once"
             await asyncio.sleep(0.05)
-    finally:
-        for task in attached:
-            task.cancel()
-        await asyncio.gather(*attached, return_exceptions=True)
-        for link in (owner, *links):
-            await link.close()
 
 
 def test_reports_of_batches_that_no_job_has_move_nothing_but_their_replica(tmp_path: Path) -> None:
@@ -144,11 +153,8 @@ def test_reports_of_batches_that_no_job_has_move_nothing_but_their_replica(tmp_p
 
 async def inflated(address: str, key: NodeKey, policy: NetworkPolicy, maintainer: NodeKey, store: S3Store) -> None:
     workers = [Worker(policy, store, CLOCK) for _ in range(3)]
-    owner = await dial(maintainer, policy, key, address)
-    links = [await dial(worker.daemon, policy, key, address) for worker in workers]
-    attached = [asyncio.create_task(PNode(worker, policy).attach(link)) for worker, link in zip(workers, links, strict=True)]
-    stub: Any = OrchestratorServiceStub(owner.channel)
-    try:
+    async with attached([PNode(worker, policy) for worker in workers], maintainer, policy, key, address) as (owner, _, _):
+        stub: Any = OrchestratorServiceStub(owner.channel)
         envelope = await stage(store, policy, maintainer, "toy", CLOCK, JOB)
         await owner.call(stub.SubmitJob, orchestrator_pb2.SubmitJobRequest(request=envelope), timeout_s=10)
         await until(lambda: sum(bool(worker.reports) for worker in workers) == 2, "two PNodes host a replica", MODELS_WAIT_S)
@@ -172,12 +178,6 @@ async def inflated(address: str, key: NodeKey, policy: NetworkPolicy, maintainer
         assert relocated.facts["pnode"] != liar.node_id
         assert model_pb2.JOB_STATE_SETTLING not in states
         assert {node.node_id for node in await nodes_of(owner) if node.attached} >= {worker.node_id for worker in workers}
-    finally:
-        for task in attached:
-            task.cancel()
-        await asyncio.gather(*attached, return_exceptions=True)
-        for link in (owner, *links):
-            await link.close()
 
 
 async def check_confirmed_head(owner: Connection, policy: NetworkPolicy, key: NodeKey, pnode: PNode) -> None:
