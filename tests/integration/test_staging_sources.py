@@ -40,6 +40,7 @@ from dcnr.testing import LocalNetwork
 from trust.identity import NodeKey
 
 HOST = "data.example.org"
+PUBLIC = "8.8.4.4"
 RNG = np.random.default_rng(0)
 TOY = safetensors_of({
     f"{split}_{name}": array
@@ -185,25 +186,28 @@ def test_several_objects_have_their_digests_in_order(desk: Desk, tmp_path: Path)
     assert "wrong_digest" in desk.run(*reversed(sources), *digests, *known, code=1)
 
 
+def amended(desk: Desk, file: Path, *changes: str) -> Path:
+    """That network file with changes by its maintainer; the one of the network where there is none yet."""
+    if not file.exists():
+        file.write_bytes(desk.network.network_file.read_bytes())
+    with contextlib.redirect_stdout(io.StringIO()):
+        arguments = ["network", "amend", str(file), *changes, "--key", str(desk.network.maintainer_key)]
+        assert errors.exit_code(maintainer.app, "dcnr", arguments) == 0
+    return file
+
+
 def test_hosts_are_allowed_by_the_network_document(desk: Desk, tmp_path: Path) -> None:
     """Goal: maintainers list a host by command, and unlist it; one that is listed is still not looked for inside."""
-    network, file = desk.network, tmp_path / "network.json"
-    file.write_bytes(network.network_file.read_bytes())
-
-    def amend(*changes: str) -> None:
-        with contextlib.redirect_stdout(io.StringIO()):
-            arguments = ["network", "amend", str(file), *changes, "--key", str(network.maintainer_key)]
-            assert errors.exit_code(maintainer.app, "dcnr", arguments) == 0
-
+    file = tmp_path / "network.json"
     with somewhere_inside() as (url, connections):
         address = url.removeprefix("http://")
         asked = (f"https://{address}/toy.safetensors", "--name", "toy", "--sha256", digest_of(TOY))
-        told = desk.run(*asked, code=5, network_file=file)
+        told = desk.run(*asked, code=5)
         assert "address_not_allowed" in told
         assert "dcnr network amend --add-data-host" in told
-        amend("--add-data-host", address)
+        amended(desk, file, "--add-data-host", address)
         assert "address_not_public" in desk.run(*asked, code=5, network_file=file)
-        amend("--remove-data-host", address)
+        amended(desk, file, "--remove-data-host", address)
         assert "address_not_allowed" in desk.run(*asked, code=5, network_file=file)
         assert connections() == 0
 
@@ -267,3 +271,29 @@ def test_a_file_over_https(desk: Desk, https: int, monkeypatch: pytest.MonkeyPat
                 await staged(client)
 
     asyncio.run(work())
+
+
+def test_a_file_of_a_listed_host_becomes_the_data_set_that_the_file_is(
+    desk: Desk, https: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: by command, from a public host that maintainers list, to a data set in the store: the very one that the same file gives from a disk.
+
+    The internet is stood in for: the name has a public address, and what is sent there comes out at the server of this test.
+    """
+    by_system = socket.getaddrinfo
+    ways = {HOST: PUBLIC, PUBLIC: "127.0.0.1"}
+
+    def found(host: Any, *where: Any, **how: Any) -> Any:
+        return by_system(ways.get(host, host), *where, **how)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    file = amended(desk, tmp_path / "network.json", "--add-data-host", f"{HOST}:{https}")
+    known = ("--name", "listed", "--origin", "a place", "--sha256", digest_of(TOY))
+    address = f"https://{HOST}:{https}/toy.safetensors"
+    assert "wrong_digest" in desk.run(address, *known[:-1], "0" * 64, code=1, network_file=file)
+    staged = desk.run(address, *known, network_file=file)
+    assert staged["splits"] == {"train": 30, "validation": 5, "test": 6}
+    assert desk.manifest("listed").digest == staged["digest"]
+    assert desk.run(str(tmp_path / "files" / "toy.safetensors"), *known)["digest"] == staged["digest"]
+    monkeypatch.setitem(ways, HOST, "127.0.0.1")
+    assert "address_not_public" in desk.run(address, *known, code=5, network_file=file)
