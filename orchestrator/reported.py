@@ -77,13 +77,14 @@ class Reported:
         self, view: ModelView | None, beat: orchestrator_pb2.Beat, report: orchestrator_pb2.ReplicaReport
     ) -> DcnrError | None:
         """Why a report does not count; None where it does. ``view``: whose plan gives the replica to that PNode."""
-        if view is None and self._is_of_no_plan(beat, report.replica):
-            return RemoteFault("it reports a replica that no plan has named", code="unknown_replica")
+        if view is None:  # nobody reads its batches before it is held against the plan that gave it
+            strange = self._is_of_no_plan(beat, report.replica)
+            return RemoteFault("it reports a replica that no plan has named", code="unknown_replica") if strange else None
         try:
             learned = [intervals(sets) for sets in (report.lineage, report.unmerged, report.durable)]
         except Corrupt as error:
             return Corrupt(f"it reports batches that are no set: {error.message}", code=error.code)
-        if view is None or view.plan is None or view.job is None or view.job.request.job_id != view.plan.job_id:
+        if view.plan is None or view.job is None or view.job.request.job_id != view.plan.job_id:
             return None
         num_batches = view.job.num_batches
         said = max(int(report.num_learned), *(batches.bounds[-1] if batches else 0 for batches in learned))

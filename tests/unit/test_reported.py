@@ -102,8 +102,12 @@ def test_replicas_of_older_and_of_newer_plans_are_no_offence() -> None:
     reported = following()
     older = beat(report("v.3", lineage=span(0, 9000)), report("v.1", state=RELEASING))
     assert reported.counted(LIAR, older) == (older, []), "of a job before, or about to be let go: the numbers are lower"
-    newer = beat(report("v.7"), plan_digest="q" * 64)
+    newer = beat(report("v.7", lineage=BAD), plan_digest="q" * 64)
     assert reported.counted(LIAR, newer) == (newer, []), "its PNode obeys a plan that was not read here yet"
+    later = view()
+    later.hosted[LIAR][0].replica = "v.7"
+    [refused] = following(later).counted(LIAR, newer)[1]
+    assert refused.error.code == "bad_intervals", "what it says is read as soon as that plan is"
     next_job = beat(report(lineage=span(0, NUM_BATCHES + 1)))
     assert following(view(job_id="next")).counted(LIAR, next_job) == (next_job, []), "N is that of another job"
     assert Reported().counted(LIAR, newer) == (newer, []), "nothing was read yet"
