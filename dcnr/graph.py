@@ -29,6 +29,7 @@ AUTO = "auto"
 MAX_REPLICAS = 1024
 _MAX_TEXT = 256
 _MAX_LIST = 64
+_STAGE = "stage it first, then name it: dcnr data stage ADDRESS --sha256 DIGEST --name NAME --licence LICENCE, and dataset:NAME#SPLIT in the graph"
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +348,9 @@ def _check_head(graph: model_pb2.ModelGraph) -> None:
 def _dataset_ref(use: str, text: str) -> DatasetRef:
     match = re.fullmatch(r"dataset:([a-z0-9][a-z0-9_-]{0,62})#([a-z0-9][a-z0-9_-]{0,62})", text)
     if match is None:
-        raise _bad("", f"data.{use}", f"{text!r} is not of the form dataset:<name>#<split>")
+        raise _bad(
+            "", f"data.{use}", f"{text!r} is no split of a staged data set, dataset:<name>#<split>", _STAGE if "://" in text else ""
+        )
     return DatasetRef(match[1], match[2])
 
 
@@ -390,5 +393,5 @@ def _bounded(num_bytes: int) -> None:
         raise _bad("", "", f"the graph has {num_bytes} bytes, more than {limits.MAX_GRAPH_BYTES}")
 
 
-def _bad(vnode: str, field: str, message: str) -> InvalidInput:
-    return InvalidInput(f"{vnode}: {message}" if vnode else message, code="bad_graph", vnode=vnode, field=field)
+def _bad(vnode: str, field: str, message: str, remedy: str = "") -> InvalidInput:
+    return InvalidInput(f"{vnode}: {message}" if vnode else message, code="bad_graph", remedy=remedy, vnode=vnode, field=field)

@@ -167,6 +167,17 @@ def test_wrong_graphs_name_vnode_and_field(change: str, vnode: str | None, field
         assert (caught.value.details["vnode"], caught.value.details["field"]) == (vnode, field)
 
 
+@pytest.mark.parametrize("address", ["https://data.example.org/x.npz", "s3://bucket/x.npz", "file:///x.npz"])
+def test_data_that_lie_elsewhere_are_to_be_staged_first(address: str) -> None:
+    with pytest.raises(InvalidInput, match="no split of a staged data set") as caught:
+        graph_from_toml(TOML.replace("dataset:toy#train", address, 1))
+    assert caught.value.details["field"] == "data.train"
+    assert "dcnr data stage" in caught.value.remedy
+    with pytest.raises(InvalidInput, match="no split of a staged data set") as caught:
+        graph_from_toml(TOML.replace("dataset:toy#train", "toy", 1))
+    assert not caught.value.remedy, "a name alone is a misprint, and no place to fetch from"
+
+
 def test_bytes_that_are_not_canonical_are_refused() -> None:
     data = graph_to_bytes(graph_from_toml(TOML))
     for bad in (data[:-1], data + data, b"\xff" * 40, data + b"\x08"):
