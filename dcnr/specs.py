@@ -8,7 +8,7 @@ A component file holds a spec and a ``build()`` whose body imports torch; adding
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -176,6 +176,17 @@ class Registry:
     components: Mapping[str, ComponentSpec]
     objectives: Mapping[str, ObjectiveSpec]
     optimizers: Mapping[str, OptimizerSpec]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Everything that a graph may name here, each with its kind: ``component linear``."""
+        return kinds_of(self.components, self.objectives, self.optimizers)
+
+
+def kinds_of(components: Iterable[str], objectives: Iterable[str], optimizers: Iterable[str]) -> frozenset[str]:
+    """These names, each with its kind before it: an objective may be called as a component is."""
+    kinds = (("component", components), ("objective", objectives), ("optimizer", optimizers))
+    return frozenset(f"{kind} {name}" for kind, names in kinds for name in names)
 
 
 class Fields:

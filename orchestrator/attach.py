@@ -17,6 +17,7 @@ from dcnr.errors import DcnrError, InvalidInput, Refused, RemoteFault, Stale, Ti
 from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
 from membership.probing import Findings, Verdict
 from orchestrator.audit_inbox import AuditInbox
+from orchestrator.builds import builds_of, lacks_of_jobs
 from orchestrator.checkpoints import is_fenced
 from orchestrator.inventory import Transition
 from orchestrator.runtime import ModelRuntime, Shared
@@ -87,15 +88,16 @@ class AttachService:
         self._probes: set[asyncio.Task[None]] = set()
 
     async def attach(self, peer_id: str, address: str, requests: Any) -> AsyncIterator[orchestrator_pb2.OrchestratorMessage]:
-        """Serves one stream until it ends. Raises RemoteFault, Refused for a bad greeting."""
+        """Serves one stream until it ends. Raises RemoteFault, Refused, InvalidInput for a bad greeting."""
         first = await self._first(requests)
         greeting = self._greeting(peer_id, first)
         stream = _Stream(peer_id, address)
         shared = self._shared
+        builds = builds_of(first)
         welcome = await self._welcome(stream, greeting.advert)
         yield orchestrator_pb2.OrchestratorMessage(welcome=welcome)
         shared.inventory.advertised(greeting.advert, shared.clock.monotonic(), greeting.owner)
-        shared.inventory.attached(peer_id, shared.clock.monotonic(), address)
+        shared.inventory.attached(peer_id, shared.clock.monotonic(), address, builds)
         if welcome.reachable:
             shared.inventory.probed(peer_id, shared.clock.monotonic(), reachable=True)
         shared.nodes_changed.fire()
@@ -231,6 +233,7 @@ class AttachService:
             state=judgement.state,
             reason=judgement.reason,
             evidence=judgement.evidence,
+            lacks=lacks_of_jobs(shared.inventory.nodes()[stream.pnode_id].builds, [one.view for one in self._models.values()]),
         )
         self._put(stream, orchestrator_pb2.OrchestratorMessage(beat_ack=ack))
 

@@ -8,6 +8,7 @@ from dcnr import limits
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.audit_case import AUDIT_S, LONGEST_CHALLENGE_S
 from orchestrator.audit_events import People
+from orchestrator.builds import lacks
 from orchestrator.verdicts import behind_of
 from orchestrator.view import ModelView
 from trust.auditors import Candidate
@@ -34,10 +35,16 @@ HERE: Final = frozenset(
 def people_of(view: ModelView, shared: Shared) -> People:
     """As this orchestrator sees them now."""
     now_s, candidates = shared.clock.wall(), dict[str, Candidate]()
+    needs = view.job.needs if view.job is not None else frozenset[str]()
     for record in shared.inventory.nodes().values():
         if record.streams > 0:
             state = shared.standings.of(record.node_id, now_s).state
-            is_free = record.judgement.state in HERE and record.capability.accepts_work and record.beat.worker_alive
+            is_free = (
+                record.judgement.state in HERE
+                and record.capability.accepts_work
+                and record.beat.worker_alive
+                and not lacks(record.builds, needs)
+            )
             candidates[record.node_id] = Candidate(Party(record.node_id, record.owner, record.subnet), state, is_free)
     involved: dict[str, set[str]] = {}
     for item in view.plan.assignments if view.plan is not None else ():

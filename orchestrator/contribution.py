@@ -88,9 +88,9 @@ class Contributions:
         return found
 
     def judged(self, offers: Sequence[NodeOffer], now: float) -> tuple[NodeOffer, ...]:
-        """The offers, in quarantine those that were found to be of no use lately; where nobody else is there, nobody is sent away."""
+        """The offers, in quarantine those that were found to be of no use lately; where nobody else is there that can build it, nobody is sent away."""
         self._useless = {node: known for node, known in self._useless.items() if now - known[0] < USELESS_FOR_S}
-        if not any(item.state in PLACEABLE and item.node_id not in self._useless for item in offers):
+        if not any(item.state in PLACEABLE and not item.lacks and item.node_id not in self._useless for item in offers):
             return tuple(offers)
         return tuple(self._judged(item) for item in offers)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from dcnr.errors import NotFound
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.batch_story import batch_lines, line, origin, unmerged_line
+from orchestrator.builds import lacks_of_jobs
 from orchestrator.planning import ROLES
 from orchestrator.progress import reports_of
 from orchestrator.runtime import ModelRuntime, Shared
@@ -17,11 +19,14 @@ from trust.scores import credibility
 MAX_LINES: Final = 256
 
 
-def explain_node(shared: Shared, node_id: str) -> list[orchestrator_pb2.Explanation]:
-    """A node's state and the newest events about it."""
+def explain_node(shared: Shared, runtimes: Iterable[ModelRuntime], node_id: str) -> list[orchestrator_pb2.Explanation]:
+    """A node's state, what of the jobs here it cannot build, and the newest events about it."""
     judgement = shared.inventory.judgement(node_id)
     name = orchestrator_pb2.NodeState.Name(judgement.state).removeprefix("NODE_STATE_").lower()
     lines = [line(node_id, name, judgement.reason)]
+    record = shared.inventory.nodes().get(node_id)
+    if record is not None and (why := lacks_of_jobs(record.builds, [one.view for one in runtimes])):
+        lines.append(line(node_id, "lacking", why))
     if shared.policy.audits_drawn:
         now_s = shared.clock.wall()
         standing = shared.standings.of(node_id, now_s)
@@ -37,7 +42,7 @@ def explain_model(runtime: ModelRuntime, vnode: str, batch: int | None) -> list[
     """The plan's reasons for one VNode or all, what each primary waits for, or the story of one batch."""
     view = runtime.view
     lines: list[orchestrator_pb2.Explanation] = []
-    if trouble := runtime.trouble or runtime.jobs_trouble or runtime.decider.trouble:
+    if trouble := runtime.trouble or runtime.jobs_trouble or runtime.lacking or runtime.decider.trouble:
         lines.append(line(runtime.model, "store", trouble))
     if view is None:
         return [*lines, line(runtime.model, "unknown", runtime.loop.core.reason or "the head has not been read yet")]

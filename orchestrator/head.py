@@ -133,6 +133,13 @@ class HeadCore:
         """Whether this process may decide: it may hold the head, won this term itself and sent its last successful renewal less than 0.8 TTL ago."""
         return self._epoch is not None and self._may_hold() and now < self._renewed_at + self._times.stop_s
 
+    def is_orphaned(self, now: float) -> bool:
+        """Whether nobody has written the head for as long as any taker waits, or ever: as far as it could be read."""
+        watch = self._watch
+        if watch is None or now - watch.last > self._times.gap_s:
+            return self._absent and self._known is None
+        return self._sent_at - watch.since >= self._times.take_s
+
     def propose(self, change: Change, now: float) -> int:
         """Queues a change and returns its ticket; `Landed` or `Dropped` follows. Raises Stale (not the holder) and Unavailable (queue full)."""
         if not self.is_holder(now):

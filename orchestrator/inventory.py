@@ -37,6 +37,8 @@ MAX_NODES: Final = 12_288
 MAX_ACCUSERS: Final = 16
 """Neighbours whose word is kept per node."""
 MAX_LOSSES: Final = 8
+MAX_SAID: Final = 64
+"""Different sets of what PNodes can build that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Inventory:
         self._standings: Mapping[str, Judgement] = {}
         self._newcomer: Judgement | None = None
         self._tracks: Mapping[str, TrackRecord] = {}
+        self._said: dict[frozenset[str] | None, frozenset[str] | None] = {}
+        """What PNodes can build, each kept once: of thousands nearly all say the same."""
 
     # Facts
 
@@ -94,9 +98,13 @@ class Inventory:
             self._stirred.add(node_id)
             self._renewed.add(node_id)
 
-    def attached(self, node_id: str, now: float, address: str = "") -> None:
-        """A stream of this PNode opened, from that address as far as it is known: where a PNode that tells none of its own counts as being."""
+    def attached(self, node_id: str, now: float, address: str = "", builds: frozenset[str] | None = None) -> None:
+        """A stream of this PNode opened, from that address as far as it is known: where a PNode that tells none of its own counts as
+        being. ``builds``: what it can build; None if it does not say.
+        """
         record = self._record(node_id, now)
+        record.builds = self._alike(builds)
+        self._renewed.add(node_id)
         record.seen_from = address
         record.subnet = _public_subnet(record.address or address)
         if record.gone_at is not None:
@@ -355,6 +363,12 @@ class Inventory:
             record = self._nodes[node_id] = NodeRecord(node_id, now, standing=standing, track=self._tracks.get(node_id, NO_TRACK))
         record.seen_at = now
         return record
+
+    def _alike(self, builds: frozenset[str] | None) -> frozenset[str] | None:
+        """An equal set that is known already."""
+        if len(self._said) >= MAX_SAID:
+            self._said.clear()
+        return self._said.setdefault(builds, builds)
 
     def _drop(self, record: NodeRecord) -> None:
         """Forgets a node."""

@@ -1,4 +1,6 @@
-"""The jobs of one model as the store has them: each `request`, `cancel`, `pause` and `end` is read once and verified; a job that can never run says why."""
+"""The jobs of one model as the store has them: each `request`, `cancel`, `pause` and `end` is read once and verified; a job that can never run says why, and
+one that cannot be read here says what is lacking.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from dcnr.v1 import model_pb2
 from orchestrator.documents import open_end
 from orchestrator.jobs import JobRecord
 from orchestrator.pauses import newest_pause, number_in
-from orchestrator.view import ViewLoader
+from orchestrator.view import LACKING, ViewLoader
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 
@@ -92,20 +94,22 @@ class JobBook:
             return JobRecord(job_id, requested_at, None, "", problem=f"its request is not there: {error.message}")
         except (Corrupt, Refused, InvalidInput) as error:
             return JobRecord(job_id, requested_at, None, "", problem=f"its request is not valid: {error.message}")
-        problem = ""
+        problem = lacks = ""
         try:
             facts = await self._loader.job(self._model, job_id)
             if facts.request.initial_manifest_digest:
                 await self._loader.manifest(self._model, facts.request.initial_manifest_digest)
-        except Unavailable:
-            raise
+        except Unavailable as error:
+            if error.code != LACKING:
+                raise
+            lacks = error.message
         except NotFound as error:
             if self._may_appear(job_id):
                 return None
             problem = f"it cannot run: {error.message}"
         except DcnrError as error:
             problem = f"it cannot run: {error.message}"
-        return JobRecord(job_id, requested_at, request, digest, problem=problem)
+        return JobRecord(job_id, requested_at, request, digest, problem=problem, lacks=lacks)
 
     def _may_appear(self, job_id: str) -> bool:
         self._missing[job_id] = self._missing.get(job_id, 0) + 1

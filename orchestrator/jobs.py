@@ -37,6 +37,8 @@ class JobRecord:
     request_digest: str
     problem: str = ""
     """Why it can never run: bad signature, missing graph, ..."""
+    lacks: str = ""
+    """What this orchestrator lacks to read its graph, in words: others may have it, so this one decides nothing about it."""
     cancel_reason: str | None = None
     """Set when the job was called off."""
     pause: model_pb2.JobPause | None = None
@@ -87,12 +89,25 @@ def next_change(head: model_pb2.Head, jobs: Mapping[str, JobRecord], progress: P
         outcome = _queued_end(record, wall_unix_ms)
         if outcome is not None:
             return Decide(outcome.SerializeToString(deterministic=True), ended)
-    first = next((item for item in queue if not is_paused(item.pause)), None)
+    first = next((item for item in queue if not item.lacks and not is_paused(item.pause)), None)
     if active.job_id or first is None:
         return None
     assert first.request is not None
     said = int(first.pause.number) if first.pause is not None else 0
     return Activate(first.job_id, first.request_digest, first.request.initial_manifest_digest, said)
+
+
+def lacking(head: model_pb2.Head | None, jobs: Mapping[str, JobRecord], planned: str, wall_unix_ms: int) -> str:
+    """What an orchestrator lacks to decide on a model, in words; empty: nothing.
+
+    It has to read the jobs that are to run; where there are none, that of the plan, ``planned``, whose weights are served.
+    """
+    active, decided = (head.active.job_id, outcomes(head)) if head is not None else ("", {})
+    to_run = [
+        item for item in jobs.values() if item.end is None and item.job_id not in decided and _is_to_run(item, active, wall_unix_ms)
+    ]
+    read = to_run or [item for item in jobs.values() if item.job_id == planned]
+    return next((item.lacks for item in read if item.lacks), "")
 
 
 def ends_to_write(head: model_pb2.Head, jobs: Mapping[str, JobRecord]) -> Sequence[model_pb2.Outcome]:
@@ -121,6 +136,13 @@ def intervals(message: common_pb2.IntervalSet) -> IntervalSet:
 def intervals_message(batches: IntervalSet) -> common_pb2.IntervalSet:
     """An interval set as it travels."""
     return common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=first, end=end) for first, end in batches.pairs()])
+
+
+def _is_to_run(record: JobRecord, active: str, wall_unix_ms: int) -> bool:
+    """Whether only who can read its graph brings it further: it is neither called off nor, in the queue, paused or at its end."""
+    if record.job_id == active:
+        return record.cancel_reason is None
+    return not is_paused(record.pause) and _queued_end(record, wall_unix_ms) is None
 
 
 def _queued_end(record: JobRecord, wall_unix_ms: int) -> model_pb2.Outcome | None:

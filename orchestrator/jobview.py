@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
+from orchestrator.changes import TERMINAL
 from orchestrator.jobs import JobRecord, state_of
 from orchestrator.offers import PLACEABLE
 from orchestrator.planning import tempo_of
@@ -45,6 +46,8 @@ def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orches
         shown.manifest_digest = head.manifest_digest if active else ""
         if active:
             shown.running_s, shown.settling_s = head.active.running_s, head.active.settling_s
+    if shown.state not in TERMINAL:
+        shown.held_up = held_up(runtime, job_id)
     outcome = _outcome(head, record)
     if outcome is not None:
         shown.outcome.CopyFrom(outcome)
@@ -61,6 +64,18 @@ def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orches
     elif with_vnodes and view is not None and view.job is not None and view.job.request.job_id == job_id:
         shown.vnodes.extend(orchestrator_pb2.VNodeView(vnode=cost.vnode) for cost in view.job.costs)
     return shown
+
+
+def held_up(runtime: ModelRuntime, job_id: str) -> str:
+    """Why nobody decides on an open job, with what to do; empty where somebody does, or nothing is known of it here."""
+    if not runtime.lacking or not runtime.loop.core.is_orphaned(runtime.shared.clock.monotonic()):
+        return ""
+    record = runtime.jobs.records.get(job_id)
+    off = f"call it off: dcnr job cancel {job_id}" if record is not None and record.lacks else "call off the job that needs it"
+    return (
+        f"nobody decides on {runtime.model}: {runtime.lacking}, and none that has it lives; "
+        f"add its file to the setting components of an orchestrator and start that anew, or {off}"
+    )
 
 
 def node_views(

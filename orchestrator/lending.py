@@ -58,6 +58,7 @@ def offer_of(record: NodeRecord, now: float) -> NodeOffer | None:
         num_losses=_num_losses(record, now),
         device_class=device_class_of(record.capability),
         track=record.track,
+        builds=record.builds,
     )
 
 

@@ -51,7 +51,7 @@ class Load:
     def offered(self, offer: NodeOffer, correction: float) -> None:
         """What the node offers now; its seats stay."""
         self.offer, self.correction = offer, correction
-        self.is_open = offer.state in PLACEABLE and offer.accepts_work
+        self.is_open = offer.state in PLACEABLE and offer.takes_work
         self.is_young = offer.state == orchestrator_pb2.NODE_STATE_PROBATION
         self.spool_bytes = spool_bytes(offer.disk_bytes)
         self.slowness = correction * seconds_per_flop(offer.gflops)

@@ -104,6 +104,15 @@ class NodeOffer:
     device_class: str = ""
     """What kind of machine computes, in its own words."""
     track: TrackRecord = NO_TRACK
+    builds: frozenset[str] | None = None
+    """What it can build, each name with its kind; None: it did not say."""
+    lacks: str = ""
+    """What of the job it cannot build, in words: it hosts nothing of that; empty: nothing."""
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether it would host anything of the job."""
+        return self.accepts_work and not self.lacks
 
 
 @dataclass(frozen=True, slots=True)

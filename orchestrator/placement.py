@@ -43,8 +43,9 @@ class Obstacle(IntEnum):
     YOUNG = 6
     SUBNET = 7
     REFUSED = 8
-    NO_WORK = 9
-    STATE = 10
+    LACKS = 9
+    NO_WORK = 10
+    STATE = 11
 
 
 class Rejections:
@@ -282,6 +283,8 @@ def _told(board: Board, cost: StageCost, load: Load, obstacle: Obstacle) -> str:
     match obstacle:
         case Obstacle.STATE:
             return f"{orchestrator_pb2.NodeState.Name(offer.state).removeprefix('NODE_STATE_').lower()}: {offer.reason}"
+        case Obstacle.LACKS:
+            return offer.lacks
         case Obstacle.NO_WORK:
             return "takes no work at the moment"
         case Obstacle.REFUSED:
@@ -350,7 +353,9 @@ def scored(load: Load) -> str:
 
 
 def _closed(load: Load) -> Obstacle:
-    return Obstacle.NO_WORK if load.offer.state in PLACEABLE else Obstacle.STATE
+    if load.offer.state not in PLACEABLE:
+        return Obstacle.STATE
+    return Obstacle.LACKS if load.offer.lacks else Obstacle.NO_WORK
 
 
 def _mib(size_bytes: int) -> int:

@@ -10,6 +10,7 @@ from dcnr.errors import InvalidInput
 from dcnr.intervals import IntervalSet
 from dcnr.tempo import Tempo
 from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.builds import able
 from orchestrator.inventory import Inventory
 from orchestrator.offers import ExpectedPace, PlanRequest
 from orchestrator.progress import held_of
@@ -79,7 +80,7 @@ def plan_request(
         epoch=head.epoch,
         holder=holder,
         stages=job.costs,
-        nodes=inventory.offers(now),
+        nodes=able(inventory.offers(now), job.needs),
         previous=view.plan,
         previous_digest=head.plan_digest,
         lead_batches=int(job.request.lead_batches),

@@ -20,6 +20,7 @@ from orchestrator.access import AskLimits, Caller, caller_of
 from orchestrator.admission import admit, record_cancel
 from orchestrator.asking import MAX_IN_FLIGHT, STRANGERS_AT_ONCE, Asking
 from orchestrator.attach import AttachService
+from orchestrator.builds import able, needs_of
 from orchestrator.changes import TERMINAL
 from orchestrator.costs import stage_costs
 from orchestrator.documents import open_head
@@ -196,7 +197,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """Why."""
         del context
         if request.node_id:
-            return orchestrator_pb2.ExplainResponse(lines=explain_node(self._shared, check_node_id(request.node_id)))
+            return orchestrator_pb2.ExplainResponse(
+                lines=explain_node(self._shared, self._models.runtimes.values(), check_node_id(request.node_id))
+            )
         batch = int(request.batch) if request.with_batch else None
         return orchestrator_pb2.ExplainResponse(lines=explain_model(self._only(request.model), request.vnode, batch))
 
@@ -241,7 +244,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 epoch=0,
                 holder=shared.key.node_id,
                 stages=stage_costs(stages, shared.registry, int(graph.train.batch_size)),
-                nodes=shared.inventory.offers(shared.clock.monotonic()),
+                nodes=able(shared.inventory.offers(shared.clock.monotonic()), needs_of(graph)),
                 previous=None,
                 previous_digest="",
                 lead_batches=limits.LEAD_BATCHES,
@@ -342,7 +345,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 def _trouble(runtime: ModelRuntime) -> str:
     if not runtime.loop.core.store_ok:
         return f"{runtime.model}: {runtime.loop.core.trouble or 'the store does not answer'}; nothing is decided until it is back"
-    return runtime.trouble or runtime.jobs_trouble or runtime.decider.trouble
+    return runtime.trouble or runtime.jobs_trouble or runtime.lacking or runtime.decider.trouble
 
 
 def model_answer(view: ModelView, graph: bytes) -> orchestrator_pb2.GetModelResponse:

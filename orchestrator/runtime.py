@@ -28,7 +28,7 @@ from orchestrator.head_loop import HeadLoop
 from orchestrator.history import History
 from orchestrator.inventory import Inventory
 from orchestrator.jobbook import JobBook
-from orchestrator.jobs import intervals_message
+from orchestrator.jobs import intervals_message, lacking
 from orchestrator.mailbox import Mailbox
 from orchestrator.observing import Observer
 from orchestrator.offers import PlanPolicy
@@ -132,8 +132,8 @@ class ModelRuntime:
         self.judge = CheckpointJudge(shared.store, lambda: shared.policy, shared.clock)
         self.refresh_jobs = Signal()
         self.trouble = self.jobs_trouble = ""
-        self._lacking: set[str] = set()
-        """Of view and jobs: where a component is named that this orchestrator has not been given. It leaves the head to others meanwhile."""
+        self.lacking = ""
+        """What this orchestrator has not been given of what the jobs are made of: it leaves the head to others meanwhile."""
         self.waits: Callable[[], Sequence[Wait]] = tuple
         """Whom open audits wait for, while this process decides; the audit desk puts itself here."""
         self._jobs_read_at = -1e9
@@ -148,7 +148,7 @@ class ModelRuntime:
             lambda head: sealed(identity_pb2.DOMAIN_HEAD, head, shared.key).data,
             lambda data: open_stored_head(data, shared.policy, model, self.head),
             times=shared.times,
-            may_hold=lambda: shared.policy.is_orchestrator(shared.key.node_id) and not self._lacking,
+            may_hold=lambda: shared.policy.is_orchestrator(shared.key.node_id) and not self.lacking,
         )
         self.loop = HeadLoop(
             core, shared.store, keys.head(model), shared.clock, self._on_news, request_timeout_s=shared.times.request_timeout_s
@@ -297,12 +297,11 @@ class ModelRuntime:
             try:
                 self.view = await self.loader.load(self.model, latest.head, latest.data)
                 self.trouble = ""
-                self._lacking.discard("view")
+                self._note_lack()
                 self._forget_taken_back(view, self.view)
                 self._look_again(view, self.view)
             except DcnrError as error:
                 self.trouble = f"the documents under the head cannot be read: {error.message}"
-                self._note_lack("view", error)
                 seen = -1
                 await asyncio.sleep(LOAD_RETRY_S)
                 continue
@@ -318,12 +317,13 @@ class ModelRuntime:
         for record in (nodes[pnode_id] for pnode_id in view.hosted if pnode_id in nodes):
             record.beat = self.shared.counted(record.node_id, record.beat)
 
-    def _note_lack(self, what: str, error: DcnrError) -> None:
-        """A holder that cannot read a job would end it, or keep those from deciding that can."""
-        if error.code == "component_lacking":
-            if not self._lacking:
-                self.shared.history.say("component_lacking", self.model, error.message)
-            self._lacking.add(what)
+    def _note_lack(self) -> None:
+        """A holder that cannot read a job would keep those from deciding that can."""
+        planned = self.view.plan.job_id if self.view is not None and self.view.plan is not None else ""
+        before, wall_unix_ms = self.lacking, int(self.shared.clock.wall() * 1000)
+        self.lacking = lacking(self.head, self.jobs.records, planned, wall_unix_ms)
+        if self.lacking and not before:
+            self.shared.history.say("component_lacking", self.model, self.lacking)
 
     def _forget_taken_back(self, before: ModelView | None, view: ModelView) -> None:
         """Results of replicas that hold what was taken back."""
@@ -358,10 +358,9 @@ class ModelRuntime:
             try:
                 await self.jobs.refresh()
                 self._jobs_read_at, self.jobs_trouble = started, ""
-                self._lacking.discard("jobs")
             except DcnrError as error:
                 self.jobs_trouble = f"the jobs cannot be read: {error.message}"
-                self._note_lack("jobs", error)
+            self._note_lack()
             seen = await self.refresh_jobs.wait(seen, JOBS_READ_S if self.is_holder else JOBS_READ_IDLE_S)
 
 

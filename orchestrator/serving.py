@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from dcnr.v1 import orchestrator_pb2
+from orchestrator.builds import lacks
 from orchestrator.inventory import Inventory
 from orchestrator.mailbox import Mailbox
 from orchestrator.offers import PLACEABLE, USABLE
@@ -113,7 +114,7 @@ class Serving:
     def _seat(self, version: Version, served: Served, now: float) -> None:
         """Brings what is wished up to date and says it where it is not followed."""
         costs = seat_costs(version.stages, version.batch_size)
-        found, ready = self._found(costs, now), self._ready(version)
+        found, ready = self._found(version, costs, now), self._ready(version)
         for node_id in {*found, *self._wishes, *(record.node_id for record, _ in self._seats())}:
             wish = Wish(
                 model=self._model, manifest_digest=version.manifest_digest, vnodes=found.get(node_id, ()), cleared=version.is_cleared,
@@ -128,13 +129,13 @@ class Serving:
             self._said_at.pop(node_id, None)
         self._lacking_since = {key: since for key, since in self._lacking_since.items() if key[1] in found.get(key[0], ())}
 
-    def _found(self, costs: tuple[SeatCost, ...], now: float) -> dict[str, tuple[str, ...]]:
+    def _found(self, version: Version, costs: tuple[SeatCost, ...], now: float) -> dict[str, tuple[str, ...]]:
         """Who is to serve what. Everybody is looked at only where those that serve, or were asked to, do not have every seat."""
         nodes = self._inventory.nodes()
         asked = {name for name, wish in self._wishes.items() if wish.vnodes and name in nodes}
         serving = asked | {record.node_id for record, _ in self._seats()}
-        kept = seating_kept(costs, self._hosts(costs, [nodes[name] for name in serving], now))
-        return kept if kept is not None else seating(costs, self._hosts(costs, nodes.values(), now))
+        kept = seating_kept(costs, self._hosts(version, costs, [nodes[name] for name in serving], now))
+        return kept if kept is not None else seating(costs, self._hosts(version, costs, nodes.values(), now))
 
     def _follows(self, node_id: str, wish: Wish, version: Version, now: float, ready_seats: Mapping[str, int]) -> bool:
         """Whether the PNode reports ready what is wished, and nothing else of this model; what stays unready where others get ready is wished elsewhere."""
@@ -151,7 +152,7 @@ class Serving:
                 del self._lacking_since[key]
         return ready == set(wish.vnodes) == {seat.vnode for seat in reports}
 
-    def _hosts(self, costs: tuple[SeatCost, ...], nodes: Iterable[NodeRecord], now: float) -> list[Host]:
+    def _hosts(self, version: Version, costs: tuple[SeatCost, ...], nodes: Iterable[NodeRecord], now: float) -> list[Host]:
         names = frozenset(cost.vnode for cost in costs)
         self._refused = {key: when for key, when in self._refused.items() if now - when < REFUSED_FOR_S}
         refused: dict[str, set[str]] = {}
@@ -161,6 +162,8 @@ class Serving:
         for record in nodes:
             wish = self._wishes.get(record.node_id)
             if not may_serve(record) and not (wish is not None and wish.vnodes and record.judgement.state in USABLE):
+                continue
+            if lacks(record.builds, version.job.needs):
                 continue
             kept, vain = self._kept(record, wish, names), refused.get(record.node_id, NO_SEATS)
             num_trained = len(record.beat.replicas)

@@ -92,6 +92,8 @@ class NodeRecord:
     """What audits say of it; None where they are not in force."""
     track: TrackRecord = NO_TRACK
     """What the history says of it."""
+    builds: frozenset[str] | None = None
+    """What it said on its last stream that it can build; None: nothing."""
     look_at: float = float("inf")
     """When the inventory looks at it next, if nothing happens before."""
 

@@ -137,7 +137,7 @@ def _number(seat: Seat) -> int:
 
 def _may_lead(load: Load) -> bool:
     offer = load.offer
-    return offer.state in PLACEABLE and offer.accepts_work and not offer.handing_over
+    return offer.state in PLACEABLE and offer.takes_work and not offer.handing_over
 
 
 def _why_lost(cost: StageCost, load: Load | None, board: Board) -> str:
@@ -162,6 +162,8 @@ def _why_gone(cost: StageCost, offer: NodeOffer | None) -> str:
         return ""
     if offer.state not in USABLE:
         return offer.reason or "is gone"
+    if offer.lacks:
+        return offer.lacks
     if not offer.accepts_work:
         return "takes no work at the moment"
     if cost.vnode in offer.refused:

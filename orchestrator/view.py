@@ -21,6 +21,7 @@ from dcnr.ports import Clock, ObjectStore
 from dcnr.specs import Registry
 from dcnr.stages import Stage
 from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator.builds import lacks, needs_of
 from orchestrator.chain import Chain, ChainReader
 from orchestrator.costs import StageCost, stage_costs
 from orchestrator.delivery import DesiredReader
@@ -32,6 +33,8 @@ from trust.network import NetworkPolicy
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
+LACKING: Final = "component_lacking"
+"""Code of what this orchestrator cannot read because it has not been given a component; another one may have."""
 MAX_CACHED: Final = 64
 """Documents kept by digest."""
 
@@ -46,6 +49,8 @@ class JobFacts:
     graph_bytes: bytes
     stages: tuple[Stage, ...]
     costs: tuple[StageCost, ...]
+    needs: frozenset[str] = frozenset()
+    """What a PNode must be able to build for any part of it."""
 
     @property
     def num_batches(self) -> int:
@@ -170,7 +175,7 @@ class ViewLoader:
         request = self._policy().read_job_request(parse_envelope(data))
         graph_bytes, graph, stages = await self.graph(request.graph_digest)
         costs = stage_costs(stages, self._registry, int(graph.train.batch_size))
-        return JobFacts(request, digest_of(data), graph, graph_bytes, stages, costs)
+        return JobFacts(request, digest_of(data), graph, graph_bytes, stages, costs, needs_of(graph))
 
     async def graph(self, digest: str) -> tuple[bytes, model_pb2.ModelGraph, tuple[Stage, ...]]:
         """A stored graph as bytes, as a message and as its stages. Raises NotFound, Corrupt, InvalidInput, Unavailable.
@@ -185,7 +190,7 @@ class ViewLoader:
             if error.code != "unknown_component":
                 raise
             raise Unavailable(
-                f"this orchestrator lacks a component: {error.message}", code="component_lacking", remedy=error.remedy
+                f"this orchestrator {lacks(self._registry.names, needs_of(graph))}", code=LACKING, remedy=error.remedy
             ) from error
 
     async def desired(self, view: ModelView, pnode_id: str) -> identity_pb2.Envelope | None:
@@ -223,6 +228,10 @@ class ViewLoader:
             return await self.job(model, job_id)
         except (Corrupt, Refused, InvalidInput, NotFound):
             return None  # the job's own record says why it cannot run
+        except Unavailable as error:
+            if error.code != LACKING:
+                raise
+            return None  # likewise, and those that can read it decide
 
 
 def _by_pnode(plan: model_pb2.Plan) -> dict[str, tuple[model_pb2.Assignment, ...]]:

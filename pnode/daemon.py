@@ -270,7 +270,7 @@ class Daemon:
             self._key.node_id, self._present, self._machine, self._clock, self._now, self._known_orchestrators, self._membership,
             self._budget, self._duties, self._neighbours,
             self._streams, self._uploads, self._pausing, self.journal, self._seats, self._up, self._down,
-            self._settings.name,
+            self._settings.name, self._registry,
         )  # fmt: skip
         self._hearing = Hearing(
             self._now, self._duties, self._neighbours, self._uploads, self._shards, self._audits, self._seats, self.journal, self._drained,

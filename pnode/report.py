@@ -120,6 +120,12 @@ def why(
         line("upload_waits", upload_trouble, "the newest snapshot waits on disk and is uploaded when the store is back")
     if not hosted and not lines and num_seats:
         line("serving", f"{num_seats} VNode{'s' * (num_seats != 1)} of a model answer{'s' * (num_seats == 1)} questions here", "")
+    for contact in contacts:
+        if contact.attached and contact.lacks and not hosted and not lines:
+            line(
+                "component_lacking", f"orchestrator {contact.node_id[:8]} has nothing for this machine: {contact.lacks}",
+                "get the file or module from its maintainers, and add it to the setting components (or --components) at the next start",
+            )  # fmt: skip
     if not hosted and not lines:
         line(
             "no_assignment", "no plan places a VNode here at the moment", f"work comes when a job needs {capability.cores:g} cores"
@@ -141,7 +147,7 @@ def state_of(lines: list[local_pb2.WhyLine]) -> str:
         "assignment_failed": "refusing",
         "quarantined": "quarantined", "rehab": "rehab", "waiting_for_audit": "waiting", "job_paused": "waiting",
         "held_back": "working", "upload_waits": "working", "no_assignment": "idle", "working": "working",
-        "serving": "serving",
+        "serving": "serving", "component_lacking": "idle",
     }  # fmt: skip
     return words[lines[0].code]
 

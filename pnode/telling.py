@@ -12,6 +12,7 @@ from dataservice.pacing import Pace
 from dcnr.client import Known
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
+from dcnr.specs import Registry
 from dcnr.v1 import common_pb2, local_pb2, membership_pb2, orchestrator_pb2
 from membership.node import Membership
 from pnode.budget import Budget
@@ -95,13 +96,18 @@ class Telling:
     up: Pace
     down: Pace
     public_name: str
+    registry: Registry
 
     def hello(self) -> orchestrator_pb2.Hello:
         """The first message of a control stream."""
         _, _, desired = self.duties.term()
+        registry = self.registry
         return orchestrator_pb2.Hello(
             advert=self.membership.own_advert, heads=self.duties.heads_seen(), protocol=common_pb2.ProtocolRange(min=1, max=1),
             desired_sequence=desired.sequence if desired is not None else 0,
+            builds=orchestrator_pb2.Builds(
+                components=sorted(registry.components), objectives=sorted(registry.objectives), optimizers=sorted(registry.optimizers),
+            ),
         )  # fmt: skip
 
     def beat(self, sequence: int) -> orchestrator_pb2.Beat:

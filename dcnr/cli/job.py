@@ -42,7 +42,7 @@ def list_jobs(
 
     def text() -> str:
         rows = [
-            (job.job_id, job.model, word(model_pb2.JobState, job.state), int(job.num_batches), running(job), job.outcome.reason)
+            (job.job_id, job.model, word(model_pb2.JobState, job.state), int(job.num_batches), running(job), job.outcome.reason or job.held_up)
             for job in jobs
         ]  # fmt: skip
         return output.table(("job", "model", "state", "batches", "running", "reason"), rows)

@@ -69,7 +69,7 @@ class _Lines(_Silent):
     def show(self, message: orchestrator_pb2.WatchJobResponse) -> None:
         for event in own_events(message):
             print(event_line(event), flush=True)  # noqa: T201
-        if message.job.state != self._job.state or self._count % PLAIN_EVERY == 0:
+        if (message.job.state, message.job.held_up) != (self._job.state, self._job.held_up) or self._count % PLAIN_EVERY == 0:
             print(headline(message.job), flush=True)  # noqa: T201
         self._job = message.job
         self._count += 1
@@ -127,6 +127,7 @@ def headline(job: orchestrator_pb2.JobView) -> str:
     """State, progress and pace on one line."""
     why = f" ({job.pause.reason})" if job.state == model_pb2.JOB_STATE_PAUSED and job.pause.reason else ""
     parts = [f"{job.model} {word(model_pb2.JobState, job.state)}{why}", _progress(job)]
+    parts.append(job.held_up)
     parts.append(f"at most {job.batches_per_s:g} batches/s" if job.batches_per_s else "")
     parts.append(f"plan {job.plan_number}" if job.plan_number else "")
     parts.append(f"epoch {job.epoch} of {short(job.holder)}" if job.epoch else "")

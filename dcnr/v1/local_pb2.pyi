@@ -1146,6 +1146,7 @@ class Contact(_message.Message):
     STATE_REASON_FIELD_NUMBER: _builtins.int
     EVIDENCE_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_S_FIELD_NUMBER: _builtins.int
+    LACKS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """whom"""
     address: _builtins.str
@@ -1164,6 +1165,8 @@ class Contact(_message.Message):
     """digest of the fault record behind it; empty without one"""
     round_trip_s: _builtins.float
     """from a beat to its answer, moving average, seconds; 0: not known yet"""
+    lacks: _builtins.str
+    """what of the jobs there this PNode cannot build, in words; empty: nothing"""
     def __init__(
         self,
         *,
@@ -1176,10 +1179,11 @@ class Contact(_message.Message):
         state_reason: _builtins.str = ...,
         evidence: _builtins.str = ...,
         round_trip_s: _builtins.float = ...,
+        lacks: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "evidence", b"evidence", "node_id", b"node_id", "reason", b"reason", "round_trip_s", b"round_trip_s", "since_s", b"since_s", "state", b"state", "state_reason", b"state_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "evidence", b"evidence", "lacks", b"lacks", "node_id", b"node_id", "reason", b"reason", "round_trip_s", b"round_trip_s", "since_s", b"since_s", "state", b"state", "state_reason", b"state_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -346,6 +346,42 @@ class LinkEvidence(_message.Message):
 Global___LinkEvidence: _TypeAlias = LinkEvidence  # noqa: Y015
 
 @_typing.final
+class Builds(_message.Message):
+    """What a PNode can build: the names that a graph may use there, its own and those from outside the tree. At most 1024 in all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPONENTS_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
+    OPTIMIZERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def components(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """sorted"""
+
+    @_builtins.property
+    def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """sorted"""
+
+    @_builtins.property
+    def optimizers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """sorted"""
+
+    def __init__(
+        self,
+        *,
+        components: _abc.Iterable[_builtins.str] | None = ...,
+        objectives: _abc.Iterable[_builtins.str] | None = ...,
+        optimizers: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components", "objectives", b"objectives", "optimizers", b"optimizers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Builds: _TypeAlias = Builds  # noqa: Y015
+
+@_typing.final
 class Hello(_message.Message):
     """First message of a PNode's stream."""
 
@@ -355,6 +391,7 @@ class Hello(_message.Message):
     HEADS_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     DESIRED_SEQUENCE_FIELD_NUMBER: _builtins.int
+    BUILDS_FIELD_NUMBER: _builtins.int
     desired_sequence: _builtins.int
     """newest desired state persisted"""
     @_builtins.property
@@ -369,6 +406,10 @@ class Hello(_message.Message):
     def protocol(self) -> _common_pb2.ProtocolRange:
         """versions spoken"""
 
+    @_builtins.property
+    def builds(self) -> Global___Builds:
+        """what it can build; absent: not told, so it is tried"""
+
     def __init__(
         self,
         *,
@@ -376,10 +417,11 @@ class Hello(_message.Message):
         heads: _abc.Iterable[_identity_pb2.Envelope] | None = ...,
         protocol: _common_pb2.ProtocolRange | None = ...,
         desired_sequence: _builtins.int = ...,
+        builds: Global___Builds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "protocol", b"protocol"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "builds", b"builds", "protocol", b"protocol"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "desired_sequence", b"desired_sequence", "heads", b"heads", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advert", b"advert", "builds", b"builds", "desired_sequence", b"desired_sequence", "heads", b"heads", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -828,6 +870,7 @@ class BeatAck(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     EVIDENCE_FIELD_NUMBER: _builtins.int
+    LACKS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """of the beat"""
     beat_interval_s: _builtins.float
@@ -838,6 +881,8 @@ class BeatAck(_message.Message):
     """of that state"""
     evidence: _builtins.str
     """digest of the fault record behind it; empty without one"""
+    lacks: _builtins.str
+    """what of the jobs here that PNode cannot build, in words; empty: nothing, or it did not say what it can"""
     def __init__(
         self,
         *,
@@ -846,10 +891,11 @@ class BeatAck(_message.Message):
         state: Global___NodeState.ValueType = ...,
         reason: _builtins.str = ...,
         evidence: _builtins.str = ...,
+        lacks: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_interval_s", b"beat_interval_s", "evidence", b"evidence", "reason", b"reason", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_interval_s", b"beat_interval_s", "evidence", b"evidence", "lacks", b"lacks", "reason", b"reason", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1377,6 +1423,7 @@ class JobView(_message.Message):
     BATCHES_PER_S_FIELD_NUMBER: _builtins.int
     UNNOTICED_STEPS_FIELD_NUMBER: _builtins.int
     CLEARED_STEPS_FIELD_NUMBER: _builtins.int
+    HELD_UP_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """which"""
     model: _builtins.str
@@ -1419,6 +1466,8 @@ class JobView(_message.Message):
     """of its cleared steps, so many may be wrong unnoticed on average, at most; 0 in lists and when it has ended"""
     cleared_steps: _builtins.int
     """batches of VNodes that are cleared where audits are in force; 0 likewise"""
+    held_up: _builtins.str
+    """why nobody decides on it, with what to do; empty: nothing is known that keeps it from going on"""
     @_builtins.property
     def vnodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___VNodeView]:
         """in topological order"""
@@ -1458,10 +1507,11 @@ class JobView(_message.Message):
         batches_per_s: _builtins.float = ...,
         unnoticed_steps: _builtins.float = ...,
         cleared_steps: _builtins.int = ...,
+        held_up: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "pause", b"pause"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_unix_ms", b"as_of_unix_ms", "audited", b"audited", "batches_per_s", b"batches_per_s", "cleared_steps", b"cleared_steps", "epoch", b"epoch", "eta_s", b"eta_s", "expires_unix_ms", b"expires_unix_ms", "graph_digest", b"graph_digest", "holder", b"holder", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "num_batches", b"num_batches", "num_pnodes", b"num_pnodes", "outcome", b"outcome", "pause", b"pause", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "reporter", b"reporter", "running_s", b"running_s", "settling_s", b"settling_s", "state", b"state", "unnoticed_steps", b"unnoticed_steps", "vnodes", b"vnodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_unix_ms", b"as_of_unix_ms", "audited", b"audited", "batches_per_s", b"batches_per_s", "cleared_steps", b"cleared_steps", "epoch", b"epoch", "eta_s", b"eta_s", "expires_unix_ms", b"expires_unix_ms", "graph_digest", b"graph_digest", "held_up", b"held_up", "holder", b"holder", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "num_batches", b"num_batches", "num_pnodes", b"num_pnodes", "outcome", b"outcome", "pause", b"pause", "plan_digest", b"plan_digest", "plan_number", b"plan_number", "reporter", b"reporter", "running_s", b"running_s", "settling_s", b"settling_s", "state", b"state", "unnoticed_steps", b"unnoticed_steps", "vnodes", b"vnodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,6 +17,7 @@ export function healthOf(known, now) {
   const usable = nodes.filter(isUsable).length;
   if (!usable) return say("bad", "No machine is here to train the model.");
   if (isOver(job)) return say("good", `${plural(usable, "machine")} ${usable === 1 ? "is" : "are"} ready; no training job is active${job ? `, the last one is ${job.state}` : ""}.`);
+  if (job.held_up) return say("bad", `Training does not go on: ${job.held_up}.`);
   return ofWork(job, cellsOf(job, graph, plan), usable, countStates(nodes));
 }
 

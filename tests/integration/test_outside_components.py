@@ -1,9 +1,13 @@
 """Goal: a component and an objective that live in a file outside the tree are trained by a network of real processes, because those who run these name
-the file; a client that does not name it refuses the graph.
+the file; a client that does not name it refuses the graph, a PNode that does not gets no part of it, and without an orchestrator that does the job waits and
+says so.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import network_rig
@@ -11,12 +15,14 @@ import pytest
 from network_rig import MODEL, running_network
 
 import dcnr.sdk
+from dcnr.cli import dcnr as maintainer
+from dcnr.cli import errors
 from dcnr.errors import InvalidInput
 from dcnr.graph import Graph
 from dcnr.sdk.submission import JobOptions
 from dcnr.specs import TensorSpec
-from dcnr.testing import LocalPNode
-from dcnr.v1 import model_pb2
+from dcnr.testing import LocalNetwork, LocalPNode
+from dcnr.v1 import model_pb2, orchestrator_pb2
 
 WIDTH = 32
 PASSES = 2
@@ -116,3 +122,69 @@ def test_a_component_and_an_objective_in_a_file_are_trained_to_the_end(tmp_path:
             _, exits = client.evaluate(MODEL)
             assert [one.vnode for one in exits] == ["a", "b"]
             assert exits[-1].accuracy > 0.5, exits
+
+
+def test_a_pnode_that_lacks_a_component_is_gone_round(tmp_path: Path) -> None:
+    """Goal: the machine that the planner would choose first is asked for nothing of a graph that it cannot build, and everybody is told why."""
+    file = tmp_path / "mixing.py"
+    file.write_text(OUTSIDE)
+    pnodes = (LocalPNode("has", cores=0.5, flags=("--components", str(file))), LocalPNode("lacks", cores=2.0))
+    additions = {"o1": {"ORCHESTRATOR_COMPONENTS": str(file)}}
+    with running_network(pnodes, num_orchestrators=1, width=WIDTH, vnodes=("a", "b"), additions=additions) as rig:
+        network, options = rig.network, JobOptions(idempotency_key="round", checkpoint_s=1.0, unit_batches=8)
+        _, lacks = network.pnodes
+        with dcnr.sdk.connect(network.bootstrap, network=network.network_file, key=rig.key, components=[str(file)]) as client:
+            chosen = {item.pnode_id for item in client.plan(rig.graph(1)).plan.assignments}
+            assert chosen == {lacks.node_id}, "of what both can build the faster one gets everything"
+            job = client.submit(graph(), [rig.key], options).job_id
+            rig.ended(job, 120.0)
+            assert {item.vnode: (item.exact, item.num_batches) for item in rig.audit()} == dict.fromkeys("ab", (True, NUM_BATCHES))
+            _, exits = client.evaluate(MODEL)
+            assert [one.vnode for one in exits] == ["a", "b"]
+            told = client.explain(orchestrator_pb2.ExplainRequest(model=MODEL, vnode="a"))
+            [refused] = [line for line in told if line.inputs.get("pnode") == lacks.node_id]
+            assert refused.reason == "lacks component mix, objective distance"
+            assert ("lacking", f"{MODEL}: {refused.reason}") in [
+                (line.verdict, line.reason) for line in client.explain(orchestrator_pb2.ExplainRequest(node_id=lacks.node_id))
+            ]
+        assert not [event for event in rig.events(lacks) if event.startswith(("assignment_refused", "replica_hosted"))]
+        owner_is_told = rig.told(lacks)
+        assert refused.reason in owner_is_told.reason
+        assert "setting components" in owner_is_told.next_action
+
+
+def test_a_job_that_no_living_orchestrator_can_read_says_so_and_goes_on_with_the_first_that_can(tmp_path: Path) -> None:
+    """Goal: an orchestrator that was started again without the file keeps the job and tells everybody who asks what is missing; started with it, it goes on."""
+    file = tmp_path / "mixing.py"
+    file.write_text(OUTSIDE)
+    additions = {"o1": {"ORCHESTRATOR_COMPONENTS": str(file)}}
+    first = (LocalPNode("p1", flags=("--components", str(file))),)
+    with running_network(first, num_orchestrators=1, width=WIDTH, vnodes=("a", "b"), additions=additions) as rig:
+        network = rig.network
+        [orchestrator] = network.orchestrators
+        options = JobOptions(idempotency_key="gone", checkpoint_s=1.0, unit_batches=8, batches_per_s=8.0)
+        with dcnr.sdk.connect(network.bootstrap, network=network.network_file, key=rig.key, components=[str(file)]) as client:
+            job = client.submit(graph(), [rig.key], options).job_id
+        rig.until(lambda: rig.job(job).state == model_pb2.JOB_STATE_RUNNING, "it runs", 90.0)
+
+        def started_again(environment: Mapping[str, str]) -> None:
+            network.kill(orchestrator)
+            orchestrator.environment = environment
+            network.restart(orchestrator)
+
+        complete = orchestrator.environment
+        started_again({name: value for name, value in complete.items() if name != "ORCHESTRATOR_COMPONENTS"})
+        rig.until(lambda: "lacks component mix, objective distance" in listed(network), "the list says what is missing", 90.0)
+        assert f"dcnr job cancel {job}" in listed(network)
+        started_again(complete)
+        rig.ended(job, 120.0)
+        assert "lacks" not in listed(network)
+
+
+def listed(network: LocalNetwork) -> str:
+    """What `dcnr job list` prints; nothing while no orchestrator answers."""
+    where = ("--network", str(network.network_file), "--bootstrap", network.bootstrap[0], "--home", str(network.maintainer_home))
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        errors.exit_code(maintainer.app, "dcnr", ["job", "list", *where])
+    return out.getvalue()

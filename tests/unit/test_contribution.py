@@ -57,6 +57,12 @@ def test_who_claims_and_brings_nothing_is_found_out_and_others_take_its_place() 
     assert contributions.judged([offer("a"), offer("b")], 10_000.0) == (offer("a"), offer("b")), "not for ever"
 
 
+def test_who_cannot_build_it_takes_nobody_s_place() -> None:
+    _, contributions = found_after(PATIENCE_S + 1, report(BATCHES), view(0))
+    offers = (offer("a"), replace(offer("b"), lacks="lacks component mix"))
+    assert contributions.judged(offers, PATIENCE_S + 2) == offers
+
+
 def test_where_nobody_else_is_there_nobody_is_sent_away() -> None:
     _, contributions = found_after(PATIENCE_S + 1, report(BATCHES), view(0))
     away = replace(offer("b"), state=orchestrator_pb2.NODE_STATE_OFFLINE)

@@ -154,6 +154,20 @@ def test_a_moving_etag_or_a_gap_starts_the_wait_again() -> None:
     assert writer.step(GetAnswered(100.0, foreign(1, 20), "e19")) == []  # unchanged for 62 s, but nobody looked
 
 
+def test_a_head_that_nobody_writes_is_known_as_such_as_far_as_it_can_be_read() -> None:
+    watcher = HeadCore("n" * 40, "m", ME, lambda head: b"", model_pb2.Head.FromString, may_hold=lambda: False)
+    assert not watcher.is_orphaned(0.0), "it was not read yet"
+    watcher.step(Tick(0.0, 1))
+    watcher.step(GetAbsent(0.0))
+    assert watcher.is_orphaned(0.0), "there never was one"
+    for index in range(1, 20):
+        now = 2.0 * index
+        assert Get() in watcher.step(Tick(now, 1))
+        watcher.step(GetAnswered(now, foreign(1, min(index, 10)), f"e{min(index, 10)}"))
+        assert watcher.is_orphaned(now) == (now >= 20.0 + 9.6), "its last write was seen at 20 s"
+    assert not watcher.is_orphaned(100.0), "nobody looked"
+
+
 def test_after_a_restart_the_named_holder_is_an_ordinary_taker() -> None:
     writer = core()
     writer.step(Tick(0.0, 1))

@@ -9,7 +9,7 @@ import pytest
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2
 from orchestrator.changes import Activate, Decide, MoveJob, apply
-from orchestrator.jobs import JobRecord, Progress, ends_to_write, next_change, state_of
+from orchestrator.jobs import JobRecord, Progress, ends_to_write, lacking, next_change, state_of
 
 PLACING, RUNNING, SETTLING = model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING, model_pb2.JOB_STATE_SETTLING
 N = 10
@@ -206,3 +206,23 @@ def test_where_a_job_stands() -> None:
     made = head(SETTLING)
     assert not apply(change, made)
     assert state_of("j1", made, record()) == model_pb2.JOB_STATE_COMPLETED
+
+
+def test_who_lacks_something_of_a_job_decides_nothing_until_the_job_needs_nobody_who_has_it() -> None:
+    done = model_pb2.Outcome(job_id="j1", state=model_pb2.JOB_STATE_COMPLETED)
+    unread, other = record(lacks="lacks component mix"), record("j2", 2.0)
+    assert next_change(head(), {"j1": unread}, None, 0) is None, "it is never activated by who cannot read it"
+    assert next_change(head(), {"j1": unread, "j2": other}, None, 0) == Activate("j2", "r0", "m0")
+    for known in ({"j1": unread}, {"j1": unread, "j2": other}):
+        assert lacking(head(), known, "", 0) == lacking(None, known, "", 0) == "lacks component mix"
+    assert lacking(head(RUNNING), {"j1": unread}, "", 0) == "lacks component mix"
+    assert not lacking(head(), {"j2": other}, "", 0)
+    expires = replace(unread, request=model_pb2.JobRequest(job_id="j1", expires_unix_ms=1000))
+    assert lacking(head(), {"j1": expires}, "", 999)
+    paused = model_pb2.JobPause(job_id="j1", paused=True, number=1)
+    for over in (replace(unread, cancel_reason="enough"), replace(unread, end=done), expires, replace(unread, pause=paused)):
+        assert not lacking(head(), {"j1": over}, "", 1000), "whoever holds the head can end it, or passes it over"
+    assert not lacking(head(RUNNING), {"j1": replace(unread, cancel_reason="enough")}, "", 0)
+    served = replace(unread, end=done)
+    assert lacking(head(), {"j1": served}, "j1", 0) == "lacks component mix", "its weights are served"
+    assert not lacking(head(), {"j1": served, "j2": other}, "j1", 0), "what is to run comes first"

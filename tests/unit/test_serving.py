@@ -46,7 +46,8 @@ class Loader:
         return FACTS
 
 
-FACTS = JobFacts(model_pb2.JobRequest(job_id=JOB, graph_digest="g"), "r" * 64, model_pb2.ModelGraph(), b"", LINE, ())
+NEEDS = frozenset({"component mix"})
+FACTS = JobFacts(model_pb2.JobRequest(job_id=JOB, graph_digest="g"), "r" * 64, model_pb2.ModelGraph(), b"", LINE, (), NEEDS)
 
 
 class World:
@@ -128,6 +129,17 @@ def test_two_pnodes_are_asked_for_the_whole_model_and_for_nothing_untrained(worl
     assert len(world.served()) == 2
     [wish, *_] = next(wishes for wishes in world.inbox.values() if wishes)
     assert (wish.manifest_digest, wish.job_id, wish.request_digest, wish.cleared) == ("m1", JOB, "r" * 64, False)
+
+
+def test_who_lacks_a_component_is_asked_for_no_seat_though_nobody_else_has_one_ready(world: World) -> None:
+    idle, *others = world.nodes
+    for name in world.nodes:
+        world.inventory.attached(name, world.now, "", frozenset({"component linear"}) if name == idle else NEEDS)
+    world.round("m1")
+    assert set(world.served()) == set(others)
+    world.inventory.attached(others[0], world.now, "", frozenset({"component linear"}))
+    world.round("m1")
+    assert set(world.served()) == set(others[1:]), "nor is it asked for what it served before it came back without"
 
 
 def test_a_wish_is_said_again_until_it_is_followed(world: World) -> None:
