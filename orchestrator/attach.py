@@ -63,6 +63,8 @@ class _Stream:
     durable: dict[str, str] = field(default_factory=dict)
     serves: bool = False
     """It was asked for seats on this stream, or reports some: it has to know the newest manifest."""
+    builds: frozenset[str] | None = None
+    """What it can build, as it said first."""
     events: int = 0
 
 
@@ -91,13 +93,12 @@ class AttachService:
         """Serves one stream until it ends. Raises RemoteFault, Refused, InvalidInput for a bad greeting."""
         first = await self._first(requests)
         greeting = self._greeting(peer_id, first)
-        stream = _Stream(peer_id, address)
+        stream = _Stream(peer_id, address, builds=builds_of(first))
         shared = self._shared
-        builds = builds_of(first)
         welcome = await self._welcome(stream, greeting.advert)
         yield orchestrator_pb2.OrchestratorMessage(welcome=welcome)
         shared.inventory.advertised(greeting.advert, shared.clock.monotonic(), greeting.owner)
-        shared.inventory.attached(peer_id, shared.clock.monotonic(), address, builds)
+        shared.inventory.attached(peer_id, shared.clock.monotonic(), address, stream.builds)
         if welcome.reachable:
             shared.inventory.probed(peer_id, shared.clock.monotonic(), reachable=True)
         shared.nodes_changed.fire()
@@ -233,7 +234,7 @@ class AttachService:
             state=judgement.state,
             reason=judgement.reason,
             evidence=judgement.evidence,
-            lacks=lacks_of_jobs(shared.inventory.nodes()[stream.pnode_id].builds, [one.view for one in self._models.values()]),
+            lacks=lacks_of_jobs(stream.builds, [one.view for one in self._models.values()]),
         )
         self._put(stream, orchestrator_pb2.OrchestratorMessage(beat_ack=ack))
 

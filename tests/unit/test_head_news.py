@@ -16,7 +16,7 @@ class World:
     """An orchestrator whose head a test moves on, and one PNode's stream."""
 
     def __init__(self) -> None:
-        self.now, self.runtime = 0.0, SimpleNamespace(head=None, head_bytes=b"")
+        self.now, self.runtime = 0.0, SimpleNamespace(head=None, head_bytes=b"", view=None)
         self.head("m1", sequence=1)
         shared: Any = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: self.now, wall=lambda: 0.0), inventory=Inventory())
         models: Any = {MODEL: self.runtime}
