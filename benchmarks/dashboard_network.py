@@ -39,6 +39,7 @@ class Network:
         self.state = model_pb2.JOB_STATE_RUNNING if job else model_pb2.JOB_STATE_COMPLETED
         self.learned = 1720
         self.is_paused = False
+        self.held_up = ""
         self._news = threading.Condition()
         for number, (kind, reason, facts) in enumerate(HISTORY):
             self._add(kind, node_id(number % max(1, num_pnodes)), reason, facts, age_s=60.0 * (len(HISTORY) - number))
@@ -200,6 +201,7 @@ class Network:
         job = orchestrator_pb2.JobView(
             job_id="digits-1", model="digits", state=self.state, num_batches=N, epoch=4, holder=node_id(10_000), plan_number=3, running_s=140,
             eta_s=96, as_of_unix_ms=now_ms, reporter=node_id(10_000), num_pnodes=11, audited=True,
+            held_up=self.held_up,
         )  # fmt: skip
         for number, name in enumerate(VNODES):
             row = job.vnodes.add(vnode=name, report_age_s=0.4, num_open=number)

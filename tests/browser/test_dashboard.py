@@ -115,6 +115,15 @@ def test_the_first_view_says_how_it_is(browser: Browser, gateway: Gateway) -> No
     page.context.close()
 
 
+def test_a_job_on_which_nobody_decides_is_the_first_thing_that_is_said(browser: Browser, own_gateway: Gateway) -> None:
+    own_gateway.network.held_up = "nobody decides on digits: this orchestrator lacks component mix"
+    page = opened(browser, own_gateway).page
+    expect(page.locator("h1")).to_have_text(
+        re.compile(r"trouble: Training does not go on: nobody decides on digits: .*mix\."), timeout=LIMIT_MS
+    )
+    page.context.close()
+
+
 def test_events_are_shown_as_they_happen(browser: Browser, own_gateway: Gateway) -> None:
     sight = opened(browser, own_gateway)
     page = sight.page
