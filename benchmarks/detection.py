@@ -1,17 +1,43 @@
-"""How surely the checks see a cheat: every behaviour of ``examples/byzantine`` in intervals of several components, checked with the committed tolerances."""
+"""How surely audits see a cheat: every behaviour of ``examples/byzantine`` in intervals of several components, checked with the committed tolerances.
+
+Each interval is replayed by auditors on four machines: this one as it is, which claims as well, to the end of the interval, and those of
+`benchmarks.tolerances.MACHINES`, to the first fault, as auditors do. What they say goes to the audit desk of the orchestrator (`decided`), whose
+verdict counts: an interval is detected where it does not stay in the model, because it failed, which puts its PNode into quarantine, or because enough
+doubted it, which takes it back and blames nobody.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import count, cycle
+from pathlib import Path
 from typing import Final
 
 import torch
 
 from benchmarks.result import Options, Result, Row, Target
 from benchmarks.tolerance_cases import REGISTRY, Case
+from benchmarks.tolerance_machine import load, save
+from benchmarks.tolerances import MACHINES, rows_of
+from dcnr.ids import digest_of
+from dcnr.intervals import IntervalSet
 from examples.byzantine.behaviours import BEHAVIOURS, Behaviour
 from examples.byzantine.worker import CheatingCompute
+from orchestrator.audit_case import LOOK_S
+from orchestrator.audit_events import Bundle, People, Report, SendTask, VerifyRecord, Word
+from orchestrator.audits import GIVE_UP_S, AuditDesk
+from trust.auditors import Candidate
 from trust.comparison import Outcome, judge
+from trust.draw import MIN_SECRET_BYTES, Secret
+from trust.findings import finding_of
+from trust.ledger import Interval, Ledger, Verdict
+from trust.overturned import Finding
+from trust.separation import Party, Separation
+from trust.standing import State
+from vnode.checks.claims import Claim
 from vnode.checks.plan import checks_of_stage
 from vnode.checks.replay import replay
 from vnode.checks.torch_record import as_array, record
@@ -21,6 +47,9 @@ from vnode.torch_stage import schema_of
 
 NUM_STEPS: Final = 16
 NUM_BATCHES: Final = 64
+HERE: Final = "as it is, 1 thread"
+NUM_AUDITORS: Final = 8
+"""Independent PNodes that are free to audit, two on each machine."""
 CASES: Final = tuple(
     Case(name, component, {"out_features": 12} if component == "linear" else {"out_channels": 6, "pool": 2} if shape[1:] else {}, shape, optimizer, 16)
     for optimizer in ("sgd", "adamw")
@@ -31,58 +60,166 @@ CASES: Final = tuple(
 def run(options: Options) -> Result:
     """``rounds`` seeds of every behaviour and component, one interval of 16 steps each; outputs as int8 in every second."""
     torch.set_num_threads(1)
-    settings: Row = {"num_steps": NUM_STEPS, "batch_size": 16, "behaviours": [behaviour.name for behaviour in BEHAVIOURS]}
-    result = Result("detection", "Cheats that the checks see", settings)
-    for seed in range(options.rounds):
-        for case in CASES[:2] if options.quick else CASES:
-            for behaviour in BEHAVIOURS:
-                result.rounds.append(
-                    _row(replace(case, seed=seed, num_steps=NUM_BATCHES), behaviour, "int8" if seed % 2 else "raw")
-                )
+    names = list(MACHINES)[-1:] if options.quick else list(MACHINES)
+    settings: Row = {
+        "num_steps": NUM_STEPS, "batch_size": 16, "behaviours": [behaviour.name for behaviour in BEHAVIOURS], "machines": [HERE, *names],
+        "auditors": NUM_AUDITORS, "seeds": options.rounds,
+    }  # fmt: skip
+    result = Result("detection", "Cheats that audits see", settings)
+    claims = options.scratch / "claims"
+    claims.mkdir(parents=True, exist_ok=True)
+    cheats = list(_cheats(options.rounds, quick=options.quick))
+    for number, (case, behaviour, codec) in enumerate(cheats):
+        claim, sketch = _claimed(case, behaviour, codec)
+        save(claims / str(number), replace(claim, steps=tuple(replace(step, maps={}) for step in claim.steps)))
+        result.rounds.append(
+            {
+                "case": f"{case.name}, {case.optimizer}", "behaviour": behaviour.name, "seed": case.seed, "codec": codec,
+                "replay": [_replayed(case, claim, to_the_end=True)], "sketch": sketch,
+            }
+        )  # fmt: skip
+    for name in names:
+        environment, threads = MACHINES[name]
+        words = [str(claims), str(options.rounds), str(threads), *(["quick"] if options.quick else [])]
+        for row, ratio in zip(result.rounds, rows_of("benchmarks.detection", words, environment), strict=True):
+            row["replay"].append(ratio["replay"])
+    for row in result.rounds:
+        row["verdict"] = decided(row["replay"], seed=f"{row['case']} {row['behaviour']} {row['seed']}").value
     conclude(result)
     return result
 
 
-def _row(case: Case, behaviour: Behaviour, codec: str) -> Row:
+def _cheats(rounds: int, *, quick: bool) -> Iterator[tuple[Case, Behaviour, str]]:
+    for seed in range(rounds):
+        for case in CASES[:2] if quick else CASES:
+            for behaviour in BEHAVIOURS:
+                yield replace(case, seed=seed, num_steps=NUM_BATCHES), behaviour, "int8" if seed % 2 else "raw"
+
+
+def _claimed(case: Case, behaviour: Behaviour, codec: str) -> tuple[Claim, float]:
+    """What the cheat says that it did, and what a sketch makes of that."""
     stage = case.stage()
     checks = checks_of_stage(stage, REGISTRY)
     cheat = CheatingCompute(stage, REGISTRY, behaviour, num_batches=NUM_BATCHES, seed=case.seed, num_steps=NUM_STEPS)
     claim = record(
         cheat, case.first(), case.entries(NUM_STEPS), codec=codec, state_every=checks.replay().span_steps, sketched=checks
     )
-    honest = TwoSidedCompute(stage, REGISTRY, num_batches=NUM_BATCHES, seed=case.seed)
     sketch = Sketch(stage, REGISTRY, checks, secret=f"secret {case.seed}".encode(), num_batches=NUM_BATCHES, seed=case.seed)
-    return {
-        "case": f"{case.name}, {case.optimizer}", "behaviour": behaviour.name, "seed": case.seed, "codec": codec,
-        "replay": _ratio(judge(replay(honest, schema_of(stage, REGISTRY), claim, checks.replay(), as_array=as_array), to_the_end=True)),
-        "sketch": _ratio(judge(sketch.check(claim, checks.sketch()), to_the_end=True)),
-    }  # fmt: skip
+    return claim, _ratio(judge(sketch.check(claim, checks.sketch()), to_the_end=True))
+
+
+def _replayed(case: Case, claim: Claim, *, to_the_end: bool = False) -> float:
+    stage = case.stage()
+    honest = TwoSidedCompute(stage, REGISTRY, num_batches=NUM_BATCHES, seed=case.seed)
+    limits = checks_of_stage(stage, REGISTRY).replay()
+    return _ratio(judge(replay(honest, schema_of(stage, REGISTRY), claim, limits, as_array=as_array), to_the_end=to_the_end))
 
 
 def _ratio(outcome: Outcome) -> float:
-    """The worst residual in units of its tolerance, at most a million."""
-    return 0.0 if outcome.worst is None else float(f"{min(outcome.worst.ratio, 1e6):.3g}")
+    """The worst residual that was met in units of its tolerance, at most a million."""
+    return 0.0 if outcome.worst is None else float(f"{min(outcome.worst.ratio, 1e6):.4g}")
+
+
+# ---- what is decided ------------------------------------------------------------------------------------------------------------
+
+
+def decided(ratios: list[float], *, seed: str) -> Verdict:
+    """The verdict of a real audit desk with a verifier on an interval that machines measure so, each auditor on one of them; ``seed``: who is drawn.
+
+    The verifier is on the machine that claims, and proves a fault where it measures one itself. Raises TimeoutError where nothing is decided in time.
+    """
+    name, verifier = digest_of(seed.encode()), Party("verifier", "operator", "v")
+    here = [Candidate(Party(f"n{number}", f"o{number}", f"s{number}"), State.ACTIVE, True) for number in range(NUM_AUDITORS)]
+    measured = {verifier.node_id: ratios[0], **dict(zip((one.party.node_id for one in here), cycle(ratios), strict=False))}
+    secret = Secret((seed * MIN_SECRET_BYTES).encode()[:MIN_SECRET_BYTES])
+    desk = AuditDesk(secret, Separation(), map("{:032x}".format, count()).__next__)
+    here.append(Candidate(Party("accused", "o", "a"), State.ACTIVE, True))
+    people = People({one.party.node_id: one for one in here}, (verifier,))
+    interval = Interval(name, 0, "v", "v.0", "accused", IntervalSet.span(0, NUM_STEPS), Verdict.OPEN)
+    now_s = 0.0
+    desk.tick(people, now_s)
+    desk.chronicle(Ledger({}, {name: interval}), now_s)
+    desk.answered("accused", name, Bundle(name, 1), now_s)
+    while now_s <= 2 * GIVE_UP_S:
+        _act(desk, measured, now_s)
+        for decision in desk.decisions():
+            return decision.verdict
+        now_s += LOOK_S
+        desk.tick(people, now_s)
+    raise TimeoutError(f"the desk decided nothing about {seed}, which machines measured as {ratios}")
+
+
+def _act(desk: AuditDesk, measured: Mapping[str, float], now_s: float) -> None:
+    """Does what the desk asks for until it asks for nothing more."""
+    while actions := desk.take():
+        for action in actions:
+            match action:
+                case SendTask(task_id=task_id, auditor=auditor, interval=interval):
+                    word = Word(finding_of(measured[auditor], 1.0).value)
+                    desk.reported(Report(task_id, auditor, interval, word, record=interval if word is Word.FAULT else ""), now_s)
+                case VerifyRecord(interval=interval, auditor=auditor):
+                    proven = finding_of(measured["verifier"], 1.0) is Finding.FAULT
+                    desk.verified(interval, auditor, now_s, proven=proven)
+                case _:
+                    pass
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------------------
 
 
 def conclude(result: Result) -> None:
-    """By behaviour: the share of intervals that are over a tolerance, and the faintest of them."""
+    """By behaviour: what one auditor says, what the desk decides, the faintest interval, and seeds of which nothing stays."""
     for name in result.settings["behaviours"]:
         rows = [row for row in result.rounds if row["behaviour"] == name]
+        said = [finding_of(ratio, 1.0) for row in rows for ratio in row["replay"]]
         result.medians[name] = {
-            f"{level}_{figure}": value
-            for level in ("replay", "sketch")
-            for figure, value in (("caught", _share(rows, level)), ("faintest_ratio", min(row[level] for row in rows)))
-        }
-    result.ratios["intervals"] = len(result.rounds)
-    for level in ("replay", "sketch"):
-        result.targets.append(
-            Target(f"cheated intervals that a {level} sees", _share(result.rounds, level), 0.99, "", at_least=True)
-        )
+            **{f"one_says_{finding.value}": round(said.count(finding) / len(said), 4) for finding in Finding},
+            "failed": _share(rows, Verdict.FAILED), "taken_back": _share(rows, Verdict.UNVERIFIABLE), "stays": _share(rows, Verdict.PASSED),
+            "seeds_of_which_nothing_stays": _seeds(rows), "replay_faintest_ratio": min(row["replay"][0] for row in rows),
+            "sketch_caught": _sketched(rows), "sketch_faintest_ratio": min(row["sketch"] for row in rows),
+        }  # fmt: skip
+    num, stay = len(result.rounds), _share(result.rounds, Verdict.PASSED)
+    result.ratios = {"intervals": num, "detected": round(1.0 - stay, 4), "failed": _share(result.rounds, Verdict.FAILED)}
+    wanted = 0 if result.settings["seeds"] < 20 else 500
+    fewest = min(row["seeds_of_which_nothing_stays"] for row in result.medians.values())
+    result.targets = [
+        Target("cheated intervals that were audited", num, wanted, "", at_least=True),
+        Target("of them, do not stay in the model", result.ratios["detected"], 0.99, "", at_least=True),
+        Target("seeds of a behaviour of which nothing stays, fewest", fewest, result.settings["seeds"], "", at_least=True),
+        Target("cheated intervals that a sketch sees", _sketched(result.rounds), 0.99, "", at_least=True),
+    ]
     result.notes = [
-        "Ratios are worst residuals in units of their tolerance; above 1 an interval is not passed. Cells are shares and minima, not medians."
+        "Ratios are worst residuals in units of their tolerance: up to 1 an auditor passes an interval, up to 2 it doubts it, above it "
+        "accuses. Cells are shares and minima, not medians. `failed`: the verifier measured the fault as well, and the PNode is quarantined; `taken_back`: "
+        "three auditors and the verifier doubted, so that the batches are learned again and nobody is blamed. `one_percent_more` with AdamW changes no "
+        "weights, since each step is divided by the size of the gradients; what is seen of it is what the optimiser keeps."
     ]
 
 
-def _share(rows: list[Row], level: str) -> float:
-    caught = sum(1 for row in rows if float(row[level]) > 1)
-    return round(caught / len(rows), 4)
+def _share(rows: list[Row], verdict: Verdict) -> float:
+    return round(len([row for row in rows if row["verdict"] == verdict.value]) / len(rows), 4)
+
+
+def _sketched(rows: list[Row]) -> float:
+    return round(len([row for row in rows if row["sketch"] > 1.0]) / len(rows), 4)
+
+
+def _seeds(rows: list[Row]) -> int:
+    stays = {row["seed"] for row in rows if row["verdict"] == Verdict.PASSED.value}
+    return len({row["seed"] for row in rows} - stays)
+
+
+# ---- another machine ------------------------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> None:
+    """``DIRECTORY ROUNDS THREADS [quick]``: replays the claims of all cheats, a row a line as JSON."""
+    directory, rounds, threads = arguments[:3]
+    torch.set_num_threads(int(threads))
+    for number, (case, _, codec) in enumerate(_cheats(int(rounds), quick="quick" in arguments)):
+        claim = load(Path(directory) / str(number), case, codec)
+        print(json.dumps({"replay": _replayed(case, claim)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

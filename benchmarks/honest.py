@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +18,10 @@ from typing import Final
 
 import torch
 
-from benchmarks import machine
 from benchmarks.result import Options, Result, Row, Target
 from benchmarks.tolerance_cases import NARROW, REGISTRY, Case, cases
 from benchmarks.tolerance_machine import load, save
-from benchmarks.tolerances import MACHINES
+from benchmarks.tolerances import MACHINES, rows_of
 from trust.comparison import Comparison, judge
 from trust.overturned import Finding
 from vnode.checks.claims import Claim
@@ -83,12 +81,8 @@ def run(options: Options) -> Result:
 def elsewhere(action: str, claims: Path, first: int, name: str, *, quick: bool) -> list[Row]:
     """One machine's rows of one wave; the machine that claims has no name."""
     environment, threads = MACHINES.get(name, ({}, 1))
-    command = [sys.executable, "-m", "benchmarks.honest", action, str(claims), str(first), str(threads)]
-    done = subprocess.run(
-        [*command, "quick"] if quick else command,
-        cwd=machine.ROOT, env={**os.environ, **QUIET, **environment}, stdout=subprocess.PIPE, check=True, timeout=LIMIT_S,
-    )  # fmt: skip
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    words = [action, str(claims), str(first), str(threads)]
+    return rows_of("benchmarks.honest", [*words, "quick"] if quick else words, {**QUIET, **environment}, limit_s=LIMIT_S)
 
 
 def summed(rows: list[Row]) -> list[Row]:

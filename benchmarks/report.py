@@ -1,4 +1,4 @@
-"""Renders the tables of README.md from the JSON files alone, between two marks; the same files always give the same text."""
+"""Renders the tables of README.md and one picture from the JSON files alone; the same files always give the same text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import audit_plot
+
 README: Final = Path(__file__).with_name("README.md")
 BEGIN: Final = "<!-- results: begin (python -m benchmarks report) -->"
 END: Final = "<!-- results: end -->"
 
 
 def write(directory: Path, readme: Path = README) -> None:
-    """Replaces what stands between the marks."""
+    """Replaces what stands between the marks, and the picture of audits, where its figures are there."""
     readme.write_text(with_tables(readme.read_text(), directory))
+    if (sources := audited(documents(directory))) is not None:
+        (directory / audit_plot.NAME).write_text(audit_plot.svg(*sources))
 
 
 def with_tables(text: str, directory: Path) -> str:
@@ -22,9 +26,26 @@ def with_tables(text: str, directory: Path) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{BEGIN} or {END} is missing")
-    documents = [json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))]
-    tables = "\n\n".join(table(document) for document in documents) or "Nothing has been measured yet."
+    found = documents(directory)
+    sources = audited(found)
+    tables = "\n\n".join(
+        f"{table(document)}\n\n{audit_plot.table(*sources)}" if sources is not None and document is sources[0] else table(document)
+        for document in found
+    )
+    tables = tables or "Nothing has been measured yet."
     return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+
+
+def documents(directory: Path) -> list[dict[str, Any]]:
+    """Every committed result, by name."""
+    return [json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))]
+
+
+def audited(found: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """What audits cost and what they see; None where either was not measured."""
+    by_name = {document["benchmark"]: document for document in found}
+    names = ("audit_cost", "detection")
+    return (by_name[names[0]], by_name[names[1]]) if by_name.keys() >= set(names) else None
 
 
 def table(document: dict[str, Any]) -> str:

@@ -147,7 +147,7 @@ def load(path: Path, case: Case, codec: str = "raw") -> Claim:
                 entry.batch, entry.mode, entry.inputs, entry.target, int(numbers[index][2]), values[f"output/{index}"], codec,
                 float(numbers[index][0]), float(numbers[index][1]), maps.get(index, {}),
             )
-            for index, entry in enumerate(case.entries())
+            for index, entry in enumerate(case.entries(len(numbers)))
         )  # fmt: skip
         states = {int(name.split("/")[1]): values[name].tobytes() for name in names if name.startswith("state/")}
     return Claim(steps, states)

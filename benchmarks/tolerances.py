@@ -12,7 +12,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +33,9 @@ KINKED_SPAN: Final = 16
 given what any of them was seen to do in so many steps, and is better judged from the worker's own products (sketch)."""
 EXACT: Final = {"rate": 1e-9, "lineage": 1e-9}
 """Parts that are the same on every machine: float64 arithmetic on a few numbers, and counting."""
-PARTS: Final = ("map", "input_gradient", "output", "loss", "weights", "wander", "slots", "buffers")
+BULK: Final = "bulk"
+"""The part that replays alone look at."""
+PARTS: Final = ("map", "input_gradient", "output", "loss", "weights", "wander", "slots", "buffers", BULK)
 LOOSE: Final = "wander"
 """The part that may be far off without harm: it decides no span, and all kinds of check and function have one tolerance for it."""
 MACHINES: Final[dict[str, tuple[dict[str, str], int]]] = {
@@ -69,14 +71,19 @@ def run(options: Options) -> Result:
 
 def elsewhere(action: str, claims: Path, rounds: int, environment: Mapping[str, str], threads: int, *, quick: bool) -> list[Row]:
     """One machine's rows."""
-    command = [sys.executable, "-m", "benchmarks.tolerance_machine", action, str(claims), str(rounds), str(threads)]
+    words = [action, str(claims), str(rounds), str(threads)]
+    return rows_of("benchmarks.tolerance_machine", [*words, "quick"] if quick else words, environment)
+
+
+def rows_of(module: str, words: Sequence[str], environment: Mapping[str, str], *, limit_s: float = LIMIT_S) -> list[Row]:
+    """What a process with these kernels prints, a row a line. Raises CalledProcessError where it fails, TimeoutExpired where it takes too long."""
     done = subprocess.run(
-        [*command, "quick"] if quick else command,
+        [sys.executable, "-m", module, *words],
         cwd=machine.ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         check=True,
-        timeout=LIMIT_S,
+        timeout=limit_s,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -122,6 +129,8 @@ def table_of(rows: list[Row], settings: Row) -> dict[str, Any]:
                 outputs.append(_worst(within, "output") or 0.0)
                 by_part = _tolerances(within, settings, floor)
                 by_part.pop(LOOSE, None)
+                if level != "replay":
+                    by_part.pop(BULK, None)
                 loose = [row for row in rows if row["optimizer"] == optimizer and row["span"] <= max(span, KINKED_SPAN)]
                 if _worst(loose, LOOSE) is not None:
                     by_part[LOOSE] = _tolerances(loose, settings, floor)[LOOSE]

@@ -14,8 +14,9 @@ from typing import Final
 from trust.findings import DOUBT_FACTOR, finding_of
 from trust.overturned import Finding
 
-PARTS: Final = ("rate", "lineage", "map", "input_gradient", "output", "loss", "weights", "wander", "slots", "buffers")
-"""Learning rate, what a state says it holds, a map's product (or what is before a kink), the gradient of its input, output, loss, and the parts of a state."""
+PARTS: Final = ("rate", "lineage", "map", "input_gradient", "output", "loss", "weights", "wander", "slots", "buffers", "bulk")
+"""Learning rate, what a state says it holds, a map's product (or what is before a kink), the gradient of its input, output, loss, the parts of a state, and
+most values of its weights and slots."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import machine, report
+from benchmarks import audit_plot, machine, report
 from benchmarks.bad_deltas import WAYS as BAD_WAYS
+from benchmarks.detection import decided
 from benchmarks.merging import WAYS
 from benchmarks.meter import Meter
 from benchmarks.profiles import parse, summary, thread_cpu_s, thread_table
 from benchmarks.refusals import refusals_of
 from benchmarks.result import Options, Result, Target
 from benchmarks.tolerances import table_of
+from trust.ledger import Verdict
 from vnode.checks.tolerances import table, tolerances_for
 
 
@@ -97,6 +99,26 @@ def test_honest_machines_are_judged_with_data_that_no_tolerance_was_made_from(tm
     document = run_short("honest", tmp_path)
     assert {row["level"] for row in document["rounds"]} == {"replay", "sketch"}
     assert [row for row in document["rounds"] if row["faults"]] == []
+
+
+@pytest.mark.long
+def test_audits_see_every_cheat_and_what_is_seen_does_not_stay(tmp_path: Path) -> None:
+    document = run_short("detection", tmp_path)
+    assert {row["behaviour"] for row in document["rounds"]} == set(document["settings"]["behaviours"])
+    assert all(len(row["replay"]) == len(document["settings"]["machines"]) == 2 for row in document["rounds"])
+    assert all(target["met"] for target in document["targets"])
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ([0.9, 0.9, 0.9, 0.9], Verdict.PASSED), ([1.1, 0.9, 0.9, 0.9], Verdict.PASSED), ([1.1, 1.1, 1.1, 1.1], Verdict.UNVERIFIABLE),
+        ([0.9, 1.1, 1.1, 1.1], Verdict.PASSED), ([1.9, 2.1, 2.1, 2.1], Verdict.UNVERIFIABLE), ([2.1, 2.1, 2.1, 2.1], Verdict.FAILED),
+    ],
+)  # fmt: skip
+def test_detection_counts_what_a_real_desk_decides_whoever_is_drawn(ratios: list[float], verdict: Verdict) -> None:
+    """The verifier, whose machine is the first, has the last word; what it faults fails, what it doubts with others is taken back."""
+    assert {decided(ratios, seed=f"interval {number}") for number in range(12)} == {verdict}
 
 
 def test_the_committed_tolerances_are_those_of_the_committed_measurement() -> None:
@@ -197,6 +219,9 @@ def test_committed_figures_follow_from_their_rounds_and_the_document_shows_them(
         assert concluded(document) == document, path.name
     text = report.README.read_text()
     assert report.with_tables(text, command.DEFAULT_OUT) == text, "run: python -m benchmarks report"
+    sources = report.audited(report.documents(command.DEFAULT_OUT))
+    assert sources is not None
+    assert (command.DEFAULT_OUT / audit_plot.NAME).read_text() == audit_plot.svg(*sources), "run: python -m benchmarks report"
 
 
 @pytest.mark.long

@@ -125,3 +125,43 @@ def test_a_missing_tensor_and_a_wrong_count_are_infinitely_far() -> None:
     assert {item.residual for item in residuals.state_residuals(state, {}, state, 1)} == {math.inf}
     other = {**state, "b/n": np.array(4)}
     assert math.inf in {item.residual for item in residuals.state_residuals(state, other, state, 1)}
+
+
+def bulk_of(first: dict[str, Array], claimed: dict[str, Array], found: dict[str, Array]) -> dict[str, float]:
+    items = residuals.state_residuals(first, claimed, found, 1, with_bulk=True)
+    return {item.name: item.residual for item in items if item.part == "bulk"}
+
+
+def test_most_values_tell_a_small_lie_everywhere_from_a_large_difference_somewhere() -> None:
+    """One unit on the other side of a kink moves a tensor's distance by far more than a cheat does, and most values not at all."""
+    start = {
+        "w/a": values(1, 50, 50),
+        "w/b": values(3, 50),
+        "o/a/momentum": values(2, 50, 50),
+        "o/b/momentum": values(4, 50),
+        "b/n": np.array(1),
+    }
+    moves = {
+        name: values(number, *array.shape) * np.float32(1e-2)
+        for number, (name, array) in enumerate(start.items(), 7)
+        if array.shape
+    }
+    found = {**start, **{name: moves[name] + (start[name] if name.startswith("w/") else 0) for name in moves}}
+    kinked = {name: array.copy() for name, array in found.items()}
+    for name in moves:
+        kinked[name][:10] += np.float32(1e-2)
+    coarse = {**found, **{name: found[name] + np.round(moves[name] * 5000) / 5000 - moves[name] for name in moves}}
+    scaled = {**found, **{name: found[name] + np.float32(0.01) * moves[name] for name in moves}}
+    assert bulk_of(start, found, found) == {"momentum": 0.0, "w": 0.0}
+    assert max(bulk_of(start, kinked, found).values()) < 1e-6
+    assert min(item.residual for item in residuals.state_residuals(start, kinked, found, 1) if item.part != "buffers") > 0.2
+    for lie in (scaled, coarse):
+        assert min(bulk_of(start, lie, found).values()) > 4e-3
+
+
+def test_most_values_of_what_is_not_there_or_did_not_move() -> None:
+    state = {"w/a": values(1, 4, 4), "o/a/momentum": np.zeros((4, 4), np.float32)}
+    assert bulk_of(state, {}, state) == {"momentum": 0.0, "w": 0.0}, "what is missing is infinitely far in its own part"
+    assert bulk_of(state, state, state) == {"momentum": 0.0, "w": 0.0}
+    other = {**state, "o/a/momentum": values(2, 4, 4)}
+    assert bulk_of(state, other, state)["momentum"] > 1e6

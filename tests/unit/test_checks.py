@@ -127,7 +127,7 @@ def _one_thread() -> Iterator[None]:
 
 
 FAINT = {"one_percent_more", "int8"}
-"""Less than what may come of one unit that takes the other side of a kink: judged from the worker's own products."""
+"""Less than what may come of one unit that takes the other side of a kink: no referee names the step, but the worker's own products show it."""
 
 
 def is_faint(stage: Stage, behaviour: Behaviour) -> bool:
@@ -156,9 +156,9 @@ def test_a_replay_passes_honest_work_in_every_codec(name: str, codec: str) -> No
 def test_a_replay_sees_every_cheat(name: str, behaviour: Behaviour) -> None:
     stage = STAGES[name]
     claim = cheated(stage, behaviour)
-    outcome = judge(sketched(stage, claim, secret=None) if is_faint(stage, behaviour) else replayed(stage, claim), to_the_end=True)
+    outcome = judge(replayed(stage, claim), to_the_end=True)
     assert outcome.worst is not None
-    assert outcome.worst.ratio > 4
+    assert outcome.worst.ratio > 3
 
 
 @by_behaviour

@@ -55,6 +55,7 @@ class _Replay:
     ) -> None:
         self._compute, self._schema, self._claim = compute, schema, claim
         self._tolerances, self._as_array = tolerances, as_array
+        self._has_bulk = "bulk" in tolerances.by_part
         self._budget = Budget(len(claim.steps))
 
     def run(self) -> Iterator[Comparison | None]:
@@ -163,7 +164,7 @@ class _Replay:
         found_info, found = parse(mine, self._schema)
         alike = (claimed_info.lineage, claimed_info.updates) == (info.lineage, found_info.updates)
         yield self._tolerances.comparison(index, "lineage", 0.0 if alike else math.inf)
-        for item in residuals.state_residuals(first, claimed, found, num_steps):
+        for item in residuals.state_residuals(first, claimed, found, num_steps, with_bulk=self._has_bulk):
             yield self._tolerances.comparison(index, item.part, item.residual, item.name)
 
     def _moved(
@@ -182,7 +183,7 @@ class _Replay:
                 begun[f"w/{name}"] + moved, found[f"w/{name}"], residuals.half_quantum(moved, claimed.codec)
             )
         brought.update({f"b/{name}": value for name, value in delta.buffers.items()})
-        for item in residuals.state_residuals(first, brought, found, num_steps):
+        for item in residuals.state_residuals(first, brought, found, num_steps, with_bulk=self._has_bulk):
             yield self._tolerances.comparison(index, item.part, item.residual, item.name)
 
     def _arrays(self, state: bytes) -> dict[str, Array]:

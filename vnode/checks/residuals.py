@@ -30,7 +30,7 @@ OUTPUT_FLOOR = 0.1
 
 @dataclass(frozen=True, slots=True)
 class StateResidual:
-    """Of one tensor of a state. ``part``: weights, slots or buffers."""
+    """Of one tensor of a state. ``part``: weights, slots or buffers; bulk: of all weights, or of one slot of all of them."""
 
     part: str
     name: str
@@ -102,7 +102,7 @@ def rate_residual(claimed: float, found: float) -> float:
 
 
 def state_residuals(
-    first: Mapping[str, Array], claimed: Mapping[str, Array], found: Mapping[str, Array], num_steps: int
+    first: Mapping[str, Array], claimed: Mapping[str, Array], found: Mapping[str, Array], num_steps: int, *, with_bulk: bool = False
 ) -> Iterator[StateResidual]:
     """At least one residual per tensor: the distance in units of what the tensor should have moved from ``first``.
 
@@ -112,6 +112,8 @@ def state_residuals(
     An optimiser that divides by the size of gradients (it keeps their ``square``) moves weights without a gradient as far as others, in a
     direction that rounding decides. Its weights are therefore compared twice: times the size of their gradient, which is what the loss feels, and
     plainly (``wander``), with a tolerance of its own.
+
+    ``with_bulk``: also how far most values are off, which a few that honest machines have otherwise do not move.
     """
     felt = [_Residuals(first, found, num_steps, "weights", _gradient_sizes(found))] if _has_squares(found) else []
     plain = _Residuals(first, found, num_steps, "wander" if felt else "weights", {})
@@ -127,6 +129,9 @@ def state_residuals(
             yield plain.residual(name, theirs)
             if name.startswith("w/"):
                 yield from (weighted.residual(name, theirs) for weighted in felt)
+    if with_bulk:
+        kinds = [(kind, felt[0] if felt and kind == "w" else plain) for kind in sorted(plain.kinds)]
+        yield from (StateResidual("bulk", kind, of.bulk(kind, claimed)) for kind, of in kinds)
 
 
 class _Residuals:
@@ -145,14 +150,35 @@ class _Residuals:
             sums[0] += moved**2
             sums[1] += found[name].size
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Weights, and each slot."""
+        return frozenset(_kind(name) for name in self._moved if name.startswith(("w/", "o/")))
+
     def residual(self, name: str, claimed: Array) -> StateResidual:
         """Of a tensor that can be compared."""
-        mine = self._found[name]
+        distance = max(norm(self._weighted(name, claimed.astype(np.float64) - self._found[name])) - self._rounding(name), 0.0)
+        return StateResidual(self._part if name.startswith("w/") else _part(name), name, _relative(distance, self._scale(name)))
+
+    def bulk(self, kind: str, claimed: Mapping[str, Array]) -> float:
+        """The median, over all values of that kind that can be compared, of how far each is off: in units of the rms of what its tensor should have moved."""
+        apart: list[Array] = []
+        for name in (name for name in self._moved if _kind(name) == kind and name in claimed):
+            theirs, mine = claimed[name], self._found[name]
+            if _comparable(theirs, mine):
+                distances = np.abs(self._weighted(name, theirs.astype(np.float64) - mine)).reshape(-1)
+                beyond = np.maximum(distances - self._rounding(name) / math.sqrt(max(mine.size, 1)), 0.0)
+                unit = self._scale(name) / math.sqrt(max(mine.size, 1))
+                with np.errstate(over="ignore"):
+                    apart.append((beyond / unit if unit > 0 else np.where(beyond > 0, math.inf, 0.0)).astype(np.float32))
+        return float(np.median(np.concatenate(apart))) if apart else 0.0
+
+    def _scale(self, name: str) -> float:
         squares, size = self._sums[_kind(name)]
-        scale = max(self._moved[name], math.sqrt(squares / max(size, 1.0) * mine.size))
-        rounding = ULP * norm(self._weighted(name, mine)) * math.sqrt(self._num_steps)
-        distance = max(norm(self._weighted(name, claimed.astype(np.float64) - mine)) - rounding, 0.0)
-        return StateResidual(self._part if name.startswith("w/") else _part(name), name, _relative(distance, scale))
+        return max(self._moved[name], math.sqrt(squares / max(size, 1.0) * self._found[name].size))
+
+    def _rounding(self, name: str) -> float:
+        return ULP * norm(self._weighted(name, self._found[name])) * math.sqrt(self._num_steps)
 
     def _weighted(self, name: str, values: Array) -> Array:
         weight = self._weights.get(name)
