@@ -13,7 +13,7 @@ from dcnr.cli.pnode import main as pnode_command
 from examples.byzantine.behaviours import BEHAVIOURS
 from pnode.supervisor import executed
 
-USAGE = "python -m examples.byzantine pnode start … --behaviour NAME"
+USAGE = "python -m examples.byzantine pnode start … --behaviour NAME[@FILE]"
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] != ["pnode"] or "--behaviour" not in arguments[:-1]:
         known = ", ".join(behaviour.name for behaviour in BEHAVIOURS)
-        sys.exit(f"usage: {USAGE}\nbehaviours: {known}, equivocating, colluding, slandering")
+        sys.exit(f"usage: {USAGE}\nbehaviours: {known}, equivocating, colluding, slandering, turned_deltas")
     at = arguments.index("--behaviour")
     behaviour = arguments[at + 1]
     worker = executed("-m", "examples.byzantine.process", "--behaviour", behaviour)

@@ -1,6 +1,7 @@
 """The worker process of a PNode that misbehaves: the real worker, with other maths, another chain of commits, or another auditor inside.
 
-``python -m examples.byzantine.process --behaviour NAME --fd N …``: started by the daemon that `examples.byzantine.__main__` runs.
+``python -m examples.byzantine.process --behaviour NAME --fd N …``: started by the daemon that `examples.byzantine.__main__` runs. NAME@FILE: honest
+until that file is there.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from dcnr.v1 import local_pb2, model_pb2
-from examples.byzantine.behaviours import BEHAVIOURS
+from examples.byzantine.behaviours import BEHAVIOURS, Behaviour
 from examples.byzantine.worker import CheatingCompute
 from pnode import worker
 from pnode.auditing import Auditing, record_of
@@ -68,7 +70,10 @@ class TurnedDeltas(TorchCompute):
 
 
 def making_of(name: str) -> Making:
-    """What a worker of that behaviour is made with. Raises KeyError for a name that is none."""
+    """What a worker of that behaviour is made with; ``NAME@FILE``: cheats once that file is there. Raises ValueError for a name that is none."""
+    name, _, file = name.partition("@")
+    if name not in NAMES:
+        raise ValueError(f"no behaviour {name!r}: {', '.join(NAMES)}")
     if name == EQUIVOCATING:
         return Making(chain=EquivocatingChain)
     if name == COLLUDING:
@@ -77,10 +82,11 @@ def making_of(name: str) -> Making:
         return Making(auditing=SlanderingAuditor)
     if name == TURNED_DELTAS:
         return Making(compute=TurnedDeltas)
-    return Making(compute=_cheating({behaviour.name: behaviour for behaviour in BEHAVIOURS}[name]))
+    behaviour = next(behaviour for behaviour in BEHAVIOURS if behaviour.name == name)
+    return Making(compute=_cheating(replace(behaviour, when=lambda index, num_steps: Path(file).exists()) if file else behaviour))
 
 
-def _cheating(behaviour: Any) -> Callable[..., CheatingCompute]:
+def _cheating(behaviour: Behaviour) -> Callable[..., CheatingCompute]:
     def made(stage: Any, registry: Any, **given: Any) -> CheatingCompute:
         return CheatingCompute(stage, registry, behaviour, num_steps=STEPS_OF_A_LIFE, **given)
 
@@ -90,9 +96,9 @@ def _cheating(behaviour: Any) -> Callable[..., CheatingCompute]:
 def main(arguments: list[str] | None = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="examples.byzantine.process")
-    parser.add_argument("--behaviour", choices=NAMES, required=True)
+    parser.add_argument("--behaviour", dest="making", type=making_of, required=True)
     options, rest = parser.parse_known_args(arguments)
-    return worker.main(rest, making_of(options.behaviour))
+    return worker.main(rest, options.making)
 
 
 if __name__ == "__main__":

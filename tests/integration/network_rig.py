@@ -23,7 +23,7 @@ from dcnr.sdk.client import AsyncClient, connect_async
 from dcnr.sdk.staging import Source
 from dcnr.sdk.submission import JobOptions
 from dcnr.specs import TensorSpec
-from dcnr.testing import LocalNetwork, LocalPNode, Process
+from dcnr.testing import ORCHESTRATOR, LocalNetwork, LocalPNode, Process
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from trust.identity import NodeKey
@@ -82,8 +82,8 @@ class Rig:
         with self.client() as client:
             client.stage(Source(str(self._data), MODEL, "CC0", "made here"))
 
-    def graph(self, passes: int, replicas: int = 1) -> model_pb2.ModelGraph:
-        """A chain of linear VNodes, each with so many replicas."""
+    def graph(self, passes: int, replicas: int = 1, *, is_chain: bool = True) -> model_pb2.ModelGraph:
+        """A chain of linear VNodes, each with so many replicas; or all of them beside one another."""
         graph = Graph(
             MODEL, input=TensorSpec("float32", (self._width,)), target=TensorSpec("int64", ()), num_classes=4,
             train={"passes": passes, "batch_size": self._batch_size, "seed": 1, "codec": "raw", "merge_every": 10},
@@ -95,13 +95,13 @@ class Rig:
                 vnode, "linear", {"out_features": self._width}, inputs=[before],
                 objective={"name": "local_ce", "config": {}}, optimizer={"name": "sgd", "lr": 0.01}, replicas=replicas,
             )  # fmt: skip
-            before = vnode
+            before = vnode if is_chain else before
         return graph.build()
 
-    def submit(self, key: str, *, passes: int, replicas: int = 1, **options: float) -> str:
+    def submit(self, key: str, *, passes: int, replicas: int = 1, is_chain: bool = True, **options: float) -> str:
         """A job that is in the store when this returns; its id."""
         chosen = JobOptions(idempotency_key=key, **{"checkpoint_s": 1.0, "unit_batches": 8, "lead_batches": 512, **options})  # type: ignore[arg-type]
-        return self.ask(lambda client: client.submit(self.graph(passes, replicas), [self.key], chosen)).job_id
+        return self.ask(lambda client: client.submit(self.graph(passes, replicas, is_chain=is_chain), [self.key], chosen)).job_id
 
     def job(self, job_id: str) -> orchestrator_pb2.JobView:
         """As an orchestrator sees it."""
@@ -265,7 +265,7 @@ def running_network(
     batch_size: int = BATCH_SIZE, samples: int = SAMPLES, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
     audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
     locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST, forked: bool = True,
-    additions: Mapping[str, Mapping[str, str]] | None = None,
+    additions: Mapping[str, Mapping[str, str]] | None = None, orchestrator_module: str = ORCHESTRATOR,
 ) -> Iterator[Rig]:  # fmt: skip
     """Store, orchestrators and PNodes, all attached, with the data set staged. Not ``forked``: PNodes are executed, and execute their workers, as
     volunteers' do, for tests that look at what a start makes of them (`nursery`).
@@ -286,6 +286,7 @@ def running_network(
                 trusted=trusted,
                 terms=terms,
                 locality=locality,
+                orchestrator_module=orchestrator_module,
             ) as network,
             contextlib.closing(Rig(network, data, width=width, vnodes=vnodes, batch_size=batch_size)) as rig,
         ):

@@ -137,13 +137,16 @@ def workers() -> Callable[[Birth], NoReturn]:
     """Makes of a forked process the one that a daemon starts, and works until its pipe closes."""
     import torch
 
+    sys.path.append(os.getcwd())  # examples are not installed
     import vnode.devices  # noqa: F401
+    from examples.byzantine import process
     from pnode import worker
 
     def work(birth: Birth) -> NoReturn:
         alone(birth, os.open(os.devnull, os.O_RDWR))
         torch.set_num_threads(int(birth.environment.get("OMP_NUM_THREADS", "1")))  # read where the library is loaded
-        leave(worker.main(["--fd", str(PIPE), *birth.arguments]))
+        main = process.main if "--behaviour" in birth.arguments else worker.main
+        leave(main(["--fd", str(PIPE), *birth.arguments]))
 
     return work
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from benchmarks.detection import CASES
+from benchmarks.tolerance_cases import REGISTRY
 from dcnr.ids import NodeId, ReplicaId
 from dcnr.v1 import identity_pb2
 from examples.byzantine.process import (
@@ -22,6 +26,7 @@ from trust.commits import Place
 from trust.delegation import make_delegation
 from trust.equivocation import equivocation_of
 from trust.identity import NodeKey
+from vnode.torch_compute import TorchCompute
 from vnode.vocabulary import Peer
 
 NETWORK, NODE, WORKER = "5" * 40, NodeKey.generate(), NodeKey.generate()
@@ -52,3 +57,23 @@ def test_each_name_makes_a_worker_that_differs_in_one_thing() -> None:
         assert differs == [name == EQUIVOCATING, name in (COLLUDING, SLANDERING)]
     assert making_of(COLLUDING).auditing is WavingAuditor
     assert issubclass(CheatingCompute, making_of(EQUIVOCATING).compute)  # type: ignore[arg-type]
+
+
+def test_a_cheat_may_wait_for_a_file(tmp_path: Path) -> None:
+    case, begins = CASES[0], tmp_path / "now"
+    made = making_of(f"skipped@{begins}").compute
+    assert made is not None
+
+    def after_a_step(compute: TorchCompute) -> bytes:
+        info = compute.restore(case.first())
+        [entry] = case.entries(1)
+        compute.learn(entry.batch, entry.inputs, entry.target, 0)
+        return compute.snapshot(info)
+
+    given = {"num_batches": case.num_steps, "seed": case.seed}
+    honest = after_a_step(TorchCompute(case.stage(), REGISTRY, **given))
+    assert after_a_step(made(case.stage(), REGISTRY, **given)) == honest
+    begins.touch()
+    assert after_a_step(made(case.stage(), REGISTRY, **given)) != honest
+    with pytest.raises(ValueError, match="no behaviour 'dance'"):
+        making_of("dance")
