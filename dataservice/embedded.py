@@ -42,6 +42,8 @@ ATTEMPTS: Final = 3
 TAKEN: Final = ("address already in use", "Port allocation failed")
 """What the server says of a port that it does not get: as it binds, and as it looks at all of them before."""
 MAX_FILE_BYTES: Final = 64 * 1024
+NEEDED: Final = ("access_key", "secret_key")
+"""Of a store file: where the store is may be told otherwise."""
 LOOPBACK: Final = "127.0.0.1"
 LOG_FLAGS: Final = ("-alsologtostderr=false", "-stderrthreshold=ERROR", "-log_max_size_mb=8", "-log_max_files=2")
 INNER_PORTS: Final = (
@@ -66,7 +68,7 @@ class StoreFile:
 
 
 def read_store_file(path: Path) -> StoreFile:
-    """Reads ``store.json``. Raises NotRunning if absent, Refused if others may read it, Corrupt if malformed."""
+    """Reads ``store.json``, of which only the two keys must be there. Raises NotRunning if absent, Refused if others may read it, Corrupt if malformed."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -77,11 +79,17 @@ def read_store_file(path: Path) -> StoreFile:
         raise Refused(f"{path} may be read by others (mode {mode:o})", code="store_file_open", remedy=f"chmod 600 {path}")
     try:
         content = json.loads(data[:MAX_FILE_BYTES])
-        return StoreFile(**{name: str(content[name]) for name in StoreFile.__dataclass_fields__})
+        known = [name for name in StoreFile.__dataclass_fields__ if name in content or name in NEEDED]
+        return StoreFile(**{"endpoint": "", "bucket": "", **{name: str(content[name]) for name in known}})
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt(
             f"{path} is not a store file: {error}", code="bad_store_file", remedy="remove it: a new one is made"
         ) from None
+
+
+def write_store_file(path: Path, file: StoreFile) -> None:
+    """Writes ``store.json`` whole and private."""
+    _write_private(path, json.dumps(asdict(file), indent=1))
 
 
 class EmbeddedStore:
@@ -275,7 +283,7 @@ class EmbeddedStore:
             host = socket.gethostname() if forward["host"] in ("0.0.0.0", "::") else forward["host"]
             public = f"http://{host}:{forward['port']}"
         file = StoreFile(f"http://{LOOPBACK}:{port}", self._bucket, access_key, secret_key, public)
-        _write_private(self.path, json.dumps(asdict(file), indent=1))
+        write_store_file(self.path, file)
         reached("store.kept")
         return file
 

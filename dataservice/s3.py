@@ -226,6 +226,26 @@ def why_unhealthy(address: StoreAddress, *, timeout_s: float) -> str:
     return ""
 
 
+def make_bucket(address: StoreAddress) -> None:
+    """Makes the bucket of that address, which must not exist. Blocks. Raises Refused (``store_denied``), Unavailable."""
+    _on_bucket(address, lambda client: client.create_bucket(Bucket=address.bucket))
+
+
+def remove_bucket(address: StoreAddress) -> None:
+    """Removes the bucket of that address, which must be empty. Blocks. Raises Refused (``store_denied``), Unavailable."""
+    _on_bucket(address, lambda client: client.delete_bucket(Bucket=address.bucket))
+
+
+def _on_bucket(address: StoreAddress, work: Callable[[Any], object]) -> None:
+    client = _client(address, address.endpoint, limits.STORE_TIMEOUT_S)
+    try:
+        work(client)
+    except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError, urllib3.exceptions.HTTPError, OSError) as error:
+        raise typed_error(error, "bucket", address.bucket) from error
+    finally:
+        client.close()
+
+
 def typed_error(error: Exception, operation: str, key: str) -> DcnrError:
     """The error of the port for what the client library raised."""
     match error:

@@ -393,7 +393,7 @@ class ClientSettings:
     bootstrap: tuple[str, ...] = setting((), "nodes to ask for orchestrators, as id@host:port")
     network: str = setting("", "path of the network document")
     home: str = setting("", "home directory of the maintainer; empty: the platform's")
-    store_file: str = setting("", "path of the store's credentials (store.json, 0600), for s3:// sources of data sets")
+    store_file: str = setting("", "path of the store's credentials (store.json, 0600): s3:// sources, dcnr demo --store-url")
     components: tuple[str, ...] = setting((), _COMPONENTS)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     tracing: TracingSettings = field(default_factory=TracingSettings)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from dataservice.embedded import EmbeddedStore
+from dataservice.embedded import EmbeddedStore, read_store_file
 from dcnr.children import Child, Starting, executed
 from dcnr.errors import DcnrError, Refused, TimedOut, Unavailable
 from dcnr.ids import NodeId
@@ -119,11 +119,12 @@ class LocalNetwork:
         orchestrator_flags: Sequence[str] = (), host: str = "127.0.0.1", additions: Mapping[str, Mapping[str, str]] | None = None,
         orchestrator_module: str = ORCHESTRATOR, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
         audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
-        locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST, starting: Starting = executed,
+        locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST, starting: Starting = executed, store_file: Path | None = None,
     ) -> None:  # fmt: skip
         """``host``: the address of this machine on which orchestrators and store are reached; ``additions``: by name of a process, what its
         environment has besides; ``audits``: none or drawn; ``trusted``: names of PNodes that the network document trusts; ``terms``:
-        what it has a fault cost; ``locality``: what it says about where nodes are; ``starting``: how its processes are started.
+        what it has a fault cost; ``locality``: what it says about where nodes are; ``starting``: how its processes are started; ``store_file``:
+        of a store that runs already and goes on afterwards, in place of the embedded one.
         """
         self.directory = directory.resolve()
         self.name, self._say, self._audits = name, say, audits
@@ -135,6 +136,7 @@ class LocalNetwork:
         self.orchestrators: list[Process] = []
         self.pnodes: list[Process] = []
         self.store = EmbeddedStore(self.directory / "store", port=0, listen=host)
+        self._runs_store, self._store_file = store_file is None, store_file or self.store.path
         self.maintainer_home = self.directory / "maintainer"
         self.network_file = self.directory / "network.json"
         self.policy: NetworkPolicy | None = None
@@ -160,8 +162,9 @@ class LocalNetwork:
         """
         kept = self._kept_network()
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._say("starting the embedded object store")
-        self.store.start()
+        if self._runs_store:
+            self._say("starting the embedded object store")
+            self.store.start()
         self._go_on()
         self._say("making keys and the signed network document" if kept is None else "going on with the network of this directory")
         self._make_network(kept)
@@ -268,7 +271,7 @@ class LocalNetwork:
         ids = [NodeKey.load_or_create(home / "key.pem").node_id for home in homes]
         maintainer = NodeKey.load_or_create(self.maintainer_key)
         trusted = [NodeKey.load_or_create(self._home(name) / "key.pem").node_id for name in self._trusted]
-        store = self.store.file
+        store = read_store_file(self._store_file)
         endpoint = self._way_to_store(store.endpoint)
         scheme, _, address = self._way_to_store(store.public_endpoint or store.endpoint).partition("://")
         if kept is None:
@@ -291,8 +294,8 @@ class LocalNetwork:
             first += ["--verifier"] if self.policy.audits_drawn else []
             command = [
                 sys.executable, "-m", self._orchestrator_module, "start", "--home", str(home), "--network", str(self.network_file),
-                "--store-url", endpoint, "--store-bucket", self.store.file.bucket, "--store-file", str(self.store.path), "--listen-host", self.host,
-                "--control-port", str(port), "--dht-port", "0", "--until-stdin-closes", *first, *self._orchestrator_flags,
+                "--store-url", endpoint, "--store-bucket", self.policy.document.store_bucket, "--store-file", str(self._store_file),
+                "--listen-host", self.host, "--control-port", str(port), "--dht-port", "0", "--until-stdin-closes", *first, *self._orchestrator_flags,
             ]  # fmt: skip
             self.orchestrators.append(self._process(home.name, command, home, node_id))
         self.pnodes.extend(self._pnode(spec) for spec in self._pnode_specs)

@@ -12,8 +12,9 @@ import typer
 
 from dcnr.cli import output
 from dcnr.cli.completion import among
-from dcnr.cli.homes import JsonOption
+from dcnr.cli.homes import JsonOption, home_of, settings_of
 from dcnr.errors import NotRunning, Refused, TimedOut, Unavailable
+from dcnr.settings import ClientSettings
 
 if TYPE_CHECKING:
     from dcnr.sdk.client import AsyncClient
@@ -42,14 +43,31 @@ def _demo(
     reference: Annotated[
         bool, typer.Option("--reference/--no-reference", help="Train the same model in one process and compare.")
     ] = True,
+    store_url: Annotated[
+        str,
+        typer.Option(
+            help="MinIO or another S3-compatible store, http://HOST:PORT, in place of the embedded one.", show_default=False
+        ),
+    ] = "",
+    store_file: Annotated[
+        Path | None, typer.Option(help="The keys for it, mode 0600; default: $DCNR_STORE_FILE.", show_default=False)
+    ] = None,
 ) -> None:
     """A whole network on this machine, start to end. From raw data to a trained, exported model, with machines killed on the way."""
     from dcnr.demo.run import Options, run_demo
 
     options = Options(
-        model=model, directory=directory.absolute() if directory else None, keep=keep, kills=kills, reference=reference
-    )
+        model=model, directory=directory.absolute() if directory else None, keep=keep, kills=kills, reference=reference,
+        store_url=store_url, store_file=_store_keys(store_file) if store_url else None,
+    )  # fmt: skip
     raise typer.Exit(run_demo(options, environment=dict(os.environ)))
+
+
+def _store_keys(given: Path | None) -> Path | None:
+    """The flag, else what the settings of the ``dcnr`` command name."""
+    flags = {"store_file": str(given) if given else None}
+    named = settings_of(ClientSettings, home_of(ClientSettings, None), flags).value.store_file
+    return Path(named).expanduser() if named else None
 
 
 @app.command()

@@ -9,21 +9,26 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
+from dataservice.borrowed import borrowed_bucket
+from dataservice.embedded import read_store_file, write_store_file
 from dcnr.crashpoints import reached
 from dcnr.demo.examples import Example, example, prepare_data
+from dcnr.demo.facts import WHOLE_LIMIT_S, Facts
+from dcnr.demo.gathering import gather, reference_of
 from dcnr.demo.questions import ask
 from dcnr.demo.screen import Screen
 from dcnr.demo.story import ACTIVE, Kill, Story
-from dcnr.demo.verdict import Verdict, compare, judge
-from dcnr.errors import DcnrError, NotRunning, Refused, TimedOut, Unavailable
+from dcnr.demo.verdict import verdict_of
+from dcnr.errors import DcnrError, InvalidInput, NotRunning, Refused, TimedOut, Unavailable
 from dcnr.graph import graph_from_toml, stages_of_graph
+from dcnr.ports import Clock
 from dcnr.sdk.client import AsyncClient, connect_async
 from dcnr.sdk.staging import Source
 from dcnr.sdk.submission import JobOptions
@@ -38,9 +43,10 @@ PNODES = (
     LocalPNode("p1", 1.75, 2048), LocalPNode("p2", 1.5, 1536), LocalPNode("p3", 1.0, 1280), LocalPNode("p4", 1.0, 1024), LocalPNode("p5", 1.0, 896),
     LocalPNode("p6", 2.0, 2048, program=CHEAT, flags=("--behaviour", "tenfold")),
 )  # fmt: skip
-WHOLE_LIMIT_S = 900.0
 ATTACH_LIMIT_S = 60.0
 VIEW_S = 0.2
+LOOK_S = 0.5
+"""Between looks at the clock."""
 CHECKPOINT_S = 10.0
 MAX_PATH = 60
 MARK = ".dcnr-demo"
@@ -57,27 +63,42 @@ class Options:
     keep: bool = False
     kills: bool = True
     reference: bool = True
+    store_url: str = ""
+    """Of a store that others run; empty: the embedded one."""
+    store_file: Path | None = None
+    """With the keys for it."""
 
 
 def run_demo(
     options: Options, *, environment: Mapping[str, str], chosen: Example | None = None, pnodes: Sequence[LocalPNode] = PNODES,
     num_orchestrators: int = 3,
 ) -> int:  # fmt: skip
-    """Runs it and returns the exit code: 0 only if everything held. ``chosen``: another example than the one that the options name."""
+    """Runs it and returns the exit code: 0 only if everything held. ``chosen``: another example than the one that the options name.
+
+    Raises what `borrowed_bucket` and `read_store_file` raise, before anything is started, and Refused for a directory with other things in it.
+    """
     screen = Screen(Console(no_color="NO_COLOR" in environment, soft_wrap=True))
     chosen = chosen or example(options.model)
     directory = options.directory or _directory(Path.cwd() / ".demo")
-    _make_empty(directory, ours=options.directory is None)
-    network = _network(directory, pnodes, num_orchestrators, screen, environment)
+    with contextlib.ExitStack() as stack:
+        _make_empty(directory, ours=options.directory is None)
+        store_file = _borrowed(options, directory / "store.json", stack, screen) if options.store_url else None
+        network = _network(directory, pnodes, num_orchestrators, screen, environment, store_file)
+        return _run(options, chosen, directory, network, screen, SystemClock())
+
+
+def _run(options: Options, chosen: Example, directory: Path, network: LocalNetwork, screen: Screen, clock: Clock) -> int:
+    """From a network that is not started to the exit code; afterwards nothing of it runs."""
     try:
-        verdict = asyncio.run(_Demo(options, chosen, directory, network, screen).run())
+        facts = asyncio.run(_Demo(options, chosen, directory, network, screen, clock).run())
         if options.reference:
-            asyncio.run(compare(verdict, chosen, directory / f"{chosen.name}.npz", screen.say))
+            facts = replace(facts, reference=asyncio.run(reference_of(chosen, directory / f"{chosen.name}.npz", screen.say)))
+        verdict = verdict_of(facts)
         for line in verdict.lines():
             screen.say(line)
         if options.keep:
             _keep(network, screen)
-        return 0 if verdict.holds else 1
+        return verdict.exit_code
     except DcnrError as error:
         screen.say(f"the demo failed: {error}")
         screen.say(network.trouble())
@@ -92,43 +113,70 @@ def run_demo(
             _tidy(directory)
 
 
+def _borrowed(options: Options, path: Path, stack: contextlib.ExitStack, screen: Screen) -> Path:
+    """``path``, with the way into a bucket in the store of others; ``stack`` then holds both."""
+    if options.store_file is None:
+        raise InvalidInput(
+            "no keys for that store are given", code="no_store_keys",
+            remedy='--store-file FILE or DCNR_STORE_FILE: {"access_key": "...", "secret_key": "..."}, mode 0600',
+        )  # fmt: skip
+    file = stack.enter_context(borrowed_bucket(options.store_url, read_store_file(options.store_file), screen.say))
+    stack.callback(path.unlink, missing_ok=True)
+    write_store_file(path, file)
+    return path
+
+
 def _network(
-    directory: Path, pnodes: Sequence[LocalPNode], num_orchestrators: int, screen: Screen, environment: Mapping[str, str]
-) -> LocalNetwork:
+    directory: Path, pnodes: Sequence[LocalPNode], num_orchestrators: int, screen: Screen, environment: Mapping[str, str],
+    store_file: Path | None,
+) -> LocalNetwork:  # fmt: skip
     """Where somebody cheats, work is audited, and the network trusts the others."""
     honest = [spec.name for spec in pnodes if spec.program != CHEAT]
     is_audited = len(honest) < len(pnodes)
     return LocalNetwork(
         directory, num_orchestrators=num_orchestrators, pnodes=pnodes, name="demo", say=screen.say, environment=environment,
         audits="drawn" if is_audited else "none", trusted=honest if is_audited else (), orchestrator_flags=("--verifier",) if is_audited else (),
+        store_file=store_file,
     )  # fmt: skip
+
+
+async def in_time(work: Coroutine[Any, Any, T], clock: Clock, limit_s: float) -> T:
+    """The result of ``work``, which is cancelled where it is not there ``limit_s`` seconds of ``clock`` later: then raises TimedOut (``demo_timeout``)."""
+    deadline_s = clock.monotonic() + limit_s
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            left_s = deadline_s - clock.monotonic()
+            if left_s <= 0:
+                raise TimedOut(f"the demo did not end within {limit_s:.0f} s", code="demo_timeout")
+            await asyncio.wait({task}, timeout=min(left_s, LOOK_S))
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 class _Demo:
     """One run."""
 
-    def __init__(self, options: Options, chosen: Example, directory: Path, network: LocalNetwork, screen: Screen) -> None:
+    def __init__(
+        self, options: Options, chosen: Example, directory: Path, network: LocalNetwork, screen: Screen, clock: Clock
+    ) -> None:
         self._options, self._example, self._directory = options, chosen, directory
         self._network, self._screen = network, screen
-        self._clock = SystemClock()
+        self._clock = clock
         self._began = self._clock.monotonic()
         self._story = Story()
         self._killing: set[str] = set()
 
-    async def run(self) -> Verdict:
-        """From nothing to a verdict. Raises DcnrError, and CancelledError at Ctrl-C, which the loop itself takes: between two steps, never inside one."""
+    async def run(self) -> Facts:
+        """From nothing to the facts. Raises DcnrError, and CancelledError at Ctrl-C, which the loop itself takes: between two steps, never inside one."""
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
-        try:
-            async with asyncio.timeout(WHOLE_LIMIT_S):
-                return await self._whole()
-        except TimeoutError:
-            raise TimedOut(
-                f"the demo did not end within {WHOLE_LIMIT_S:.0f} s:\n{self._network.trouble()}", code="demo_timeout"
-            ) from None
+        return await in_time(self._whole(), self._clock, WHOLE_LIMIT_S)
 
-    async def _whole(self) -> Verdict:
+    async def _whole(self) -> Facts:
         screen, network = self._screen, self._network
         npz = await prepare_data(self._example, self._directory, screen.say)
         try:
@@ -162,10 +210,10 @@ class _Demo:
             with screen:
                 await self._train(client, answer.job_id, graph.name)
             await ask(client, graph, npz, screen.say)
-            stages = stages_of_graph(graph, client.registry)
-            return await judge(
-                self._example, self._story, client, network, graph=graph, stages=stages, job_id=answer.job_id, npz=npz,
-                directory=self._directory, say=screen.say,
+            return await gather(
+                self._example, self._story, client, network, model=graph.name, job_id=answer.job_id,
+                order=[stage.id for stage in stages_of_graph(graph, client.registry)], npz=npz, directory=self._directory,
+                are_kills_wanted=self._options.kills, elapsed_s=self._now, say=screen.say,
             )  # fmt: skip
 
     async def _attached(self, client: AsyncClient) -> None:

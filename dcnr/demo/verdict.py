@@ -1,235 +1,219 @@
-"""What the demo proves, each point checked against the network's stored objects or by code that shares nothing with it, and the table at the end."""
+"""What the demo proves, and the table at its end: a function of the run's facts. Pure.
+
+Each point is decided by what is in the network's store, or by code that shares nothing with it; a view of the network alone decides only what it alone can
+know: how soon a kill was noticed, and who is in quarantine.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from dcnr.audit_ledger import audit_ledger
-from dcnr.audit_lineage import audit_lineage
-from dcnr.cli.local_door import ask
-from dcnr.demo.examples import Example
-from dcnr.demo.script import run_script
-from dcnr.demo.story import Story
-from dcnr.errors import DcnrError
-from dcnr.sdk.client import AsyncClient
-from dcnr.stages import Stage
-from dcnr.testing import LocalNetwork
-from dcnr.v1 import local_pb2, model_pb2
+from dcnr.audit_ledger import LedgerAudit
+from dcnr.demo.facts import WHOLE_LIMIT_S, Facts
+from dcnr.demo.story import Kill
+from dcnr.v1 import model_pb2
 from trust.exposure import together
 
-MIN_ACCURACY = 0.99
-MAX_BITS = 2.45
-MIN_GAIN_BITS = 0.03
-SCRIPT_TIMEOUT_S = 600.0
+MIN_ACCURACY: Final = 0.99
+MAX_BITS: Final = 2.45
+MIN_GAIN_BITS: Final = 0.03
+SAME_BITS: Final = 2e-3
+"""Two sums of losses over the test split, each of single precision, differ by less."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One thing that must hold."""
+
+    what: str
+    good: bool
+    detail: str
+
+    def __str__(self) -> str:
+        return f"[{'ok' if self.good else 'FAILED'}] {self.what}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Points that must hold, and figures that are only printed."""
 
-    points: list[tuple[str, bool, str]] = field(default_factory=list)
-    figures: list[tuple[str, str]] = field(default_factory=list)
+    points: tuple[Point, ...]
+    figures: tuple[tuple[str, str], ...]
 
     @property
-    def holds(self) -> bool:
-        """Whether every point held."""
-        return all(good for _, good, _ in self.points)
-
-    def point(self, what: str, good: bool, detail: str) -> None:
-        """One thing that must hold."""
-        self.points.append((what, good, detail))
+    def exit_code(self) -> int:
+        """0 only where every point held."""
+        return 0 if all(point.good for point in self.points) else 1
 
     def lines(self) -> list[str]:
         """The table as text."""
         width = max(len(name) for name, _ in self.figures)
+        failed = sum(not point.good for point in self.points)
         result = ["", "figures", *(f"  {name:<{width}}  {value}" for name, value in self.figures), "", "what had to hold"]
-        result += [f"  [{'ok' if good else 'FAILED'}] {what}: {detail}" for what, good, detail in self.points]
-        return [*result, "", "the demo held in every point" if self.holds else "the demo FAILED"]
+        result += [f"  {point}" for point in self.points]
+        return [
+            *result,
+            "",
+            f"the demo FAILED in {failed} of {len(self.points)} points" if failed else "the demo held in every point",
+        ]
 
 
-async def judge(
-    example: Example, story: Story, client: AsyncClient, network: LocalNetwork, *, graph: model_pb2.ModelGraph, stages: Sequence[Stage],
-    job_id: str, npz: Path, directory: Path, say: Callable[[str], None],
-) -> Verdict:  # fmt: skip
-    """Checks everything after the job has ended."""
-    verdict = Verdict()
-    job = await client.job(job_id, graph.name)
-    verdict.point("job completed", job.state == model_pb2.JOB_STATE_COMPLETED, model_pb2.JobState.Name(job.state))
-    exits = {item.vnode: _final(item.curve) for item in job.vnodes}
-    order = [stage.id for stage in stages]
-    await _lineages(verdict, client, graph.name, int(job.num_batches))
-    _kills(verdict, story)
-    _cheats(verdict, story, network)
-    if story.cheats:
-        await _ledger(verdict, client, graph.name)
-    say("exporting, and loading the export with plain torch")
-    manifest, export = await client.export(graph.name, directory / "export")
-    plain = await _script([sys.executable, str(example.use_export), str(directory / "export"), str(npz)])
-    (_judge_images if example.name == "mnist" else _judge_text)(verdict, [exits[vnode] for vnode in order], plain)
-    _figures(verdict, story, example, order, exits, await asyncio.to_thread(_lookups, network))
-    verdict.figures.append(("manifest", manifest))
-    verdict.figures.append(("export", f"{export.directory} (digest {export.digest[:16]}, {export.num_parameters} parameters)"))
-    if "sample" in plain:
-        verdict.figures.append(("generated text", repr(plain["sample"])))
-    return verdict
+def verdict_of(facts: Facts) -> Verdict:
+    """The table for that run."""
+    return Verdict(tuple(_points(facts)), tuple(_figures(facts)))
 
 
-async def compare(verdict: Verdict, example: Example, npz: Path, say: Callable[[str], None]) -> None:
-    """Adds what end-to-end backprop reaches on the same graph and budget: a figure beside the others, never a point that must hold."""
-    say("training the same graph end to end by backprop on the same batches, for comparison (outside every clock)")
-    try:
-        told = await _script([sys.executable, "-m", "dcnr.demo.reference", str(example.graph), str(npz)])
-    except DcnrError as error:
-        verdict.figures.append(("backprop, same graph and budget", f"not measured: {error.message}"))
-        return
-    verdict.figures.append(("backprop, same graph and budget", _told(told["exits"]) + f" in {told['seconds']:.0f} s, one process"))
+def _points(facts: Facts) -> Iterator[Point]:
+    job = facts.job
+    yield Point("job completed", job.state == model_pb2.JOB_STATE_COMPLETED, model_pb2.JobState.Name(job.state))
+    yield Point(f"all of it took at most {WHOLE_LIMIT_S / 60:.0f} minutes", facts.took_s <= WHOLE_LIMIT_S, f"{facts.took_s:.1f} s")
+    yield _lineages(facts)
+    if facts.are_kills_wanted:
+        yield from _kills(facts.story.kills)
+    if facts.story.cheats:
+        yield from _cheats(facts)
+    yield from (_images if facts.example == "mnist" else _texts)(facts)
 
 
-async def _lineages(verdict: Verdict, client: AsyncClient, model: str, num_batches: int) -> None:
+def _lineages(facts: Facts) -> Point:
     """Every VNode's stored state: exactly [0, N), each batch once by the commits of its ancestry."""
-    try:
-        audits = await audit_lineage(client, model)
-    except DcnrError as error:
-        verdict.point("lineages", False, error.message)
-        return
-    wrong = [item.vnode for item in audits if item.num_batches != num_batches or not item.exact]
-    commits = sum(item.num_commits for item in audits)
-    verdict.point(
-        "every stored lineage is exactly [0, N), each batch once", not wrong and bool(audits),
-        f"N = {num_batches}, {len(audits)} VNodes, {commits} signed commits walked to checkpoint 0" if not wrong else f"wrong: {', '.join(wrong)}",
-    )  # fmt: skip
+    what, num_batches = "every stored lineage is exactly [0, N), each batch once", int(facts.job.num_batches)
+    wrong = {item.vnode for item in facts.lineages if item.num_batches != num_batches or not item.exact}
+    wrong |= {vnode for vnode in facts.order if facts.durable.get(vnode) != num_batches}
+    wrong |= set(facts.order) - {item.vnode for item in facts.lineages}
+    if facts.no_lineages or wrong or not facts.lineages:
+        return Point(what, False, facts.no_lineages or f"wrong: {', '.join(sorted(wrong)) or 'there are none'}")
+    commits = sum(item.num_commits for item in facts.lineages)
+    return Point(what, True, f"N = {num_batches}, {len(facts.lineages)} VNodes, {commits} signed commits walked to checkpoint 0")
 
 
-async def _ledger(verdict: Verdict, client: AsyncClient, model: str) -> None:
-    """The chain of manifests with its receipts and evidence."""
-    try:
-        found = await audit_ledger(client, model)
-    except DcnrError as error:
-        verdict.point("the trust ledger", False, error.message)
-        return
-    counts = ", ".join(f"{count} {name}" for name, count in found.counts().items() if count)
-    verdict.point(
-        "the trust ledger holds",
-        found.holds,
-        found.trouble or f"{found.ledger.num_manifests} manifests, {found.num_receipts} receipts",
+def _kills(kills: Sequence[Kill]) -> Iterator[Point]:
+    for kill in kills:
+        done = ("relocated" if kill.vnodes else "taken over") if kill.settled else "not seen"
+        yield Point(f"after SIGKILL of {kill.kind} {kill.name} training went on", kill.settled, done)
+    both = {"PNode", "orchestrator"} <= {kill.kind for kill in kills}
+    yield Point("a PNode and the deciding orchestrator were killed", both, f"{len(kills)} kills")
+
+
+def _cheats(facts: Facts) -> Iterator[Point]:
+    """Whoever cheats is found out, by evidence that is in the store and that it signed itself; what it did is taken back; nobody else is accused."""
+    ledger = facts.ledger
+    faults = {} if ledger is None else ledger.faults
+    for node_id in sorted(facts.story.cheats):
+        name, found = facts.names[node_id], facts.story.accused.get(node_id)
+        evidence = sorted(digest for digest, accused in faults.items() if accused == node_id)
+        detail = "not found out" if found is None else found.reason
+        detail += f" (evidence {evidence[0][:16]})" if evidence else "; no evidence with its signature is in the ledger"
+        yield Point(f"the PNode that cheats, {name}, was caught with evidence", found is not None and bool(evidence), detail)
+        yield _taken_back(facts, node_id, name)
+    blamed = {*facts.story.accused, *faults.values()} - facts.story.cheats
+    honest = sorted(facts.names.get(node_id, node_id[:8]) for node_id in blamed)
+    yield Point(
+        "no honest PNode was accused", not honest, ", ".join(honest) or f"{len(facts.names) - len(facts.story.cheats)} of them"
     )
-    verdict.figures.append(("intervals by verdict", counts))
-    whole = together(found.exposures)
-    verdict.figures.append(("steps that may be wrong unnoticed, at most", f"{whole.undetected_steps:.1f} of {whole.num_steps}"))
+    if ledger is None:
+        yield Point("the trust ledger holds", False, facts.no_ledger)
+    else:
+        told = ledger.trouble or f"{ledger.ledger.num_manifests} manifests, {ledger.num_receipts} receipts"
+        yield Point("the trust ledger holds", ledger.holds, told)
 
 
-def _kills(verdict: Verdict, story: Story) -> None:
-    for kill in story.kills:
-        verdict.point(
-            f"after SIGKILL of {kill.kind} {kill.name} training went on", kill.settled, "relocated" if kill.vnodes else "taken over"
-        )
-    pnodes = [kill for kill in story.kills if kill.kind == "PNode"]
-    orchestrators = [kill for kill in story.kills if kill.kind == "orchestrator"]
-    verdict.point("a PNode and the deciding orchestrator were killed", bool(pnodes and orchestrators), f"{len(story.kills)} kills")
+def _taken_back(facts: Facts, node_id: str, name: str) -> Point:
+    """No batch counts that a cheat learned: neither in the lines of the ledger, nor by the commits behind the states."""
+    what = f"nothing that {name} did is in the model"
+    if facts.ledger is None or facts.no_lineages:
+        return Point(what, False, facts.no_ledger or facts.no_lineages)
+    book = facts.ledger.ledger.chronicle.ledger
+    accepted = [one for one in book.intervals.values() if one.pnode_id == node_id]
+    counting = {name for line in book.lines.values() for one in line for name in one.intervals}
+    left = {one.vnode for one in accepted if one.name in counting}
+    left |= {item.vnode for item in facts.lineages if node_id in item.pnodes}
+    num_batches = sum(len(one.batches) for one in accepted)
+    if left:
+        return Point(what, False, f"still in {', '.join(sorted(left))}: {num_batches} batches of it were accepted")
+    told = (
+        f"{num_batches} batches that manifests had accepted were taken back" if accepted else "no manifest had accepted any of it"
+    )
+    return Point(what, True, told)
 
 
-def _cheats(verdict: Verdict, story: Story, network: LocalNetwork) -> None:
-    """Whoever cheats is found out, by evidence that is in the store, and nobody else is."""
-    if not story.cheats:
-        return
-    names: dict[str, str] = {process.node_id: process.name for process in network.pnodes}
-    for node_id in sorted(story.cheats):
-        found = story.accused.get(node_id)
-        detail = f"{found.reason} (evidence {found.evidence[:16]})" if found is not None else "not found out"
-        verdict.point(f"the PNode that cheats, {names[node_id]}, was caught with evidence", found is not None, detail)
-        if found is not None:
-            first = story.first_hosted_s.get(node_id, found.at_s)
-            verdict.figures.append(
-                (f"{names[node_id]} cheats from its first batch on", f"in quarantine after {found.at_s - first:.1f} s")
-            )
-    honest = sorted(names[node_id] for node_id in story.accused.keys() - story.cheats if node_id in names)
-    verdict.point("no honest PNode was accused", not honest, ", ".join(honest) or f"{len(names) - len(story.cheats)} of them")
-
-
-def _judge_images(verdict: Verdict, exits: Sequence[model_pb2.ExitResult], plain: dict[str, Any]) -> None:
+def _images(facts: Facts) -> Iterator[Point]:
+    exits = _exits(facts)
     last = exits[-1]
     accuracy = last.correct / max(1, last.count)
-    complete = all(item.complete for item in exits)
-    verdict.point(
-        f"test accuracy of the last exit is at least {MIN_ACCURACY:.1%}", accuracy >= MIN_ACCURACY and complete, f"{accuracy:.2%}"
-    )
-    same = plain["correct"] == last.correct and plain["count"] == last.count
-    verdict.point(
-        "the export in plain torch gives the same number of correct images",
-        same,
-        f"{plain['correct']} and {last.correct} of {last.count}",
+    good = accuracy >= MIN_ACCURACY and all(item.complete for item in exits)
+    yield Point(f"test accuracy of the last exit is at least {MIN_ACCURACY:.1%}", good, f"{accuracy:.2%}")
+    correct, count = facts.plain.get("correct"), facts.plain.get("count")
+    same = (correct, count) == (last.correct, last.count)
+    yield Point(
+        "the export in plain torch gives the same number of correct images", same, f"{correct} and {last.correct} of {last.count}"
     )
 
 
-def _judge_text(verdict: Verdict, exits: Sequence[model_pb2.ExitResult], plain: dict[str, Any]) -> None:
-    first, last = _bits(exits[0]), _bits(exits[-1])
-    verdict.point(f"the last exit has at most {MAX_BITS} bits per byte", last <= MAX_BITS and exits[-1].complete, f"{last:.3f}")
-    verdict.point(
+def _texts(facts: Facts) -> Iterator[Point]:
+    exits = _exits(facts)
+    first, last, plain = _bits(exits[0]), _bits(exits[-1]), float(facts.plain.get("bits_per_byte", math.nan))
+    yield Point(f"the last exit has at most {MAX_BITS} bits per byte", last <= MAX_BITS and exits[-1].complete, f"{last:.3f}")
+    yield Point(
         f"and is at least {MIN_GAIN_BITS} better than the first", first - last >= MIN_GAIN_BITS, f"{first:.3f} - {last:.3f}"
     )
-    verdict.point(
-        "the export in plain torch gives the same bits per byte",
-        abs(plain["bits_per_byte"] - last) < 2e-3,
-        f"{plain['bits_per_byte']:.4f}",
-    )
+    yield Point("the export in plain torch gives the same bits per byte", abs(plain - last) < SAME_BITS, f"{plain:.4f}")
 
 
-def _figures(
-    verdict: Verdict, story: Story, example: Example, order: Sequence[str], exits: dict[str, model_pb2.ExitResult], lookups: int
-) -> None:
-    add = verdict.figures.append
-    for depth, vnode in enumerate(order, 1):
-        add((f"exit {depth} ({vnode}), test split", _one(exits[vnode])))
+def _figures(facts: Facts) -> Iterator[tuple[str, str]]:
+    story = facts.story
+    for node_id in sorted(story.cheats & story.accused.keys()):
+        found_s = story.accused[node_id].at_s
+        since_s = found_s - story.first_hosted_s.get(node_id, found_s)
+        yield f"{facts.names[node_id]} cheats from its first batch on", f"in quarantine after {since_s:.1f} s"
+    if facts.ledger is not None:
+        yield from _trust(facts.ledger)
+    for depth, (vnode, result) in enumerate(zip(facts.order, _exits(facts), strict=True), 1):
+        yield f"exit {depth} ({vnode}), test split", _one(result)
     if story.first_learned_s is not None and story.last_learned_s is not None:
         took = story.last_learned_s - story.first_learned_s
-        add(("first to last learned batch, kills included", f"{took:.1f} s (aim: {example.time_limit_s:.0f} s on 2 idle cores)"))
+        yield "first to last learned batch, kills included", f"{took:.1f} s (aim: {facts.time_limit_s:.0f} s on 2 idle cores)"
     total = story.total()
-    batches = int(story.job.num_batches)
-    add(("batches learned, per VNode", f"{batches} of {batches}, all durable"))
-    add(("batches learned again after a restore / forwarded again", f"{story.relearned} / {total.forwarded}"))
-    add(("frames that came twice and were dropped", str(total.duplicates)))
-    add(("PNodes that hosted a VNode", str(len(story.pnodes_used))))
+    yield "batches learned, per VNode", durable_text(facts)
+    yield "batches learned again after a restore / forwarded again", f"{story.relearned} / {total.forwarded}"
+    yield "frames that came twice and were dropped", str(total.duplicates)
+    yield "PNodes that hosted a VNode", str(len(story.pnodes_used))
     for kill in story.kills:
-        if kill.kind == "PNode":
-            text = f"detected {_after(kill.detected_s, kill.at_s)}, placed elsewhere {_after(kill.decided_s, kill.at_s)}, "
-            text += f"training again {_after(kill.training_s, kill.at_s)}"
-        else:
-            text = f"another decides {_after(kill.decided_s, kill.at_s)}, next batch seen {_after(kill.training_s, kill.at_s)}"
-        add((f"SIGKILL of {kill.kind} {kill.name}", text))
-    add(("DHT look-ups", str(lookups)))
+        yield f"SIGKILL of {kill.kind} {kill.name}", _after_kill(kill)
+    yield "DHT look-ups", str(facts.lookups)
+    yield "manifest", facts.manifest
+    yield "export", facts.export
+    if "sample" in facts.plain:
+        yield "generated text", repr(facts.plain["sample"])
+    if facts.reference:
+        yield "backprop, same graph and budget", facts.reference
 
 
-def _lookups(network: LocalNetwork) -> int:
-    """By the daemons that still run; their own word."""
-    total = 0
-    for process in network.pnodes:
-        if process.alive:
-            try:
-                total += int(ask(process.home, "Status", local_pb2.StatusRequest()).dht_lookups)
-            except DcnrError:
-                continue
-    return total
+def durable_text(facts: Facts) -> str:
+    """How many different batches the stored state of each VNode has learned, and which VNodes lack some."""
+    num_batches = int(facts.job.num_batches)
+    short = {vnode: facts.durable.get(vnode, 0) for vnode in facts.order if facts.durable.get(vnode, 0) < num_batches}
+    if not short:
+        return f"{num_batches} of {num_batches}, all durable"
+    return f"of {num_batches} are durable: " + ", ".join(f"{vnode} {count}" for vnode, count in short.items())
 
 
-async def _script(command: list[str]) -> dict[str, Any]:
-    """Runs a script that prints one JSON object on its last line."""
-    done = await run_script(command, within_s=SCRIPT_TIMEOUT_S)
-    lines = done.out.strip().splitlines()
-    if done.code != 0 or not lines:
-        raise DcnrError(f"{Path(command[1]).name} failed: {done.err.strip()[-600:]}", code="script_failed")
-    result: dict[str, Any] = json.loads(lines[-1])
-    return result
+def _trust(ledger: LedgerAudit) -> Iterator[tuple[str, str]]:
+    yield "intervals by verdict", ", ".join(f"{count} {name}" for name, count in ledger.counts().items() if count)
+    whole = together(ledger.exposures)
+    yield "steps that may be wrong unnoticed, at most", f"{whole.undetected_steps:.1f} of {whole.num_steps}"
 
 
-def _final(curve: Sequence[model_pb2.ExitResult]) -> model_pb2.ExitResult:
-    return next((result for result in reversed(curve) if result.split == "test"), model_pb2.ExitResult())
+def _exits(facts: Facts) -> list[model_pb2.ExitResult]:
+    """Of every VNode: the newest result on the test split, or one without counts."""
+    curves = {item.vnode: item.curve for item in facts.job.vnodes}
+    return [
+        next((result for result in reversed(curves.get(vnode, ())) if result.split == "test"), model_pb2.ExitResult())
+        for vnode in facts.order
+    ]
 
 
 def _bits(result: model_pb2.ExitResult) -> float:
@@ -242,8 +226,11 @@ def _one(result: model_pb2.ExitResult) -> str:
     return f"{result.correct / result.count:.2%} ({result.correct} of {result.count}), {_bits(result):.3f} bits each"
 
 
-def _told(exits: Sequence[dict[str, Any]]) -> str:
-    return " / ".join(f"{item['accuracy']:.2%} ({item['loss'] / math.log(2):.3f} bits)" for item in exits)
+def _after_kill(kill: Kill) -> str:
+    if kill.kind != "PNode":
+        return f"another decides {_after(kill.decided_s, kill.at_s)}, next batch seen {_after(kill.training_s, kill.at_s)}"
+    text = f"detected {_after(kill.detected_s, kill.at_s)}, placed elsewhere {_after(kill.decided_s, kill.at_s)}, "
+    return text + f"training again {_after(kill.training_s, kill.at_s)}"
 
 
 def _after(at_s: float | None, began_s: float) -> str:

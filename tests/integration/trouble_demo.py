@@ -1,4 +1,4 @@
-"""The demo with a tiny example: ``python trouble_demo.py EXAMPLE DIRECTORY [--no-kills]``; it ends as the real one does."""
+"""The demo with a tiny example: ``python trouble_demo.py EXAMPLE DIRECTORY [--no-kills] [STORE_URL KEYS]``; it ends as the real one does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from dcnr.testing import LocalPNode
 PNODES = (LocalPNode("p1", 1.0, 512), LocalPNode("p2", 1.0, 512))
 
 if __name__ == "__main__":
-    folder, directory = Path(sys.argv[1]), Path(sys.argv[2])
-    chosen = Example("tiny", "tiny", folder, "CC0", "a teacher", 60.0, as_bytes=True)
-    options = Options(directory=directory, reference=False, kills="--no-kills" not in sys.argv)
+    folder, directory, *more = sys.argv[1:]
+    url, keys, *_ = [*(word for word in more if word != "--no-kills"), "", ""]
+    chosen = Example("tiny", "tiny", Path(folder), "CC0", "a teacher", 60.0, as_bytes=True)
+    options = Options(
+        directory=Path(directory),
+        reference=False,
+        kills="--no-kills" not in more,
+        store_url=url,
+        store_file=Path(keys) if keys else None,
+    )
     sys.exit(run_demo(options, environment=dict(os.environ), chosen=chosen, pnodes=PNODES, num_orchestrators=2))

@@ -117,7 +117,8 @@ def test_pure_cores_read_no_clock_and_no_randomness() -> None:
         *(ROOT / "orchestrator" / f"{name}.py" for name in ("silence", "batch_story", "planning", "observing", "results", "track")),
         *(ROOT / "trust" / f"{name}.py" for name in ("auditors", "caps", "decay", "draw", "equivocation", "evidence", "exposure", "findings", "folding")),
         *(ROOT / "trust" / f"{name}.py" for name in ("going_back", "ledger", "overturned", "scores", "separation", "standing", "trusted", "unnoticed")),
-        ROOT / "pnode" / "authority.py", ROOT / "pnode" / "budget.py", ROOT / "dataservice" / "manifests.py", ROOT / "dcnr" / "demo" / "story.py",
+        ROOT / "pnode" / "authority.py", ROOT / "pnode" / "budget.py", ROOT / "dataservice" / "manifests.py",
+        *(ROOT / "dcnr" / "demo" / f"{name}.py" for name in ("facts", "story", "verdict")),
     ]  # fmt: skip
     assert len(cores) >= 12
     wrong = [

@@ -1,0 +1,50 @@
+"""What a run of the demo came to: all that its verdict follows from. Told by the network's views, read from its store, or computed by code of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dcnr.audit_ledger import LedgerAudit
+from dcnr.audit_lineage import VNodeLineage
+from dcnr.demo.story import Story
+from dcnr.v1 import orchestrator_pb2
+
+WHOLE_LIMIT_S: Final = 900.0
+"""From the first step to the last check; the comparison with backprop comes after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of one run whose job has ended."""
+
+    example: str
+    """Its name: each has an aim of its own."""
+    time_limit_s: float
+    """Printed beside the time from the first to the last learned batch."""
+    story: Story
+    names: Mapping[str, str]
+    """Of all PNodes, by id."""
+    order: tuple[str, ...]
+    """The VNodes, sources first."""
+    job: orchestrator_pb2.JobView
+    """As an orchestrator shows it after its end."""
+    took_s: float
+    are_kills_wanted: bool
+    plain: Mapping[str, Any]
+    """What plain torch says of the export."""
+    lineages: tuple[VNodeLineage, ...] = ()
+    no_lineages: str = ""
+    """Why they could not be read."""
+    durable: Mapping[str, int] = field(default_factory=dict)
+    """By VNode: different batches of the job in the newest state that a manifest names."""
+    ledger: LedgerAudit | None = None
+    no_ledger: str = ""
+    """Why it could not be read."""
+    lookups: int = 0
+    """In the DHT, by the PNodes that still run; their own word."""
+    manifest: str = ""
+    export: str = ""
+    reference: str = ""
+    """What end-to-end backprop reaches on the same graph and batches; empty where it was not asked for."""

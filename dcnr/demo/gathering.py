@@ -1,0 +1,107 @@
+"""Finds the facts of a run when its job has ended: asks the network, reads its store, and has the export tried by a script that knows nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dcnr.audit_ledger import LedgerAudit, audit_ledger
+from dcnr.audit_lineage import VNodeLineage, audit_lineage
+from dcnr.cli.local_door import ask
+from dcnr.demo.examples import Example
+from dcnr.demo.facts import Facts
+from dcnr.demo.script import run_script
+from dcnr.demo.story import Story
+from dcnr.errors import DcnrError
+from dcnr.intervals import IntervalSet
+from dcnr.sdk.client import AsyncClient
+from dcnr.testing import LocalNetwork
+from dcnr.v1 import local_pb2
+
+SCRIPT_TIMEOUT_S: Final = 600.0
+
+
+async def gather(
+    example: Example, story: Story, client: AsyncClient, network: LocalNetwork, *, model: str, job_id: str, order: Sequence[str], npz: Path,
+    directory: Path, are_kills_wanted: bool, elapsed_s: Callable[[], float], say: Callable[[str], None],
+) -> Facts:  # fmt: skip
+    """Everything but the comparison. ``order``: the VNodes, sources first. Raises DcnrError where the model cannot be exported, or the export not be used."""
+    job = await client.job(job_id, model)
+    lineages, no_lineages = await _lineages(client, model)
+    ledger, no_ledger = await _ledger(client, model) if story.cheats else (None, "")
+    durable = await _durable(client, model)
+    say("exporting, and loading the export with plain torch")
+    manifest, export = await client.export(model, directory / "export")
+    plain = await _script([sys.executable, str(example.use_export), str(directory / "export"), str(npz)])
+    lookups = await asyncio.to_thread(_lookups, network)
+    return Facts(
+        example=example.name, time_limit_s=example.time_limit_s, story=story,
+        names={process.node_id: process.name for process in network.pnodes}, order=tuple(order), job=job, took_s=elapsed_s(),
+        are_kills_wanted=are_kills_wanted, plain=plain, lineages=lineages, no_lineages=no_lineages, durable=durable,
+        ledger=ledger, no_ledger=no_ledger, lookups=lookups, manifest=manifest,
+        export=f"{export.directory} (digest {export.digest[:16]}, {export.num_parameters} parameters)",
+    )  # fmt: skip
+
+
+async def reference_of(example: Example, npz: Path, say: Callable[[str], None]) -> str:
+    """What end-to-end backprop reaches on the same graph and budget: a figure beside the others, never a point that must hold."""
+    say("training the same graph end to end by backprop on the same batches, for comparison (outside every clock)")
+    try:
+        told = await _script([sys.executable, "-m", "dcnr.demo.reference", str(example.graph), str(npz)])
+    except DcnrError as error:
+        return f"not measured: {error.message}"
+    exits = " / ".join(f"{item['accuracy']:.2%} ({item['loss'] / math.log(2):.3f} bits)" for item in told["exits"])
+    return f"{exits} in {told['seconds']:.0f} s, one process"
+
+
+async def _lineages(client: AsyncClient, model: str) -> tuple[tuple[VNodeLineage, ...], str]:
+    """By the commits, or why not."""
+    try:
+        return tuple(await audit_lineage(client, model)), ""
+    except DcnrError as error:
+        return (), error.message
+
+
+async def _ledger(client: AsyncClient, model: str) -> tuple[LedgerAudit | None, str]:
+    """The chain of manifests with its receipts and evidence, or why not."""
+    try:
+        return await audit_ledger(client, model), ""
+    except DcnrError as error:
+        return None, error.message
+
+
+async def _durable(client: AsyncClient, model: str) -> dict[str, int]:
+    """By VNode: batches in the newest state that the newest manifest names. A state without its object is found by whoever walks the lineages."""
+    _, manifest = await client.manifest(model)
+    found: dict[str, int] = {}
+    for entry in manifest.entries:
+        pairs = [(int(one.first), int(one.end)) for one in entry.working[0].lineage.intervals] if entry.working else []
+        found[entry.vnode] = len(IntervalSet.of(*pairs))
+    return found
+
+
+def _lookups(network: LocalNetwork) -> int:
+    """By the daemons that still run; their own word."""
+    total = 0
+    for process in network.pnodes:
+        if process.alive:
+            try:
+                total += int(ask(process.home, "Status", local_pb2.StatusRequest()).dht_lookups)
+            except DcnrError:
+                continue
+    return total
+
+
+async def _script(command: list[str]) -> dict[str, Any]:
+    """Runs a script that prints one JSON object on its last line."""
+    done = await run_script(command, within_s=SCRIPT_TIMEOUT_S)
+    lines = done.out.strip().splitlines()
+    if done.code != 0 or not lines:
+        raise DcnrError(f"{Path(command[1]).name} failed: {done.err.strip()[-600:]}", code="script_failed")
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
