@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from benchmarks.browser import FLAGS, chromium
 from benchmarks.dashboard_network import Network, node_id
-from benchmarks.dashboard_rig import FLAGS, Gateway, chromium
+from benchmarks.dashboard_rig import Gateway
 from benchmarks.result import Options, Result, Row, Target, largest, median, median_of, rounded
 from gateway.pages import FOLDER
 

@@ -7,8 +7,9 @@ from typing import Final, Literal
 
 from playwright.sync_api import Page, sync_playwright
 
+from benchmarks.browser import FLAGS, chromium
 from benchmarks.dashboard_network import Network
-from benchmarks.dashboard_rig import FLAGS, Gateway, chromium
+from benchmarks.dashboard_rig import Gateway
 from benchmarks.machine import ROOT
 
 OUT: Final = ROOT / "docs" / "images"

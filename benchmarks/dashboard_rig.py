@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import socket
 import threading
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -25,23 +24,6 @@ from dcnr.v1 import orchestrator_pb2
 from gateway.errors import RestError
 from gateway.pages import mount_dashboard
 from gateway.shapes import shown
-
-BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-FLAGS: Final = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
-)  # fmt: skip
-"""A browser that asks nobody else, also where it runs as root."""
-
-
-def chromium() -> str:
-    """The browser's path. Raises RuntimeError with what to do where there is none."""
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        raise RuntimeError(
-            "the dashboard is looked at with a real browser: apt-get install chromium (or put any Chromium on the PATH)"
-        )
-    return found
 
 
 class Gateway:

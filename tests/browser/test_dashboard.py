@@ -14,8 +14,9 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
+from benchmarks.browser import FLAGS, chromium
 from benchmarks.dashboard_network import TOKEN, Network, node_id
-from benchmarks.dashboard_rig import FLAGS, Gateway, chromium
+from benchmarks.dashboard_rig import Gateway
 
 HERE = Path(__file__).parent
 ROUTES = ("", "nodes", "learning", "events", "help", "contributions", "gateways", "here", f"nodes/{node_id(1)}")
