@@ -17,6 +17,7 @@ import pytest
 from collector_rig import Collector
 from commands_rig import Shell
 from network_rig import BATCH_SIZE, MODEL, SAMPLES, Rig, running_network
+from readme_blocks import lines_where_audited
 
 import dcnr.sdk
 from dcnr.cli.receipt import write_receipt
@@ -42,6 +43,8 @@ SLANDERER = LocalPNode(
 )
 VNODES = ("a", "b", "c", "d", "e")
 PASSES = 2
+ITS_MODEL = "mnist-residual"
+"""Of the README's commands."""
 
 
 @pytest.fixture(scope="module")
@@ -170,11 +173,14 @@ def check_unnoticed(rig: Rig, manifest: str, num_steps: int) -> None:
         shown, exported = (json.loads(shell.run(*words))["unnoticed"] for words in (ledger, export))
         texts = [shell.run(words[0].removesuffix(" --json"), *words[1:]) for words in (ledger, export)]
         texts.append(shell.run("dcnr job watch", "--model", MODEL, *where))
+        readme = [shell.run(line.replace(ITS_MODEL, MODEL), *where) for line in lines_where_audited()]
     assert shown == exported
     assert shown["of"] == num_steps
     assert 0.0 < shown["share"] < 1.0, "whom the document trusts is drawn at a fifth of the rate, so not everything was"
     said = f"at most {shown['steps']:.1f} of {num_steps} cleared steps"
     assert [said in text for text in texts] == [True] * 3, texts[-1]
+    assert len(readme) == 2, "the README's commands for such a network work as they stand"
+    assert said in readme[0]
 
 
 @pytest.mark.long
