@@ -15,7 +15,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 FIRST = (
-    "test_trouble_store_faults", "test_trouble_interrupts", "test_trouble_store", "test_leaving", "test_proofs", "test_proofs_silence",
+    "test_trouble_store_faults", "test_trouble_interrupts", "test_trouble_store", "test_leaving", "test_proofs", "test_proofs_silence", "test_proofs_stopped",
     "test_shared_vnodes", "test_audited_network", "test_chaos", "test_trouble_orchestrators", "test_crash_points", "test_answers", "test_readme",
     "test_control_under_load", "test_commands", "test_proofs_unlike", "test_replicas", "test_auditing",
     "test_trouble_start", "test_asking", "test_worker", "test_cpu_share", "test_outside_components",
