@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Final
 
@@ -20,6 +21,8 @@ from dcnr.errors import Refused, Unavailable
 
 COMMAND_S: Final = 20.0
 """Limit of one ``ip`` or ``tc``."""
+QUEUE_MS: Final = 400.0
+"""What waits before a limited cable at most: as much as routers of homes keep."""
 MAX_MACHINES: Final = 100
 """Two digits: a name of an interface has 15 characters at most."""
 _PREFIX: Final = "dcnrc"
@@ -88,6 +91,19 @@ class Machines:
     def join(self, index: int) -> None:
         """Puts the cable back."""
         _ip("link", "set", self._cable(index), "up")
+
+    def limit(self, index: int, rate_mbit: float) -> None:
+        """From now on its cable carries so much each way; more waits in a queue of `QUEUE_MS`, and is lost above that. Raises
+        Unavailable without ``tc`` and the kernel's tbf.
+        """
+        bucket = ("root", "tbf", "rate", f"{rate_mbit:g}mbit", "burst", "32kb", "latency", f"{QUEUE_MS:g}ms")
+        _run("tc", "-n", self._machine(index), "qdisc", "replace", "dev", "eth0", *bucket)
+        _run("tc", "qdisc", "replace", "dev", self._cable(index), *bucket)
+
+    def carried(self, index: int) -> tuple[int, int]:
+        """Bytes that came from that machine, and that went to it, since it was made."""
+        counts = Path("/sys/class/net") / self._cable(index) / "statistics"
+        return int((counts / "rx_bytes").read_text()), int((counts / "tx_bytes").read_text())
 
     def __enter__(self) -> Machines:
         why = lacking("netem" if self._profile else "")

@@ -265,10 +265,10 @@ def running_network(
     batch_size: int = BATCH_SIZE, samples: int = SAMPLES, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
     audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
     locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST, forked: bool = True,
-    additions: Mapping[str, Mapping[str, str]] | None = None, orchestrator_module: str = ORCHESTRATOR,
+    additions: Mapping[str, Mapping[str, str]] | None = None, orchestrator_module: str = ORCHESTRATOR, host: str = "127.0.0.1",
 ) -> Iterator[Rig]:  # fmt: skip
     """Store, orchestrators and PNodes, all attached, with the data set staged. Not ``forked``: PNodes are executed, and execute their workers, as
-    volunteers' do, for tests that look at what a start makes of them (`nursery`).
+    volunteers' do, for tests that look at what a start makes of them (`nursery`). ``host``: where orchestrators and store are reached.
     """
     with tempfile.TemporaryDirectory(prefix="dcnr-", ignore_cleanup_errors=True) as directory:
         data = Path(directory) / "dots.npz"
@@ -287,6 +287,7 @@ def running_network(
                 terms=terms,
                 locality=locality,
                 orchestrator_module=orchestrator_module,
+                host=host,
             ) as network,
             contextlib.closing(Rig(network, data, width=width, vnodes=vnodes, batch_size=batch_size)) as rig,
         ):

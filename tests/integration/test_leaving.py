@@ -15,10 +15,12 @@ import psutil
 import pytest
 from network_rig import BATCH_SIZE, MODEL, SAMPLES, Rig, running_network
 
+import dcnr.sdk
 from dcnr.cli import dcnr as maintainer
 from dcnr.cli import errors
 from dcnr.cli.local_door import ask
 from dcnr.errors import DcnrError
+from dcnr.sdk.submission import JobOptions
 from dcnr.testing import LocalPNode, Process
 from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 from pnode.home import Home
@@ -106,16 +108,23 @@ def check_halt(rig: Rig, job_id: str) -> None:
     rig.until(lambda: all(count > later.get(name, 0) + 1 for name, count in learned().items()), "every replica learns again", 60)
 
 
-def test_no_batch_is_run_again_when_a_pnode_finishes(rig: Rig) -> None:
-    """Goal: what it learned is in its successor's first state, and its successors have every frame, so nothing is learned or computed twice."""
+def test_no_batch_is_run_again_when_a_pnode_is_told_to_end(rig: Rig) -> None:
+    """Goal: after SIGTERM what the only replica of a VNode learned is in its successor's first state, and its successors have every frame, so nothing is
+    learned or computed twice; and whoever submitted the job by that very PNode, as its owner would, has it and sees it go on.
+    """
     job_id = rig.submit("finish", passes=PASSES, checkpoint_s=CHECKPOINT_S)
     hosts = rig.learning(job_id, 20, 90)
     leaving = hosts["b"][0]
     there = sorted(vnode for vnode, (process, _) in hosts.items() if process is leaving)
     incarnation = rig.told(leaving).incarnation
     forwarded = {vnode: int(report.num_forwarded) for vnode, (_, report) in rig.hosts().items()}
-    ask(leaving.home, "Stop", local_pb2.StopRequest(hand_over=True))
-    learned = last_learned(rig, leaving)
+    own = f"{leaving.node_id}@{rig.told(leaving).control_address}"
+    options = JobOptions(idempotency_key="finish", checkpoint_s=CHECKPOINT_S, unit_batches=8, lead_batches=512)
+    with dcnr.sdk.connect([own], network=rig.network.network_file, key=rig.key) as owner:
+        assert owner.submit(rig.graph(PASSES), [rig.key], options).job_id == job_id
+        leaving.send(signal.SIGTERM)
+        learned = last_learned(rig, leaving)
+        assert owner.job(job_id, MODEL).state == model_pb2.JOB_STATE_RUNNING
     assert leaving.popen is not None
     assert leaving.popen.returncode == 0
     assert sorted(learned) == there
