@@ -1,4 +1,5 @@
-"""Three orchestrators that are killed, stopped for longer than their term and brought back, while job after job runs: no decision counts twice, no job is lost.
+"""Three orchestrators that are killed, stopped for longer than their term or cut off from the store, and brought back, while job after job runs; their clocks
+differ by minutes, and run at different rates. No decision counts twice, no job is lost.
 
 Each round is one job. Every head is read from the store itself, fifty times a second, and what each PNode obeys from its own disk: a plan that a PNode
 has persisted must be one of the plans that follow each other under the head.
@@ -11,12 +12,17 @@ import contextlib
 import random
 import signal
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
+from benchmarks.cable import Cable
 from benchmarks.jobs import SEED, Chain
 from benchmarks.network import BenchNetwork, LocalPNode, Process, running
 from benchmarks.result import Options, Result, Target, largest, median_of, rounded
+from chaos.skewed import VARIABLE
 from dataservice import keys
 from dataservice.s3 import S3Store
 from dcnr import limits
@@ -34,8 +40,20 @@ LOST_S: Final = 180.0
 """A job that has no end after this time is lost."""
 AWAY_S: Final = (0.5, 4.0, 14.0)
 """Longer than a term of the head, or shorter."""
+CLOCKS: Final = {"o1": "-60:0.95", "o2": "0:1", "o3": "60:1.05"}
+"""Seconds by which a wall clock is off, and how fast a monotonic one runs: two minutes between two, and half of what two holders' terms bear."""
 LOOK_S: Final = 0.02
 WRONG_SHOWN: Final = 5
+MILDER: Final = "This run killed and stopped only; its orchestrators had this machine's clocks."
+
+
+class Strike(StrEnum):
+    """What befalls an orchestrator."""
+
+    KILL = "kill"
+    STOP = "stop"
+    CUT = "cut"
+    """Off from the store, and from nothing else."""
 
 
 def run(options: Options) -> Result:
@@ -43,9 +61,11 @@ def run(options: Options) -> Result:
     chain = QUICK if options.quick else CHAIN
     settings = {
         **chain.settings(), "num_orchestrators": NUM_ORCHESTRATORS, "num_pnodes": NUM_PNODES, "rounds": options.rounds, "away_s": list(AWAY_S),
-        "lost_after_s": LOST_S, "seed": SEED,
+        "clocks": CLOCKS, "lost_after_s": LOST_S, "seed": SEED,
     }  # fmt: skip
-    result = Result("deciders", "Killed and stopped orchestrators: decisions that count twice, jobs that are lost", settings)
+    result = Result(
+        "deciders", "Orchestrators that are killed, stopped and cut off: decisions that count twice, jobs that are lost", settings
+    )
     asyncio.run(_measure(result, chain))
     conclude(result)
     return result
@@ -57,13 +77,16 @@ def conclude(result: Result) -> None:
     result.medians = {key: rounded(median_of(rounds, key)) for key in ("job_s", "strikes", "terms")}
     result.medians["slowest_job_s"] = rounded(largest(row["job_s"] for row in rounds))
     result.medians["kills"] = sum(row["kills"] for row in rounds)
-    result.medians["stops"] = sum(row["strikes"] - row["kills"] for row in rounds)
+    result.medians["cuts"] = sum(row.get("cuts", 0) for row in rounds)
+    result.medians["stops"] = sum(row["strikes"] for row in rounds) - result.medians["kills"] - result.medians["cuts"]
     result.medians["heads_seen"] = sum(row["heads_seen"] for row in rounds)
     result.targets = [
         Target("decisions that count twice", float(sum(len(row["wrong"]) for row in rounds)), 0.0, "decisions", at_least=False),
         Target("jobs that were lost", float(sum(row["outcome"] != "completed" for row in rounds)), 0.0, "jobs", at_least=False),
         Target("rounds", float(len(rounds)), float(result.settings["rounds"]), "jobs", at_least=True),
     ]
+    if "clocks" not in result.settings:
+        result.notes = [MILDER]
 
 
 @dataclass(slots=True)
@@ -142,7 +165,12 @@ class Witness:
 async def _measure(result: Result, chain: Chain) -> None:
     rng = random.Random(SEED)
     pnodes = [LocalPNode(f"p{number + 1}", cores=1.0) for number in range(NUM_PNODES)]
-    async with running(pnodes, num_orchestrators=NUM_ORCHESTRATORS) as bench:
+    additions = {name: {VARIABLE: wrong} for name, wrong in CLOCKS.items()}
+    async with (
+        contextlib.AsyncExitStack() as stack,
+        running(pnodes, num_orchestrators=NUM_ORCHESTRATORS, additions=additions, orchestrator_module="chaos.skewed") as bench,
+    ):
+        cables = await _wired(bench, stack)
         await bench.stage(chain)
         assert bench.network.policy is not None
         store = S3Store(bench.network.store.file.address())
@@ -150,52 +178,76 @@ async def _measure(result: Result, chain: Chain) -> None:
         watching = asyncio.ensure_future(witness.watch())
         try:
             for number in range(result.settings["rounds"]):
-                result.rounds.append(await _round(bench, chain, witness, rng, number))
+                result.rounds.append(await _round(bench, cables, chain, witness, rng, number))
         finally:
             watching.cancel()
             await asyncio.wait({watching})
             store.close()
 
 
-async def _round(bench: BenchNetwork, chain: Chain, witness: Witness, rng: random.Random, number: int) -> dict[str, object]:
+async def _wired(bench: BenchNetwork, stack: contextlib.AsyncExitStack) -> dict[str, Cable]:
+    """Every orchestrator, started anew, reaches the store over a cable of its own, by name."""
+    endpoint = bench.network.store.file.endpoint
+    host, _, port = endpoint.rpartition("://")[2].rpartition(":")
+    cables: dict[str, Cable] = {}
+    for process in bench.network.orchestrators:
+        cable = cables[process.name] = await stack.enter_async_context(Cable(host, int(port)))
+        await bench.kill(process)
+        process.command = [f"http://127.0.0.1:{cable.port}" if word == endpoint else word for word in process.command]
+        bench.network.restart(process)
+    await bench.attached([process.node_id for process in bench.network.pnodes])
+    return cables
+
+
+async def _round(
+    bench: BenchNetwork, cables: Mapping[str, Cable], chain: Chain, witness: Witness, rng: random.Random, number: int
+) -> dict[str, object]:
     heads, terms, wrong = witness.num_heads, witness.head.epoch, len(witness.wrong)
     began = time.monotonic()
     job_id = await _submitted(bench, chain, f"round-{number}")
     strikes = [
-        (rng.uniform(0.0, 8.0), rng.random() < 0.6, rng.random() < 0.7, rng.choice(AWAY_S)) for _ in range(rng.randint(1, 3))
+        (rng.uniform(0.0, 8.0), rng.choice(list(Strike)), rng.random() < 0.7, rng.choice(AWAY_S)) for _ in range(rng.randint(1, 3))
     ]
     async with asyncio.TaskGroup() as group:
-        for delay_s, kills, wants_holder, away_s in strikes:
-            group.create_task(_strike(bench, witness, rng, delay_s, away_s, kills=kills, wants_holder=wants_holder))
+        for delay_s, strike, wants_holder, away_s in strikes:
+            group.create_task(_strike(bench, cables, witness, rng, delay_s, away_s, strike, wants_holder=wants_holder))
         end = await _ended(witness, job_id)
         job_s = time.monotonic() - began
     await _all_alive(bench)
     outcome = model_pb2.JobState.Name(end.state).removeprefix("JOB_STATE_").lower() if end is not None else "lost"
+    count = Counter(strike for _, strike, _, _ in strikes)
     return {
-        "round": number, "job_s": round(job_s, 2), "outcome": outcome, "strikes": len(strikes), "kills": sum(kills for _, kills, _, _ in strikes),
-        "terms": int(witness.head.epoch - terms), "heads_seen": witness.num_heads - heads, "wrong": witness.wrong[wrong:][:WRONG_SHOWN],
+        "round": number, "job_s": round(job_s, 2), "outcome": outcome, "strikes": len(strikes), "kills": count[Strike.KILL],
+        "cuts": count[Strike.CUT], "terms": int(witness.head.epoch - terms), "heads_seen": witness.num_heads - heads,
+        "wrong": witness.wrong[wrong:][:WRONG_SHOWN],
     }  # fmt: skip
 
 
 async def _strike(
-    bench: BenchNetwork, witness: Witness, rng: random.Random, delay_s: float, away_s: float, *, kills: bool, wants_holder: bool
-) -> None:
-    """Kills or stops one orchestrator, the holder more often than not, and brings it back."""
+    bench: BenchNetwork, cables: Mapping[str, Cable], witness: Witness, rng: random.Random, delay_s: float, away_s: float, strike: Strike, *,
+    wants_holder: bool,
+) -> None:  # fmt: skip
+    """Kills, stops or cuts off one orchestrator, the holder more often than not, and brings it back."""
     await asyncio.sleep(delay_s)
     living = [process for process in bench.network.orchestrators if process.alive]
     holder = bench.network.process_of(witness.head.holder)
     process = holder if wants_holder and holder in living else rng.choice(living or bench.network.orchestrators)
     if process is None or not process.alive:
         return
-    if kills:
-        await bench.kill(process)
-    else:
-        process.send(signal.SIGSTOP)
-    await asyncio.sleep(away_s)
-    if not kills:
-        process.send(signal.SIGCONT)
-    elif not process.alive:
-        bench.network.restart(process)
+    match strike:
+        case Strike.KILL:
+            await bench.kill(process)
+            await asyncio.sleep(away_s)
+            if not process.alive:
+                bench.network.restart(process)
+        case Strike.STOP:
+            process.send(signal.SIGSTOP)
+            await asyncio.sleep(away_s)
+            process.send(signal.SIGCONT)
+        case Strike.CUT:
+            cables[process.name].cut()
+            await asyncio.sleep(away_s)
+            cables[process.name].mend()
 
 
 async def _submitted(bench: BenchNetwork, chain: Chain, key: str) -> str:

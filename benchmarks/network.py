@@ -11,7 +11,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from dcnr.errors import DcnrError, Unavailable
 from dcnr.sdk.client import AsyncClient, connect_async
 from dcnr.sdk.staging import Source
 from dcnr.sdk.submission import JobOptions
-from dcnr.testing import LocalNetwork, LocalPNode, Process
+from dcnr.testing import ORCHESTRATOR, LocalNetwork, LocalPNode, Process
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from trust.identity import NodeKey
 
@@ -39,11 +39,17 @@ __all__ = ["BenchNetwork", "LocalPNode", "Process", "Run", "family", "running"]
 
 @asynccontextmanager
 async def running(
-    pnodes: Sequence[LocalPNode], *, num_orchestrators: int = 3, host: str = "127.0.0.1"
-) -> AsyncIterator[BenchNetwork]:
-    """A network whose PNodes are all attached; every process is gone afterwards. ``host``: where orchestrators and store are reached."""
+    pnodes: Sequence[LocalPNode], *, num_orchestrators: int = 3, host: str = "127.0.0.1",
+    additions: Mapping[str, Mapping[str, str]] | None = None, orchestrator_module: str = ORCHESTRATOR,
+) -> AsyncIterator[BenchNetwork]:  # fmt: skip
+    """A network whose PNodes are all attached; every process is gone afterwards. ``host``: where orchestrators and store are reached; ``additions``: by name
+    of a process, what its environment has besides.
+    """
     directory = Path(tempfile.mkdtemp(prefix="bench-"))
-    network = LocalNetwork(directory, num_orchestrators=num_orchestrators, pnodes=pnodes, name="bench", host=host)
+    network = LocalNetwork(
+        directory, num_orchestrators=num_orchestrators, pnodes=pnodes, name="bench", host=host, additions=additions,
+        orchestrator_module=orchestrator_module,
+    )  # fmt: skip
     try:
         await asyncio.to_thread(network.start)
         key = NodeKey.load(network.maintainer_key)

@@ -21,7 +21,10 @@ class Kill:
     epoch: int = 0
     plan_number: int = 0
     learned_before: int = 0
-    detected_s: float | None = None
+    suspected_s: float | None = None
+    """Gets nothing new from here on; what it has stays."""
+    gone_s: float | None = None
+    """Taken for gone: what it had is placed elsewhere."""
     decided_s: float | None = None
     training_s: float | None = None
 
@@ -113,12 +116,16 @@ class Story:
 
     def _after_pnode(self, now_s: float, kill: Kill, view: orchestrator_pb2.WatchJobResponse) -> None:
         node = next((item for item in view.nodes if item.node_id == kill.node_id), None)
-        gone = node is None or node.state in (orchestrator_pb2.NODE_STATE_OFFLINE, orchestrator_pb2.NODE_STATE_SUSPECT)
+        gone = node is None or node.state == orchestrator_pb2.NODE_STATE_OFFLINE
         moved = [
             item for item in view.job.vnodes if item.vnode in kill.vnodes and item.assignment.pnode_id not in ("", kill.node_id)
         ]
-        if kill.detected_s is None and (gone or len(moved) == len(kill.vnodes)):
-            kill.detected_s = now_s
+        if kill.gone_s is None and (gone or len(moved) == len(kill.vnodes)):
+            kill.gone_s = now_s
+        if kill.suspected_s is None and (
+            kill.gone_s is not None or (node is not None and node.state == orchestrator_pb2.NODE_STATE_SUSPECT)
+        ):
+            kill.suspected_s = now_s
         if kill.decided_s is None and len(moved) == len(kill.vnodes):
             kill.decided_s = now_s
         if kill.decided_s is not None and kill.training_s is None and all(self._learns(item) for item in moved):
@@ -126,7 +133,7 @@ class Story:
 
     def _after_orchestrator(self, now_s: float, kill: Kill, view: orchestrator_pb2.WatchJobResponse) -> None:
         if view.job.epoch > kill.epoch and view.job.holder != kill.node_id:
-            kill.detected_s = kill.decided_s = now_s if kill.decided_s is None else kill.decided_s
+            kill.suspected_s = kill.gone_s = kill.decided_s = now_s if kill.decided_s is None else kill.decided_s
         if kill.training_s is None and sum(self.learned.values()) > kill.learned_before:
             kill.training_s = now_s
 

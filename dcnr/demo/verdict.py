@@ -229,8 +229,8 @@ def _one(result: model_pb2.ExitResult) -> str:
 def _after_kill(kill: Kill) -> str:
     if kill.kind != "PNode":
         return f"another decides {_after(kill.decided_s, kill.at_s)}, next batch seen {_after(kill.training_s, kill.at_s)}"
-    text = f"detected {_after(kill.detected_s, kill.at_s)}, placed elsewhere {_after(kill.decided_s, kill.at_s)}, "
-    return text + f"training again {_after(kill.training_s, kill.at_s)}"
+    text = f"suspected {_after(kill.suspected_s, kill.at_s)}, taken for gone {_after(kill.gone_s, kill.at_s)}, "
+    return text + f"placed elsewhere {_after(kill.decided_s, kill.at_s)}, training again {_after(kill.training_s, kill.at_s)}"
 
 
 def _after(at_s: float | None, began_s: float) -> str:

@@ -155,6 +155,13 @@ def test_scale_measures_plans_beats_and_entries(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_deciders_are_struck_and_every_job_ends(tmp_path: Path) -> None:
+    (row,) = run_short("deciders", tmp_path)["rounds"]
+    assert (row["outcome"], row["wrong"]) == ("completed", [])
+    assert row["strikes"] > 0
+
+
+@pytest.mark.long
 def test_suspicion_judges_days_of_beats(tmp_path: Path) -> None:
     (row,) = run_short("suspicion", tmp_path)["rounds"]
     assert row["node_days"] == 0.04

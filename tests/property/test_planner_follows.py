@@ -214,3 +214,25 @@ def test_pausing_is_a_plan_of_its_own_that_moves_nothing() -> None:
     planner.named("p2")
     assert planner.make(replace(request(stages, nodes, halted.plan, "p2"), halted=True)).stays
     assert not planner.make(request(stages, nodes, halted.plan, "p2")).stays
+
+
+@settings(max_examples=40)
+@given(STAGES, st.lists(st.tuples(st.floats(1, 100), st.integers(100, 2500)), min_size=2, max_size=8), st.data())
+def test_a_suspect_keeps_everything_and_gets_nothing(
+    stages: tuple[StageCost, ...], machines: list[tuple[float, int]], data: st.DataObject
+) -> None:
+    """Goal: to be suspected has no consequence for what a node hosts; it is being gone that moves it."""
+    nodes = [node(index, gflops, memory) for index, (gflops, memory) in enumerate(machines)]
+    plan = make_plan(request(stages, nodes, None, ""), POLICY)
+    index = data.draw(st.integers(0, len(nodes) - 1))
+    nodes[index] = replace(nodes[index], state=SUSPECT, reason="two beats are missing")
+
+    def there(of: model_pb2.Plan) -> set[tuple[str, int]]:
+        return {(item.replica, item.role) for item in of.assignments if item.pnode_id == nodes[index].node_id}
+
+    assert there(make_plan(request(stages, nodes, plan, "p"), POLICY)) == there(plan)
+    lost = list(nodes)
+    lost[index - 1] = replace(nodes[index - 1], state=OFFLINE, reason="silent")
+    assert there(make_plan(request(stages, lost, plan, "p"), POLICY)) <= there(plan), "what another one loses goes elsewhere"
+    nodes[index] = replace(nodes[index], state=OFFLINE, reason="silent")
+    assert there(make_plan(request(stages, nodes, plan, "p"), POLICY)) == set()

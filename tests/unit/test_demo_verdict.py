@@ -69,7 +69,7 @@ def ledger(
 
 
 def kill(kind: str, name: str, *vnodes: str, training_s: float | None = 14.0) -> Kill:
-    return Kill(kind, name, name, 10.0, vnodes, detected_s=11.0, decided_s=12.0, training_s=training_s)
+    return Kill(kind, name, name, 10.0, vnodes, suspected_s=11.0, gone_s=11.0, decided_s=12.0, training_s=training_s)
 
 
 def story(*kills: Kill, accused: tuple[str, ...] = (CHEAT,)) -> Story:
