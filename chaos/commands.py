@@ -27,12 +27,21 @@ from dcnr.sdk.client import connect_async
 from dcnr.testing import clean_environment, free_ports
 from dcnr.v1 import data_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
+from orchestrator.service import DRAW_FILE
 from trust.identity import NodeKey
 
 COMMAND_S: Final = 120.0
 COMPLETE_S: Final = 180.0
 POLL_S: Final = 0.1
 PASSED_BYTES: Final = 100_000
+MODULE: Final = """import torch
+from torch import nn
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+"""
 Row = dict[str, Any]
 
 
@@ -54,6 +63,10 @@ class Drives:
                     return self._store(directory, setting)
                 case Where.DEMO:
                     return self._demo(directory, setting, round_)
+                case Where.IMPORT:
+                    return self._import(directory, setting)
+                case Where.API_KEY:
+                    return self._api_key(directory, setting, round_)
                 case Where.STAGE:
                     return self._stage(directory, setting)
                 case Where.SUBMIT:
@@ -76,7 +89,7 @@ class Drives:
         return died_s
 
     def _store(self, directory: Path, setting: Mapping[str, str]) -> Row:
-        """An orchestrator whose store is its own: its credentials are made once, and the second start serves."""
+        """An orchestrator whose store is its own: its credentials and what it draws with are made once, and the second start serves."""
         node_id = _output("dcnr.cli.orchestrator", "key", "--home", str(directory / "o")).strip()
         port, store_port = free_ports(2)
         _output(
@@ -92,6 +105,8 @@ class Drives:
             row = _killed(first)
         kept = (directory / "o" / "store" / "store.json").exists()
         keys = _credentials(directory) if kept else ()
+        secret = directory / "o" / DRAW_FILE
+        drawn = secret.read_bytes() if secret.exists() else b""
         began = time.monotonic()
         with _started(*start, setting=setting) as second:
             while not _healthy(directory / "o"):
@@ -100,6 +115,8 @@ class Drives:
                 time.sleep(POLL_S)
             if keys and keys != _credentials(directory):
                 raise Unavailable("the store's credentials changed", code="credentials_lost")
+            if drawn and drawn != secret.read_bytes():
+                raise Unavailable("what audits are drawn with changed", code="secret_lost")
         return row | {"complete_s": round(time.monotonic() - began, 2)}
 
     def _demo(self, directory: Path, setting: Mapping[str, str], round_: Round) -> Row:
@@ -114,6 +131,47 @@ class Drives:
         if [path.name for path in where.iterdir()] != [MARK]:
             raise Unavailable("the directory of the demo is not as it says", code="demo_directory")
         _dies(*arguments, setting=crashpoints.setting("demo.marked", directory / "again"))
+        return row
+
+    def _import(self, directory: Path, setting: Mapping[str, str]) -> Row:
+        """Weights are whole or absent, whatever else lies there; the command run again gives what one that nobody disturbed gives."""
+        (directory / "net.py").write_text(MODULE)
+        names = ("model.toml", "first.safetensors")
+
+        def arguments(where: Path) -> tuple[str, ...]:
+            where.mkdir(exist_ok=True)
+            out, weights = (str(where / name) for name in names)
+            return (
+                "dcnr.cli.dcnr",
+                "model",
+                "import",
+                f"{directory / 'net.py'}:build",
+                "--input",
+                "4",
+                "--out",
+                out,
+                "--weights",
+                weights,
+            )
+
+        row = _dies(*arguments(directory / "a"), setting=setting)
+        if [(directory / "a" / name).exists() for name in names] != [True, False]:
+            raise Unavailable("half a file of weights has the name of a whole one", code="half_weights")
+        for name in ("a", "b"):
+            _output(*arguments(directory / name))
+        files = [[digest_of((directory / one / name).read_bytes()) for name in names] for one in ("a", "b")]
+        if files[0] != files[1]:
+            raise Unavailable("what was imported differs from what nobody disturbed", code="import_differs")
+        return row
+
+    def _api_key(self, directory: Path, setting: Mapping[str, str], round_: Round) -> Row:
+        """A key is in the file or is not; the file serves the next command."""
+        home = ("--home", str(directory / "g"), "--json")
+        row = _dies("dcnr.cli.dcnr", "gateway", "key", "add", "first", *home, setting=setting)
+        _output("dcnr.cli.dcnr", "gateway", "key", "add", "second", *home)
+        known = [key["name"] for key in json.loads(_output("dcnr.cli.dcnr", "gateway", "key", "list", *home))]
+        if known != (["first", "second"] if round_.point == "apikey.committed" else ["second"]):
+            raise Unavailable(f"the keys are {known}", code="keys_lost")
         return row
 
     # -- with one --------------------------------------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ class EmbeddedStore:
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=self.directory, env=environment,
                 start_new_session=True, pass_fds=(lock,),
             )  # fmt: skip
-        (self.directory / "store.pid").write_text(f"{self._process.pid}\n")
+        _write_private(self.directory / "store.pid", f"{self._process.pid}\n")
         reached("store.noted")
         try:
             self._wait_healthy(deadline)
@@ -261,7 +261,7 @@ class EmbeddedStore:
         finally:
             for one in held:
                 one.close()
-        (self.directory / "ports.json").write_text(json.dumps(ports))
+        _write_private(self.directory / "ports.json", json.dumps(ports))
         return ports
 
     def _outer_port(self) -> int:
@@ -307,7 +307,7 @@ class EmbeddedStore:
             if old.is_absolute() and old.name.startswith("dcnr-store-"):
                 shutil.rmtree(old)
         scratch = Path(tempfile.mkdtemp(prefix="dcnr-store-"))
-        note.write_text(str(scratch))
+        _write_private(note, str(scratch))
         return scratch
 
     def _order(self, byte: bytes) -> None:

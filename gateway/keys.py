@@ -22,6 +22,7 @@ from typing import Final
 import structlog
 from blake3 import blake3
 
+from dcnr.crashpoints import reached
 from dcnr.errors import InvalidInput, NotFound, Unavailable
 from dcnr.ids import check_node_id
 from dcnr.ports import Clock
@@ -107,7 +108,7 @@ class KeyFile:
         key_id = rng(4).hex()
         text, salt = _text(key_id, rng), rng(_SALT_BYTES)
         key = Key(key_id, name, scope, salt, hash_of(text, salt), now_wall, expires, 0.0, signed, owner)
-        with self._open() as database:
+        with self._change() as database:
             if database.execute("SELECT count(*) FROM keys").fetchone()[0] >= MAX_KEYS:
                 raise InvalidInput(f"{MAX_KEYS} keys are kept already", code="too_many_keys")
             database.execute(
@@ -119,7 +120,7 @@ class KeyFile:
     def rotate(self, key_id: str, rng: RandomBytes) -> str:
         """The new text of a key in force; the old one is refused from now on. Raises NotFound."""
         text, salt = _text(key_id, rng), rng(_SALT_BYTES)
-        with self._open() as database:
+        with self._change() as database:
             changed = database.execute(
                 "UPDATE keys SET salt = ?, hash = ? WHERE id = ? AND revoked = 0", (salt, hash_of(text, salt), key_id)
             )
@@ -128,7 +129,7 @@ class KeyFile:
 
     def revoke(self, key_id: str, now_wall: float) -> None:
         """The key is refused from now on; its uses stay. Raises NotFound."""
-        with self._open() as database:
+        with self._change() as database:
             _require(database.execute("UPDATE keys SET revoked = ? WHERE id = ? AND revoked = 0", (now_wall, key_id)), key_id)
 
     def keys(self) -> dict[str, Key]:
@@ -139,7 +140,7 @@ class KeyFile:
 
     def note(self, uses: list[Use]) -> None:
         """Appends to the log; the oldest rows go when there are too many."""
-        with self._open() as database:
+        with self._change() as database:
             database.executemany(
                 "INSERT INTO uses (time, key, method, route, status, subnet) VALUES (?,?,?,?,?,?)",
                 [(use.time, use.key, use.method, use.route, use.status, use.subnet) for use in uses],
@@ -154,6 +155,13 @@ class KeyFile:
                 (key_id, limit),
             ).fetchall()
         return [Use(*row) for row in rows]
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        with self._open() as database:
+            yield database
+            reached("apikey.written")
+        reached("apikey.committed")
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

@@ -13,6 +13,7 @@ from typing import Final
 
 from dataservice import keys
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused
 from dcnr.ids import digest_of
 from dcnr.ports import ObjectStore
@@ -94,6 +95,7 @@ class AuditMemory:
         try:
             data = sealed(identity_pb2.DOMAIN_DESK_MEMORY, memory, self._key).data
             await self._store.put(keys.desk_memory(self._model, self._job_id, self._key.node_id), data)
+            reached("memory.stored")
         except DcnrError:
             self._is_new = True
             raise

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from dataservice import keys
+from dcnr.crashpoints import reached
 from dcnr.errors import DcnrError, NotFound
 from dcnr.ids import Digest
 from dcnr.ports import ObjectStore
@@ -74,7 +75,9 @@ class EvidenceKeeper:
 
         async def delete(key: str) -> None:
             async with gate:
+                reached("evidence.doomed")
                 await self._store.delete(key)
+                reached("evidence.deleted")
 
         async with asyncio.TaskGroup() as group:
             for key in doomed[:MAX_DELETED]:

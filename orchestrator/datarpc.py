@@ -217,6 +217,7 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
                 self._check_write(caller, item)
                 if item.object.kind == data_pb2.OBJECT_KIND_DATASET_MANIFEST:
                     await self._shared.store.put(keys.dataset_index(item.object.owner), b"")
+                    reached("dataset.indexed")
                 if await self._exists(key, int(item.size_bytes)):
                     return data_pb2.Grant(exists=True)
                 if self._presigner is None or self._proxy_uploads:

@@ -360,6 +360,7 @@ class Decider:
             )[node_id]  # fmt: skip
             data = sealed(identity_pb2.DOMAIN_DESIRED_STATE, desired, self._key).data
             await put_once(self._store, keys.desired(view.model, digest, node_id), data)
+            reached("stray.stored")
             self._emptied.add((digest, node_id))
 
     def _strays(self, view: ModelView) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Final
 
 from dataservice import keys
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, Refused, Unavailable
 from dcnr.ids import Digest, check_digest, digest_of
 from dcnr.ports import ObjectStore
@@ -90,6 +91,7 @@ class OwnEyes:
         """Brings a fault record into the store. Raises Unavailable."""
         digest = digest_of(data)
         await put_once(self._store, keys.evidence(model, vnode, digest), data)
+        reached("fault.stored")
         return digest
 
     async def close(self) -> None:
@@ -149,7 +151,9 @@ def _lay(data: bytes, digest: str, path: Path) -> bool:
     draft = path.with_suffix(".part")
     try:
         draft.write_bytes(data)
+        reached("laid.drafted")
         draft.replace(path)
+        reached("laid.renamed")
     except OSError as error:
         raise Unavailable(f"{path.parent} takes nothing: {error.strerror}", code="disk_full") from error
     return True

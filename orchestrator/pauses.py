@@ -10,6 +10,7 @@ from typing import Final
 
 from dataservice import keys
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, Stale
 from dcnr.ids import check_name
 from dcnr.ports import ObjectStore
@@ -56,6 +57,7 @@ async def record_pause(
         raise _not_next(pause, number)
     data = envelope.SerializeToString(deterministic=True)
     found = await put_once(store, keys.job_pause(model, job_id, number), data)
+    reached("pause.stored")
     if found == data:
         return pause, True
     other = policy.read_pause(parse_envelope(found))

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final
 import grpc
 
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import NotFound, Refused, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import Digest, check_digest
 from dcnr.rpc.errors import error_from_rpc
@@ -92,6 +93,7 @@ async def receive(
         try:
             with destination.open("wb") as file:
                 await _write(call, file, size_bytes)
+            reached("donation.received")
         finally:
             call.cancel()
     except grpc.aio.AioRpcError as error:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from dcnr.crashpoints import reached
 from dcnr.errors import InvalidInput
 from dcnr.ids import check_digest
 from dcnr.v1 import model_pb2
@@ -36,7 +37,9 @@ class Interval:
         """A file whole or not at all, as far as a process's death goes."""
         draft = self.path / f".{name}"
         draft.write_bytes(data)
+        reached("evidence.drafted")
         draft.replace(self.path / name)
+        reached("evidence.renamed")
 
     def take(self, name: str, source: Path) -> None:
         """A state that lies elsewhere: it stays here when it goes there."""
@@ -46,6 +49,7 @@ class Interval:
             os.link(source, target)
         except OSError:
             shutil.copyfile(source, target)
+        reached("evidence.taken")
 
     def close(self, digest: str) -> None:
         """It is whole, and of that name."""
@@ -99,6 +103,7 @@ class EvidenceFolder:
         for piece in (memoryview(header_bytes(part, len(data))), data):
             while len(piece):
                 piece = piece[self._parts.write(piece) :]
+        reached("evidence.added")
         self._sizes[self._newest] = self._parts.tell()
         return self._sizes[self._newest]
 
@@ -205,6 +210,7 @@ def _remove(path: Path) -> None:
     """The name goes first: what is left of a removal that was cut short is no whole interval."""
     with contextlib.suppress(OSError):
         (path / _NAME).unlink(missing_ok=True)
+    reached("evidence.unnamed")
     shutil.rmtree(path, ignore_errors=True)
 
 

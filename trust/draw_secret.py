@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, Refused
 from trust.draw import MIN_SECRET_BYTES, Secret
 
@@ -52,7 +53,9 @@ def _create(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        reached("secret.drafted")
         os.link(draft, path)
+        reached("secret.linked")
     except FileExistsError:
         return  # another process was faster: its secret is the secret
     finally:

@@ -25,6 +25,7 @@ from typing import BinaryIO, Final
 from google.protobuf.message import DecodeError
 
 from dcnr import limits
+from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, InvariantBroken, NotFound, Refused
 from dcnr.v1 import model_pb2
 
@@ -101,7 +102,9 @@ class BundleWriter:
     def close(self) -> Written:
         """The bundle lies there, whole. It is made to be sent off: after a crash of the machine it is made again, so nobody waits for the disk."""
         self._file.close()
+        reached("bundle.written")
         self._unfinished.replace(self._path)
+        reached("bundle.renamed")
         return Written(self._path, self._hash.hexdigest(), self._size_bytes)
 
     def _begin(self, part: model_pb2.EvidencePart, size_bytes: int) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from dcnr.cli import output
 from dcnr.cli.completion import among
+from dcnr.cli.files import write_whole
 from dcnr.cli.homes import JsonOption, home_of, settings_of
 from dcnr.errors import NotRunning, Refused, TimedOut, Unavailable
 from dcnr.settings import ClientSettings
@@ -189,7 +190,8 @@ def status(directory: DirectoryOption = _DEFAULT, as_json: JsonOption = False) -
 def _write(where: Path, running: dict[str, Any]) -> None:
     import json
 
-    (where / RUN_FILE).write_text(json.dumps(running, indent=2) + "\n")
+    text = json.dumps(running, indent=2) + "\n"
+    write_whole(where / RUN_FILE, text.encode(), remedy="choose another --directory")
 
 
 def _read(where: Path) -> dict[str, Any] | None:

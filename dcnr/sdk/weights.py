@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataservice.staging import read_safetensors
+from dcnr.crashpoints import reached
 from dcnr.errors import InvalidInput, Refused
 from dcnr.graph_text import graph_to_toml
 
@@ -26,17 +29,25 @@ def write_imported(imported: Imported, graph: Path, weights: Path | None) -> Non
     from safetensors.numpy import save
 
     remarks = [f"Imported from a torch.nn module: {imported.graph.name}.", *imported.notes]
+    _write(graph, graph_to_toml(imported.graph, remarks=tuple(remarks)).encode())
+    if weights is not None:
+        named = {
+            f"{vnode}/{name}": np.ascontiguousarray(array) for vnode, own in imported.weights.items() for name, array in own.items()
+        }
+        _write(weights, save(named))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole, or as it was before."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        graph.write_text(graph_to_toml(imported.graph, remarks=tuple(remarks)), encoding="utf-8")
-        if weights is not None:
-            named = {
-                f"{vnode}/{name}": np.ascontiguousarray(array)
-                for vnode, own in imported.weights.items()
-                for name, array in own.items()
-            }
-            weights.write_bytes(save(named))
+        draft.write_bytes(data)
+        reached("import.drafted")
+        draft.replace(path)
     except OSError as error:
-        raise Refused(f"{error.filename or graph} cannot be written: {error.strerror}", code="disk_trouble") from error
+        with contextlib.suppress(OSError):  # where no directory is there is no draft
+            draft.unlink()
+        raise Refused(f"{path} cannot be written: {error.strerror}", code="disk_trouble") from error
 
 
 def read_weights(path: Path) -> dict[str, dict[str, Array]]:

@@ -78,7 +78,7 @@ def test_orchestrator_worker_and_daemon_die_in_the_middle_of_a_write(directory: 
         assert [lineage.exact for lineage in lineages] == [True] * WORK.num_vnodes
 
 
-@pytest.mark.parametrize("point", ["key.drafted", "key.linked", "demo.emptied", "store.kept"])
+@pytest.mark.parametrize("point", ["key.drafted", "key.linked", "demo.emptied", "store.kept", "apikey.written", "apikey.committed"])
 def test_a_command_dies_and_does_its_work_when_it_is_run_again(point: str) -> None:
     with Networks() as networks:
         assert networks.play(round_of(point))["reached_s"] >= 0
