@@ -27,6 +27,11 @@ class Cable:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a connection goes over it now."""
+        return bool(self._joined)
+
     def cut(self) -> None:
         """Nothing arrives any more, in either direction."""
         self._whole.clear()

@@ -196,6 +196,11 @@ async def _wired(bench: BenchNetwork, stack: contextlib.AsyncExitStack) -> dict[
         process.command = [f"http://127.0.0.1:{cable.port}" if word == endpoint else word for word in process.command]
         bench.network.restart(process)
     await bench.attached([process.node_id for process in bench.network.pnodes])
+    for name, cable in cables.items():
+        if not cable.in_use:
+            raise Unavailable(
+                f"{name} reaches the store on another way than over its cable: cutting that would do nothing", code="no_cable"
+            )
     return cables
 
 

@@ -101,16 +101,19 @@ def test_beats_arrive_and_wishes_are_obeyed_over_a_line_that_bulk_fills(machines
     except Unavailable as error:
         pytest.skip(f"a line with a bounded rate needs the kernel's token bucket: {error.message}")
     states: set[int] = set()
+    last: list[float] = []
     began_s, before = time.monotonic(), machines.carried(index)
 
     def filled() -> bool:
         states.update(item.state for item in rig.ask(lambda client: client.nodes()) if item.node_id == busy.node_id)
         over_s = time.monotonic() - began_s
         shares = [(now - then) * 8 / (RATE_MBIT * 1e6 * over_s) for now, then in zip(machines.carried(index), before, strict=True)]
+        last[:] = shares
         return over_s > FILLED_S and min(shares) >= FILLED
 
     with streams(machines, index):
         rig.until(filled, f"bulk takes {FILLED:.0%} of the line in both directions", 60)
+        assert max(last) < 1.1, "the line has a bound"
         assert states == {orchestrator_pb2.NODE_STATE_ACTIVE}, "no two beats were missing"
         rig.ask(lambda client: client.cancel(job_id, [rig.key], model=MODEL))
         rig.until(lambda: not rig.told(busy).replicas, "what the plan says now is done at the end of that line", 30)
