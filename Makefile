@@ -22,10 +22,7 @@ help:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "DCNR needs Python 3.11 or later; set PYTHON=python3.11")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (once; torch is the largest part)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+	@$(PYTHON) install.py $(VENV)
 
 demo: $(VENV)/.installed
 	@$(BIN)/dcnr demo --model $(MODEL) $(DEMO_FLAGS)
