@@ -40,7 +40,7 @@ OF_ITS_OWN = {
 """What a volunteer has by having a machine of their own."""
 NOT_RUN = {
     "make demo": "minutes of a whole network, with data that it downloads, and these tests themselves",
-    "python3 -m venv .venv": "downloads torch; test_wheel.py installs what is ours into an empty environment",
+    "python3 -m venv run/venv": "downloads torch; test_wheel.py installs what is ours into an empty environment",
 }
 """By how they begin: why."""
 UP = re.compile(r"^(?:orchestrator|PNode) [0-9a-f]{40}|^ *gateway http://", re.MULTILINE)
