@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,20 +72,29 @@ class Shelf:
 
     def load(self) -> list[str]:
         """Takes up what an earlier life left behind; remarks on what was unusable (and is removed). Reads every state: for a thread."""
-        remarks: list[str] = []
+        intact: list[Held] = []
+        without_state: list[Held] = []
+        damaged: list[Path] = []
         for note in sorted(self._directory.glob(f"*{_SUFFIX}")):
             try:
                 ready = read_message(note, local_pb2.SnapshotReady)
-                usable = ready is not None and _intact(ready)
             except DcnrError:
-                ready, usable = None, False
-            if ready is not None and usable:
-                self._held.append(Held(ready, note))
+                ready = None
+            if ready is None:
+                damaged.append(note)
             else:
-                remarks.append(f"snapshot {note.stem[:12]} is damaged and was removed")
-                note.unlink(missing_ok=True)
-        self._held.sort(key=lambda held: held.order)
-        return remarks
+                (intact if _intact(ready) else without_state).append(Held(ready, note))
+        newest = _newest(intact)
+        for held in without_state:
+            later = newest.get(held.ready.replica)
+            if later is not None and later.order > held.order and not Path(held.ready.path).exists():
+                intact.append(held)  # only its commits still go up (`thin`)
+            else:
+                damaged.append(held.note)
+        for note in damaged:
+            note.unlink(missing_ok=True)
+        self._held += sorted(intact, key=lambda held: held.order)
+        return [f"snapshot {note.stem[:12]} is damaged and was removed" for note in damaged]
 
     def sweep(self, work: Path) -> None:
         """Removes from ``work`` what a dead worker left behind: spools, drafts, states that nobody was told of. For a thread, before the
@@ -113,15 +122,22 @@ class Shelf:
         """What no manifest names yet, oldest first."""
         return iter([held for held in self._held if not held.named])
 
-    def newest(self, replica: str) -> Held | None:
-        """The newest snapshot of a replica."""
-        mine = [held for held in self._held if held.ready.replica == replica]
-        return max(mine, key=lambda held: held.order, default=None)
-
     def superseded(self, held: Held) -> bool:
         """Whether a newer snapshot of the same replica exists."""
-        newest = self.newest(held.ready.replica)
-        return newest is not None and newest is not held and newest.order > held.order
+        newest = _newest(self._held).get(held.ready.replica)
+        return newest is not None and newest.order > held.order
+
+    def thin(self) -> None:
+        """Removes the states that no manifest names and that nobody will bring, since a newer one of their replica waits; their commits still go up.
+
+        Without it a store that is away costs the disk a state for each checkpoint that was due. Not to be called while one is being brought.
+        """
+        newest = _newest(self._held)
+        waiting = [held for held in self._held if not held.named and newest[held.ready.replica].order > held.order]
+        kept = {held.ready.path for held in self._held if held not in waiting}
+        for held in waiting:
+            if held.ready.path not in kept:
+                Path(held.ready.path).unlink(missing_ok=True)
 
     def named(self, replica: str, step: int) -> None:
         """A manifest names a checkpoint of that replica with ``step`` batches: older snapshots are not needed any more."""
@@ -179,6 +195,16 @@ class Shelf:
 def commit_digest(ready: local_pb2.SnapshotReady) -> Digest:
     """The digest that names a snapshot's commit envelope."""
     return digest_of(ready.commit.SerializeToString(deterministic=True))
+
+
+def _newest(snapshots: Iterable[Held]) -> dict[str, Held]:
+    """By replica."""
+    found: dict[str, Held] = {}
+    for held in snapshots:
+        known = found.setdefault(held.ready.replica, held)
+        if held.order > known.order:
+            found[held.ready.replica] = held
+    return found
 
 
 def _intact(ready: local_pb2.SnapshotReady) -> bool:

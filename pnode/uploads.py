@@ -75,6 +75,7 @@ class Uploads:
         while True:
             self._wake.clear()
             waiting, trouble = await self._pass()
+            self._shelf.thin()
             self._tell(trouble)
             pause_s = min(LONGEST_RETRY_S, pause_s * 2) if trouble is not None else RETRY_S
             now = asyncio.get_running_loop().time()

@@ -5,13 +5,16 @@ every job completes with exact lineages.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 from network_rig import BATCH_SIZE, SAMPLES, Rig, running_network
 from store_proxy import Fault, StoreProxy, Trouble, store_proxy
 
 from dataservice import keys
+from dcnr import limits
 from dcnr.errors import InvalidInput, Unavailable
 from dcnr.sdk.submission import JobOptions
 from dcnr.testing import LocalPNode, Process
@@ -27,6 +30,12 @@ HEAD = keys.head(MODEL)
 LONG_S = 240.0
 MOST_WORDS = 3
 """Events of one trouble at one PNode: it may show in as many ways (a grant, an upload, a record)."""
+TEN_MINUTES_S = 600.0
+STILL_S = 60.0
+"""No VNode of a job with a tempo stands still for longer."""
+MAX_GROWTH_BYTES = 48 * limits.MIB
+MOST_STATES = 3
+"""Of each VNode on one disk: the newest that waits, the one that was named before it, one that is being made."""
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +122,47 @@ def test_a_store_that_is_away_costs_no_work_and_is_told_once(rig: Rig, proxy: St
         assert all(("store_away" in line) == (place % 2 == 0) for place, line in enumerate(lines)), (name, lines)
         assert all("remedy=" in line for line in lines[::2]), (name, lines)
     for name, lines in pnodes.lines("upload_waits").items():
+        assert len(lines) <= MOST_WORDS, (name, lines)
+
+
+def rss_bytes(process: Process) -> int:
+    """What a daemon or orchestrator holds in memory."""
+    return int(psutil.Process(process.pid).memory_info().rss)
+
+
+@pytest.mark.long
+def test_ten_minutes_without_a_store_cost_no_batch(rig: Rig, proxy: StoreProxy) -> None:
+    """Training goes on all the time, nothing is promoted, memory, disk and logs stay bounded, and afterwards all that was learned counts, where it was learned."""
+    passes = 18
+    job_id = rig.submit("ten-minutes", passes=passes, batches_per_s=1.0, lead_batches=4096, checkpoint_s=10.0)
+    rig.learning(job_id, 5, LONG_S)
+    before, log = {process.name: rss_bytes(process) for process in processes(rig)}, Log(processes(rig))
+    log_of_orchestrators = Log(rig.network.orchestrators)
+    proxy.meet(Trouble(Fault.DROP))
+    begun_s = moved_s = time.monotonic()
+    most, longest_s = learned(rig), 0.0
+
+    def over() -> bool:
+        nonlocal moved_s, most, longest_s
+        now_s, now = time.monotonic(), learned(rig)
+        if now > most:
+            longest_s, moved_s, most = max(longest_s, now_s - moved_s), now_s, now
+        return now_s - begun_s >= TEN_MINUTES_S
+
+    rig.until(lambda: log_of_orchestrators.all("store_away"), "every orchestrator says that the store is away", 60.0)
+    named = rig.job(job_id).manifest_digest
+    rig.until(over, "ten minutes have gone by", TEN_MINUTES_S + LONG_S, pause_s=2.0)
+    assert rig.job(job_id).manifest_digest == named, "what no store has kept is promised to nobody"
+    assert max(longest_s, time.monotonic() - moved_s) <= STILL_S
+    for process in processes(rig):
+        assert rss_bytes(process) - before[process.name] <= MAX_GROWTH_BYTES, process.name
+    for process in rig.network.pnodes:
+        states = list(process.home.rglob("snapshots/*.safetensors"))
+        assert len(states) <= MOST_STATES * len(rig.vnodes), f"{process.name} keeps {len(states)} states of a store that is away"
+    proxy.heal()
+    finished(rig, job_id, passes)
+    assert not any(log.lines("node_not_useful", "replica_relocated").values()), "nobody is blamed for the store"
+    for name, lines in log.lines("store_away", "upload_waits").items():
         assert len(lines) <= MOST_WORDS, (name, lines)
 
 

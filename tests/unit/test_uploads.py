@@ -27,16 +27,23 @@ class Network:
         self.trouble: list[DcnrError] = []
         self.answers: list[int] = [NAMED]
         self.states: list[str] = []
-        self.asked = 0
+        self.commits: list[bytes] = []
+        self.asked = self.num_refused = 0
 
     async def write_bytes(self, ref: data_pb2.ObjectRef, data: bytes, *, directory: Path) -> Digest:
+        self._raise_trouble()
+        self.commits.append(identity_pb2.Envelope.FromString(data).payload)
         return digest_of(data)
 
     async def write_file(self, ref: data_pb2.ObjectRef, path: Path, *, size_bytes: int, sha256: Digest) -> None:
+        self._raise_trouble()
+        self.states.append(digest_of(path.read_bytes()))
+
+    def _raise_trouble(self) -> None:
         if self.trouble:
+            self.num_refused += 1
             self.trouble.append(error := self.trouble.pop(0))
             raise error
-        self.states.append(sha256)
 
     async def call(self, stub: Any, method: str, request: data_pb2.RecordCheckpointRequest, **options: Any) -> Any:
         self.asked += 1
@@ -57,8 +64,9 @@ class Scene:
         async def again(replica: str, why: str) -> None:
             self.anew.append(replica)
 
+        self.shelf = Shelf(directory)
         self.uploads = Uploads(
-            network_id="n", shelf=Shelf(directory), objects=network, orchestrators=network, holder=lambda: None, durable=durable, anew=again,
+            network_id="n", shelf=self.shelf, objects=network, orchestrators=network, holder=lambda: None, durable=durable, anew=again,
             say=lambda *event: self.said.append(event), directory=directory,
         )  # fmt: skip
 
@@ -165,6 +173,47 @@ def test_a_trouble_is_told_once_with_its_remedy_and_a_new_kind_again(tmp_path: P
         assert len(scene.said) == 2
 
     play(tmp_path, story)
+
+
+def states_on_disk(scene: Scene) -> list[str]:
+    return sorted(path.name for path in scene.directory.glob("*.state"))
+
+
+def test_while_the_store_is_away_one_state_waits_and_afterwards_every_commit_goes_up(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.network.trouble = [Unavailable("away", code="store_unavailable")]
+        for step in range(1, 7):
+            await scene.uploads.added(newest := scene.snapshot(step))
+        await until(lambda: states_on_disk(scene) == ["6.state"])
+        again = Scene(tmp_path)
+        assert again.shelf.load() == [], "a restart finds the commits of states that are gone, and calls none of them damaged"
+        assert [int(held.ready.checkpoint.step) for held in again.shelf.pending()] == [1, 2, 3, 4, 5, 6]
+        scene.network.trouble = []
+        await until(lambda: scene.uploads.num_pending == 0)
+        assert scene.network.commits == [f"commit {step}".encode() for step in range(1, 7)]
+        assert scene.network.states == [newest.checkpoint.digest]
+        assert states_on_disk(scene) == ["6.state"], "what is named stays until a newer one is"
+
+    play(tmp_path, story)
+
+
+def test_a_note_without_its_state_and_without_a_newer_one_is_damaged(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    asyncio.run(scene.shelf.add(ready := scene.snapshot(1)))
+    Path(ready.path).unlink()
+    again = Scene(tmp_path)
+    assert len(again.shelf.load()) == 1
+    assert list(again.shelf.pending()) == []
+
+
+def test_a_state_that_two_snapshots_share_stays_with_the_newer_one(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    for step in (1, 2):
+        ready = scene.snapshot(1)
+        ready.checkpoint.step = step
+        asyncio.run(scene.shelf.add(ready))
+    scene.shelf.thin()
+    assert states_on_disk(scene) == ["1.state"]
 
 
 def test_models_that_different_orchestrators_decide_for_are_both_recorded(tmp_path: Path) -> None:
