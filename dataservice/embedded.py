@@ -74,7 +74,11 @@ def read_store_file(path: Path) -> StoreFile:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise NotRunning(f"{path} does not exist", code="no_store_file", remedy="start the embedded store first") from None
+        raise NotRunning(
+            f"{path} does not exist",
+            code="no_store_file",
+            remedy="name the credentials of the store with --store-file: store.json of the orchestrator that runs it, or keys of your own, mode 0600",
+        ) from None
     if mode & 0o077:
         raise Refused(f"{path} may be read by others (mode {mode:o})", code="store_file_open", remedy=f"chmod 600 {path}")
     try:

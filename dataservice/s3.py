@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from botocore.config import Config
 from dataservice import keys
 from dataservice.memory import conflict, is_full, not_found, precondition_failed, store_full, timed_out, too_large, unavailable
 from dcnr import limits
-from dcnr.errors import DcnrError, Refused
+from dcnr.errors import DcnrError, InvalidInput, Refused
 from dcnr.ids import Digest, check_digest
 from dcnr.ports import ObjectInfo, StoredObject
 
@@ -35,6 +36,7 @@ SMALL_THREADS: Final = 8
 BULK_THREADS: Final = 4
 READ_BYTES: Final = 1 * limits.MIB
 LIST_PAGE: Final = 1000
+_ENDPOINT: Final = re.compile(r"https?://[^\s/?#@]+/?")
 
 T = TypeVar("T")
 
@@ -49,6 +51,13 @@ class StoreAddress:
     secret_key: str
     region: str = "us-east-1"
     public_endpoint: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput (``bad_address``) for an endpoint that is no URL of a host."""
+        for endpoint in (self.endpoint, self.public_endpoint):
+            if endpoint and not _ENDPOINT.fullmatch(endpoint):
+                remedy = f"write http://{endpoint}" if "://" not in endpoint else "write http://HOST:PORT or https://HOST[:PORT]"
+                raise InvalidInput(f"{endpoint!r} is no address of a store", code="bad_address", remedy=remedy)
 
     def __repr__(self) -> str:
         return f"StoreAddress(endpoint={self.endpoint!r}, bucket={self.bucket!r})"

@@ -286,10 +286,13 @@ class History:
             self.num_dropped += len(rows)
             if str(error) != self._refused:
                 self._refused = str(error)
-                self._remark = (
-                    "history_not_written",
-                    f"{error}: events are not kept until the disk takes them again; free disk space",
+                is_of_disk = isinstance(error, OSError | sqlite3.OperationalError)
+                advice = (
+                    "the disk takes them again; free disk space"
+                    if is_of_disk
+                    else "the cause is gone; it is a fault of ours: report it"
                 )
+                self._remark = ("history_not_written", f"{error}: events are not kept until {advice}")
 
     def _write_rows(self, rows: Sequence[_Row]) -> None:
         database = self._database

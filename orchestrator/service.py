@@ -7,8 +7,7 @@ With the store away nothing is decided; the process stays up and says so.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +17,9 @@ import structlog
 from grpc import aio
 
 from dataservice import keys
-from dataservice.embedded import EmbeddedStore, StoreFile, read_store_file
 from dataservice.pacing import BYTES_PER_MBIT
-from dataservice.probe import probe_store
-from dataservice.s3 import S3Store, StoreAddress
-from dcnr import __version__, limits
+from dataservice.s3 import S3Store
+from dcnr import __version__
 from dcnr.client import Orchestrators
 from dcnr.errors import DcnrError, InvalidInput, Unavailable
 from dcnr.groups import apart, first_cause
@@ -52,6 +49,7 @@ from orchestrator.keeping import Keeper
 from orchestrator.ledger_rpc import LedgerServicer
 from orchestrator.metering import Metering
 from orchestrator.offers import PlanPolicy
+from orchestrator.opened_store import opened_store, probed
 from orchestrator.own_eyes import OwnEyes
 from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import UNLISTED, ModelRuntime, Shared
@@ -75,7 +73,6 @@ DISCOVER_S: Final = 3.0
 MAX_MODELS: Final = 16
 RESTART_S: Final = 2.0
 STOP_GRACE_S: Final = 1.0
-PROBE_RETRY_S: Final = 1.0
 DRAW_FILE: Final = "draw.key"
 SOFTWARE: Final = f"dcnr {__version__}"
 _log = structlog.get_logger("orchestrator")
@@ -160,8 +157,10 @@ async def run_orchestrator(
     policy = network.policy
     if not policy.is_orchestrator(key.node_id):
         _log.warning("not_listed", reason=UNLISTED)
-    async with _opened_store(settings, home, policy, store_file) as store:
-        proxy_uploads = await _probed(store, stop)
+    async with opened_store(settings, home, policy, store_file) as store:
+        proxy_uploads = await probed(store, stop)
+        if proxy_uploads is None:
+            return
         history = History(home / "history.db", key.node_id, clock)
         await history.open()
         try:
@@ -353,48 +352,3 @@ async def _judge(shared: Shared, attach: AttachService, membership: Membership) 
         for node_id in shared.inventory.take_missed():
             attach.probe(node_id)
         seen = await shared.nodes_changed.wait(seen, JUDGE_S)
-
-
-@contextlib.asynccontextmanager
-async def _opened_store(
-    settings: OrchestratorSettings, home: Path, policy: NetworkPolicy, store_file: Path | None
-) -> AsyncIterator[S3Store]:
-    """The external store of the settings, or the embedded one, which ends with this process."""
-    document = policy.document
-    known = f"{document.store_scheme or 'https'}://{document.store_address}" if document.store_address else ""
-    public = settings.store_public_url or known
-    embedded: EmbeddedStore | None = None
-    if settings.store_url:
-        found = await asyncio.to_thread(read_store_file, store_file or home / "store.json")
-        file = replace(found, endpoint=settings.store_url, bucket=settings.store_bucket)
-    else:
-        embedded = EmbeddedStore(
-            home / "store", port=settings.store_port, listen=settings.store_listen, public_url=settings.store_public_url,
-            bucket=settings.store_bucket,
-        )  # fmt: skip
-        file = await asyncio.to_thread(embedded.start)
-    store = S3Store(_address(file, public))
-    try:
-        yield store
-    finally:
-        store.close()
-        if embedded is not None:
-            await asyncio.to_thread(embedded.stop, note=lambda text: _log.info("store_stopping", note=text))
-
-
-def _address(file: StoreFile, public: str) -> StoreAddress:
-    return replace(file.address(), public_endpoint=public)
-
-
-async def _probed(store: S3Store, stop: asyncio.Event) -> bool:
-    """Whether uploads must be proxied. Waits for a store that does not answer; Refused for one that ignores preconditions."""
-    while not stop.is_set():
-        try:
-            async with asyncio.timeout(3 * limits.STORE_TIMEOUT_S):
-                return (await probe_store(store)).proxy_uploads
-        except (Unavailable, TimeoutError) as error:
-            _log.warning("store_away", reason=str(error) or "timeout")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PROBE_RETRY_S):
-                    await stop.wait()
-    return True

@@ -6,7 +6,6 @@ A second daemon on the same home is refused by a lock that the operating system 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 from pathlib import Path
@@ -16,7 +15,8 @@ from google.protobuf.message import DecodeError, Message
 
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, Refused, Unavailable
+from dcnr.errors import Corrupt, Unavailable
+from dcnr.home_lock import HomeLock
 from dcnr.ids import check_name
 
 M = TypeVar("M", bound=Message)
@@ -40,32 +40,24 @@ class Home:
         self.audits = root / "audits"
         self.evidence = root / "evidence"
         self.log = root / "log"
-        self._lock: int | None = None
+        self._lock: HomeLock | None = None
 
     def open(self) -> None:
         """Makes the directories and takes the lock. Raises Refused if another daemon has it, Unavailable if the disk does not let us."""
+        lock = HomeLock(self.root, "a PNode", "see `pnode status`, or choose another --home")
         try:
-            for path in (self.root, self.snapshots, self.cache, self.work, self.evidence, self.log):
+            for path in (self.snapshots, self.cache, self.work, self.evidence, self.log):
                 path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(self.root / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
+            lock.close()
             raise Unavailable(f"the home directory {self.root} cannot be used: {error.strerror}", code="home_unusable") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            raise Refused(
-                f"a PNode already runs on {self.root}",
-                code="already_running",
-                remedy="see `pnode status`, or choose another --home",
-            ) from error
         self._lock = lock
         self._remove_drafts()
 
     def close(self) -> None:
         """Frees the lock."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
 
     def _remove_drafts(self) -> None:

@@ -121,6 +121,14 @@ def _made(policy: NetworkPolicy, document: Path, paths: list[Path]) -> str:
     lines += [f"  key       {path} (mode 0600: back it up, give it to its maintainer alone)" for path in paths]
     if len(paths) == 1:
         lines.append("  one key decides alone; a network of several maintainers: --maintainers 3 --threshold 2")
+    stored = policy.document
+    lines.append(
+        f"  store     {stored.store_scheme}://{stored.store_address}"
+        if stored.store_address
+        else "  store     none told: orchestrators pass the bytes on"
+    )
+    if not stored.bootstrap:
+        lines.append("  note: no orchestrator has an address here (ID@HOST:PORT), so nobody finds one without --bootstrap")
     return "\n".join([*lines, f"next: orchestrator start --network {document}"])
 
 

@@ -252,11 +252,12 @@ def orchestrator_id(entry: str) -> str:
 
 
 def store_of(text: str) -> tuple[str, str]:
-    """Scheme and host:port of ``http(s)://host:port`` or ``host:port``."""
-    scheme, separator, address = text.rpartition("://")
-    if separator and scheme not in ("http", "https"):
-        raise InvalidInput(f"{text!r} is neither http:// nor https://", code="bad_address")
-    return scheme or "https", address.rstrip("/")
+    """Scheme and host:port of ``http(s)://host:port``; two empty texts of an empty one. Raises InvalidInput: a guessed scheme would be signed."""
+    scheme, _, address = text.rpartition("://")
+    if text and scheme not in ("http", "https"):
+        remedy = f"write http://{text}, or https://{text}" if not scheme else "write http://HOST:PORT or https://HOST[:PORT]"
+        raise InvalidInput(f"{text!r} is neither http:// nor https://", code="bad_address", remedy=remedy)
+    return scheme, address.rstrip("/")
 
 
 def _public_key(text: str) -> bytes:

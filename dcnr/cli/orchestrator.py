@@ -133,12 +133,14 @@ def stop(home: HomeOption = None, as_json: JsonOption = False) -> None:
     import signal
     import time
 
+    from dcnr.home_lock import is_held
+
     directory = home_of(OrchestratorSettings, home)
     _status(directory)  # the process that is written down is alive and has our key: no stranger is signalled
     pid = int(_running(directory)["pid"])
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_LIMIT_S
-    while (directory / RUN_FILE).exists():
+    while is_held(directory):
         if time.monotonic() > deadline:
             raise TimedOut(f"process {pid} has not ended within {STOP_LIMIT_S:.0f} s", code="still_running", pid=pid)
         time.sleep(POLL_S)
@@ -156,7 +158,19 @@ def config_show(
 
 
 async def _serve(settings: OrchestratorSettings, home: Path) -> None:
-    """Runs until SIGTERM or SIGINT; a second one does not wait for anything."""
+    """Runs until SIGTERM or SIGINT; a second one does not wait for anything. Raises Refused where an orchestrator runs on ``home``."""
+    from contextlib import closing
+
+    from dcnr.home_lock import HomeLock
+
+    with closing(HomeLock(home, "an orchestrator", "see `orchestrator status`, or choose another --home")):
+        try:
+            await _serve_alone(settings, home)
+        finally:
+            (home / RUN_FILE).unlink(missing_ok=True)
+
+
+async def _serve_alone(settings: OrchestratorSettings, home: Path) -> None:
     import asyncio
     import os
     import random
@@ -188,27 +202,24 @@ async def _serve(settings: OrchestratorSettings, home: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
 
-    try:
-        async with beside(settings.gateway, home, network, clock, settings.tracing) as begin:
+    async with beside(settings.gateway, home, network, clock, settings.tracing) as begin:
 
-            def ready(host: str, port: int) -> None:
-                foreground.loaded()
-                begin(key.node_id, address := join_address(host, port))
-                running = {"pid": os.getpid(), "node_id": key.node_id, "address": address, "network_id": policy.network_id}
-                _write_running(home, running)
-                output.say(
-                    f"orchestrator {key.node_id}\n  network {policy.document.name} {policy.network_id}"
-                    f"\n  address {key.node_id}@{running['address']}"
-                )
+        def ready(host: str, port: int) -> None:
+            foreground.loaded()
+            begin(key.node_id, address := join_address(host, port))
+            running = {"pid": os.getpid(), "node_id": key.node_id, "address": address, "network_id": policy.network_id}
+            _write_running(home, running)
+            output.say(
+                f"orchestrator {key.node_id}\n  network {policy.document.name} {policy.network_id}"
+                f"\n  address {key.node_id}@{running['address']}"
+            )
 
-            await run_orchestrator(
-                settings, home, key=key, network=network, clock=clock, rng=random.Random(secrets.randbits(64)), random_bytes=secrets.token_bytes,
-                stop=stop, store_file=Path(settings.store_file) if settings.store_file else None, on_ready=ready,
-                gateways=gateways_of(settings.gateway, home),
-                verifier=_verifier(settings, home, key, policy.network_id, clock) if settings.verifier else None,
-            )  # fmt: skip
-    finally:
-        (home / RUN_FILE).unlink(missing_ok=True)
+        await run_orchestrator(
+            settings, home, key=key, network=network, clock=clock, rng=random.Random(secrets.randbits(64)), random_bytes=secrets.token_bytes,
+            stop=stop, store_file=Path(settings.store_file) if settings.store_file else None, on_ready=ready,
+            gateways=gateways_of(settings.gateway, home),
+            verifier=_verifier(settings, home, key, policy.network_id, clock) if settings.verifier else None,
+        )  # fmt: skip
 
 
 def _verifier(settings: OrchestratorSettings, home: Path, key: NodeKey, network_id: str, clock: Clock) -> Verifier:

@@ -221,3 +221,52 @@ def status(home: Path) -> dict[str, Any]:
     """The screen as JSON."""
     told: dict[str, Any] = json.loads(asked("status", "--json", "--home", str(home)))
     return told
+
+
+def test_a_second_orchestrator_on_a_home_is_refused_and_harms_not_the_first(network: LocalNetwork) -> None:
+    """It is refused before it opens anything, whatever ports it is told; status and stop still find the one that runs."""
+    first = network.orchestrators[0]
+    flags = (*(word for word in first.command[1:] if word != "--until-stdin-closes"), "--control-port", "0")
+    told(run(*flags, code=5), code="already_running", what="an orchestrator already runs", remedy="orchestrator status")
+    assert first.node_id in run("-m", "dcnr.cli.orchestrator", "status", "--home", str(first.home), code=0)
+    assert first.alive
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "what", "remedy"),
+    [
+        (("--store-url", "127.0.0.1:7790"), "bad_address", "no address of a store", "write http://127.0.0.1:7790"),
+        (("--store-url", "http://127.0.0.1:7790"), "no_store_file", "store.json does not exist", "--store-file"),
+    ],
+)
+def test_an_orchestrator_that_is_told_of_its_store_by_halves(
+    home: Path, flags: tuple[str, ...], code: str, what: str, remedy: str
+) -> None:
+    key = NodeKey.load_or_create(home / "key.pem")
+    policy = verify_chain(
+        [create_document(NodeKey.generate(), name="n", now_wall=SystemClock().wall(), orchestrator_ids=[key.node_id])]
+    )
+    save_policy(home / "given.json", policy)
+    if code == "bad_address":
+        (home / "store.json").write_text(json.dumps({"access_key": "a", "secret_key": "s"}))
+        (home / "store.json").chmod(0o600)
+    start = ("-m", "dcnr.cli.orchestrator", "start", "--home", str(home), "--network", str(home / "given.json"))
+    text = run(*start, "--control-port", "0", "--dht-port", "0", *flags, code=3 if code == "no_store_file" else 2)
+    told(text, code=code, what=what, remedy=remedy)
+
+
+def test_a_store_that_does_not_answer_is_told_once_and_ctrl_c_starts_nothing(home: Path) -> None:
+    key = NodeKey.load_or_create(home / "key.pem")
+    policy = verify_chain(
+        [create_document(NodeKey.generate(), name="n", now_wall=SystemClock().wall(), orchestrator_ids=[key.node_id])]
+    )
+    save_policy(home / "given.json", policy)
+    (home / "store.json").write_text(json.dumps({"access_key": "a", "secret_key": "s"}))
+    (home / "store.json").chmod(0o600)
+    start = ("-m", "dcnr.cli.orchestrator", "start", "--home", str(home), "--network", str(home / "given.json"))
+    with Command(*start, "--control-port", "0", "--dht-port", "0", "--store-url", "http://127.0.0.1:1") as orchestrator:
+        assert "http://127.0.0.1:1 does not answer" in orchestrator.line("store_away")
+        orchestrator.interrupt()
+        assert orchestrator.end(20.0) == 0, orchestrator.text
+    assert orchestrator.text.count("store_away") == 1
+    assert f"orchestrator {key.node_id}" not in orchestrator.text, "nothing has started"
