@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from dataservice.addresses import AddressRule
-from dataservice.pacing import Pace
+from dataservice.pacing import Outgoing, Pace, Paced, Sent
 from dataservice.transfer import download, upload
 from dcnr import limits
 from dcnr.client import Orchestrators
@@ -29,12 +29,16 @@ TRANSFERS_AT_ONCE: Final = 6
 
 
 class ObjectClient:
-    """Reads and writes single objects by reference. ``rule`` says which store address presigned URLs may name; ``up`` and ``down`` are its rates."""
+    """Reads and writes single objects by reference. ``rule`` says which store address presigned URLs may name; ``up`` and ``down`` are its rates.
+
+    ``held``: asked as an upload begins, what else that upload is to keep. ``sent`` hears what each upload took.
+    """
 
     def __init__(
-        self, orchestrators: Orchestrators, rule: Callable[[], AddressRule], *, up: Pace | None = None, down: Pace | None = None
-    ) -> None:
-        self._orchestrators, self._rule = orchestrators, rule
+        self, orchestrators: Orchestrators, rule: Callable[[], AddressRule], *, up: Pace | None = None, down: Pace | None = None,
+        held: Callable[[], Sequence[Pace]] = tuple, sent: Callable[[Sent], None] = lambda sent: None,
+    ) -> None:  # fmt: skip
+        self._orchestrators, self._rule, self._held, self._sent = orchestrators, rule, held, sent
         self._up, self._down = up or Pace.unlimited(), down or Pace.unlimited()
         self._threads = ThreadPoolExecutor(TRANSFERS_AT_ONCE, thread_name_prefix="transfer")
 
@@ -69,11 +73,13 @@ class ObjectClient:
         if grant.exists:
             return
         if not grant.proxied:
+            outgoing = self._outgoing()
             try:
-                await upload(
-                    grant.url, path, headers=dict(grant.headers), size_bytes=size_bytes, sha256=sha256, rule=self._rule(), pace=self._up,
+                if await upload(
+                    grant.url, path, headers=dict(grant.headers), size_bytes=size_bytes, sha256=sha256, rule=self._rule(), pace=outgoing,
                     executor=self._threads,
-                )  # fmt: skip
+                ):  # fmt: skip
+                    self._sent(outgoing.answered())
                 return
             except Unavailable:
                 pass
@@ -89,6 +95,9 @@ class ObjectClient:
         finally:
             path.unlink(missing_ok=True)
         return digest
+
+    def _outgoing(self) -> Outgoing:
+        return Outgoing(self._up, *self._held())
 
     async def _grant(self, item: data_pb2.GrantItem) -> data_pb2.Grant:
         answer = await self._orchestrators.call(DataServiceStub, "Grant", data_pb2.GrantRequest(items=[item]))
@@ -118,15 +127,17 @@ class ObjectClient:
         for node_id, addresses in self._orchestrators.known():
             try:
                 connection = await self._orchestrators.connection(node_id, addresses)
-                timeout_s = limits.BULK_TIMEOUT_S + self._up.seconds(int(item.size_bytes))
-                await connection.call(DataServiceStub(connection.channel).Write, _parts(item, path, self._up), timeout_s=timeout_s)
+                outgoing = self._outgoing()
+                timeout_s = limits.BULK_TIMEOUT_S + outgoing.seconds(int(item.size_bytes))
+                await connection.call(DataServiceStub(connection.channel).Write, _parts(item, path, outgoing), timeout_s=timeout_s)
+                self._sent(outgoing.answered())
                 return
             except (Unavailable, TimedOut) as error:
                 last = error
         raise last or Unavailable("no orchestrator is known", code="no_orchestrator")
 
 
-async def _parts(item: data_pb2.GrantItem, path: Path, pace: Pace) -> AsyncIterator[Any]:
+async def _parts(item: data_pb2.GrantItem, path: Path, pace: Paced) -> AsyncIterator[Any]:
     yield data_pb2.WriteRequest(item=item)
     with await asyncio.to_thread(_opened, path) as file:
         while chunk := await asyncio.to_thread(file.read, pace.block_bytes):

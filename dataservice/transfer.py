@@ -29,7 +29,7 @@ from urllib3.response import BaseHTTPResponse
 
 from dataservice.addresses import AddressRule
 from dataservice.memory import is_full, store_full
-from dataservice.pacing import Pace
+from dataservice.pacing import Pace, Paced
 from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, TimedOut, Unavailable
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 async def download(
     url: str, dest: Path, *, max_bytes: int, sha256: Digest | None, rule: AddressRule, timeout_s: float = limits.BULK_TIMEOUT_S,
-    pace: Pace | None = None, executor: Executor | None = None,
+    pace: Paced | None = None, executor: Executor | None = None,
 ) -> int:  # fmt: skip
     """Streams the object into ``dest`` and returns its size; ``dest`` appears only when whole and (where ``sha256`` is given) right.
 
@@ -94,7 +94,7 @@ async def upload(
     sha256: Digest,
     rule: AddressRule,
     timeout_s: float = limits.BULK_TIMEOUT_S,
-    pace: Pace | None = None,
+    pace: Paced | None = None,
     executor: Executor | None = None,
 ) -> bool:
     """Sends the file with exactly the granted ``headers``; False if an object was there already. The file is checked before it is sent.
@@ -124,9 +124,10 @@ class _Exists(Exception):
 class _Exchange:
     """One request on one connection, with a deadline that also holds against a peer who sends a byte at a time."""
 
-    def __init__(self, url: str, rule: AddressRule, timeout_s: float, pace: Pace | None) -> None:
+    def __init__(self, url: str, rule: AddressRule, timeout_s: float, pace: Paced | None) -> None:
         self._target = rule.check(url)
-        self._rule, self._pace = rule, pace or Pace.unlimited()
+        self._rule = rule
+        self._pace: Paced = pace if pace is not None else Pace.unlimited()
         self._deadline = time.monotonic() + timeout_s
         self._connection: HTTPConnection | None = None
         self._lock = threading.Lock()
@@ -249,7 +250,7 @@ def _error_word(response: BaseHTTPResponse) -> str:
 
 
 async def _run(
-    url: str, rule: AddressRule, timeout_s: float, work: Callable[[_Exchange], T], pace: Pace | None = None, max_bytes: int = 0,
+    url: str, rule: AddressRule, timeout_s: float, work: Callable[[_Exchange], T], pace: Paced | None = None, max_bytes: int = 0,
     executor: Executor | None = None,
 ) -> T:  # fmt: skip
     """``work`` in a thread. The exchange itself ends a slow peer in time; the limit here also holds if the thread hangs, or gets no place."""
