@@ -89,7 +89,7 @@ KEPT_WORKING_CHECKPOINTS: Final = 3
 MERGE_EVERY: Final = 50
 """Own steps between two deltas of a contributor, where the graph sets none."""
 UPLINK_SHARE: Final = 0.25
-"""Of a volunteer's upload rate, where one is set: what anchors, deltas and donated states may take together."""
+"""Of the measured uplink: what checkpoints, anchors, deltas and donated states may take together. Of a volunteer's limit: the last three."""
 ANCHOR_S: Final = 10.0
 """A replica that learns nothing takes the primary's anchor this often."""
 SETTLING_DEADLINE_S: Final = 600.0

@@ -293,8 +293,8 @@ class LimitSettings:
     disk_mb: int = setting(20_000, "disk space of the home directory in MiB", low=0, high=2**30)
     disk_min_free_mb: int = setting(1_000, "free disk space that is left alone, in MiB", low=0, high=2**30)
     upload_mbit: float = setting(
-        0.0, "rate of uploads of checkpoints in Mbit/s, and a quarter of it for what replicas of a VNode exchange; 0: no limit; frames between VNodes are not "
-        "held back yet", low=0, high=1e6,
+        0.0, "rate of uploads in Mbit/s, and a quarter of it for what replicas of a VNode exchange; 0: no limit but the quarter of the measured uplink that "
+        "checkpoints and merges take in any case; frames between VNodes are not held back yet", low=0, high=1e6,
     )  # fmt: skip
     download_mbit: float = setting(0.0, "rate of downloads of shards and states in Mbit/s; 0: no limit", low=0, high=1e6)
     relay_mbit: float = setting(

@@ -98,12 +98,13 @@ class Crew:
             member.forget_handing()
             self._spawn(self._release(member, hand_over=hand_over))
 
-    async def drain(self, within_s: float) -> None:
+    async def drain(self, order: local_pb2.WorkerDrain) -> None:
         """Hands everything over; returns when it is, or when the time is up. A replica learns on until those before it on this machine have given
         it what they made, so that nothing has to be computed again elsewhere.
         """
+        self._calls.uplink.limit(order.bulk_bytes_s)
         leaving = {name: member for name, member in self._members.items() if member.has_place and member.state != RELEASED}
-        deadline_s = self._clock.monotonic() + within_s
+        deadline_s = self._clock.monotonic() + order.within_s
         async with asyncio.TaskGroup() as group:
             for member in leaving.values():
                 member.forget_handing()

@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
 from dataservice.addresses import AddressRule
 from dataservice.objects import ObjectClient
-from dataservice.pacing import Pace
 from dcnr import limits
 from dcnr.client import Orchestrators
 from dcnr.errors import DcnrError
@@ -42,6 +40,7 @@ from pnode.headcheck import HeadCheck
 from pnode.hearing import Hearing
 from pnode.home import Home
 from pnode.lent import advertised_host, limits_of, listened_host, options_of, rule_of, threads_of
+from pnode.line import Line
 from pnode.local import LocalDoor, Owner
 from pnode.neighbours import Neighbours
 from pnode.passing import Passing
@@ -88,8 +87,7 @@ class Daemon:
         self._bootstrap, self._on_ready, self._settings_shown, self._registry = bootstrap, on_ready, settings_shown, registry
         self._now = Condition(clock.monotonic(), settings.outbound_only)
         self._stop, self._news, self._drained = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._hand_over = True
-        self._gaps, self._pausing = Gaps(), Pausing(home.paused, clock)
+        self._hand_over, self._gaps, self._pausing = True, Gaps(), Pausing(home.paused, clock)
         self._job: Callable[[], str] = str
         self.journal = Journal(clock, key.node_id, self._log_event)
         self._allowed = limits_of(settings, machine)
@@ -157,10 +155,11 @@ class Daemon:
         """Tells everybody that this machine takes no work; replicas end when others have what they have, or when the time is up."""
         self._membership.update_self(capability=self._telling.capability())
         self._streams.nudge()
+        drain = self._line.drain(within_s)
         if not self._now.worker.alive or not self._duties.hosted:
             return
         self._drained.clear()
-        await self._send(local_pb2.ToWorker(drain=local_pb2.WorkerDrain(within_s=within_s)))
+        await self._send(local_pb2.ToWorker(drain=drain))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s + DRAINED_GRACE_S):
                 await self._drained.wait()
@@ -187,13 +186,13 @@ class Daemon:
         self._orchestrators = Orchestrators(self._dialer, self._known_orchestrators)
         bulk = Dialer(self._key, self._present().network_id, clock=self._clock, rng=random_bytes, own_connections=True)
         self._bulk = Orchestrators(bulk, self._known_orchestrators)
-        self._up, self._down = (
-            Pace(mbit, self._clock.monotonic) for mbit in (settings.limits.upload_mbit, settings.limits.download_mbit)
-        )
-        self._objects = ObjectClient(self._bulk, self._rule, up=self._up, down=self._down)
+        self._line = Line(
+            settings.limits, self._clock, hosted=lambda: self._duties.hosted, leaves=lambda: self._now.is_leaving,
+            unnamed=lambda: self._uploads.unnamed(), tell=self._tell_capability,
+        )  # fmt: skip
+        self._objects = ObjectClient(self._bulk, self._rule, up=self._line.up, down=self._line.down, sent=self._line.sent)
         self._cache = ObjectCache(self._objects, home.cache, max(1, self._allowed.disk_bytes // 2))
-        self._shelf = Shelf(home.snapshots)
-        self._budget = Budget(self._allowed)
+        self._shelf, self._budget = Shelf(home.snapshots), Budget(self._allowed)
         self._membership = Membership(
             key=self._key, network=self._network, kind=membership_pb2.NODE_KIND_PNODE, dialer=self._dialer, clock=self._clock, rng=self._rng,
             cache_path=home.contacts, bootstrap=self._bootstrap, incarnation=home.next_incarnation(self._clock.wall()),
@@ -240,7 +239,8 @@ class Daemon:
         provisioner = Provisioner(
             policy=self._present, registry=self._registry, fetch=self._cache.file, shelf=self._shelf, donated=gifts.state,
         )  # fmt: skip
-        options = options_of(self._settings, self._allowed, lambda: shutil.disk_usage(self._home.root).free)
+        line = self._line
+        options = options_of(self._settings, self._allowed, self._home.root, lambda: line.exchange_bytes_s)
         self._duties = Duties(
             node_id=self._key.node_id, policy=self._present, home=self._home, provisioner=provisioner, budget=self._budget,
             heads=HeadCheck(policy=self._present, orchestrators=self._orchestrators, rule=self._rule), options=options,
@@ -253,7 +253,8 @@ class Daemon:
         )  # fmt: skip
         self._audits = Audits(asked, provisioner, self._budget, options, lambda: self._telling.takes_no_work(), group)
         self._uploads = Uploads(
-            network_id=self._present().network_id, shelf=self._shelf, objects=self._objects, orchestrators=self._orchestrators,
+            network_id=self._present().network_id, shelf=self._shelf, orchestrators=self._orchestrators,
+            objects=ObjectClient(self._bulk, self._rule, up=line.up, held=line.held, sent=line.sent),
             holder=self._duties.holder, durable=self._durable, anew=self._snapshot_anew, say=self.journal.say, directory=self._home.cache,
         )  # fmt: skip
         self._neighbours = Neighbours(
@@ -268,9 +269,8 @@ class Daemon:
         self._shards = Shards(self._cache, send=self._send, journal=self.journal, group=group)
         self._telling = Telling(
             self._key.node_id, self._present, self._machine, self._clock, self._now, self._known_orchestrators, self._membership,
-            self._budget, self._duties, self._neighbours,
-            self._streams, self._uploads, self._pausing, self.journal, self._seats, self._up, self._down,
-            self._settings.name, self._registry,
+            self._budget, self._duties, self._neighbours, self._streams, self._uploads, self._pausing, self.journal, self._seats,
+            line, self._settings.name, self._registry,
         )  # fmt: skip
         self._hearing = Hearing(
             self._now, self._duties, self._neighbours, self._uploads, self._shards, self._audits, self._seats, self.journal, self._drained,
@@ -377,6 +377,8 @@ class Daemon:
             if now_s - measured_s >= MEASURE_DISK_S:
                 measured_s, self._now.disk_bytes = now_s, await asyncio.to_thread(self._home.disk_bytes)
             self._passing.review()
+            if self._line.review():
+                self._group.create_task(self._duties.reconcile())
             await self._relaying.refresh()
             await self._neighbours.refresh()
             await self._standing.keep(self._duties.hosted)
@@ -391,8 +393,6 @@ class Daemon:
     def status(self) -> local_pb2.StatusResponse:
         """One screen that tells all."""
         return self._telling.status()
-
-    # -- small parts -----------------------------------------------------------------------------------------------------------------
 
     def _log_event(self, event: common_pb2.Event) -> None:
         where = vnode_in(event.kind, event.subject)

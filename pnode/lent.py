@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from dataservice.addresses import AddressRule
 from dcnr import limits
@@ -40,13 +42,17 @@ def capability_of(
     accepts_work: bool,
     device_name: str = "",
     relay_mbit: float = 0.0,
+    uplink_mbit: float = 0.0,
 ) -> membership_pb2.Capability:
-    """What the advert says. ``device_name``: the accelerator's, as the worker says it; a processor's is known here. ``relay_mbit``: passed on for others."""
+    """What the advert says. ``device_name``: the accelerator's, as the worker says it; a processor's is known here. ``relay_mbit``: passed on for others.
+
+    ``uplink_mbit``: see `pnode.line.Line.uplink_mbit`.
+    """
     return membership_pb2.Capability(
         cores=allowed.cores, memory_bytes=budget.usable_memory_bytes, disk_bytes=allowed.disk_bytes, device=device or "cpu",
         device_name=printable(device_name) or (machine.processor if (device or "cpu") == "cpu" else ""),
         gflops=machine.gflops_per_core * allowed.cores, architecture=machine.architecture, system=machine.system, accepts_work=accepts_work,
-        relay_mbit=relay_mbit,
+        relay_mbit=relay_mbit, uplink_mbit=uplink_mbit,
     )  # fmt: skip
 
 
@@ -60,17 +66,17 @@ def spool_bytes_of(allowed: Limits) -> int:
     return min(limits.SPOOL_BYTES, allowed.disk_bytes // SPOOL_SHARE)
 
 
-def options_of(settings: PNodeSettings, allowed: Limits, free_disk_bytes: Callable[[], int]) -> HostingOptions:
-    """What every replica gets. Anchors, deltas and donated states have their share of the upload rate, where one is set."""
+def options_of(settings: PNodeSettings, allowed: Limits, root: Path, bulk_bytes_s: Callable[[], float]) -> HostingOptions:
+    """What every replica gets. ``root``: the directory whose disk is lent."""
     threads = threads_of(allowed)
     return HostingOptions(
         threads=threads,
         cpu_share=allowed.cores / threads,
         spool_bytes=spool_bytes_of(allowed),
         evidence_bytes=min(limits.EVIDENCE_BYTES, allowed.disk_bytes // EVIDENCE_SHARE),
-        free_disk_bytes=free_disk_bytes,
+        free_disk_bytes=lambda: shutil.disk_usage(root).free,
         checkpoint_s=0.0 if settings.checkpoint_s == limits.CHECKPOINT_S else settings.checkpoint_s,
-        bulk_bytes_s=settings.limits.upload_mbit * 1e6 / 8 * limits.UPLINK_SHARE,
+        bulk_bytes_s=bulk_bytes_s,
     )
 
 

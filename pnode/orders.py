@@ -24,8 +24,8 @@ class HostingOptions:
     """Of the time of so many cores as threads; 0: no limit."""
     evidence_bytes: int = 0
     """Kept of each replica at most where audits are in force."""
-    bulk_bytes_s: float = 0.0
-    """Anchors, deltas and donated states leave at no more; 0: no limit."""
+    bulk_bytes_s: Callable[[], float] = float
+    """Anchors, deltas and donated states leave at no more from now on; 0: no limit."""
 
 
 class Orders:
@@ -49,7 +49,7 @@ class Orders:
             checkpoint_steps=request.checkpoint_steps or limits.CHECKPOINT_STEPS, spool_bytes=self.options.spool_bytes,
             work_dir=str(self._home.work / assignment.replica), threads=self.options.threads, plan_number=desired.plan_number,
             horizon_s=request.horizon_s or limits.HORIZON_S, epoch=desired.epoch, unit_batches=request.unit_batches,
-            cpu_share=self.options.cpu_share, bulk_bytes_s=self.options.bulk_bytes_s, audited=self._audited(),
+            cpu_share=self.options.cpu_share, bulk_bytes_s=self.options.bulk_bytes_s(), audited=self._audited(),
             evidence_dir=str(self._home.evidence / assignment.replica), evidence_bytes=self.options.evidence_bytes,
             halted=desired.halted, widest_lead_batches=desired.widest_lead_batches, tempo=tempo_of(desired, request),
         )  # fmt: skip

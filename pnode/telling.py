@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dataservice.pacing import Pace
 from dcnr.client import Known
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
@@ -20,6 +19,7 @@ from pnode.control import ControlStreams
 from pnode.diary import Diary, Seen
 from pnode.duties import Duties
 from pnode.lent import capability_of
+from pnode.line import Line
 from pnode.neighbours import Neighbours
 from pnode.pausing import Pausing
 from pnode.probe import Machine
@@ -65,6 +65,12 @@ class Condition:
         self.worker.num_learned, self.worker.num_questions = int(report.num_learned), int(report.num_questions)
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether this machine hands over, or a replica does by the worker's word."""
+        releasing = orchestrator_pb2.ASSIGNMENT_STATE_RELEASING
+        return self.draining or self.halting or any(report.state == releasing for report in self.worker.replicas.values())
+
+    @property
     def reached(self) -> str:
         """How others reach this machine: direct, relayed, not, or unknown, as long as no relay takes one that tells no address to try."""
         if self.outbound_only or not self.is_data_told:
@@ -93,8 +99,7 @@ class Telling:
     pausing: Pausing
     journal: Journal
     seats: SeatDuties
-    up: Pace
-    down: Pace
+    line: Line
     public_name: str
     registry: Registry
 
@@ -134,6 +139,7 @@ class Telling:
             accepts_work=accepts_work,
             device_name=self.now.worker.device_name,
             relay_mbit=self.now.relay_mbit,
+            uplink_mbit=self.line.uplink_mbit,
         )
 
     def load(self) -> membership_pb2.Load | None:
@@ -193,8 +199,8 @@ class Telling:
             epoch=term.epoch if term else 0, holder=term.holder if term else "", control_address=now.control_address,
             dht_address=self.membership.dht_address, incarnation=worker.incarnation, locality=self.policy().document.locality,
             pid=os.getpid(), worker_pid=worker.pid, dht_lookups=self.membership.dht_lookups, events=self.journal.since(0, 64), seats=self.seats.reports(),
-            cpu_s=time.process_time() + worker.cpu_s, uploaded_bytes=self.up.num_bytes, downloaded_bytes=self.down.num_bytes,
-            upload_limit_bytes_s=self.up.limit_bytes_s, download_limit_bytes_s=self.down.limit_bytes_s, num_questions=worker.num_questions,
+            cpu_s=time.process_time() + worker.cpu_s, uploaded_bytes=self.line.up.num_bytes, downloaded_bytes=self.line.down.num_bytes,
+            upload_limit_bytes_s=self.line.up.limit_bytes_s, download_limit_bytes_s=self.line.down.limit_bytes_s, num_questions=worker.num_questions,
             num_batches={item.assignment.replica: item.num_batches for item in self.duties.hosted if item.num_batches},
             public_name=self.public_name, load=self.load(), tested=self.tested(), reach_note=now.reach_note,
             relays=worker.listens_at, num_passed_on=now.num_passed_on,

@@ -69,6 +69,10 @@ class Uploads:
         """Snapshots that no manifest names yet."""
         return sum(1 for _ in self._shelf.pending())
 
+    def unnamed(self) -> set[str]:
+        """Their replicas."""
+        return {held.ready.replica for held in self._shelf.pending()}
+
     async def run(self) -> None:
         """Works until cancelled."""
         pause_s = RETRY_S

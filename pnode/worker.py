@@ -248,7 +248,7 @@ class Worker:
                 durable = message.durable
                 self._crew.named(durable.replica, intervals_of(durable.lineage), durable.digest)
             case "drain":
-                group.create_task(self._drain(message.drain.within_s))
+                group.create_task(self._drain(message.drain))
             case "head_seen":
                 self._crew.head_seen()
             case "shard_ready":
@@ -284,8 +284,8 @@ class Worker:
     async def _gather(self, wish: local_pb2.GatherEvidence) -> None:
         self._put(local_pb2.FromWorker(gathered=await self._crew.gather(wish)))
 
-    async def _drain(self, within_s: float) -> None:
-        await self._crew.drain(within_s)
+    async def _drain(self, order: local_pb2.WorkerDrain) -> None:
+        await self._crew.drain(order)
         self._put(local_pb2.FromWorker(report=self._current_report()))
         self._put(local_pb2.FromWorker(drained=local_pb2.WorkerDrained()))
 

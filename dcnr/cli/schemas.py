@@ -158,7 +158,7 @@ _STAGE: Final = holds(
 _TOP: Final = holds(
     time_unix_ms=WHOLE, node_id=TEXT, network_id=TEXT, uptime_s=NUMBER, state=TEXT, reason=TEXT, next_action=TEXT, epoch=WHOLE, holder=TEXT,
     attached=items(TEXT), cpu=holds(cores=NUMBER, limit_cores=NUMBER), memory=holds(bytes=WHOLE, limit_bytes=WHOLE),
-    disk=holds(bytes=WHOLE, limit_bytes=WHOLE), upload=holds(bytes_per_s=NUMBER, limit_bytes_per_s=NUMBER),
+    disk=holds(bytes=WHOLE, limit_bytes=WHOLE), upload=holds(bytes_per_s=NUMBER, limit_bytes_per_s=NUMBER, uplink_bytes_per_s=NUMBER),
     download=holds(bytes_per_s=NUMBER, limit_bytes_per_s=NUMBER), questions_per_s=NUMBER,
     replicas=items(
         holds(

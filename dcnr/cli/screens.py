@@ -33,7 +33,7 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
         *([f"shown as   {status.public_name}  (to everybody; pnode start --name '' shows none)"] if status.public_name else []),
         f"network    {status.network_name} {short(status.network_id)}" + single_host(status.locality),
         f"state      {status.state}: {status.reason}",
-        f"lends      {lent}, {size(capability.disk_bytes)} disk, {capability.device} on {capability.architecture} {capability.system}",
+        f"lends      {lent}, {size(capability.disk_bytes)} disk{uplink(capability)}, {capability.device} on {capability.architecture} {capability.system}",
         f"uses       {_cores_used(status)}{size(status.memory_bytes)} memory, {size(status.disk_bytes)} disk in {home}",
         f"reachable  {reached}; control {status.control_address}, directory {status.dht_address or '-'}",
         *_tested(status),
@@ -59,6 +59,11 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
     if status.events:
         lines += ["", *(f"{event.kind} {event.subject}: {event.reason}" for event in list(status.events)[-_EVENTS:])]
     return "\n".join(lines)
+
+
+def uplink(capability: membership_pb2.Capability) -> str:
+    """What the line carries, as far as it is known."""
+    return f", uplink {capability.uplink_mbit:g} Mbit/s" if capability.uplink_mbit else ""
 
 
 def _tested(status: local_pb2.StatusResponse) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dcnr.cli.output import duration, short, size, table
-from dcnr.cli.screens import role_word, seats_table, single_host
+from dcnr.cli.screens import role_word, seats_table, single_host, uplink
 from dcnr.sdk.plain import plain, word
 from dcnr.v1 import common_pb2, local_pb2, orchestrator_pb2
 
@@ -55,7 +55,9 @@ def top_data(now: Look, rates: Rates, time_unix_ms: int) -> dict[str, Any]:
         "cpu": {"cores": rates.cores, "limit_cores": lent.cores},
         "memory": {"bytes": status.memory_bytes, "limit_bytes": lent.memory_bytes},
         "disk": {"bytes": status.disk_bytes, "limit_bytes": lent.disk_bytes},
-        "upload": {"bytes_per_s": rates.upload_bytes, "limit_bytes_per_s": status.upload_limit_bytes_s},
+        "upload": {
+            "bytes_per_s": rates.upload_bytes, "limit_bytes_per_s": status.upload_limit_bytes_s, "uplink_bytes_per_s": lent.uplink_mbit * MBIT,
+        },
         "download": {"bytes_per_s": rates.download_bytes, "limit_bytes_per_s": status.download_limit_bytes_s},
         "questions_per_s": rates.questions,
         "replicas": [_replica(report, int(status.num_batches[report.replica])) for report in status.replicas],
@@ -75,7 +77,7 @@ def top_screen(now: Look, rates: Rates) -> str:
         f"cpu        {_bar(rates.cores, lent.cores)} {rates.cores:.2f} of {lent.cores:g} cores",
         f"memory     {_bar(status.memory_bytes, lent.memory_bytes)} {size(status.memory_bytes)} of {size(lent.memory_bytes)}",
         f"disk       {_bar(status.disk_bytes, lent.disk_bytes)} {size(status.disk_bytes)} of {size(lent.disk_bytes)}",
-        f"upload     {_flow(rates.upload_bytes, status.upload_limit_bytes_s)}",
+        f"upload     {_flow(rates.upload_bytes, status.upload_limit_bytes_s)}{uplink(lent)}",
         f"download   {_flow(rates.download_bytes, status.download_limit_bytes_s)}",
         f"questions  {rates.questions:.1f} per second",
     ]

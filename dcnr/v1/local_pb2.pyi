@@ -612,16 +612,20 @@ class WorkerDrain(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WITHIN_S_FIELD_NUMBER: _builtins.int
+    BULK_BYTES_S_FIELD_NUMBER: _builtins.int
     within_s: _builtins.float
     """then it ends anyway"""
+    bulk_bytes_s: _builtins.float
+    """anchors, deltas and donated states leave at no more from now on; 0: no limit"""
     def __init__(
         self,
         *,
         within_s: _builtins.float = ...,
+        bulk_bytes_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["within_s", b"within_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_bytes_s", b"bulk_bytes_s", "within_s", b"within_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

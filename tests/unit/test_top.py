@@ -14,7 +14,7 @@ def status(**more: float) -> local_pb2.StatusResponse:
     made = local_pb2.StatusResponse(
         node_id=NODE, network_id="f" * 64, network_name="garden", uptime_s=100.0, state="working", reason="1 VNode hosted", epoch=3,
         holder=DECIDES, num_known=7, next_action="nothing", memory_bytes=2**28, disk_bytes=2**30,
-        capability=membership_pb2.Capability(cores=2.0, memory_bytes=2**30, disk_bytes=2**31),
+        capability=membership_pb2.Capability(cores=2.0, memory_bytes=2**30, disk_bytes=2**31, uplink_mbit=32.0),
         orchestrators=[local_pb2.Contact(node_id=DECIDES, attached=True), local_pb2.Contact(node_id="3" * 40)],
         replicas=[
             orchestrator_pb2.ReplicaReport(
@@ -54,7 +54,8 @@ def test_the_screen_holds_all_that_an_owner_asks_for() -> None:
     for part in (
         "PNode 11111111  garden ffffffff", "working: 1 VNode hosted", "to 1 of 2: 22222222; 22222222 decides, epoch 3; 7 nodes known",
         "[###############.....] 1.50 of 2 cores", "[#####...............] 256.0 MiB of 1.0 GiB", "1.0 GiB of 2.0 GiB",
-        "0.50 Mbit/s of 1 Mbit/s", "0.00 Mbit/s (no limit)", "3.2 per second", "a.1", "30/40", "4.5/s", "1.250", "m a", "ready", "kind19 11111111",
+        "0.50 Mbit/s of 1 Mbit/s, uplink 32 Mbit/s\n", "0.00 Mbit/s (no limit)\n", "3.2 per second", "a.1", "30/40", "4.5/s", "1.250", "m a", "ready",
+        "kind19 11111111",
     ):  # fmt: skip
         assert part in text, part
     assert "kind0 " not in text, "only the newest events"
@@ -64,7 +65,7 @@ def test_the_screen_holds_all_that_an_owner_asks_for() -> None:
 def test_json_names_the_units() -> None:
     told = top_data(Look(0.0, status()), Rates(1.5, 3.25, 62_500.0, 0.0), 1_700_000_000_000)
     assert told["cpu"] == {"cores": 1.5, "limit_cores": 2.0}
-    assert told["upload"] == {"bytes_per_s": 62_500.0, "limit_bytes_per_s": 125_000.0}
+    assert told["upload"] == {"bytes_per_s": 62_500.0, "limit_bytes_per_s": 125_000.0, "uplink_bytes_per_s": 4_000_000.0}
     assert told["attached"] == [DECIDES]
     [replica] = told["replicas"]
     assert (replica["num_learned"], replica["num_batches"], replica["batches_per_s"]) == (30, 40, 4.5)
