@@ -9,6 +9,7 @@ import http.client
 import http.server
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 CONNECT_S = 5.0
 UPSTREAM_S = 60.0
 HOP = frozenset(("connection", "expect", "keep-alive", "transfer-encoding"))
+SLOW_PART_BYTES = 64 * 1024
 MAX_KEPT_BYTES = 64 * 1024
 """Objects up to this size can be read stale."""
 
@@ -32,6 +34,7 @@ class Fault(Enum):
     LOSE_ANSWER = "it reaches the store, and its answer never comes"
     TWICE = "it reaches the store twice, and the second answer comes"
     STALE = "a GET is answered with what was there before the last write"
+    SLOW = "its body is taken at ``num_bytes`` per second"
     HANG = "nothing happens until the trouble is over"
     DROP = "the connection is closed"
 
@@ -154,7 +157,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._hang_up()
         if fault is Fault.DROP:
             return self._hang_up()
-        body = self.rfile.read(length)
+        body = self._slowly(length, trouble) if trouble is not None and fault is Fault.SLOW else self.rfile.read(length)
         if trouble is not None and fault in (Fault.DELAY, Fault.HANG):
             trouble.over.wait(trouble.seconds if fault is Fault.DELAY else UPSTREAM_S)
         if trouble is not None and fault is Fault.REFUSE:
@@ -170,6 +173,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault is Fault.LOSE_ANSWER:
             return self._hang_up()
         return self._answer(answer, cut=trouble.num_bytes if trouble is not None and fault is Fault.CUT else None)
+
+    def _slowly(self, length: int, trouble: Trouble) -> bytes:
+        began_s, body = time.monotonic(), bytearray()
+        while len(body) < length and (part := self.rfile.read(min(SLOW_PART_BYTES, length - len(body)))):
+            body += part
+            trouble.over.wait(max(0.0, began_s + len(body) / trouble.num_bytes - time.monotonic()))
+        return bytes(body)
 
     def _upstream(self, body: bytes) -> _Answer:
         host, _, port = self.owner.upstream.rpartition(":")
