@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import machine
-from chaos import crashes, joining, machines, report
+from benchmarks import machine, namespaces
+from chaos import crashes, joining, report
 from chaos.crashes import run_rounds
 from chaos.joining import Joining
 from chaos.plot import svg
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "report":
                 report.write(options.out)
             case "clean":
-                print("\n".join(machines.clean()) or "nothing was left behind")
+                print("\n".join(namespaces.clean()) or "nothing was left behind")
             case _:
                 held = run_crashes(parser().parse_args(["crashes"]))
                 return max(held, run_schedule(parser().parse_args(["run"])))
@@ -109,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
     two.add_argument("--orchestrators", type=int, default=2)
     two.add_argument("--batches", type=int, default=0, help="of the job; 0: as many as fit the schedule, by a short job before")
     two.add_argument("--no-partitions", action="store_true", help="needs no root: kills and pauses only")
-    two.add_argument("--link", choices=("", *machines.PROFILES), default="", help="emulated links; needs the kernel's netem")
+    two.add_argument("--link", choices=("", *namespaces.PROFILES), default="", help="emulated links; needs the kernel's netem")
     two.add_argument(
         "--name", default="", help=f"of the result file; default: that of the schedule, with {PACED} where the job has a tempo"
     )

@@ -22,9 +22,9 @@ import psutil
 
 from benchmarks import machine
 from benchmarks.meter import Meter
+from benchmarks.namespaces import Machines
 from benchmarks.network import family
 from chaos.figures import conclude
-from chaos.machines import Machines
 from chaos.pulse import POLL_S as PULSE_S
 from chaos.pulse import Pulse
 from chaos.schedule import Fault, Kind, Schedule

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos import machines
+from benchmarks import namespaces
 from chaos.__main__ import load
 from chaos.figures import conclude
 from chaos.plot import svg
@@ -55,14 +55,14 @@ def test_a_schedule_with_partitions_is_refused_without_machines_of_their_own() -
 
 def test_machines_of_their_own_are_told_apart_cut_off_and_gone_afterwards() -> None:
     """With root; without, what is missing is said."""
-    why = machines.lacking()
+    why = namespaces.lacking()
     if why:
-        with pytest.raises(Refused) as caught, machines.Machines(1):
+        with pytest.raises(Refused) as caught, namespaces.Machines(1):
             pass
         assert caught.value.code == "no_namespaces"
         assert "--no-partitions" in caught.value.remedy
         return
-    with machines.Machines(2) as two:
+    with namespaces.Machines(2) as two:
         assert reaches(two, 0, two.address(1))
         assert reaches(two, 0, two.host)
         two.cut(1)
@@ -75,20 +75,20 @@ def test_machines_of_their_own_are_told_apart_cut_off_and_gone_afterwards() -> N
 
 
 def test_what_a_dead_run_left_is_cleaned_and_nothing_else(tmp_path: Path) -> None:
-    if machines.lacking():
-        assert "root" in machines.lacking() or "ip" in machines.lacking()
+    if namespaces.lacking():
+        assert "root" in namespaces.lacking() or "ip" in namespaces.lacking()
         return
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
-    left = machines.Machines(1, pid=gone.pid)
+    left = namespaces.Machines(1, pid=gone.pid)
     left.__enter__()
-    with machines.Machines(1) as living:
-        removed = machines.clean()
+    with namespaces.Machines(1) as living:
+        removed = namespaces.clean()
         assert left.bridge in removed
         assert reaches(living, 0, living.host), "a living run keeps its machines"
 
 
-def reaches(where: machines.Machines, index: int, address: str) -> bool:
+def reaches(where: namespaces.Machines, index: int, address: str) -> bool:
     """Whether a machine can send something to an address and hears that it is there: a refused connection is an answer."""
     program = f"""
 import socket

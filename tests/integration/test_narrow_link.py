@@ -1,7 +1,7 @@
 """Goal: on a line that bulk fills in both directions no beat of a PNode is missed, and what an orchestrator wishes is done there.
 
-The line is that of a machine of its own (`chaos.machines`), with a bounded rate; that needs root. Loopback, on which all other tests run, has no such bound.
-Frames and checkpoints of megabytes go over it, and a stream each way takes what they leave, as others of a household do.
+The line is that of a machine of its own (`benchmarks.namespaces`), with a bounded rate; that needs root. Loopback, on which all other tests run, has no
+such bound. Frames and checkpoints of megabytes go over it, and a stream each way takes what they leave, as others of a household do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import pytest
 from network_rig import MODEL, Rig, running_network
 
-from chaos.machines import Machines, lacking
+from benchmarks.namespaces import Machines, lacking
 from dcnr.errors import Unavailable
 from dcnr.testing import LocalPNode
 from dcnr.v1 import orchestrator_pb2
