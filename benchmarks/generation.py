@@ -26,9 +26,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.namespaces import told_on_last
 from benchmarks.network import BenchNetwork, LocalPNode, running
 from benchmarks.result import Options, Result, Row, Target, largest, median, rounded
-from benchmarks.wan import Links, told_on_last
+from benchmarks.wan import Links
 from dcnr import limits
 from dcnr.errors import NotFound, Unavailable
 from dcnr.graph import Graph, stages_of_graph

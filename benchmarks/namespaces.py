@@ -1,80 +1,85 @@
-"""Machines of their own on one computer: a network namespace each, joined by a bridge, all made by one run and all removed by it.
+"""Machines of their own on one computer: a network namespace each, joined by a bridge or by emulated links, all made by one run and all removed by it.
 
 Every name begins with that of the run, which holds its process id; nothing else is ever touched. ``clean`` removes what a killed run left behind. A
-partition takes the machine's cable out of the bridge: its processes live and reach nothing. Needs root, ``ip`` and, for link profiles, ``tc`` with
-the kernel's netem.
+partition takes the machine's cable out: its processes live and reach nothing. Needs root and ``ip``; emulated links also what `benchmarks.wan` needs. Over
+these TCP goes with cubic, as the machines of homes do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
-from dataclasses import dataclass
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
+from benchmarks import wan
+from benchmarks.machine import ROOT
+from benchmarks.wan import OWN, Link, Links, Router
 from dcnr.errors import Refused, Unavailable
 
 COMMAND_S: Final = 20.0
-"""Limit of one ``ip`` or ``tc``."""
-QUEUE_MS: Final = 400.0
-"""What waits before a limited cable at most: as much as routers of homes keep."""
+"""Limit of one ``ip``."""
 MAX_MACHINES: Final = 100
 """Two digits: a name of an interface has 15 characters at most."""
+CONTROL: Final = "cubic"
 _PREFIX: Final = "dcnrc"
-_NAME: Final = re.compile(r"dcnrc(\d+)[bm]")
-
-
-@dataclass(frozen=True, slots=True)
-class LinkProfile:
-    """How a machine is connected, each way: half of the round trip, bandwidth, share of packets lost."""
-
-    delay_ms: float
-    rate_mbit: float
-    loss_percent: float
-
-    def netem(self) -> list[str]:
-        """Arguments of ``tc qdisc``."""
-        return ["netem", "delay", f"{self.delay_ms:g}ms", "rate", f"{self.rate_mbit:g}mbit", "loss", f"{self.loss_percent:g}%"]
-
-
-PROFILES: Final = {
-    "lan": LinkProfile(0.1, 1000, 0), "metro": LinkProfile(10, 100, 0), "home": LinkProfile(40, 50, 0.1), "bad": LinkProfile(100, 20, 1),
-}  # fmt: skip
+_NAME: Final = re.compile(r"dcnrc(\d+)(?:b|m\d+|-\w+)")
+_TRIPS: Final = """
+import socket, sys, time
+for _ in range(9):
+    with socket.socket() as one:
+        one.settimeout(5.0)
+        began_s = time.monotonic()
+        try:
+            one.connect((sys.argv[1], 9))
+        except ConnectionRefusedError:
+            print(1e3 * (time.monotonic() - began_s))
+"""
 
 
 def lacking(profile: str = "") -> str:
-    """What this computer lacks for machines of their own; empty if nothing."""
-    needs = ["ip", *(["tc"] if profile else [])]
-    absent = [name for name in needs if shutil.which(name) is None]
+    """What this computer lacks for machines of their own, with links of a profile if one is named; empty if nothing."""
     if os.geteuid() != 0:
         return "root (network namespaces and their links are made by root only): sudo, or a container with CAP_NET_ADMIN and CAP_SYS_ADMIN"
-    if absent:
-        return f"the commands {', '.join(absent)} (package iproute2)"
-    return ""
+    absent = [] if shutil.which("ip") else ["the command ip (package iproute2)"]
+    return ", ".join([*absent, *(wan.lacking() if profile else [])])
 
 
 class Machines:
-    """``count`` namespaces on a bridge. Use as a context manager: whatever ends the block, everything is removed."""
+    """``count`` namespaces on a bridge, or behind links of a profile. Use as a context manager: whatever ends the block, everything is removed."""
 
     def __init__(self, count: int, *, profile: str = "", pid: int | None = None) -> None:
         if not 1 <= count <= MAX_MACHINES:
             raise Refused(f"1 to {MAX_MACHINES} machines, not {count}", code="too_many_machines")
         self.count = count
         self._run = f"{_PREFIX}{pid or os.getpid()}"
-        self._profile = PROFILES[profile] if profile else None
+        self._profile = profile
+        self._router: Router | None = None
         second, third = divmod((pid or os.getpid()) % 12_500, 250)
         self._subnet = f"10.{200 + second}.{third}"
         self.bridge = f"{self._run}b"
 
     @property
     def host(self) -> str:
-        """This computer's own address on the bridge: where store and orchestrators listen."""
+        """This computer's own address among them: where store and orchestrators listen."""
         return f"{self._subnet}.254"
+
+    @property
+    def links(self) -> Links:
+        """Those of a profile. Raises Unavailable where there are none."""
+        if self._router is None:
+            raise Unavailable("these machines have no emulated links, or not yet", code="no_router")
+        return self._router.links
 
     def address(self, index: int) -> str:
         """Of a machine."""
@@ -86,36 +91,39 @@ class Machines:
 
     def cut(self, index: int) -> None:
         """Takes its cable out: nothing comes, nothing goes."""
-        _ip("link", "set", self._cable(index), "down")
+        if self._router is not None:
+            self._router.links.cut(index)
+        else:
+            _ip("link", "set", self._cable(index), "down")
 
     def join(self, index: int) -> None:
         """Puts the cable back."""
-        _ip("link", "set", self._cable(index), "up")
+        if self._router is not None:
+            self._router.links.join(index)
+        else:
+            _ip("link", "set", self._cable(index), "up")
 
-    def limit(self, index: int, rate_mbit: float) -> None:
-        """From now on its cable carries so much each way; more waits in a queue of `QUEUE_MS`, and is lost above that. Raises
-        Unavailable without ``tc`` and the kernel's tbf.
-        """
-        bucket = ("root", "tbf", "rate", f"{rate_mbit:g}mbit", "burst", "32kb", "latency", f"{QUEUE_MS:g}ms")
-        _run("tc", "-n", self._machine(index), "qdisc", "replace", "dev", "eth0", *bucket)
-        _run("tc", "qdisc", "replace", "dev", self._cable(index), *bucket)
-
-    def carried(self, index: int) -> tuple[int, int]:
-        """Bytes that came from that machine, and that went to it, since it was made."""
-        counts = Path("/sys/class/net") / self._cable(index) / "statistics"
-        return int((counts / "rx_bytes").read_text()), int((counts / "tx_bytes").read_text())
+    def round_trip_ms(self, index: int, address: str) -> float:
+        """From that machine to an address: until a connection is refused, the median of some. Raises Unavailable where none is."""
+        taken_ms = [float(line) for line in _run(*self.prefix(index), sys.executable, "-c", _TRIPS, address).splitlines()]
+        if not taken_ms:
+            raise Unavailable(f"{address} is not reached from machine {index}", code="no_way")
+        return statistics.median(taken_ms)
 
     def __enter__(self) -> Machines:
-        why = lacking("netem" if self._profile else "")
+        why = lacking(self._profile)
         if why:
-            raise Refused(f"machines of their own need {why}", code="no_namespaces", remedy="leave partitions out: --no-partitions")
+            remedy = "leave --link out" if self._profile and not lacking() else "leave partitions and links out: --no-partitions"
+            raise Refused(f"machines of their own need {why}", code="no_namespaces", remedy=remedy)
         self._remove()
         try:
-            _ip("link", "add", self.bridge, "type", "bridge")
-            _ip("addr", "add", f"{self.host}/24", "dev", self.bridge)
-            _ip("link", "set", self.bridge, "up")
             for index in range(self.count):
-                self._make(index)
+                _ip("netns", "add", self._machine(index))
+                _ip("-n", self._machine(index), "link", "set", "lo", "up")
+            if self._profile:
+                self._link()
+            else:
+                self._cross()
         except BaseException:
             self._remove()
             raise
@@ -124,20 +132,35 @@ class Machines:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._remove()
 
-    def _make(self, index: int) -> None:
-        machine, cable = self._machine(index), self._cable(index)
-        _ip("netns", "add", machine)
-        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", machine)
-        _ip("link", "set", cable, "master", self.bridge, "up")
-        _ip("-n", machine, "link", "set", "lo", "up")
-        _ip("-n", machine, "addr", "add", f"{self.address(index)}/24", "dev", "eth0")
-        _ip("-n", machine, "link", "set", "eth0", "up")
-        if self._profile is not None:
-            for where in (["-n", machine, "qdisc", "add", "dev", "eth0"], ["qdisc", "add", "dev", cable]):
-                _tc(*where, "root", *self._profile.netem())
+    def _cross(self) -> None:
+        """A bridge, and a cable from each machine to it."""
+        _ip("link", "add", self.bridge, "type", "bridge")
+        _ip("addr", "add", f"{self.host}/24", "dev", self.bridge)
+        _ip("link", "set", self.bridge, "up")
+        for index in range(self.count):
+            machine, cable = self._machine(index), self._cable(index)
+            _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", machine)
+            _ip("link", "set", cable, "master", self.bridge, "up")
+            _ip("-n", machine, "addr", "add", f"{self.address(index)}/24", "dev", "eth0")
+            _ip("-n", machine, "link", "set", "eth0", "up")
+
+    def _link(self) -> None:
+        """A router, and a device of it in each machine and here."""
+        profile = wan.PROFILES[self._profile]
+        ends = [Link(self._machine(index), "eth0", self.address(index), profile) for index in range(self.count)]
+        ends.append(Link(OWN, self.bridge, self.host, profile).of(self._profile))
+        self._router = Router(ends, self._run)
+        for end in ends:
+            where = () if end.namespace == OWN else ("-n", end.namespace)
+            _ip(*where, "addr", "add", f"{end.address}/24", "dev", end.device, "noprefixroute")
+            _ip(*where, "link", "set", end.device, "mtu", "1500", "txqueuelen", "1000", "up")
+            _ip(*where, "route", "add", f"{self._subnet}.0/24", "dev", end.device, "src", end.address, "congctl", CONTROL)
 
     def _remove(self) -> None:
         """Removes what bears this run's name; what is not there is fine."""
+        if self._router is not None:
+            self._router.stop()
+            self._router = None
         for index in range(self.count):
             with contextlib.suppress(Unavailable):
                 _ip("netns", "del", self._machine(index))
@@ -153,34 +176,47 @@ class Machines:
         return f"{self._run}c{index}"
 
 
+def told_on_last(module: str, asked: Mapping[str, Any], *, count: int, profile: str, within_s: float) -> dict[str, Any]:
+    """The JSON that ``python -m module`` prints on the last of ``count`` machines; on its standard input: ``asked``, and how the machines are reached."""
+    with Machines(count, profile=profile) as machines:
+        each = range(count)
+        whole = {
+            **asked, "addresses": [machines.address(number) for number in each], "prefixes": [machines.prefix(number) for number in each],
+            "links": asdict(machines.links),
+        }  # fmt: skip
+        done = subprocess.run(
+            [*machines.prefix(count - 1), sys.executable, "-m", module], input=json.dumps(whole), text=True, stdout=subprocess.PIPE,
+            timeout=within_s, check=True, cwd=ROOT,
+        )  # fmt: skip
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
 def clean() -> list[str]:
-    """Removes bridges and namespaces of runs whose process is gone; their names. Raises Unavailable."""
+    """Removes bridges, namespaces and routers' directories of runs whose process is gone; their names. Raises Unavailable."""
     removed: list[str] = []
-    names = [line.split()[0] for line in _ip("netns", "list").splitlines() if line.strip()]
-    names += [line.split(":")[1].strip() for line in _ip("-o", "link", "show", "type", "bridge").splitlines()]
-    for name in names:
-        found = _NAME.match(name)
-        if found is None or os.path.exists(f"/proc/{found[1]}"):
-            continue
-        with contextlib.suppress(Unavailable):
-            _ip(*(("link", "del") if name.endswith("b") else ("netns", "del")), name)
-            removed.append(name)
+    for command, names in (
+        (("netns", "del"), [line.split()[0] for line in _ip("netns", "list").splitlines() if line.strip()]),
+        (("link", "del"), [line.split(":")[1].strip() for line in _ip("-o", "link", "show").splitlines()]),
+    ):
+        for name in filter(_is_left, names):
+            with contextlib.suppress(Unavailable):
+                _ip(*command, name)
+                removed.append(name)
+    for path in filter(lambda path: _is_left(path.name), Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
+        shutil.rmtree(path, ignore_errors=True)
+        removed.append(path.name)
     return removed
+
+
+def _is_left(name: str) -> bool:
+    """Whether that is of a run whose process is gone."""
+    found = _NAME.fullmatch(name)
+    return found is not None and not os.path.exists(f"/proc/{found[1]}")
 
 
 def _ip(*arguments: str) -> str:
     return _run("ip", *arguments)
-
-
-def _tc(*arguments: str) -> str:
-    try:
-        return _run("tc", *arguments)
-    except Unavailable as error:
-        raise Refused(
-            f"link profiles need the kernel's netem (CONFIG_NET_SCH_NETEM): {error.message}",
-            code="no_netem",
-            remedy="leave --link out",
-        ) from None
 
 
 def _run(*command: str) -> str:

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from benchmarks.bare_chain import Carried, times_s
 from benchmarks.jobs import SEED, Chain
+from benchmarks.namespaces import told_on_last
 from benchmarks.network import BenchNetwork, LocalPNode, running
 from benchmarks.result import Options, Result, Row, Target, median_of, rounded
 from benchmarks.serving import CHAIN, QUICK, SMALL, ready
-from benchmarks.wan import PROFILES, Links, told_on_last
+from benchmarks.wan import PROFILES, Links
 from dcnr import limits
 from dcnr.codecs import encoded_bytes
 from dcnr.sdk.asking import Answer, Ask

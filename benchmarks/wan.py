@@ -1,33 +1,34 @@
-"""Machines far from one another, on one computer: a network namespace each, joined by a router in userspace that has queues, delays and losses.
+"""Links of machines far from one another, on one computer: a router in userspace that has queues, delays and losses, between network namespaces.
 
-For kernels without netem. Needs root, /dev/net/tun, ``ip`` and ``cc``. Everything made by a run is removed by it; names begin with its process id. Inside,
-TCP goes with cubic, as the machines of homes do.
+Needs no netem of the kernel, but root, /dev/net/tun and ``cc``. Links are changed while they carry something, by any process of this computer. The router
+ends when whoever started it does, however that ends, and its devices with it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.machine import ROOT
-from dcnr.errors import Refused, Unavailable
+from dcnr.errors import Unavailable
 
 COMMAND_S: Final = 20.0
 READY_S: Final = 10.0
-ROUTER: Final = Path(__file__).parent / "wanrouter.c"
-ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-CONTROL: Final = "cubic"
+POLL_S: Final = 0.02
+SOURCE: Final = Path(__file__).parent / "wanrouter.c"
+TUN: Final = Path("/dev/net/tun")
+OWN: Final = "-"
+"""Instead of the name of a namespace: that of whoever starts the router."""
+SERVER_MBIT: Final = 1000.0
+NARROW_QUEUE_MS: Final = 400.0
+"""What waits before a link that was made narrow at most: as much as routers of homes keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,6 @@ class Profile:
     loss_percent: float
     queue_ms: float
 
-    def line(self, namespace: str, address: str) -> str:
-        """For the router."""
-        return (
-            f"{namespace} wan0 {address} {self.up_mbit:g} {self.down_mbit:g} {self.delay_ms:g} {self.jitter_ms:g} {self.loss_percent:g} "
-            f"{self.queue_ms:g} 1\n"
-        )
-
 
 PROFILES: Final = {
     "lan": Profile(0.1, 0, 1000, 1000, 0, 20), "metro": Profile(10, 0.5, 100, 100, 0, 100), "home": Profile(40, 2, 50, 200, 0.1, 200),
@@ -57,111 +51,148 @@ PROFILES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """One machine's link as the router reads it."""
+
+    namespace: str
+    device: str
+    address: str
+    profile: Profile
+    is_up: bool = True
+
+    def of(self, name: str) -> Link:
+        """With another profile. A server has as far to go and loses as much as everybody, on a line that is wide enough for all."""
+        profile = PROFILES[name]
+        if self.namespace == OWN:
+            profile = replace(profile, up_mbit=SERVER_MBIT, down_mbit=SERVER_MBIT)
+        return replace(self, profile=profile)
+
+    def line(self) -> str:
+        """For the router, and for `link_of`."""
+        it = self.profile
+        numbers = (it.up_mbit, it.down_mbit, it.delay_ms, it.jitter_ms, it.loss_percent, it.queue_ms)
+        return f"{self.namespace} {self.device} {self.address} {' '.join(f'{number:g}' for number in numbers)} {self.is_up:d}\n"
+
+
+def link_of(line: str) -> Link:
+    """What was written there."""
+    namespace, device, address, *words, is_up = line.split()
+    up_mbit, down_mbit, delay_ms, jitter_ms, loss_percent, queue_ms = map(float, words)
+    return Link(namespace, device, address, Profile(delay_ms, jitter_ms, up_mbit, down_mbit, loss_percent, queue_ms), is_up == "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Of one machine since its link was made: what left it and what came to it; packets that were lost, and that a full queue, or one that was cut, dropped."""
+
+    sent_packets: int
+    sent_bytes: int
+    come_packets: int
+    come_bytes: int
+    dropped_packets: int
+    lost_packets: int
+
+
+@dataclass(frozen=True, slots=True)
 class Links:
-    """The links of a `Wan` as any process of this computer may change them."""
+    """The links of a running router as any process of this computer may change them, from the next packet on."""
 
     router_pid: int
     config: str
 
     def become(self, profile: str) -> None:
-        """From the next packet on all links are of that kind."""
+        """All links are of that kind."""
+        self._change(lambda _, link: link.of(profile))
+
+    def cut(self, index: int) -> None:
+        """Nothing comes, nothing goes."""
+        self._change(lambda number, link: replace(link, is_up=False) if number == index else link)
+
+    def join(self, index: int) -> None:
+        """As it was before `cut`."""
+        self._change(lambda number, link: replace(link, is_up=True) if number == index else link)
+
+    def narrow(self, index: int, rate_mbit: float) -> None:
+        """It carries so much each way; more waits in a queue of `NARROW_QUEUE_MS`, and is lost above that."""
+
+        def narrowed(number: int, link: Link) -> Link:
+            profile = replace(link.profile, up_mbit=rate_mbit, down_mbit=rate_mbit, queue_ms=NARROW_QUEUE_MS)
+            return replace(link, profile=profile) if number == index else link
+
+        self._change(narrowed)
+
+    def carried(self) -> list[Carried]:
+        """By machine. Raises Unavailable where the router is gone."""
+        told = Path(f"{self.config}.stats")
+        told.unlink(missing_ok=True)
+        self._signal(signal.SIGUSR1)
+        _wait_for(told, lambda: True)
+        rows = [[int(word.partition("=")[2]) for word in line.split()[1:]] for line in told.read_text().splitlines()]
+        return [Carried(*row) for row in rows]
+
+    def _change(self, change: Callable[[int, Link], Link]) -> None:
         config = Path(self.config)
-        named = [line.split() for line in config.read_text().splitlines()]
+        links = [link_of(line) for line in config.read_text().splitlines()]
         draft = config.with_suffix(".draft")
-        draft.write_text("".join(PROFILES[profile].line(namespace, address) for namespace, _, address, *_ in named))
+        draft.write_text("".join(change(number, link).line() for number, link in enumerate(links)))
         draft.replace(config)
-        os.kill(self.router_pid, signal.SIGHUP)
+        self._signal(signal.SIGHUP)
 
-
-class Wan:
-    """``count`` machines. Use as a context manager."""
-
-    def __init__(self, count: int, profile: str) -> None:
-        self.count, self._profile, self._run = count, PROFILES[profile], f"dcnrw{os.getpid()}"
-        self._directory: Path | None = None
-        self._router: subprocess.Popen[bytes] | None = None
-
-    @property
-    def links(self) -> Links:
-        """Of a running one."""
-        if self._router is None or self._directory is None:
-            raise Unavailable("the emulated links are not there yet", code="no_router")
-        return Links(self._router.pid, str(self._directory / "config"))
-
-    def address(self, index: int) -> str:
-        """Of a machine."""
-        return f"10.77.0.{index + 1}"
-
-    def prefix(self, index: int) -> tuple[str, ...]:
-        """What to put before a command so that it runs on that machine; the process keeps the id with which it was started."""
-        return ("ip", "netns", "exec", self._namespace(index))
-
-    def __enter__(self) -> Wan:
-        lacking = [name for name in ("ip", "cc") if shutil.which(name) is None]
-        if os.geteuid() != 0 or lacking or not Path("/dev/net/tun").exists():
-            raise Refused("emulated links need root, /dev/net/tun, and the commands ip and cc", code="no_namespaces")
+    def _signal(self, number: int) -> None:
         try:
-            self._make()
+            os.kill(self.router_pid, number)
+        except ProcessLookupError:
+            raise Unavailable("the router of emulated links is gone", code="no_router") from None
+
+
+class Router:
+    """A running router: its `links`, until `stop`. ``name`` begins that of its directory. Raises Unavailable where it does not start."""
+
+    def __init__(self, links: Sequence[Link], name: str) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self.links = self._started(links)
         except BaseException:
-            self._remove()
+            self.stop()
             raise
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._remove()
-
-    def _make(self) -> None:
-        allowed = ALLOWED.read_text().split()
-        if CONTROL not in allowed:
-            ALLOWED.write_text(" ".join([*allowed, CONTROL]))
-        self._directory = Path(tempfile.mkdtemp(prefix="bench-wan-"))
+    def _started(self, links: Sequence[Link]) -> Links:
+        """Apart from this session, so that Ctrl-C ends first what speaks over the links."""
         program, config = self._directory / "router", self._directory / "config"
-        _do("cc", "-O2", "-w", "-o", str(program), str(ROUTER))
-        config.write_text("".join(self._profile.line(self._namespace(index), self.address(index)) for index in range(self.count)))
-        for index in range(self.count):
-            _do("ip", "netns", "add", self._namespace(index))
-        self._router = subprocess.Popen([str(program), str(config)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + READY_S
-        while not Path(f"{config}.ready").exists():
-            if self._router.poll() is not None or time.monotonic() > deadline:
-                raise Unavailable("the router of emulated links did not start", code="no_router")
-            time.sleep(0.05)
-        for index in range(self.count):
-            _do("ip", "-n", self._namespace(index), "link", "set", "lo", "up")
-            _do("ip", "-n", self._namespace(index), "link", "set", "wan0", "mtu", "1500", "txqueuelen", "1000", "up")
-            _do("ip", "-n", self._namespace(index), "addr", "add", f"{self.address(index)}/16", "dev", "wan0")
-            _do(*self.prefix(index), "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={CONTROL}")
+        command = ("cc", "-O2", "-w", "-o", str(program), str(SOURCE))
+        built = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+        if built.returncode:
+            raise Unavailable(f"{' '.join(command)}: {built.stderr.strip()[:400]}", code="no_router")
+        config.write_text("".join(link.line() for link in links))
+        process = self._process = subprocess.Popen(
+            [str(program), str(config)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        _wait_for(Path(f"{config}.ready"), lambda: process.poll() is None)
+        return Links(process.pid, str(config))
 
-    def _remove(self) -> None:
-        if self._router is not None:
-            self._router.send_signal(signal.SIGTERM)
-            self._router.wait(COMMAND_S)
-        for index in range(self.count):
-            subprocess.run(["ip", "netns", "del", self._namespace(index)], capture_output=True, timeout=COMMAND_S, check=False)
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _namespace(self, index: int) -> str:
-        return f"{self._run}-{index}"
+    def stop(self) -> None:
+        """Its devices are gone afterwards."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.terminate()  # what was forked here meanwhile may hold the other end of its input
+            self._process.wait(COMMAND_S)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def told_on_last(module: str, asked: Mapping[str, Any], *, count: int, profile: str, within_s: float) -> dict[str, Any]:
-    """The JSON that ``python -m module`` prints on the last of ``count`` machines; on its standard input: ``asked``, and how the machines are reached."""
-    with Wan(count, profile) as wan:
-        machines = range(count)
-        whole = {
-            **asked, "addresses": [wan.address(number) for number in machines], "prefixes": [wan.prefix(number) for number in machines],
-            "links": asdict(wan.links),
-        }  # fmt: skip
-        done = subprocess.run(
-            [*wan.prefix(count - 1), sys.executable, "-m", module], input=json.dumps(whole), text=True, stdout=subprocess.PIPE,
-            timeout=within_s, check=True, cwd=ROOT,
-        )  # fmt: skip
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+def lacking() -> list[str]:
+    """What a router needs and is not there, besides root."""
+    return [
+        *([] if shutil.which("cc") else ["the command cc (a C compiler)"]),
+        *([] if TUN.exists() else [f"{TUN} (the module tun)"]),
+    ]
 
 
-def _do(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
-    if done.returncode:
-        raise Refused(f"{' '.join(command)}: {done.stderr.strip()[:200]}", code="no_namespaces")
+def _wait_for(path: Path, alive: Callable[[], bool]) -> None:
+    """Until the router has written it. Raises Unavailable."""
+    deadline = time.monotonic() + READY_S
+    while not path.exists():
+        if not alive() or time.monotonic() > deadline:
+            raise Unavailable("the router of emulated links does not answer", code="no_router")
+        time.sleep(POLL_S)

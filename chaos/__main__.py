@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import machine, namespaces
+from benchmarks.wan import PROFILES
 from chaos import crashes, joining, report
 from chaos.crashes import run_rounds
 from chaos.joining import Joining
@@ -108,10 +109,12 @@ def parser() -> argparse.ArgumentParser:
     )
     two.add_argument("--orchestrators", type=int, default=2)
     two.add_argument("--batches", type=int, default=0, help="of the job; 0: as many as fit the schedule, by a short job before")
-    two.add_argument("--no-partitions", action="store_true", help="needs no root: kills and pauses only")
-    two.add_argument("--link", choices=("", *namespaces.PROFILES), default="", help="emulated links; needs the kernel's netem")
+    two.add_argument("--no-partitions", action="store_true", help="kills and pauses only; without --link that needs no root")
+    two.add_argument("--link", choices=("", *PROFILES), default="", help="emulated links; needs root, /dev/net/tun and cc")
     two.add_argument(
-        "--name", default="", help=f"of the result file; default: that of the schedule, with {PACED} where the job has a tempo"
+        "--name",
+        default="",
+        help=f"of the result file; default: that of the schedule, with the links' and {PACED} where the job has a tempo",
     )
     four = commands.add_parser("join", help="PNodes that join all at once while a job runs")
     four.add_argument("--pnodes", type=int, default=8, help="that are there before")
@@ -190,7 +193,7 @@ def setup_of(options: argparse.Namespace) -> Setup:
         cpu_percent=options.cpu_percent or (LIMIT_CPU_PERCENT if options.at_limit else CPU_PERCENT),
         batches_per_s=0.0 if options.at_limit else check_rate(options.batches_per_s),
         unit_batches=check_unit(options.unit_batches),
-        own_machines=not options.no_partitions,
+        own_machines=not options.no_partitions or bool(options.link),
         link=options.link,
         fit=not options.batches,
     )
@@ -200,7 +203,8 @@ def run_schedule(options: argparse.Namespace) -> int:
     """One run, written as JSON and as a picture."""
     setup = setup_of(options)
     document = run(setup, say=say)
-    name = options.name or Path(options.schedule).stem + (PACED if setup.batches_per_s else "")
+    links = f"_{setup.link}" if setup.link else ""
+    name = options.name or Path(options.schedule).stem + links + (PACED if setup.batches_per_s else "")
     save(options.out / f"{name}.json", document)
     (options.out / f"{name}.svg").write_text(svg(document))
     say(report.run_table(document))

@@ -54,7 +54,7 @@ def run_section(name: str, document: dict[str, Any], directory: Path) -> str:
             f"{settings.get('unit_batches', IN_TWOS)}, {cap}; "
             f"{settings['faults_per_hour']:g} faults per hour in "
             f"{settings['pairs']} pairs of windows of {settings['window_s']:g} s; "
-            f"{'each PNode in a network namespace' if settings['own_machines'] else 'no namespaces, no partitions'}. "
+            f"{'each PNode in a network namespace' if settings['own_machines'] else 'no namespaces, no partitions'}{links_of(document)}. "
             f"{facts['cores']} cores ({facts['cpu']}), {facts['memory_gib']} GiB, commit {facts['commit']}, load before the run {facts['load_before'][0]}; "
             f"processor time that was free meanwhile, on average: {shown(free_of(document))} %, in the windows without faults "
             f"{shown(free_of(document, between_faults=True))} %.",
@@ -65,6 +65,20 @@ def run_section(name: str, document: dict[str, Any], directory: Path) -> str:
             f"![Batches learned over time, faults marked]({picture})",
         ]
     )  # fmt: skip
+
+
+def links_of(document: dict[str, Any]) -> str:
+    """What was between the machines, as asked for and as measured; empty where nothing was."""
+    if "links" not in document:
+        return ""
+    profile, links = document["settings"]["profile"], document["links"]
+    sent, lost, dropped = (sum(one[f"{name}_packets"] for one in links["carried"]) for name in ("sent", "lost", "dropped"))
+    trips_ms = links["round_trips_ms"]
+    return (
+        f", its link one of `{document['settings']['link']}`: {profile['delay_ms']:g} ms to each other and to orchestrators and store, "
+        f"{profile['up_mbit']:g} Mbit/s up, {profile['down_mbit']:g} down, {profile['loss_percent']:g} % of the packets lost. Measured: round trips of "
+        f"{min(trips_ms):g} to {max(trips_ms):g} ms before the run; of {sent} packets {lost} were lost, and {dropped} dropped by full queues or cut links"
+    )
 
 
 def free_of(document: dict[str, Any], *, between_faults: bool = False) -> int | None:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ from benchmarks import machine
 from benchmarks.meter import Meter
 from benchmarks.namespaces import Machines
 from benchmarks.network import family
+from benchmarks.wan import PROFILES
 from chaos.figures import conclude
 from chaos.pulse import POLL_S as PULSE_S
 from chaos.pulse import Pulse
@@ -82,6 +83,7 @@ class Setup:
     own_machines: bool = False
     """Each PNode in a network namespace; needed for partitions."""
     link: str = ""
+    """The profile of every PNode's link, if any; needs machines of their own."""
     fit: bool = True
     """Jobs that are made as long as the schedule by the rate of a short one before them; else as they are. One follows the other until it is over."""
 
@@ -102,6 +104,7 @@ class Setup:
             "work": type(self.work).__name__.lower(), "num_orchestrators": self.num_orchestrators, "cpu_percent_per_pnode": self.cpu_percent,
             "batches_per_s": self.batches_per_s, "unit_batches": self.unit_batches,
             "memory_mb_per_pnode": self.memory_mb, "checkpoint_s": self.checkpoint_s, "own_machines": self.own_machines, "link": self.link,
+            "profile": asdict(PROFILES[self.link]) if self.link else None,
         }  # fmt: skip
 
 
@@ -113,6 +116,7 @@ def run(setup: Setup, *, say: Say = lambda text: None) -> Row:
         machines = (
             stack.enter_context(Machines(setup.schedule.recipe.num_victims, profile=setup.link)) if setup.own_machines else None
         )
+        round_trips_ms = trips(machines) if machines and setup.link else []
         directory = Path(tempfile.mkdtemp(prefix="dcnr-chaos-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         say(f"starting {setup.num_orchestrators} orchestrators and {setup.schedule.recipe.num_victims} PNodes")
@@ -124,8 +128,20 @@ def run(setup: Setup, *, say: Say = lambda text: None) -> Row:
             measured = asyncio.run(_Measured(setup, stand, machines, say).run())
         except ExceptionGroup as group:
             raise first_cause(group) from None
-        document = {"format": FORMAT, "machine": facts, "settings": setup.settings(), **measured}
+        links = linked(machines, round_trips_ms) if machines and setup.link else {}
+        document = {"format": FORMAT, "machine": facts, "settings": setup.settings(), **measured, **links}
     return {**document, "figures": conclude(document)}
+
+
+def trips(machines: Machines) -> list[float]:
+    """Milliseconds from each machine to the next one and back, the last one's to orchestrators and store: before any of them has something else to do."""
+    ways = [machines.address(index) for index in range(1, machines.count)] + [machines.host]
+    return [round(machines.round_trip_ms(index, address), 1) for index, address in enumerate(ways)]
+
+
+def linked(machines: Machines, round_trips_ms: Sequence[float]) -> Row:
+    """What the links did: each machine's, and last that of orchestrators and store. Raises Unavailable where they are gone."""
+    return {"links": {"round_trips_ms": round_trips_ms, "carried": [asdict(one) for one in machines.links.carried()]}}
 
 
 def network_of(setup: Setup, directory: Path, machines: Machines | None) -> LocalNetwork:

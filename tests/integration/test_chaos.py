@@ -1,12 +1,17 @@
 """Goal: a committed schedule of kills and pauses, applied to a network of real processes, ends with a completed job and exact lineages; cables of
-machines of their own can be taken out and put back, and nothing of them is left. Judges what was learned, never speed.
+machines of their own can be taken out and put back, emulated links among them delay and lose what they carry, and nothing of them is left. Judges what was
+learned, never speed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,6 +93,85 @@ def test_what_a_dead_run_left_is_cleaned_and_nothing_else(tmp_path: Path) -> Non
         assert reaches(living, 0, living.host), "a living run keeps its machines"
 
 
+def links_lacking() -> str:
+    """What emulated links lack here; refused with it."""
+    why = namespaces.lacking("home")
+    if why:
+        with pytest.raises(Refused) as caught, namespaces.Machines(1, profile="home"):
+            pass
+        assert (caught.value.code, why in caught.value.message) == ("no_namespaces", True)
+    return why
+
+
+def test_links_delay_lose_and_are_cut_and_healed() -> None:
+    """With root, /dev/net/tun and cc; without, what is missing is said."""
+    if links_lacking():
+        return
+    with namespaces.Machines(2, profile="home") as two:
+        for address in (two.address(1), two.host):
+            assert 2 * (40 - 2) <= two.round_trip_ms(0, address) < 4 * 40
+        two.cut(1)
+        assert not reaches(two, 0, two.address(1))
+        assert not reaches(two, 1, two.host)
+        assert reaches(two, 0, two.host), "only the machine whose cable is out is cut off"
+        two.join(1)
+        assert two.round_trip_ms(0, two.address(1)) >= 2 * (40 - 2), "a link is as it was"
+        two.links.become("lan")
+        assert two.round_trip_ms(0, two.address(1)) < 40
+        two.links.become("bad")
+        assert 0.002 < lost(two, 0, 4000) < 0.04
+        with pytest.raises(Unavailable):
+            namespaces.Machines(1).links.carried()
+
+
+def lost(where: namespaces.Machines, index: int, count: int) -> float:
+    """Of so many small packets from a machine to this computer, the share that its link loses; the queue of a narrow one is given time."""
+    before = where.links.carried()[index]
+    program = f"""
+import socket, time
+with socket.socket(type=socket.SOCK_DGRAM) as one:
+    for number in range({count}):
+        one.sendto(bytes(100), ("{where.host}", 9))
+        if number % 100 == 0:
+            time.sleep(0.01)
+"""
+    with socket.socket(type=socket.SOCK_DGRAM) as sink:
+        sink.bind((where.host, 9))
+        subprocess.run([*where.prefix(index), "python3", "-c", program], timeout=60, check=True)
+    after = where.links.carried()[index]
+    assert after.sent_packets - before.sent_packets >= 0.9 * count
+    return (after.lost_packets - before.lost_packets) / (after.sent_packets - before.sent_packets)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_links_of_a_run_that_is_ended_are_gone(number: signal.Signals) -> None:
+    """By itself, or, where nothing could be done any more, by the router's own end and a command."""
+    if links_lacking():
+        return
+    program = """
+import signal
+from benchmarks.namespaces import Machines
+with Machines(2, profile="home") as two:
+    print(two.bridge, two.links.router_pid, two.links.config, flush=True)
+    signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run_:
+        assert run_.stdout is not None
+        bridge, router, config = run_.stdout.readline().split()
+        assert bridge in names()
+        assert Path(config).exists()
+        run_.send_signal(number)
+    deadline = time.monotonic() + 20
+    while (bridge in names() or Path(f"/proc/{router}").exists()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert bridge not in names(), "the router ends with its run, its devices with it"
+    left = [name for name in names() if name.startswith(bridge[:-1])] + [str(Path(config).parent)] * Path(config).exists()
+    assert len(left) == (0 if number == signal.SIGINT else 3)
+    assert {Path(name).name for name in left} <= set(namespaces.clean())
+    assert not Path(config).exists()
+    assert [name for name in names() if name.startswith(bridge[:-1])] == []
+
+
 def reaches(where: namespaces.Machines, index: int, address: str) -> bool:
     """Whether a machine can send something to an address and hears that it is there: a refused connection is an answer."""
     program = f"""
@@ -106,9 +190,7 @@ with socket.socket() as one:
 
 
 def names() -> list[str]:
-    """Of all namespaces and bridges."""
+    """Of all namespaces and devices."""
     spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=20, check=True).stdout.split()
-    links = subprocess.run(
-        ["ip", "-o", "link", "show", "type", "bridge"], capture_output=True, text=True, timeout=20, check=True
-    ).stdout
+    links = subprocess.run(["ip", "-o", "link", "show"], capture_output=True, text=True, timeout=20, check=True).stdout
     return [*spaces, *(line.split(":")[1].strip() for line in links.splitlines())]
