@@ -46,6 +46,8 @@ class Fault(enum.Enum):
     """412 although the write landed: a proxy sent the request twice and passed on the second answer."""
     UNAVAILABLE = "unavailable"
     """503: nothing happened."""
+    DENIED = "denied"
+    """403: nothing happened, and nothing was said of what lies there."""
     TIMEOUT_BEFORE = "timeout_before"
     """No answer, and the write did not land."""
     TIMEOUT_AFTER = "timeout_after"
@@ -212,6 +214,8 @@ class MemoryStore:
         await self._delay()
         if fault is Fault.UNAVAILABLE:
             raise unavailable(key, "503 SlowDown")
+        if fault is Fault.DENIED:
+            raise denied(key, "AccessDenied")
         return fault
 
     async def _read(self, operation: Operation, key: str) -> _Version:
@@ -275,6 +279,14 @@ def conflict(key: str) -> Stale:
 def unavailable(key: str, why: str) -> Unavailable:
     """503, or not reached."""
     return Unavailable(f"the store could not serve {key}: {why}", code="store_unavailable", key=key, remedy=STORE_REMEDY)
+
+
+def denied(key: str, why: str) -> Unavailable:
+    """401 or 403: keys that were changed, clocks that differ, a store that has just begun. Nothing is said of what lies there, so nothing is judged by it."""
+    return Unavailable(
+        f"the store refused {key}: {why}", code="store_denied", key=key,
+        remedy="check the store's credentials, its clock and this machine's; it is tried again by itself",
+    )  # fmt: skip
 
 
 def is_full(status: int, word: str) -> bool:

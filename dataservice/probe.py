@@ -14,9 +14,9 @@ import urllib3
 import urllib3.exceptions
 
 from dataservice import keys
-from dataservice.s3 import PresignedPut, S3Store
+from dataservice.s3 import PresignedPut, S3Store, for_who_begins
 from dcnr import limits
-from dcnr.errors import Refused, Stale
+from dcnr.errors import DcnrError, Refused, Stale
 from dcnr.ids import digest_of
 from dcnr.ports import ObjectStore
 
@@ -40,13 +40,15 @@ class ProbeReport:
 async def probe_store(store: S3Store) -> ProbeReport:
     """Tries the store out with small objects under ``probe/``, which it removes again.
 
-    Raises Refused (``store_without_preconditions``) or what the store's port raises.
+    Raises Refused (``store_without_preconditions``, ``store_denied``) or what the store's port raises.
     """
     token = secrets.token_hex(8)
-    await check_preconditions(store, token)
     inner = S3Store(replace(store.address, public_endpoint=""))
     try:
+        await check_preconditions(store, token)
         return await _probe_uploads(inner, token)
+    except DcnrError as error:
+        raise for_who_begins(error) from error
     finally:
         inner.close()
 

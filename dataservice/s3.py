@@ -24,7 +24,17 @@ import urllib3.exceptions
 from botocore.config import Config
 
 from dataservice import keys
-from dataservice.memory import conflict, is_full, not_found, precondition_failed, store_full, timed_out, too_large, unavailable
+from dataservice.memory import (
+    conflict,
+    denied,
+    is_full,
+    not_found,
+    precondition_failed,
+    store_full,
+    timed_out,
+    too_large,
+    unavailable,
+)
 from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput, Refused
 from dcnr.ids import Digest, check_digest
@@ -250,9 +260,16 @@ def _on_bucket(address: StoreAddress, work: Callable[[Any], object]) -> None:
     try:
         work(client)
     except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError, urllib3.exceptions.HTTPError, OSError) as error:
-        raise typed_error(error, "bucket", address.bucket) from error
+        raise for_who_begins(typed_error(error, "bucket", address.bucket)) from error
     finally:
         client.close()
+
+
+def for_who_begins(error: DcnrError) -> DcnrError:
+    """The error for whoever tries a store out: credentials that open nothing are refused with what would change that, not tried again for ever."""
+    if error.code != "store_denied":
+        return error
+    return Refused(error.message, code="store_denied", remedy="check the store's credentials, its clock and this machine's")
 
 
 def typed_error(error: Exception, operation: str, key: str) -> DcnrError:
@@ -287,7 +304,7 @@ def _answered(error: Any, key: str) -> DcnrError:
         case 409:
             return conflict(key)
         case 401 | 403:
-            return Refused(f"the store refused {key}: {word}", code="store_denied", remedy="check the store's credentials", key=key)
+            return denied(key, word or str(status))
         case _:
             return unavailable(key, f"{status} {word}")
 

@@ -29,7 +29,7 @@ from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef, c
 from dataservice.transfer import download
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale, Unavailable
 from dcnr.ids import Digest, check_digest, check_name, digest_of
 from dcnr.ports import ObjectStore
 
@@ -256,7 +256,7 @@ async def obtain(
         await download(url, dest, max_bytes=max_bytes, sha256=sha256, rule=rule, timeout_s=SOURCE_TIMEOUT_S)
     except NotFound:
         raise NotFound(f"there is nothing at {uri!r:.200}", code="no_such_object", remedy="check the address") from None
-    except Refused as error:
+    except Unavailable as error:
         if error.code != "grant_refused":
             raise
         raise Refused(f"{uri!r:.200} may not be read", code="store_denied", remedy="check the credentials: --store-file") from None

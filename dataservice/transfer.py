@@ -49,7 +49,7 @@ async def download(
 ) -> int:  # fmt: skip
     """Streams the object into ``dest`` and returns its size; ``dest`` appears only when whole and (where ``sha256`` is given) right.
 
-    Raises Corrupt (digest, size), NotFound, Refused (address, redirect, expired grant), Unavailable or TimedOut, InvalidInput (disk).
+    Raises Corrupt (digest, size), NotFound, Refused (address, redirect), Unavailable (also ``grant_refused``) or TimedOut, InvalidInput (disk).
     """
 
     def work(exchange: _Exchange) -> int:
@@ -99,7 +99,7 @@ async def upload(
 ) -> bool:
     """Sends the file with exactly the granted ``headers``; False if an object was there already. The file is checked before it is sent.
 
-    Raises Corrupt (the file is another), Refused (address, grant), Unavailable (also ``store_full``) or TimedOut.
+    Raises Corrupt (the file is another), Refused (address, redirect), Unavailable (also ``store_full``, ``grant_refused``) or TimedOut.
     """
 
     def work(exchange: _Exchange) -> bool:
@@ -234,10 +234,10 @@ def _expect_ok(response: BaseHTTPResponse, method: str, path: str) -> None:
         case 301 | 302 | 303 | 307 | 308:
             raise Refused("the store answered with a redirect, which is not followed", code="redirect_refused")
         case 401 | 403:
-            raise Refused(
-                "the grant was refused",
+            raise Unavailable(
+                "the store refused the grant",
                 code="grant_refused",
-                remedy="ask for a new grant: this one expired or is for another object",
+                remedy="ask for a new grant: this one expired, or the store's clock or keys have changed since",
             )
         case status:
             raise Unavailable(f"the store answered {status}", code="store_unavailable")

@@ -44,7 +44,7 @@ class ObjectInfo:
 class ObjectStore(Protocol):
     """An S3-compatible store with conditional writes.
 
-    Every method is bounded in time by the adapter and raises: `dcnr.errors.Unavailable` (not reached, 503, timeout: for a write the
+    Every method is bounded in time by the adapter and raises: `dcnr.errors.Unavailable` (not reached, denied, 503, timeout: for a write the
     outcome is *unknown*), `dcnr.errors.NotFound` (get, head), `dcnr.errors.Stale` with code ``precondition_failed`` (412) or ``conflict`` (409).
     Keys come from `dataservice.keys` only.
     """

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 CONNECT_S = 5.0
 UPSTREAM_S = 60.0
@@ -41,7 +41,9 @@ class Fault(Enum):
 
 @dataclass
 class Trouble:
-    """Befalls requests of these ``methods`` (empty: all) on keys with ``prefix``, at most ``times`` of them; ``met`` counts."""
+    """Befalls requests of these ``methods`` (empty: all) on keys with ``prefix``, at most ``times`` of them; ``met`` counts. A listing's key is a question
+    mark and what it lists.
+    """
 
     fault: Fault
     methods: frozenset[str] = frozenset()
@@ -148,7 +150,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _meet(self) -> None:
-        key = urlsplit(self.path).path.lstrip("/").partition("/")[2]
+        asked = urlsplit(self.path)
+        key = asked.path.lstrip("/").partition("/")[2]
+        if not key and (listed := parse_qs(asked.query).get("prefix")):
+            key = f"?{listed[0]}"
         trouble = self.owner.trouble_for(self.command, key)
         length = int(self.headers.get("content-length") or 0)
         fault = trouble.fault if trouble is not None else None

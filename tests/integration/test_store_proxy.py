@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
 import pytest
 from store_proxy import Fault, StoreProxy, Trouble, store_proxy
 
 from dataservice import keys
-from dataservice.s3 import S3Store, StoreAddress
-from dcnr.errors import DcnrError, NotFound, Stale, TimedOut, Unavailable
+from dataservice.probe import probe_store
+from dataservice.s3 import S3Store, StoreAddress, make_bucket
+from dcnr.errors import DcnrError, NotFound, Refused, Stale, TimedOut, Unavailable
 
 PUT, GET = frozenset({"PUT"}), frozenset({"GET"})
 
@@ -54,6 +55,8 @@ def test_without_trouble_it_is_the_store(proxy: StoreProxy, store: S3Store, fres
         (Trouble(Fault.REFUSE, PUT, status=412, word="PreconditionFailed"), Stale, "precondition_failed", False),
         (Trouble(Fault.REFUSE, PUT, status=507, word="InsufficientStorage"), Unavailable, "store_full", False),
         (Trouble(Fault.REFUSE, PUT, status=403, word="QuotaExceeded"), Unavailable, "store_full", False),
+        (Trouble(Fault.REFUSE, PUT, status=403, word="RequestTimeTooSkewed"), Unavailable, "store_denied", False),
+        (Trouble(Fault.REFUSE, PUT, status=401, word="InvalidAccessKeyId"), Unavailable, "store_denied", False),
         (Trouble(Fault.CUT, PUT, num_bytes=1), Unavailable, "", False),
         (Trouble(Fault.DROP, PUT), Unavailable, "", False),
         (Trouble(Fault.LOSE_ANSWER, PUT), Unavailable, "", True),
@@ -103,3 +106,40 @@ def test_reads_in_trouble(proxy: StoreProxy, store: S3Store, fresh_model: Callab
         assert (await store.get(key, max_bytes=16)).data == b"second"
 
     asyncio.run(story())
+
+
+def test_a_store_that_denies_a_read_says_nothing_of_the_object(
+    proxy: StoreProxy, store: S3Store, fresh_model: Callable[[], str]
+) -> None:
+    """Whatever is asked for: the next answer counts, and nobody may take the first one for a judgement."""
+
+    async def story() -> None:
+        key = keys.head(fresh_model())
+        await store.put(key, b"body")
+        reads: dict[str, Callable[[], Awaitable[object]]] = {
+            "GET": lambda: store.get(key, max_bytes=16),
+            "range": lambda: store.get_range(key, first=0, num_bytes=2),
+            "HEAD": lambda: store.head(key),
+            "LIST": lambda: store.list(key),
+            "DELETE": lambda: store.delete(key),
+        }
+        for name, read in reads.items():
+            denied = proxy.meet(Trouble(Fault.REFUSE, times=1, status=403, word="AccessDenied"))
+            with pytest.raises(Unavailable) as caught:
+                await read()
+            assert (caught.value.code, denied.met) == ("store_denied", 1), name
+            assert "credentials" in caught.value.remedy
+            await read()
+
+    asyncio.run(story())
+
+
+def test_credentials_that_open_nothing_are_refused_where_a_store_is_tried_out(proxy: StoreProxy, store: S3Store) -> None:
+    """Who begins with them would only wait for ever; who has begun waits."""
+    proxy.meet(Trouble(Fault.REFUSE, status=403, word="InvalidAccessKeyId"))
+    with pytest.raises(Refused) as caught:
+        asyncio.run(probe_store(store))
+    assert caught.value.code == "store_denied"
+    with pytest.raises(Refused) as caught:
+        make_bucket(store.address)
+    assert caught.value.code == "store_denied"

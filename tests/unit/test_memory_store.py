@@ -37,6 +37,7 @@ def store_with(*plan: tuple[Operation, str, Fault]) -> MemoryStore:
         (Fault.CONFLICT, Stale, "conflict", False),
         (Fault.PRECONDITION, Stale, "precondition_failed", True),
         (Fault.UNAVAILABLE, Unavailable, "store_unavailable", False),
+        (Fault.DENIED, Unavailable, "store_denied", False),
         (Fault.TIMEOUT_BEFORE, TimedOut, "store_timeout", False),
         (Fault.TIMEOUT_AFTER, TimedOut, "store_timeout", True),
         (Fault.TORN, TimedOut, "store_timeout", False),
