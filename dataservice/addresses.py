@@ -24,6 +24,21 @@ _URL = re.compile(
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
+_V6_PUBLIC: Final = ipaddress.IPv6Network("2000::/3")
+"""What is given out to the public internet: link-local, site-local, unique local, multicast and mapped addresses lie outside."""
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_NOT_PUBLIC: Final = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24",
+        "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3",
+        "2001::/23", "2001:db8::/32", "3fff::/20",
+    )
+)  # fmt: skip
+"""IANA's registries of special-purpose addresses, in which nothing has a host on the public internet. A list of our own: `ipaddress` knows more of them with
+every version of Python.
+"""
+
 Resolver = Callable[[str, int], Sequence[str]]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -86,20 +101,11 @@ class AddressRule:
 def is_public(address: Address) -> bool:
     """Whether ``address`` is reachable over the public internet, and so is an IPv4 address embedded in it."""
     if isinstance(address, ipaddress.IPv6Address):
-        if (translated := _nat64(address)) is not None:
-            return is_public(translated)
-        for embedded in (address.ipv4_mapped, address.sixtofour, *(address.teredo or ())):
-            if embedded is not None and not is_public(embedded):
-                return False
-    return address.is_global and not (
-        address.is_multicast or address.is_reserved or address.is_unspecified or address.is_link_local
-    )
-
-
-def _nat64(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    if address in ipaddress.ip_network("64:ff9b::/96"):
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return None
+        if address in _NAT64:
+            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if address not in _V6_PUBLIC or (address.sixtofour is not None and not is_public(address.sixtofour)):
+            return False
+    return not any(address in network for network in _NOT_PUBLIC)
 
 
 def _split(url: str) -> tuple[str, str, int, str]:

@@ -30,6 +30,20 @@ NAMES: dict[str, list[str]] = {
     "multicast.example.org": ["224.0.0.1"],
     "cgnat.example.org": ["100.64.0.1"],
     "broadcast.example.org": ["255.255.255.255"],
+    "sitelocal.example.org": ["fec0::1"],
+    "sitelocal-last.example.org": ["feff:ffff::1"],
+    "documented6.example.org": ["3fff::1"],
+    "documented4.example.org": ["203.0.113.7"],
+    "relay6to4.example.org": ["192.88.99.1"],
+    "benchmark.example.org": ["198.19.0.1"],
+    "protocols.example.org": ["192.0.0.9"],
+    "orchid.example.org": ["2001:20::1"],
+    "teredo.example.org": ["2001:0:4136:e378:8000:63bf:3fff:fdd2"],
+    "segments.example.org": ["5f00::1"],
+    "discard.example.org": ["100::1"],
+    "nat64-local.example.org": ["64:ff9b:1::808:808"],
+    "nat64-relay.example.org": ["64:ff9b::c058:6301"],
+    "sixtofour-relay.example.org": ["2002:c058:6301::1"],
     "nothing.example.org": [],
 }
 
@@ -69,6 +83,9 @@ LITERALS = [
     "[64:ff9b::7f00:1]",
     "[::127.0.0.1]",
     "[ff02::1]",
+    "[fec0::1]",
+    "[3fff::1]",
+    "192.88.99.1",
     "localhost",
     "LOCALHOST",
     "localhost.",
@@ -180,6 +197,18 @@ def test_an_empty_rule_allows_nothing() -> None:
         AddressRule().check(f"https://{GOOD_HOST}{PATH}")
 
 
-@pytest.mark.parametrize("text", ["8.8.8.8", "2001:4860:4860::8888", "64:ff9b::808:808"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "8.8.8.8",
+        "192.88.100.1",
+        "223.255.255.1",
+        "2001:4860:4860::8888",
+        "2a00::1",
+        "3ffe:ffff::1",
+        "2002:808:808::1",
+        "64:ff9b::808:808",
+    ],
+)
 def test_public_addresses_are_public(text: str) -> None:
     assert is_public(ipaddress.ip_address(text))
