@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
@@ -14,7 +13,7 @@ from dcnr.ids import Digest
 from dcnr.ports import ObjectStore
 from dcnr.v1 import model_pb2
 from orchestrator.chain import Chain
-from orchestrator.retention import CALLS_AT_ONCE, MAX_DELETED, MAX_LISTED
+from orchestrator.retention import MAX_LISTED, deleted
 from trust.envelope import parse
 from trust.evidence import MAX_RECORD_BYTES
 from trust.ledger import Ledger, Verdict
@@ -52,8 +51,11 @@ class EvidenceKeeper:
         self._bundles: OrderedDict[str, str] = OrderedDict()
         """Of each fault record the bundle that it names."""
 
-    async def sweep(self, model: str, chain: Chain, vnodes: Iterable[str], now_unix_ms: int, lifetime_ms: int) -> int:
-        """How many objects went. What was written less than ``lifetime_ms`` ago stays, and what may be of an interval that is open. Raises Unavailable."""
+    async def sweep(self, model: str, chain: Chain, vnodes: Iterable[str], now_unix_ms: int, lifetime_ms: int) -> bool:
+        """Whether some are left that could go. What was written less than ``lifetime_ms`` ago stays, and what may be of an interval that is open.
+
+        Raises Unavailable where it cannot be read what is there.
+        """
         records = {(chain.ledger.intervals[one.interval].vnode, one.evidence) for one in chain.chronicle.told if one.evidence}
         earlier = {one.evidence for one in chain.earlier if one.evidence}
         opened: dict[str, int] = {}
@@ -71,18 +73,13 @@ class EvidenceKeeper:
             kept |= {await self._bundle(model, vnode, digest) for digest in sorted(kept)}
             before_ms = min(now_unix_ms, opened.get(vnode, now_unix_ms)) - lifetime_ms
             doomed += [row.key for row in rows if row.last_modified * 1000 < before_ms and row.key.removeprefix(prefix) not in kept]
-        gate = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def delete(key: str) -> None:
-            async with gate:
-                reached("evidence.doomed")
-                await self._store.delete(key)
-                reached("evidence.deleted")
+            reached("evidence.doomed")
+            await self._store.delete(key)
+            reached("evidence.deleted")
 
-        async with asyncio.TaskGroup() as group:
-            for key in doomed[:MAX_DELETED]:
-                group.create_task(delete(key))
-        return min(len(doomed), MAX_DELETED)
+        return await deleted(doomed, delete)
 
     async def _bundle(self, model: str, vnode: str, record: str) -> str:
         """The bundle that a fault record names; empty where the record is gone or names none."""

@@ -128,14 +128,13 @@ class Naming:
         kept: frozenset[Digest] = frozenset()
         if sweep:
             self._swept_at = now
-            kept = await retention.kept_states(view, self._loader, jobs)
+            kept, left = await retention.kept_states(view, self._loader, jobs), False
+            vnodes = [entry.vnode for entry in view.manifest.entries]
             if view.chain is not None:
                 kept |= kept_for_return(view.chain.ledger)
-                await self._evidence.sweep(
-                    view.model, view.chain, [entry.vnode for entry in view.manifest.entries], wall_ms, grant_lifetime_s * 1000
-                )
-            stored = await retention.stored_states(self._store, view.model, [entry.vnode for entry in view.manifest.entries])
-            if await retention.delete_condemned(self._store, view.model, view.manifest, stored, kept):
+                left = await self._evidence.sweep(view.model, view.chain, vnodes, wall_ms, grant_lifetime_s * 1000)
+            stored = await retention.stored_states(self._store, view.model, vnodes)
+            if await retention.delete_condemned(self._store, view.model, view.manifest, stored, kept) or left:
                 self._swept_at = now - sweep_s + SWEEP_AGAIN_S
             await self._look(view, retention.unlisted_states(view.manifest, stored))
         self._manifested_at = now

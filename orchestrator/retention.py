@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from dataservice import keys
@@ -89,23 +89,30 @@ async def delete_condemned(
     """Deletes states that the manifest under an acknowledged head condemns and does not name, but for ``kept``; whether some are left."""
     named = {item.digest for entry in manifest.entries for item in (*entry.working, entry.cleared)}
     condemned = set(manifest.condemned) - named - kept
-    doomed = [state for state in states if state.digest in condemned]
-    gate, failed = asyncio.Semaphore(CALLS_AT_ONCE), False
 
-    async def delete(state: StoredState) -> None:
+    async def delete(key: str) -> None:
+        reached("condemned.chosen")
+        await store.delete(key)
+        reached("condemned.deleted")
+
+    return await deleted((keys.state(model, one.vnode, one.digest) for one in states if one.digest in condemned), delete)
+
+
+async def deleted(doomed: Iterable[str], delete: Callable[[str], Awaitable[None]]) -> bool:
+    """Deletes a bounded number of these objects; whether some are left. One that cannot be deleted now holds nothing else up: whoever sweeps comes again."""
+    chosen, gate, failed = list(doomed), asyncio.Semaphore(CALLS_AT_ONCE), False
+
+    async def one(key: str) -> None:
         nonlocal failed
         async with gate:
             if failed:
                 return
-            reached("condemned.chosen")
             try:
-                await store.delete(keys.state(model, state.vnode, state.digest))
+                await delete(key)
             except DcnrError:
                 failed = True
-            else:
-                reached("condemned.deleted")
 
     async with asyncio.TaskGroup() as group:
-        for state in doomed[:MAX_DELETED]:
-            group.create_task(delete(state))
-    return failed or len(doomed) > MAX_DELETED
+        for key in chosen[:MAX_DELETED]:
+            group.create_task(one(key))
+    return failed or len(chosen) > MAX_DELETED

@@ -161,7 +161,6 @@ class ModelRuntime:
             exits=self.exits, history=shared.history, plan_policy=shared.plan_policy, loader=self.loader, drawing=self.drawing,
             observer=shared.observer, records=shared.records, tracer=shared.tracer,
         )  # fmt: skip
-        shared.nodes_changed.pass_on(self.decider.wake)
         self.auditing = Auditing(
             model, shared, view=lambda: self.view, job=lambda job_id: self.loader.job(model, job_id), plan=self._plan,
             is_holder=lambda: self.is_holder, wake=self.decider.wake,
@@ -191,15 +190,19 @@ class ModelRuntime:
         return self.loop.is_holder()
 
     async def run(self) -> None:
-        """Runs until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.loop.run())
-            group.create_task(self._load_views())
-            group.create_task(self._read_jobs())
-            group.create_task(self.decider.run())
-            group.create_task(self._watch_store())
-            group.create_task(self.auditing.run())
-            group.create_task(self.serving.run())
+        """Runs until cancelled, or until a part breaks: nothing of it is left then in what all models share."""
+        no_more = self.shared.nodes_changed.pass_on(self.decider.wake)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.loop.run())
+                group.create_task(self._load_views())
+                group.create_task(self._read_jobs())
+                group.create_task(self.decider.run())
+                group.create_task(self._watch_store())
+                group.create_task(self.auditing.run())
+                group.create_task(self.serving.run())
+        finally:
+            no_more()
 
     async def record(self, request: data_pb2.RecordCheckpointRequest) -> data_pb2.RecordCheckpointResponse:
         """The answer to RecordCheckpoint. Raises Unavailable where the checkpoint cannot be judged now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 
 class Signal:
@@ -13,9 +14,15 @@ class Signal:
         self._event = asyncio.Event()
         self._others: list[Signal] = []
 
-    def pass_on(self, other: Signal) -> None:
-        """From now on ``other`` fires whenever this does."""
+    def pass_on(self, other: Signal) -> Callable[[], None]:
+        """From now on ``other`` fires whenever this does; the result ends that."""
         self._others.append(other)
+        return lambda: self._others.remove(other)
+
+    @property
+    def num_others(self) -> int:
+        """To how many it is passed on."""
+        return len(self._others)
 
     def fire(self) -> None:
         """Wakes everybody who waits now."""

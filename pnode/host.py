@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dcnr.errors import DcnrError, InvariantBroken
+from dcnr.groups import first_cause
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock
@@ -184,6 +185,8 @@ class ReplicaHost:
                 ticking.cancel()
                 for task in self._tasks:
                     task.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from errors
         finally:
             self._ended.set()
             self._group = None

@@ -26,12 +26,18 @@ MODELS_WAIT_S = 30.0
 
 
 def network(
-    maintainer: NodeKey, orchestrators: list[NodeKey], clock: Clock, *, store_address: str = "", bucket: str = ""
+    maintainer: NodeKey,
+    orchestrators: list[NodeKey],
+    clock: Clock,
+    *,
+    store_address: str = "",
+    bucket: str = "",
+    audits: str = "none",
 ) -> NetworkPolicy:
     """A single-host network of these orchestrators."""
     document = create_document(
         maintainer, name="test", now_wall=clock.wall(), orchestrator_ids=[key.node_id for key in orchestrators],
-        locality=identity_pb2.LOCALITY_SINGLE_HOST, store_address=store_address, store_bucket=bucket, store_scheme="http",
+        locality=identity_pb2.LOCALITY_SINGLE_HOST, store_address=store_address, store_bucket=bucket, store_scheme="http", audits=audits,
     )  # fmt: skip
     return verify_chain([document])
 

@@ -22,6 +22,7 @@ from orchestrator.history import History
 from orchestrator.inventory import Inventory
 from orchestrator.jobs import state_of
 from orchestrator.runtime import ModelRuntime, Shared
+from trust.draw import Secret
 from trust.identity import NodeKey
 from trust.in_force import InForce
 from trust.network import NetworkPolicy
@@ -45,7 +46,10 @@ class Orchestrator:
 
     def __init__(self, key: NodeKey, policy: NetworkPolicy, store: ObjectStore, workers: list[Worker]) -> None:
         history = History(None, key.node_id, CLOCK)
-        self.shared = Shared(key, InForce(policy), store, CLOCK, default_registry(), Inventory(), history, times=TIMES)
+        secret = Secret(bytes(32)) if policy.audits_drawn else None
+        self.shared = Shared(
+            key, InForce(policy), store, CLOCK, default_registry(), Inventory(), history, times=TIMES, draw_secret=secret
+        )
         self.runtime = ModelRuntime(MODEL, self.shared)
         self.workers = workers
         self.tasks: list[asyncio.Task[None]] = []
@@ -91,10 +95,10 @@ class Orchestrator:
 
 
 class World:
-    def __init__(self, orchestrators: int, workers: int) -> None:
+    def __init__(self, orchestrators: int, workers: int, *, audits: str = "none") -> None:
         self.store = MemoryStore(CLOCK, random.Random(1))
         keys_of = [NodeKey.generate() for _ in range(orchestrators)]
-        self.policy = network(MAINTAINER, keys_of, CLOCK)
+        self.policy = network(MAINTAINER, keys_of, CLOCK, audits=audits)
         self.workers = [Worker(self.policy, self.store, CLOCK) for _ in range(workers)]
         self.orchestrators = [Orchestrator(key, self.policy, self.store, self.workers) for key in keys_of]
 
@@ -150,8 +154,8 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(orchestrators: int = 1, workers: int = 2) -> AsyncIterator[World]:
-    made = World(orchestrators, workers)
+async def world(orchestrators: int = 1, workers: int = 2, *, audits: str = "none") -> AsyncIterator[World]:
+    made = World(orchestrators, workers, audits=audits)
     try:
         for item in made.orchestrators:
             item.start()
