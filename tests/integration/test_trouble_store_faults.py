@@ -132,7 +132,7 @@ def rss_bytes(process: Process) -> int:
 
 @pytest.mark.long
 def test_ten_minutes_without_a_store_cost_no_batch(rig: Rig, proxy: StoreProxy) -> None:
-    """Training goes on all the time, nothing is promoted, memory, disk and logs stay bounded, and afterwards all that was learned counts, where it was learned."""
+    """Training goes on all the time, nothing is promoted, memory, disk and logs stay bounded, and afterwards all that was learned counts."""
     passes = 18
     job_id = rig.submit("ten-minutes", passes=passes, batches_per_s=1.0, lead_batches=4096, checkpoint_s=10.0)
     rig.learning(job_id, 5, LONG_S)
