@@ -83,7 +83,7 @@ def link_of(line: str) -> Link:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Of one machine since its link was made: what left it and what came to it; packets that were lost, and that a full queue, or one that was cut, dropped."""
+    """Of one machine since its link was made: what left it and what came to it; packets that were lost, and that a full queue or a cut link dropped."""
 
     sent_packets: int
     sent_bytes: int

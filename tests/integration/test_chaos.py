@@ -110,9 +110,11 @@ def test_links_delay_lose_and_are_cut_and_healed() -> None:
     with namespaces.Machines(2, profile="home") as two:
         for address in (two.address(1), two.host):
             assert 2 * (40 - 2) <= two.round_trip_ms(0, address) < 4 * 40
+        assert two.links.carried()[1].dropped_packets == 0
         two.cut(1)
         assert not reaches(two, 0, two.address(1))
         assert not reaches(two, 1, two.host)
+        assert two.links.carried()[1].dropped_packets > 0
         assert reaches(two, 0, two.host), "only the machine whose cable is out is cut off"
         two.join(1)
         assert two.round_trip_ms(0, two.address(1)) >= 2 * (40 - 2), "a link is as it was"
