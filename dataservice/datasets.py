@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import secrets
@@ -103,23 +104,21 @@ class LocalCache:
         directory.mkdir(parents=True, exist_ok=True)
 
     async def path(self, digest: Digest) -> Path:
-        """The verified file. Raises Corrupt naming the digest if what is fetched is something else, Refused if it exceeds the quota."""
+        """The verified file. Raises Corrupt naming the digest if what is fetched is something else, Refused if it exceeds the quota, Unavailable
+        (``disk_trouble``) where the disk does not bear it.
+        """
         path = self._directory / check_digest(digest)
-        if digest in self._verified and path.exists():
-            self._use(digest, path)
-            return path
-        lock = self._locks.setdefault(digest, asyncio.Lock())
         try:
-            async with lock:
-                if digest not in self._verified or not path.exists():
-                    await self._obtain(digest, path)
+            if digest in self._verified and path.exists():
+                self._use(digest, path)
+            else:
+                await self._brought(digest, path)
         except OSError as error:
             raise Unavailable(
-                f"the cache cannot be used: {error.strerror}", code="disk_trouble", remedy="free disk space"
+                f"the cache cannot be used: {error.strerror}",
+                code="disk_trouble",
+                remedy="free disk space, or see whether the disk can be written",
             ) from error
-        finally:
-            if not lock.locked():
-                self._locks.pop(digest, None)
         return path
 
     def cached(self, digest: Digest) -> Path:
@@ -128,6 +127,17 @@ class LocalCache:
         if digest not in self._verified or not path.exists():
             raise NotFound(f"shard {digest} is not in the cache", code="shard_not_cached", shard=digest)
         return path
+
+    async def _brought(self, digest: Digest, path: Path) -> None:
+        """Once, however many ask."""
+        lock = self._locks.setdefault(digest, asyncio.Lock())
+        try:
+            async with lock:
+                if digest not in self._verified or not path.exists():
+                    await self._obtain(digest, path)
+        finally:
+            if not lock.locked():
+                self._locks.pop(digest, None)
 
     async def _obtain(self, digest: Digest, path: Path) -> None:
         if not await asyncio.to_thread(_matches, path, digest):
@@ -154,7 +164,8 @@ class LocalCache:
     def _use(self, digest: Digest, path: Path) -> None:
         self._verified[digest] = path.stat().st_size
         self._verified.move_to_end(digest)
-        os.utime(path)
+        with contextlib.suppress(OSError):  # only the order in which a later life removes files suffers
+            os.utime(path)
 
     def _evict(self, keep: Digest) -> None:
         """Left-overs of earlier runs go first, by time of last use, then files of this run in the order of their use."""

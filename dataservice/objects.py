@@ -6,6 +6,7 @@ Whatever comes back has the wanted digest; whatever goes up is refused by the st
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,9 +63,9 @@ class ObjectClient:
         path = directory / f".read-{ref.kind}-{ref.digest}"
         try:
             await self.read_file(ref, path, max_bytes=max_bytes)
-            return await asyncio.to_thread(path.read_bytes)
+            return await asyncio.to_thread(_read, path)
         finally:
-            path.unlink(missing_ok=True)
+            _remove(path)
 
     async def write_file(self, ref: Ref, path: Path, *, size_bytes: int, sha256: Digest) -> None:
         """The object is in the store (also if it was there before). Raises Refused, Corrupt, Unavailable."""
@@ -93,7 +94,7 @@ class ObjectClient:
             await asyncio.to_thread(_write, path, data)
             await self.write_file(ref, path, size_bytes=len(data), sha256=digest)
         finally:
-            path.unlink(missing_ok=True)
+            _remove(path)
         return digest
 
     def _outgoing(self) -> Outgoing:
@@ -158,8 +159,21 @@ def _write(destination: Path, data: bytes) -> None:
         reached("object.drafted")
         temporary.replace(destination)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        _remove(temporary)
         raise InvalidInput(f"{destination.name} cannot be written: {error.strerror}", code="disk_trouble") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path.name} cannot be read: {error.strerror}", code="disk_trouble") from error
+
+
+def _remove(path: Path) -> None:
+    """Where the disk lets it: a disk that refuses has been told by what was written there."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -22,7 +22,7 @@ from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_p
 from pnode.authority import Term, check_asked
 from pnode.budget import Budget, Reservation
 from pnode.duties import Say
-from pnode.home import Home
+from pnode.home import Home, disk_trouble
 from pnode.orders import HostingOptions
 from pnode.provision import Provisioner
 from trust.envelope import open_single, parse
@@ -145,10 +145,13 @@ class AuditTasks:
             for left in self._directory.iterdir():  # by a life that was cut short
                 left.unlink()
         except OSError as error:
-            raise Unavailable(f"no room for evidence: {error.strerror}", code="disk_trouble") from error
+            raise disk_trouble("no room for evidence", error) from error
         await self._objects.read_file(_evidence(task, task.bundle_digest), bundle, max_bytes=size_bytes)
-        if bundle.stat().st_size != size_bytes:
-            raise Corrupt("a bundle of another size than its task says", code="bad_task")
+        try:
+            if bundle.stat().st_size != size_bytes:
+                raise Corrupt("a bundle of another size than its task says", code="bad_task")
+        except OSError as error:
+            raise disk_trouble("the evidence cannot be read", error) from error
         return local_pb2.WorkerAudit(
             task=task, bundle_path=str(bundle), graph=job.graph_bytes, num_batches=job.request.num_batches,
             dataset_manifest_path=str(job.dataset_manifest), shard_dir=str(self._shards), threads=self._options.threads,

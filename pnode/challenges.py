@@ -7,6 +7,7 @@ had is said, with the reason. A challenge that is repeated is answered again; on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -109,7 +110,8 @@ class Challenges:
             return model_pb2.Evidence(interval=challenge.interval, reason=error.message[:512])
         finally:
             self._gathering = None
-            await asyncio.to_thread(path.unlink, missing_ok=True)
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(path.unlink, missing_ok=True)
         self._tell("evidence_shown", challenge.replica, f"{challenge.interval[:12]}: {gathered.size_bytes} bytes")
         return model_pb2.Evidence(interval=challenge.interval, digest=gathered.digest, size_bytes=gathered.size_bytes)
 

@@ -373,8 +373,7 @@ class Duties:
             self._group.create_task(self._release(replica, hand_over=False))
             self._forget(model, replica)
         model.unwritten = None
-        for path in (self._home.desired_path(name), self._home.head_path(name)):
-            path.unlink(missing_ok=True)
+        self._home.forget(name)
         self._say("model_forgotten", name, "another model takes its place, and it has no work here")
 
     async def _release(self, replica: str, *, hand_over: bool) -> None:

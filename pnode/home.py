@@ -87,6 +87,12 @@ class Home:
         """Where the newest confirmed head of a model lies."""
         return self.root / f"head-{check_name(model)}.pb"
 
+    def forget(self, model: str) -> None:
+        """A restart takes nothing up of that model; what the disk keeps of it, it takes up and forgets again."""
+        for path in (self.desired_path(model), self.head_path(model)):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
     def disk_bytes(self) -> int:
         """Bytes of all files below the home."""
         total = 0
@@ -121,6 +127,21 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             code="disk_trouble",
             remedy="free disk space, or choose another place",
         ) from error
+
+
+def read_whole(path: Path) -> bytes:
+    """The bytes of a file that is to be there, such as one that was just fetched. Raises Unavailable: it is fetched again, or the disk comes back."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise disk_trouble(f"{path.name} cannot be read", error) from error
+
+
+def disk_trouble(what: str, error: OSError) -> Unavailable:
+    """What the disk refuses, as everybody here tells it and tries again."""
+    return Unavailable(
+        f"{what}: {error.strerror}", code="disk_trouble", remedy="free disk space, or see whether the disk can be written"
+    )
 
 
 def read_message(path: Path, message_class: type[M], *, max_bytes: int = limits.MAX_MESSAGE_BYTES) -> M | None:

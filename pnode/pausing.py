@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -10,7 +11,7 @@ from typing import Final
 
 from dcnr.errors import InvalidInput
 from dcnr.ports import Clock
-from pnode.home import write_atomically
+from pnode.home import disk_trouble, write_atomically
 
 LONGEST_S: Final = 366 * 86_400.0
 
@@ -34,15 +35,20 @@ class Pausing:
         self._until_wall = until
 
     def end(self) -> None:
-        """The owner lets it work again."""
-        self._path.unlink(missing_ok=True)
+        """The owner lets it work again. Raises Unavailable where the disk keeps the note: the next start would pause again."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise disk_trouble("the note of the pause cannot be removed", error) from error
         self._until_wall = None
 
     @property
     def is_paused(self) -> bool:
         """Whether nothing may be computed now. A pause whose time is up is forgotten."""
         if self._until_wall is not None and self._clock.wall() >= self._until_wall:
-            self.end()
+            self._until_wall = None
+            with contextlib.suppress(OSError):  # a note that stays says a time that is over
+                self._path.unlink(missing_ok=True)
         return self._until_wall is not None
 
     @property

@@ -18,6 +18,7 @@ from dcnr.intervals import IntervalSet
 from dcnr.specs import Registry
 from dcnr.stages import Stage
 from dcnr.v1 import data_pb2, model_pb2
+from pnode.home import read_whole
 from pnode.snapshots import Shelf, StartingState
 from pnode.trail import Fetch, Trail
 from trust.envelope import parse_envelope
@@ -72,11 +73,11 @@ class Provisioner:
         ref = data_pb2.ObjectRef(
             kind=data_pb2.OBJECT_KIND_JOB_REQUEST, model=desired.model, owner=desired.job_id, digest=desired.request_digest
         )
-        envelope = parse_envelope((await self._fetch(ref, limits.MAX_ENVELOPE_BYTES)).read_bytes())
+        envelope = parse_envelope(read_whole(await self._fetch(ref, limits.MAX_ENVELOPE_BYTES)))
         request = self._policy().read_job_request(envelope)
         _check_request(request, desired)
         graph_ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_GRAPH, digest=request.graph_digest)
-        graph_bytes = (await self._fetch(graph_ref, limits.MAX_GRAPH_BYTES)).read_bytes()
+        graph_bytes = read_whole(await self._fetch(graph_ref, limits.MAX_GRAPH_BYTES))
         graph = graph_from_bytes(graph_bytes)
         self._check_policy(graph)
         stages = {stage.id: stage for stage in stages_of_graph(graph, self._registry)}

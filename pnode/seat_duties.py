@@ -21,6 +21,7 @@ from dcnr.ports import Clock
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.budget import Budget
 from pnode.duties import Duties, Say
+from pnode.home import read_whole
 from pnode.orders import HostingOptions
 from pnode.provision import Job, Provisioner
 from pnode.seating import LOADING, Held, Key, Wanted, settle
@@ -297,7 +298,7 @@ class SeatDuties:
     async def _manifest(self, model: str, digest: str) -> model_pb2.Manifest:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=model, digest=digest)
         path = await self._around.fetch(ref, limits.MAX_MANIFEST_BYTES)
-        return self._around.policy().open_manifest(parse_envelope(path.read_bytes(), limits.MAX_MANIFEST_BYTES), model)
+        return self._around.policy().open_manifest(parse_envelope(read_whole(path), limits.MAX_MANIFEST_BYTES), model)
 
     # -- what is done about it -------------------------------------------------------------------------------------------------
 

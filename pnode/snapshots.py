@@ -16,12 +16,12 @@ from pathlib import Path
 
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, DcnrError
+from dcnr.errors import Corrupt, DcnrError, Unavailable
 from dcnr.ids import Digest, check_digest, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import local_pb2, model_pb2
 from pnode.frames import intervals_of
-from pnode.home import read_message, write_atomically
+from pnode.home import disk_trouble, read_message, write_atomically
 
 _SUFFIX = ".snapshot"
 
@@ -69,6 +69,8 @@ class Shelf:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._held: list[Held] = []
+        self._discarded: list[Held] = []
+        """Forgotten, with files that are still to go."""
 
     def load(self) -> list[str]:
         """Takes up what an earlier life left behind; remarks on what was unusable (and is removed). Reads every state: for a thread."""
@@ -98,16 +100,21 @@ class Shelf:
 
     def sweep(self, work: Path) -> None:
         """Removes from ``work`` what a dead worker left behind: spools, drafts, states that nobody was told of. For a thread, before the
-        next one starts.
+        next one starts. Raises Unavailable where the disk keeps some of it.
         """
-        kept = {Path(held.ready.path) for held in list(self._held)}
+        kept, trouble = {Path(held.ready.path) for held in list(self._held)}, None
         for directory, _, names in os.walk(work, topdown=False):
             for path in (Path(directory) / name for name in names):
-                if path not in kept:
-                    path.unlink(missing_ok=True)
+                try:
+                    if path not in kept:
+                        path.unlink(missing_ok=True)
+                except OSError as error:
+                    trouble = error
             with contextlib.suppress(OSError):  # not empty
                 if Path(directory) != work:
                     Path(directory).rmdir()
+        if trouble is not None:
+            raise disk_trouble("what the last worker left cannot be removed", trouble)
 
     async def add(self, ready: local_pb2.SnapshotReady) -> None:
         """Keeps a new snapshot; the note is on disk before this returns. Raises Unavailable where the disk takes no note: then it is kept in
@@ -166,13 +173,26 @@ class Shelf:
         return newest
 
     def discard(self, held: Held) -> None:
-        """Forgets a snapshot and removes its files."""
+        """Forgets a snapshot and removes its files; what the disk keeps goes with a later `tidy`."""
         if held in self._held:
             self._held.remove(held)
-        held.note.unlink(missing_ok=True)
-        reached("note.removed")
-        if not any(other.ready.path == held.ready.path for other in self._held):
-            Path(held.ready.path).unlink(missing_ok=True)
+        self._discarded.append(held)
+        with contextlib.suppress(Unavailable):
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Removes the files of what was discarded. Raises Unavailable where the disk keeps some."""
+        while self._discarded:
+            held = self._discarded[0]
+            try:
+                if not any(other.note == held.note for other in self._held):
+                    held.note.unlink(missing_ok=True)
+                    reached("note.removed")
+                if not any(other.ready.path == held.ready.path for other in self._held):
+                    Path(held.ready.path).unlink(missing_ok=True)
+            except OSError as error:
+                raise disk_trouble("a snapshot that is not needed any more cannot be removed", error) from error
+            del self._discarded[0]
 
     async def candidates(self, model: str, job_id: str, vnode: str) -> list[StartingState]:
         """States of that VNode on this machine whose bytes still have their digest, and whose lineage can be read."""

@@ -16,6 +16,7 @@ from dcnr.ids import number_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import data_pb2, model_pb2
 from pnode.frames import intervals_of
+from pnode.home import read_whole
 from pnode.snapshots import StartingState
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
@@ -107,7 +108,7 @@ class Trail:
     async def _manifest(self, digest: str) -> model_pb2.Manifest:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=self._request.model, digest=digest)
         path = await self._fetch(ref, limits.MAX_MANIFEST_BYTES)
-        return self._policy.open_manifest(parse_envelope(path.read_bytes(), limits.MAX_MANIFEST_BYTES), self._request.model)
+        return self._policy.open_manifest(parse_envelope(read_whole(path), limits.MAX_MANIFEST_BYTES), self._request.model)
 
 
 def _of_this_job(checkpoint: model_pb2.Checkpoint) -> StartingState:

@@ -7,6 +7,7 @@ While the store is away the newest snapshot of each replica waits on disk.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -86,10 +87,11 @@ class Uploads:
             for replica, why in self._refusals.due(now):
                 await self._anew(replica, why)
             limit_s = min(self._refusals.next_in_s(now), pause_s if waiting else math.inf)
-            try:
-                await asyncio.wait_for(self._wake.wait(), limit_s if limit_s < math.inf else None)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(
+                    limit_s if limit_s < math.inf else None
+                ):  # `wait_for` forgets a cancellation that comes with the news
+                    await self._wake.wait()
 
     async def _pass(self) -> tuple[bool, tuple[str, DcnrError] | None]:
         """Brings everything that is pending as far as it goes: whether something still waits, and the first trouble with its replica."""
@@ -103,6 +105,10 @@ class Uploads:
                 self._ask_anew(held.ready.replica, error.message)
             except DcnrError as error:
                 waiting, trouble = True, trouble or (held.ready.replica, error)
+        try:
+            self._shelf.tidy()
+        except Unavailable as error:
+            waiting, trouble = True, trouble or ("snapshots", error)
         return waiting, trouble
 
     def _tell(self, trouble: tuple[str, DcnrError] | None) -> None:

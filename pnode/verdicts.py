@@ -9,6 +9,7 @@ get: intervals that no manifest named, and those whose job ended before somebody
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from dcnr.ids import NodeId
 from dcnr.v1 import data_pb2, local_pb2, model_pb2
 from pnode.duties import Say
 from pnode.evidence import closed_in, folders_in, forget, left_in
+from pnode.home import read_whole
 from pnode.trail import MAX_MANIFESTS, Fetch
 from trust.envelope import parse_envelope
 from trust.late_draw import MAX_SPARED, SPARED_KEPT_S
@@ -128,7 +130,7 @@ class Verdicts:
     async def _manifest(self, model: str, digest: str) -> model_pb2.Manifest:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=model, digest=digest)
         path = await self._fetch(ref, limits.MAX_MANIFEST_BYTES)
-        return self._policy().open_manifest(parse_envelope(path.read_bytes(), limits.MAX_MANIFEST_BYTES), model)
+        return self._policy().open_manifest(parse_envelope(read_whole(path), limits.MAX_MANIFEST_BYTES), model)
 
     async def _settle(self, replica: str, life: object | None, now_s: float, *, is_hosted: bool) -> None:
         """Tells the worker what it may let go, or lets it go where no replica of that name is hosted."""
@@ -193,10 +195,12 @@ def decided_of(kept: Sequence[str], known: Mapping[str, str]) -> list[str]:
 
 
 def sweep(evidence: Path, now_wall: float) -> None:
-    """Removes bundles that an earlier life did not finish with, and what is older than `LONGEST_KEPT_S`. Blocks."""
-    for path in evidence.glob("*.bundle*"):
-        path.unlink(missing_ok=True)
+    """Removes bundles that an earlier life did not finish with, and what is older than `LONGEST_KEPT_S`; what the disk keeps goes at a later start. Blocks."""
     oldest_s = now_wall - LONGEST_KEPT_S
-    for path in evidence.glob("*/*"):
-        if path.is_dir() and path.stat().st_mtime < oldest_s:
-            shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for path in [*evidence.glob("*.bundle*"), *evidence.glob("*/*")]:
+            with contextlib.suppress(OSError):
+                if path.parent == evidence:
+                    path.unlink(missing_ok=True)
+                elif path.is_dir() and path.stat().st_mtime < oldest_s:
+                    shutil.rmtree(path, ignore_errors=True)
