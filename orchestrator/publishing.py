@@ -29,11 +29,17 @@ class Published:
 def published(
     model: str, plan: model_pb2.Plan, key: NodeKey, costs: Sequence[StageCost], request_digest: str, besides: Iterable[str]
 ) -> Published:
-    """Signs ``plan`` and what it tells its PNodes and those ``besides``, who are to host nothing.
+    """Signs ``plan`` and what it tells its PNodes and those ``besides``, who are to host nothing. A plan that is too large otherwise goes without what it
+    says of candidates, then without what VNodes wait for: rejections explain it and decide nothing.
 
     Raises Refused (``plan_too_large``): a head that named what nobody can read could not be replaced, since nobody would have its view.
     """
     stored = sealed(identity_pb2.DOMAIN_PLAN, plan, key)
+    for kept in ([row for row in plan.rejections if not row.pnode_id], []):
+        if len(stored.data) > limits.MAX_PLAN_BYTES and plan.rejections:
+            del plan.rejections[:]
+            plan.rejections.extend(kept)
+            stored = sealed(identity_pb2.DOMAIN_PLAN, plan, key)
     told = desired_states(plan, stored.digest, int(plan.sequence), costs, request_digest, besides)
     desired = {pnode_id: sealed(identity_pb2.DOMAIN_DESIRED_STATE, item, key) for pnode_id, item in told.items()}
     largest = max((len(one.data) for one in desired.values()), default=0)
