@@ -17,8 +17,8 @@ from heapq import heappop, heappush
 from typing import Final
 
 from dcnr.errors import Corrupt
-from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
-from orchestrator.lending import counted_steps, is_passing, offer_of
+from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
+from orchestrator.lending import MAX_REFUSED, counted_steps, is_passing, offer_of, refused_anew
 from orchestrator.offers import NO_TRACK, PLACEABLE, USABLE, NodeOffer, TrackRecord
 from orchestrator.silence import FORGET_S, Judgement, NodeRecord, judge, next_look
 from trust.addresses import is_public, split_address, subnet_of
@@ -27,8 +27,6 @@ from trust.public_names import shown_name
 
 START_GRACE_S: Final = 10.0
 """After a takeover or a start, PNodes of the plan that are not attached yet are expected for this long."""
-REFUSED_AFTER_S: Final = 3.0
-"""An assignment that failed for this long under a living worker goes elsewhere."""
 PAUSE_S: Final = 1.5
 """A look at the inventory this much after the last one says that this process stood still; looks come several times a second."""
 HOSTED: Final = frozenset((orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING))
@@ -72,6 +70,8 @@ class Inventory:
         self._standings: Mapping[str, Judgement] = {}
         self._newcomer: Judgement | None = None
         self._tracks: Mapping[str, TrackRecord] = {}
+        self._given: dict[str, Mapping[str, Collection[model_pb2.Assignment]]] = {}
+        """By model: what its plan gives each PNode."""
         self._said: dict[frozenset[str] | None, frozenset[str] | None] = {}
         """What PNodes can build, each kept once: of thousands nearly all say the same."""
 
@@ -181,17 +181,12 @@ class Inventory:
         record.hosts_by = plan_digest
 
     def _note_refusals(self, record: NodeRecord, now: float, beat: orchestrator_pb2.Beat) -> None:
-        """An assignment that stays failed under a living worker is the node's refusal; one that a dead worker took along is not."""
-        failed = {
-            item.vnode: item.reason
-            for item in beat.replicas
-            if beat.worker_alive and item.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED
-        }
-        record.failing_since = {vnode: record.failing_since.get(vnode, now) for vnode in failed}
-        for vnode, since in record.failing_since.items():
-            if now - since >= REFUSED_AFTER_S:
-                record.refused[vnode] = (now, failed[vnode])
-                self._renewed.add(record.node_id)
+        """An assignment that stays failed under a living worker is the node's refusal; one that a dead worker took along is not, nor what no plan gave it."""
+        failed = [item for item in beat.replicas if beat.worker_alive and item.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED]
+        plans = self._given.values() if failed else ()
+        given = {item.replica: item.vnode for hosted in plans for item in hosted.get(record.node_id, ())}
+        if refused_anew(record, now, {item.vnode: item.reason for item in failed if given.get(item.replica) == item.vnode}):
+            self._renewed.add(record.node_id)
 
     def probed(self, node_id: str, now: float, *, reachable: bool, asked_at: float = math.inf) -> None:
         """The answer to our own probe, which was begun then; a beat since says more than a failure."""
@@ -230,6 +225,10 @@ class Inventory:
             if track != record.track:
                 record.track = track
                 self._renewed.add(node_id)
+
+    def planned(self, model: str, hosted: Mapping[str, Collection[model_pb2.Assignment]]) -> None:
+        """The plan under that model's head, by PNode: only what a plan gave it can a PNode refuse."""
+        self._given[model] = hosted
 
     def tick(self, now: float) -> list[Transition]:
         """Judges every node whose state may have changed and returns what did."""
@@ -348,6 +347,7 @@ class Inventory:
         assert self._num_attached == sum(record.streams > 0 for record in self._nodes.values())
         hosting = {(digest, node_id) for digest, names in self._hosting.items() for node_id in names}
         assert hosting == {(item.hosts_by, item.node_id) for item in self._nodes.values() if item.hosts_by is not None}
+        assert all(len(record.refused) <= MAX_REFUSED for record in self._nodes.values())
         assert set(self._seated) == {item.node_id for item in self._nodes.values() if item.beat.seats}
         due = {node_id for _, node_id in self._looks} | self._stirred
         assert all(record.node_id in due or record.look_at == math.inf for record in self._nodes.values())

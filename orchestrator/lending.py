@@ -14,8 +14,14 @@ MAY_RETURN_S: Final = 120.0
 """For this long a lost node's VNodes wait for it where nobody else fits."""
 AWAITED_S: Final = 30.0
 """For this long what a lost node helped with waits for it where only busy nodes could take it: killed processes are back sooner."""
+REFUSED_AFTER_S: Final = 3.0
+"""An assignment that failed for this long under a living worker goes elsewhere."""
 REFUSED_FOR_S: Final = 120.0
 """For this long the node is not asked again to host that VNode."""
+MAX_REFUSED: Final = 256
+"""VNodes that a node has refused, four times what one plan gives it. Of more, those that it refused longest ago are forgotten: they would be asked for again
+first anyhow.
+"""
 HAND_OVER_S: Final = 15.0
 """A node that leaves politely keeps what it hosts for at most this long, until its last checkpoints are durable and its frames are taken."""
 RECORD_S: Final = 3600.0
@@ -70,6 +76,20 @@ def is_passing(record: NodeRecord, now: float) -> bool:
         or _num_losses(record, now) > 0
         or any(now - when < REFUSED_FOR_S for when, _ in record.refused.values())
     )
+
+
+def refused_anew(record: NodeRecord, now: float, failed: Mapping[str, str]) -> bool:
+    """Notes that these VNodes of a plan stand as failed in the node's newest beat, each with its reason, and forgets what is past. Whether it refuses any."""
+    record.failing_since = {vnode: record.failing_since.get(vnode, now) for vnode in failed}
+    refused = [vnode for vnode, since in record.failing_since.items() if now - since >= REFUSED_AFTER_S]
+    if refused:
+        record.refused = {
+            vnode: known for vnode, known in record.refused.items() if now - known[0] < REFUSED_FOR_S and vnode not in refused
+        }
+        record.refused.update((vnode, (now, failed[vnode])) for vnode in refused)
+        for vnode in [*record.refused][:-MAX_REFUSED]:
+            del record.refused[vnode]
+    return bool(refused)
 
 
 def counted_steps(known: Mapping[str, float], beat: orchestrator_pb2.Beat) -> dict[str, float]:

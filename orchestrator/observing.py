@@ -15,8 +15,7 @@ from typing import Final
 
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.costs import StageCost
-from orchestrator.inventory import REFUSED_AFTER_S
-from orchestrator.lending import MEASURED_BATCHES
+from orchestrator.lending import MEASURED_BATCHES, REFUSED_AFTER_S
 from orchestrator.results import MAX_REASON, MAX_SECONDS, Kind, Result, device_class_of
 from orchestrator.silence import NodeRecord
 from orchestrator.view import ModelView

@@ -15,8 +15,9 @@ from dcnr.v1 import common_pb2, model_pb2, orchestrator_pb2
 from orchestrator.attach import AttachService, _Stream
 from orchestrator.costs import StageCost
 from orchestrator.history import History
-from orchestrator.inventory import REFUSED_AFTER_S, Inventory
+from orchestrator.inventory import Inventory
 from orchestrator.jobs import intervals_message
+from orchestrator.lending import REFUSED_AFTER_S
 from orchestrator.offers import NodeOffer, PlanPolicy, PlanRequest
 from orchestrator.planner import make_plan
 from orchestrator.planning import LiveReplicas
@@ -207,6 +208,7 @@ def told(shared: Shared) -> list[tuple[str, str, str]]:
 def test_a_beat_that_claims_too_much_costs_its_replica_and_nothing_else() -> None:
     streams, shared = service()
     shared.reported.follow(view())
+    shared.inventory.planned("m", view().hosted)
     stream = _Stream(LIAR, "127.0.0.1:1")
     for _ in range(5):
         streams._beat(stream, beat(report(lineage=span(0, 10**9)), report("v.9", state=FAILED)))
@@ -222,7 +224,7 @@ def test_beats_that_came_before_the_plan_was_read_are_held_against_it() -> None:
     streams, shared = service()
     streams._beat(_Stream(LIAR, "127.0.0.1:1"), beat(report(lineage=span(0, 10**9))))
     assert told(shared) == []
-    looking: Any = SimpleNamespace(shared=shared)
+    looking: Any = SimpleNamespace(shared=shared, model="m")
     seen = view()
     ModelRuntime._look_again(looking, None, seen)
     record = shared.inventory.nodes()[LIAR]
