@@ -108,7 +108,7 @@ class Feed:
 
     def tell(self, item: Item) -> None:
         """Tells all watchers."""
-        frame = Frame(item.id, item.kind, json.dumps(item.data, ensure_ascii=False, separators=(",", ":")))
+        frame = Frame(item.id, item.kind, json.dumps(item.data, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
         if item.id:
             if any(known.id == item.id for known in self._ring):
                 return

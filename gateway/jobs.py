@@ -116,11 +116,19 @@ def routes(context: Context) -> APIRouter:
     async def result(job_id: JobId) -> Response:
         job = await views.job(job_id)
         if job.state not in ENDED:
-            wait = str(min(MAX_RETRY_S, max(1, round(job.eta_s))))
-            raise RestError("JOB_NOT_READY", f"job {job_id} is {model_pb2.JobState.Name(job.state)}", headers={"Retry-After": wait})
+            raise RestError(
+                "JOB_NOT_READY",
+                f"job {job_id} is {model_pb2.JobState.Name(job.state)}",
+                headers={"Retry-After": again_in(job.eta_s)},
+            )
         return answer(await _result(context, job))
 
     return router
+
+
+def again_in(eta_s: float) -> str:
+    """Whole seconds after which it is worth asking again, of any estimate."""
+    return str(round(min(MAX_RETRY_S, max(1.0, eta_s))))
 
 
 async def _say(context: Context, job_id: str, body: SignedIn, *, paused: bool) -> Response:

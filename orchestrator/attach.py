@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any, Final
 
 from dcnr import limits
-from dcnr.errors import DcnrError, InvalidInput, Refused, RemoteFault, Stale, TimedOut
+from dcnr.errors import DcnrError, Refused, RemoteFault, Stale, TimedOut
 from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
 from membership.probing import Findings, Verdict
 from orchestrator.audit_inbox import AuditInbox
+from orchestrator.beat_bounds import MAX_REASON, shown_text
 from orchestrator.builds import builds_of, lacks_of_jobs
 from orchestrator.checkpoints import is_fenced
 from orchestrator.inventory import Transition
@@ -38,13 +39,8 @@ REACH_S: Final = 1.0
 """How long the first message waits to find out whether the PNode can be reached."""
 MAX_REACH_CHECKS: Final = 32
 BEATS_PER_S: Final = 2000.0
-MAX_BEAT_BYTES: Final = limits.MIB
-MAX_REPLICAS: Final = 1024
-"""Replicas that one machine reports."""
 BEAT_RATE: Final = Rate(per_s=30.0, burst=120.0)
 """Per PNode: news goes out at most every 50 ms."""
-MAX_SEATS: Final = 64
-"""Seats that one machine reports."""
 EVENT_RATE: Final = Rate(per_s=4.0, burst=256.0)
 """Per PNode; what comes faster is not written down."""
 SILENT_S: Final = 60.0
@@ -119,7 +115,7 @@ class AttachService:
                 reason = "a newer stream took its place"
                 return
             if (error := reader.exception()) is not None:
-                reason = str(error)
+                reason = shown_text(str(error), MAX_REASON)
                 raise error
             reason = "the PNode closed it"
         except asyncio.CancelledError:
@@ -202,18 +198,9 @@ class AttachService:
     def _beat(self, stream: _Stream, beat: orchestrator_pb2.Beat) -> None:
         shared = self._shared
         now = shared.clock.monotonic()
-        if (
-            beat.ByteSize() > MAX_BEAT_BYTES
-            or len(beat.replicas) > MAX_REPLICAS
-            or len(beat.evidence) > 32
-            or len(beat.events) > 64
-            or len(beat.seats) > MAX_SEATS
-        ):
-            raise InvalidInput("a beat with more than its bounds", code="beat_too_large")
         if self._beat_rate.wait_s(stream.pnode_id, now):
             raise RemoteFault("beats come faster than any news could", code="beats_too_often")
-        if beat.replicas:
-            beat = shared.counted(stream.pnode_id, beat)
+        beat = shared.heard(stream.pnode_id, beat)
         interval_s = self.interval_s()
         accused = shared.inventory.beat(stream.pnode_id, now, beat, interval_s)
         if beat.HasField("advert"):
@@ -250,7 +237,7 @@ class AttachService:
             for report in beat.replicas:
                 if report.replica in mine and not is_fenced(view, mine[report.replica], report.replica):
                     good = [item for item in report.exits if item.vnode == mine[report.replica]]
-                    runtime.exits.heard(view.plan.job_id, good[:16])
+                    runtime.exits.heard(view.plan.job_id, good)
 
     def _new_advert(self, stream: _Stream, envelope: identity_pb2.Envelope, now: float) -> None:
         try:

@@ -112,7 +112,7 @@ class History:
         event.time_unix_ms = int(self._clock.wall() * 1000)
         self._append(event)
         about = {**vnode_in(kind, subject), **({"job": subject} if kind in OF_JOBS else {})}
-        _log.info(kind, subject=subject, reason=reason, **{**about, **{name: str(value) for name, value in facts.items()}})
+        _log.info(kind, subject=subject, reason=event.reason, **{**about, **event.facts})
         return event
 
     def heard(self, reporter: str, event: common_pb2.Event) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 
 from dcnr.errors import Corrupt
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
+from orchestrator.beat_bounds import bounded_capability, shown_text
 from orchestrator.lending import MAX_REFUSED, counted_steps, is_passing, offer_of, refused_anew
 from orchestrator.offers import NO_TRACK, PLACEABLE, USABLE, NodeOffer, TrackRecord
 from orchestrator.silence import FORGET_S, Judgement, NodeRecord, judge, next_look
@@ -80,14 +81,14 @@ class Inventory:
     def advertised(self, advert: membership_pb2.Advert, now: float, owner: str = "") -> None:
         """Gossip has a PNode's advert: known, though not attached. ``owner``: as it was verified."""
         record = self._record(advert.node_id, now)
-        record.software, record.public_name = advert.software, shown_name(advert.public_name)
+        record.software, record.public_name = shown_text(advert.software), shown_name(advert.public_name)
         record.address = advert.control_addresses[0] if advert.control_addresses else ""
         record.subnet, record.owner = _public_subnet(record.address or record.seen_from), owner
         record.is_relayed = _is_relayed(advert)
         record.incarnation = max(record.incarnation, advert.incarnation)
         self._renewed.add(advert.node_id)
         if record.beat_at is None:
-            record.capability.CopyFrom(advert.capability)
+            record.capability.CopyFrom(bounded_capability(advert.capability))
             self._stirred.add(advert.node_id)
 
     def expect(self, node_id: str, now: float) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
+from orchestrator.beat_bounds import shown_text
 from orchestrator.changes import TERMINAL
 from orchestrator.jobs import JobRecord, state_of
 from orchestrator.offers import PLACEABLE
@@ -16,6 +17,8 @@ from orchestrator.silence import NodeRecord
 from trust.records import VerifiedAdvert
 
 MAX_ROUND_TRIP_S: Final = 60.0
+MAX_ETA_S: Final = 1e9
+"""Thirty years: nobody knows."""
 MAX_CORES: Final = 4096.0
 """That one machine can be busy with."""
 
@@ -102,7 +105,7 @@ def node_views(
                 last_seen_s=max(0.0, now_s - advert.advert.issued_unix_ms / 1000),
                 incarnation=advert.advert.incarnation,
                 address=advert.advert.control_addresses[0] if advert.advert.control_addresses else "",
-                software=advert.advert.software,
+                software=shown_text(advert.advert.software),
                 holder=advert.node_id in holders,
             )
         )
@@ -182,4 +185,5 @@ def eta_s(shown: orchestrator_pb2.JobView, plan: model_pb2.Plan, now_wall_s: flo
     tempo = tempo_of(plan)
     if times and tempo is not None:
         times.append(tempo.due_s(shown.num_batches - 1) - now_wall_s)
-    return max(times, default=0.0)
+    left_s = max(times, default=0.0)
+    return left_s if left_s < MAX_ETA_S else 0.0

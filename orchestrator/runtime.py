@@ -17,6 +17,7 @@ from dcnr.tracing import UNTRACED, Tracer
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from orchestrator.audit_events import Wait
 from orchestrator.auditing import Auditing
+from orchestrator.beat_bounds import bounded_beat
 from orchestrator.checkpoints import FENCED, STATE_MISSING, CheckpointJudge, condemned, is_fenced, named
 from orchestrator.decider import Decider
 from orchestrator.documents import open_head, open_stored_head, sealed
@@ -101,8 +102,13 @@ class Shared:
         """The network document as it is now."""
         return self.network.policy
 
+    def heard(self, pnode_id: str, beat: orchestrator_pb2.Beat) -> orchestrator_pb2.Beat:
+        """A beat as it enters: within bounds, and as far as its reports count. Raises InvalidInput for one that is too long."""
+        beat = bounded_beat(beat)
+        return self.counted(pnode_id, beat) if beat.replicas else beat
+
     def counted(self, pnode_id: str, beat: orchestrator_pb2.Beat) -> orchestrator_pb2.Beat:
-        """A beat as far as its reports count; what does not is told."""
+        """A bounded beat as far as its reports count; what does not is told."""
         counted, refused = self.reported.counted(pnode_id, beat)
         for one in refused:
             self.history.say("report_refused", one.replica, one.error.message, code=one.error.code, pnode=one.pnode_id)

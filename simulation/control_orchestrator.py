@@ -210,7 +210,7 @@ class OrchestratorShell:
         now, sent_s = self.clock.monotonic(), end.sent_s.pop(int(beat.sequence), None)
         if sent_s is not None and self.process.resumed_s < sent_s:
             self.world.checkers.beat(self, sent_s)
-        beat = self.shared.counted(told.pnode_id, beat)
+        beat = self.shared.heard(told.pnode_id, beat)
         for accused in self.shared.inventory.beat(told.pnode_id, now, beat, self._interval_s()):
             self._look_soon(accused)
         self.attach._note_exits(told, beat)

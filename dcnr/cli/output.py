@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 JsonFlag = bool
+FAR_S = 1e9
+"""Thirty years: nobody is told how much longer."""
 _ESCAPED = {code: f"\\u{code:04x}" for code in range(127, 160)}
 """Control characters that JSON may hold as they are."""
 _DROPPED = dict.fromkeys((*(code for code in range(32) if code not in b"\n\t"), *range(127, 160)))
@@ -48,8 +50,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: ``9 s``, ``4 min 10 s``, ``3 h 20 min``."""
-    whole = max(0, round(seconds))
+    """Seconds for people: ``9 s``, ``4 min 10 s``, ``3 h 20 min``; any number, also one that an orchestrator should not have told."""
+    if not seconds < FAR_S:
+        return "longer than anybody waits"
+    whole = round(max(0.0, seconds))
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:

@@ -24,11 +24,13 @@ from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.server import RpcServer
 from dcnr.system import SystemClock
-from dcnr.v1 import common_pb2, data_pb2, membership_pb2, orchestrator_pb2
+from dcnr.v1 import common_pb2, data_pb2, identity_pb2, membership_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub, add_DataServiceServicer_to_server
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub, add_OrchestratorServiceServicer_to_server
+from dcnr.varints import varint
 from orchestrator import datarpc, service
-from orchestrator.attach import EVENT_RATE, MAX_BEAT_BYTES, AttachService
+from orchestrator.attach import EVENT_RATE, AttachService, tell_transitions
+from orchestrator.beat_bounds import MAX_BEAT_BYTES
 from orchestrator.datarpc import DataServicer
 from orchestrator.history import History
 from orchestrator.inventory import Inventory
@@ -87,6 +89,14 @@ class Rig:
         return self.shared.inventory.nodes()[caller.node_id]
 
 
+def own_advert(policy: NetworkPolicy, key: NodeKey) -> identity_pb2.Envelope:
+    """The orchestrator's own."""
+    return make_advert(
+        key, network_id=policy.network_id, kind=membership_pb2.NODE_KIND_ORCHESTRATOR, incarnation=1, sequence=1, now_wall=CLOCK.wall(),
+        lifetime_s=300, control_addresses=["127.0.0.1:1"],
+    )  # fmt: skip
+
+
 @asynccontextmanager
 async def rig() -> AsyncIterator[Rig]:
     key = NodeKey.generate()
@@ -107,7 +117,7 @@ async def rig() -> AsyncIterator[Rig]:
 
     attach = AttachService(shared, models.runtimes, head_url=lambda model: ("", 0), reach=unreachable)
     data = DataServicer(shared, models.runtimes, presigner=None, proxy_uploads=True, known=lambda node: True)
-    directory: Any = None
+    directory: Any = SimpleNamespace(own_advert=own_advert(policy, key), orchestrators=list)
     asking: Any = None
     metering: Any = None
     server = RpcServer(key, policy.network_id, clock=CLOCK, rng=secrets.token_bytes)
@@ -158,6 +168,34 @@ def test_a_beat_of_megabytes_is_not_kept_and_ends_its_own_stream_only() -> None:
         assert not found.record(stranger).beat.replicas
         await ours.write(beat(1))
         await until(lambda: found.record(honest).beat_at is not None, "the honest beat is heard")
+
+    run(story)
+
+
+def test_what_strangers_say_at_length_keeps_nobody_from_seeing_the_nodes() -> None:
+    """A megabyte each, as the reason why there is no worker, as the name of a device, and in fields that the contract does not have."""
+    text = "x" * (MAX_BEAT_BYTES - 2000)
+    device = membership_pb2.Capability(accepts_work=True, device_name=text)
+    unknown = membership_pb2.Capability(accepts_work=True).SerializeToString() + b"\x82\x7d" + varint(len(text)) + text.encode()
+    beats = [
+        orchestrator_pb2.Beat(sequence=1, worker_reason=text),
+        orchestrator_pb2.Beat(sequence=1, capability=device),
+        orchestrator_pb2.Beat(sequence=1, capability=membership_pb2.Capability.FromString(unknown)),
+    ]
+
+    async def story(found: Rig) -> None:
+        strangers = [NodeKey.generate() for _ in range(3 * limits.MAX_MESSAGE_BYTES // MAX_BEAT_BYTES + 3)]
+        for number, key in enumerate(strangers):
+            call = await found.attach(key, await found.dial(key))
+            await call.write(orchestrator_pb2.PNodeMessage(beat=beats[number % len(beats)]))
+            assert (await call.read()).HasField("beat_ack")
+        tell_transitions(found.shared, CLOCK.monotonic())
+        connection = await found.dial(NodeKey.generate())
+        stub: Any = OrchestratorServiceStub(connection.channel)
+        told = await stub.ListNodes(orchestrator_pb2.ListNodesRequest(), metadata=connection.metadata)
+        assert {key.node_id for key in strangers} <= {node.node_id for node in told.nodes}
+        assert any("xxx" in node.reason for node in told.nodes), "what there is room for is shown"
+        assert told.ByteSize() < 1000 * len(told.nodes)
 
     run(story)
 
