@@ -168,6 +168,17 @@ def test_no_more_rows_are_kept_than_the_contract_says_and_nothing_that_it_does_n
         bounded_beat(orchestrator_pb2.Beat(worker_reason="x" * MAX_BEAT_BYTES))
 
 
+def test_what_an_advert_says_of_a_machine_has_the_same_bounds() -> None:
+    inventory = Inventory()
+    capability = membership_pb2.Capability(
+        cores=math.nan, device="x" * 1000, device_name="\x1b[2J", architecture="x" * 1000, system="x" * 1000
+    )
+    inventory.advertised(membership_pb2.Advert(node_id=LIAR, software="y" * 3000, capability=capability), 0.0)
+    record = inventory.nodes()[LIAR]
+    assert (record.software, record.capability.device, record.capability.device_name) == ("y" * 80, "x" * 80, " [2J")
+    assert (record.capability.cores, record.capability.ByteSize() < 300) == (0.0, True)
+
+
 class Clock:
     """A clock that stands still."""
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from dcnr.system import SystemClock
 from dcnr.v1 import common_pb2
-from orchestrator.history import MAX_QUEUED, History
+from orchestrator import history as history_module
+from orchestrator.history import MAX_FACTS, MAX_QUEUED, MAX_TEXT, History
 
 
 def test_events_go_on_where_they_stopped(tmp_path: Path) -> None:
@@ -29,6 +33,25 @@ def test_events_go_on_where_they_stopped(tmp_path: Path) -> None:
         assert rows[1][1:] == ("x" * 64, "pnode")
 
     asyncio.run(story())
+
+
+def test_nothing_longer_is_logged_than_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others say is in it."""
+    lines: list[dict[str, object]] = []
+    log = SimpleNamespace(info=lambda kind, **facts: lines.append({"event": kind, **facts}))
+    monkeypatch.setattr(history_module, "_log", log)
+    history = History(None, "me", SystemClock())
+    history.say(
+        "node_state_changed", "pnode", "x" * 10**6, state="y" * 10**6, **{f"fact{number}": number for number in range(1000)}
+    )
+    [line] = lines
+    assert (line["event"], line["subject"], line["reason"], line["state"]) == (
+        "node_state_changed",
+        "pnode",
+        "x" * MAX_TEXT,
+        "y" * MAX_TEXT,
+    )
+    assert len(line) <= MAX_FACTS + 5
 
 
 def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
