@@ -73,6 +73,16 @@ def check_name(text: object) -> Name:
     return Name(_checked(_NAME, text, "name", "1 to 63 of a-z, 0-9, _ and -, not starting with _ or -"))
 
 
+def is_name(text: str) -> bool:
+    """Whether ``text`` is a name."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_replica_id(text: str) -> bool:
+    """Whether ``text`` is a replica id."""
+    return _REPLICA.fullmatch(text) is not None
+
+
 def check_replica_id(text: object) -> ReplicaId:
     """``text`` as a replica id. Raises InvalidInput."""
     return ReplicaId(_checked(_REPLICA, text, "replica id", "<vnode>.<number>"))

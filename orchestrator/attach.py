@@ -17,7 +17,7 @@ from dcnr.errors import DcnrError, Refused, RemoteFault, Stale, TimedOut
 from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
 from membership.probing import Findings, Verdict
 from orchestrator.audit_inbox import AuditInbox
-from orchestrator.beat_bounds import MAX_REASON, shown_text
+from orchestrator.beat_bounds import MAX_REASON, MAX_REPLICAS, shown_text
 from orchestrator.builds import builds_of, lacks_of_jobs
 from orchestrator.checkpoints import is_fenced
 from orchestrator.inventory import Transition
@@ -41,6 +41,8 @@ MAX_REACH_CHECKS: Final = 32
 BEATS_PER_S: Final = 2000.0
 BEAT_RATE: Final = Rate(per_s=30.0, burst=120.0)
 """Per PNode: news goes out at most every 50 ms."""
+REPORTS_PER_BEAT: Final = 256
+"""So many reports in a beat cost as much as one beat more: each is looked at. A machine that hosts all that a plan may give it has a quarter."""
 EVENT_RATE: Final = Rate(per_s=4.0, burst=256.0)
 """Per PNode; what comes faster is not written down."""
 SILENT_S: Final = 60.0
@@ -198,7 +200,8 @@ class AttachService:
     def _beat(self, stream: _Stream, beat: orchestrator_pb2.Beat) -> None:
         shared = self._shared
         now = shared.clock.monotonic()
-        if self._beat_rate.wait_s(stream.pnode_id, now):
+        cost = 1.0 + min(len(beat.replicas), MAX_REPLICAS) / REPORTS_PER_BEAT
+        if self._beat_rate.wait_s(stream.pnode_id, now, cost=cost):
             raise RemoteFault("beats come faster than any news could", code="beats_too_often")
         beat = shared.heard(stream.pnode_id, beat)
         interval_s = self.interval_s()

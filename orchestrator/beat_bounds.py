@@ -7,14 +7,14 @@ fields that the contract does not have are gone. `RULES` has every field that a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from dcnr import limits
 from dcnr.errors import InvalidInput
-from dcnr.ids import check_name, check_replica_id
+from dcnr.ids import is_name, is_replica_id
 from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
 
 MAX_BEAT_BYTES: Final = limits.MIB
@@ -48,8 +48,8 @@ MAX_LOSS: Final = 1e12
 MAX_TIME_UNIX_MS: Final = 253_402_300_799_000
 """The last second of the year 9999: no calendar goes further."""
 
-Rule = Callable[[Message, str, Any], None]
-"""Brings one field that is set within its bounds; given the message, the field's name and its value."""
+Rule = Callable[[Message, str], None]
+"""Brings one field within its bounds; given the message and the field's name."""
 
 
 def bounded_beat(beat: orchestrator_pb2.Beat) -> orchestrator_pb2.Beat:
@@ -77,22 +77,22 @@ def bounded_capability(said: membership_pb2.Capability) -> membership_pb2.Capabi
 
 
 def shown_text(said: str, most: int = MAX_WORDS) -> str:
-    """A stranger's text as it may be shown: so many letters at most, each of them printable."""
+    """A stranger's text as it may be shown: so many letters at most, each of them printable; what is not is named, as in ``\\n``."""
     cut = said[:most]
-    return cut if cut.isprintable() else "".join(letter if letter.isprintable() else " " for letter in cut)
+    return cut if cut.isprintable() else repr(cut)[1:-1][:most]
 
 
 def _bound(message: Message) -> None:
-    rules = RULES[message.DESCRIPTOR.full_name]
-    for field, said in message.ListFields():
-        rules[field.name](message, field.name, said)
+    for name, rule in _BY_FIELD[message.DESCRIPTOR.full_name]:
+        rule(message, name)
 
 
 def _each(bounded: Callable[[Any], Any]) -> Rule:
-    """The rule that keeps what ``bounded`` makes of a value."""
+    """The rule that keeps what ``bounded`` makes of a value; nothing and zero are within all bounds."""
 
-    def rule(message: Message, name: str, said: Any) -> None:
-        if (kept := bounded(said)) != said:
+    def rule(message: Message, name: str) -> None:
+        said = getattr(message, name)
+        if said and (kept := bounded(said)) != said:
             setattr(message, name, kept)
 
     return rule
@@ -120,17 +120,11 @@ def _mark(said: str) -> str:
 
 
 def _name(said: str) -> str:
-    try:
-        return check_name(said)
-    except InvalidInput:
-        return ""
+    return said if is_name(said) else ""
 
 
 def _replica(said: str) -> str:
-    try:
-        return check_replica_id(said)
-    except InvalidInput:
-        return ""
+    return said if is_replica_id(said) else ""
 
 
 def _known(values: Any) -> Rule:
@@ -142,25 +136,28 @@ def _known(values: Any) -> Rule:
 def _rows(most: int) -> Rule:
     """So many messages at most, each of them bounded."""
 
-    def rule(message: Message, name: str, said: Any) -> None:
-        if len(said) > most:
-            del said[most:]
-        for row in said:
+    def rule(message: Message, name: str) -> None:
+        rows = getattr(message, name)
+        if len(rows) > most:
+            del rows[most:]
+        for row in rows:
             _bound(row)
 
     return rule
 
 
-def _part(message: Message, name: str, said: Any) -> None:
-    _bound(said)
+def _part(message: Message, name: str) -> None:
+    if message.HasField(name):
+        _bound(getattr(message, name))
 
 
-def _few_intervals(message: Message, name: str, said: Any) -> None:
-    if len(said.intervals) > MAX_NEED_INTERVALS:
-        del said.intervals[MAX_NEED_INTERVALS:]
+def _few_intervals(message: Message, name: str) -> None:
+    said = getattr(message, name).intervals
+    if len(said) > MAX_NEED_INTERVALS:
+        del said[MAX_NEED_INTERVALS:]
 
 
-def _as_it_is(message: Message, name: str, said: Any) -> None:
+def _as_it_is(message: Message, name: str) -> None:
     """Nothing but a yes or no, a number that is only compared, or something that whoever reads it checks: envelopes, sets of batches."""
 
 
@@ -210,3 +207,7 @@ RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "num_answered": _COUNT, "delegation": _as_it_is, "manifest_digest": _MARK, "num_sessions": _as_it_is, "session_bytes": _SIZE,
     },
 }  # fmt: skip
+_BY_FIELD: Final[Mapping[str, Sequence[tuple[str, Rule]]]] = {
+    message: [(name, rule) for name, rule in rules.items() if rule is not _as_it_is] for message, rules in RULES.items()
+}
+"""Beats come by the thousand a second: each field is looked at by its name, and those that stay as they are by nobody."""

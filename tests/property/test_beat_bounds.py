@@ -175,7 +175,7 @@ def test_what_an_advert_says_of_a_machine_has_the_same_bounds() -> None:
     )
     inventory.advertised(membership_pb2.Advert(node_id=LIAR, software="y" * 3000, capability=capability), 0.0)
     record = inventory.nodes()[LIAR]
-    assert (record.software, record.capability.device, record.capability.device_name) == ("y" * 80, "x" * 80, " [2J")
+    assert (record.software, record.capability.device, record.capability.device_name) == ("y" * 80, "x" * 80, "\\x1b[2J")
     assert (record.capability.cores, record.capability.ByteSize() < 300) == (0.0, True)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dcnr.errors import RemoteFault
 from dcnr.intervals import END, IntervalSet
 from dcnr.v1 import common_pb2, model_pb2, orchestrator_pb2
 from orchestrator.attach import AttachService, _Stream
@@ -218,6 +219,29 @@ def test_a_beat_that_claims_too_much_costs_its_replica_and_nothing_else() -> Non
     [offer] = shared.inventory.offers(shared.clock.now)
     assert list(offer.refused) == ["v"]
     assert str(NUM_BATCHES) in offer.refused["v"]
+
+
+def num_heard(num_reports: int) -> int:
+    """Beats in ten seconds of as many as there may be news, before the stream is closed for them."""
+    streams, shared = service()
+    said = beat(*(report(f"v.{number}") for number in range(num_reports)), plan_digest="q" * 64)
+    stream: Any = SimpleNamespace(
+        pnode_id=LIAR, events=0, serves=True, builds=None, outbox=SimpleNamespace(put_nowait=lambda message: None)
+    )
+    for count in range(200):
+        try:
+            streams._beat(stream, said)
+        except RemoteFault as error:
+            assert error.code == "beats_too_often"  # noqa: PT017
+            return count
+        shared.clock.now += 0.05
+    return 200
+
+
+def test_who_reports_more_than_a_plan_may_give_it_may_beat_less_often() -> None:
+    """Each report is looked at, on the thread that everybody's beats wait for."""
+    assert num_heard(64) == 200
+    assert num_heard(1024) < 40
 
 
 def test_beats_that_came_before_the_plan_was_read_are_held_against_it() -> None:
