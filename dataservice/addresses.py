@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dcnr.errors import Refused, Unavailable
+from dcnr.errors import Refused, Unavailable, for_others
 
 MAX_URL_CHARS: Final = 8192
 _URL = re.compile(
@@ -88,7 +88,7 @@ class AddressRule:
                 ipaddress.ip_address(text.split("%", 1)[0]) for text in self.resolver(target.host.strip("[]"), target.port)
             ]
         except (OSError, ValueError, UnicodeError) as error:
-            raise Unavailable(f"{target.host} cannot be resolved: {error}", code="name_not_resolved") from None
+            raise Unavailable(f"{target.host} cannot be resolved: {for_others(error)}", code="name_not_resolved") from None
         if not addresses:
             raise Unavailable(f"{target.host} has no address", code="name_not_resolved")
         if not target.is_store:

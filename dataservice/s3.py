@@ -36,7 +36,7 @@ from dataservice.memory import (
     unavailable,
 )
 from dcnr import limits
-from dcnr.errors import DcnrError, InvalidInput, Refused
+from dcnr.errors import DcnrError, InvalidInput, Refused, for_others
 from dcnr.ids import Digest, check_digest
 from dcnr.ports import ObjectInfo, StoredObject
 
@@ -239,7 +239,7 @@ def why_unhealthy(address: StoreAddress, *, timeout_s: float) -> str:
         if client.get_object(Bucket=address.bucket, Key=key)["Body"].read(65) != body:
             return "it read back other bytes than were written"
     except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError, urllib3.exceptions.HTTPError, OSError) as error:
-        return f"{type(error).__name__}: {error}"
+        return for_others(error)
     finally:
         client.close()
     return ""
@@ -285,7 +285,7 @@ def typed_error(error: Exception, operation: str, key: str) -> DcnrError:
         ):
             return timed_out(operation, key)
         case _:
-            return unavailable(key, f"{type(error).__name__}: {error}")
+            return unavailable(key, for_others(error))
 
 
 def _answered(error: Any, key: str) -> DcnrError:

@@ -32,7 +32,7 @@ from dataservice.memory import is_full, store_full
 from dataservice.pacing import Pace, Paced
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, TimedOut, Unavailable
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, TimedOut, Unavailable, for_others
 from dcnr.ids import Digest
 
 ERROR_BYTES: Final = 4 * limits.KIB
@@ -271,7 +271,7 @@ def _typed(work: Callable[[_Exchange], T], exchange: _Exchange) -> T:
     except DcnrError:
         raise
     except urllib3.exceptions.TimeoutError as error:
-        raise TimedOut(f"the store did not answer in time: {error}", code="transfer_timeout") from error
+        raise TimedOut(f"the store did not answer in time: {for_others(error)}", code="transfer_timeout") from error
     except (
         urllib3.exceptions.HTTPError,
         http.client.HTTPException,
@@ -280,6 +280,6 @@ def _typed(work: Callable[[_Exchange], T], exchange: _Exchange) -> T:
         TimeoutError,
         socket.gaierror,
     ) as error:
-        raise Unavailable(f"the transfer broke: {error}", code="transfer_broken") from error
+        raise Unavailable(f"the transfer broke: {for_others(error)}", code="transfer_broken") from error
     except OSError as error:
         raise InvalidInput(f"the file cannot be read or written: {error.strerror}", code="disk_trouble") from error

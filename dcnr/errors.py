@@ -7,7 +7,10 @@ process exit code, so that a caller decides by type and never by matching text. 
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
+
+_DIRECTORIES: Final = re.compile(r"(?<![\w/:.])/(?:[^\s/]+/)+")
 
 
 class DcnrError(Exception):
@@ -122,3 +125,21 @@ class InvariantBroken(DcnrError):
 ERROR_CLASSES: tuple[type[DcnrError], ...] = (
     InvalidInput, RemoteFault, Unavailable, TimedOut, Stale, NotFound, Refused, NotRunning, Corrupt, InvariantBroken,
 )  # fmt: skip
+
+
+def for_others(error: BaseException) -> str:
+    """What of an error may leave this machine: no directory of it, and so not its owner's name. A typed one: code and message; one of the system: class
+    and what the system says; any other the class alone, for its text may hold anything. The whole is for the log here (`dcnr.logs.told`).
+    """
+    match error:
+        case DcnrError():
+            return f"{error.code}: {without_directories(error.message)}"
+        case OSError(strerror=str(said)) if said:
+            return f"{type(error).__name__}: {without_directories(said)}"
+        case _:
+            return type(error).__name__
+
+
+def without_directories(text: str) -> str:
+    """The text with each absolute path cut down to its last part. URLs stay as they are."""
+    return _DIRECTORIES.sub("", text)

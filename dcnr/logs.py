@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from dcnr import tracing
-from dcnr.errors import InvalidInput
+from dcnr.errors import DcnrError, InvalidInput, for_others
 from dcnr.ids import check_replica_id, vnode_of
 
 
@@ -46,6 +46,13 @@ def configure(*, level: str, as_json: bool, colours: bool = False) -> None:
 def name_node(node_id: str) -> None:
     """From now on every line of this task, and of tasks that it begins, says who says it."""
     structlog.contextvars.bind_contextvars(node=node_id)
+
+
+def told(event: str, error: Exception, **facts: object) -> str:
+    """What others may hear of an error, see `dcnr.errors.for_others`; the log keeps the whole of one that nobody thought of."""
+    if not isinstance(error, DcnrError):
+        structlog.get_logger(__name__).error(event, exc_info=error, **facts)
+    return for_others(error)
 
 
 def vnode_in(kind: str, subject: str) -> dict[str, str]:

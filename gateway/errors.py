@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from dcnr.errors import DcnrError, InvariantBroken, Unavailable
+from dcnr.errors import DcnrError, InvariantBroken, Unavailable, without_directories
 
 MAX_TEXT: Final = 512
 
@@ -89,6 +89,6 @@ def from_typed(error: DcnrError) -> RestError:
     code = _OF_REASON.get(error.code) or next(_OF_CLASS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _OF_CLASS)
     details = {**error.details, "reason": error.code, **({"remedy": error.remedy} if error.remedy else {})}
     headers = {"Retry-After": str(max(1, round(error.retry_after_s)))} if isinstance(error, Unavailable) else {}
-    answer = RestError(code, error.message, headers=headers)
-    answer.details = {key: value[:MAX_TEXT] for key, value in details.items()}
+    answer = RestError(code, without_directories(error.message), headers=headers)
+    answer.details = {key: without_directories(value)[:MAX_TEXT] for key, value in details.items()}
     return answer

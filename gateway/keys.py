@@ -23,7 +23,7 @@ import structlog
 from blake3 import blake3
 
 from dcnr.crashpoints import reached
-from dcnr.errors import InvalidInput, NotFound, Unavailable
+from dcnr.errors import InvalidInput, NotFound, Unavailable, for_others
 from dcnr.ids import check_node_id
 from dcnr.ports import Clock
 
@@ -178,10 +178,15 @@ class KeyFile:
                     yield database
             finally:
                 database.close()
-        except (sqlite3.Error, OSError) as error:
-            raise Unavailable(
-                f"{self._path} cannot be used: {error}", code="no_key_file", remedy="check the disk and the directory's permissions"
-            ) from error
+        except sqlite3.Error as error:
+            raise self._unusable(str(error)) from error
+        except OSError as error:
+            raise self._unusable(for_others(error)) from error
+
+    def _unusable(self, why: str) -> Unavailable:
+        return Unavailable(
+            f"{self._path} cannot be used: {why}", code="no_key_file", remedy="check the disk and the directory's permissions"
+        )
 
 
 class KeyRing:

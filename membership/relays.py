@@ -88,7 +88,7 @@ class Door:
         try:
             self._server = await asyncio.start_server(self._came, LOOPBACK, 0)
         except OSError as error:
-            raise Unavailable(f"no door on loopback: {error}", code="unreachable") from error
+            raise Unavailable(f"no door on loopback: {error.strerror}", code="unreachable") from error
         return join_address(LOOPBACK, self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:

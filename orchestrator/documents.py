@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dcnr import limits
-from dcnr.errors import Corrupt, DcnrError, InvalidInput, Unavailable
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, Unavailable, for_others
 from dcnr.groups import apart, first_cause
 from dcnr.ids import Digest, digest_of
 from dcnr.ports import ObjectStore
@@ -138,7 +138,9 @@ async def put_all(store: ObjectStore, objects: Sequence[tuple[str, bytes]]) -> N
     try:
         await apart(put_each())
     except* DcnrError as errors:
-        raise Unavailable(f"the store did not take all objects: {first_cause(errors)}", code="store_unavailable") from None
+        raise Unavailable(
+            f"the store did not take all objects: {for_others(first_cause(errors))}", code="store_unavailable"
+        ) from None
 
 
 def _belongs(network_id: str, found: str, policy: NetworkPolicy, model: str, what: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import structlog
 
 from dcnr.crashpoints import reached
+from dcnr.errors import for_others
 from dcnr.logs import vnode_in
 from dcnr.ports import Clock
 from dcnr.v1 import common_pb2
@@ -242,8 +243,10 @@ class History:
             if _is_damage(error):
                 try:
                     return self._begin_anew(self._path, error)
-                except (sqlite3.Error, OSError) as second:
+                except sqlite3.Error as second:
                     why = str(second)
+                except OSError as second:
+                    why = for_others(second)
         self._close()
         self._remark = (
             "history_in_memory",
@@ -282,17 +285,18 @@ class History:
                 self._begin_anew(self._path, error)
                 self._write_rows(rows)
             self._refused = ""
-        except (sqlite3.Error, OSError) as error:  # a full disk stops the record, not the orchestrator
-            self.num_dropped += len(rows)
-            if str(error) != self._refused:
-                self._refused = str(error)
-                is_of_disk = isinstance(error, OSError | sqlite3.OperationalError)
-                advice = (
-                    "the disk takes them again; free disk space"
-                    if is_of_disk
-                    else "the cause is gone; it is a fault of ours: report it"
-                )
-                self._remark = ("history_not_written", f"{error}: events are not kept until {advice}")
+        except sqlite3.OperationalError as error:  # a full disk stops the record, not the orchestrator
+            self._not_written(len(rows), str(error))
+        except sqlite3.Error as error:
+            self._not_written(len(rows), str(error), "this is a fault of ours: report it")
+        except OSError as error:
+            self._not_written(len(rows), for_others(error))
+
+    def _not_written(self, num_rows: int, why: str, advice: str = "free disk space") -> None:
+        self.num_dropped += num_rows
+        if why != self._refused:
+            self._refused = why
+            self._remark = ("history_not_written", f"{why}: events are not kept until they can be written again; {advice}")
 
     def _write_rows(self, rows: Sequence[_Row]) -> None:
         database = self._database

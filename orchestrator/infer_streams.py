@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import grpc
 import structlog
 
-from dcnr import limits
+from dcnr import limits, logs
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.groups import first_cause
 from dcnr.ports import Clock
@@ -152,8 +152,7 @@ class InferStream:
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, DcnrError) as error:
             reason = str(getattr(error, "details", lambda: "")() if isinstance(error, grpc.aio.AioRpcError) else error)
         except Exception as error:  # noqa: BLE001  RPC boundary: what one worker says never ends this process
-            reason = f"{type(error).__name__}: {error}"
-            _log.error("infer_stream_failed", pnode=self.pnode_id, exc_info=error)
+            reason = logs.told("infer_stream_failed", error, pnode=self.pnode_id)
         finally:
             self.ended = True
             if self._later is not None:

@@ -155,7 +155,7 @@ def _lay(data: bytes, digest: str, path: Path) -> bool:
         draft.replace(path)
         reached("laid.renamed")
     except OSError as error:
-        raise Unavailable(f"{path.parent} takes nothing: {error.strerror}", code="disk_full") from error
+        raise Unavailable(f"the directory {path.parent.name} takes nothing: {error.strerror}", code="disk_full") from error
     return True
 
 

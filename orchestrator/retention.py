@@ -9,7 +9,7 @@ from typing import Final
 from dataservice import keys
 from dataservice.manifests import StoredState
 from dcnr.crashpoints import reached
-from dcnr.errors import DcnrError, InvalidInput, NotFound, Unavailable
+from dcnr.errors import DcnrError, InvalidInput, NotFound, Unavailable, for_others
 from dcnr.groups import apart, first_cause
 from dcnr.ids import Digest, check_digest
 from dcnr.ports import ObjectStore
@@ -73,7 +73,9 @@ async def missing_states(store: ObjectStore, model: str, states: Iterable[tuple[
     try:
         await apart(look_each())
     except* DcnrError as errors:
-        raise Unavailable(f"the store does not say what it has: {first_cause(errors)}", code="store_unavailable") from None
+        raise Unavailable(
+            f"the store does not say what it has: {for_others(first_cause(errors))}", code="store_unavailable"
+        ) from None
     return frozenset(missing)
 
 

@@ -21,7 +21,7 @@ from dataservice.pacing import BYTES_PER_MBIT
 from dataservice.s3 import S3Store
 from dcnr import __version__
 from dcnr.client import Orchestrators
-from dcnr.errors import DcnrError, InvalidInput, Unavailable
+from dcnr.errors import DcnrError, InvalidInput, Unavailable, for_others
 from dcnr.groups import apart, first_cause
 from dcnr.ids import NodeId, check_name
 from dcnr.logs import name_node
@@ -104,7 +104,7 @@ class ModelTable:
             try:
                 await apart(runtime.run())
             except* Exception as errors:  # noqa: BLE001  what one model's documents or reports cause must not end the other models
-                self.shared.history.say("runtime_failed", model, str(first_cause(errors)))
+                self.shared.history.say("runtime_failed", model, for_others(first_cause(errors)))
                 _log.error("runtime_failed", model=model, exc_info=errors)
             runtime = self.runtimes[model] = ModelRuntime(model, self.shared)
             await asyncio.sleep(RESTART_S)

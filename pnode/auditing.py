@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from dcnr import logs
 from dcnr.errors import Corrupt, InvalidInput, Refused
 from dcnr.graph import graph_digest, graph_from_bytes, stages_of_graph
 from dcnr.ids import digest_of
@@ -116,7 +117,8 @@ class Auditing:
             finding = model_pb2.AUDIT_FINDING_UNVERIFIABLE if unverifiable else model_pb2.AUDIT_FINDING_REFUSED
             self._tell(order, finding, reason=error.message, check=check, compute_s=work.seconds)
         except Exception as error:  # noqa: BLE001  boundary: whatever a stranger's bundle does to a check, the worker lives
-            self._tell(order, model_pb2.AUDIT_FINDING_REFUSED, reason=f"{type(error).__name__}: {error}", compute_s=work.seconds)
+            why = logs.told("audit_failed", error, vnode=order.task.vnode)
+            self._tell(order, model_pb2.AUDIT_FINDING_REFUSED, reason=why, compute_s=work.seconds)
         finally:
             thread.shutdown(wait=False, cancel_futures=True)
             self._busy, self._inputs = "", None

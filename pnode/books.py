@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from blake3 import blake3
 
 from dcnr import limits
-from dcnr.errors import DcnrError
+from dcnr.errors import DcnrError, for_others
 from dcnr.ids import Digest, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
@@ -283,7 +283,7 @@ class Books:
         try:
             await work()
         except OSError as error:
-            self._lost = f"the disk refused it: {error.strerror or error}"
+            self._lost = f"the disk refused it: {for_others(error)}"
 
     async def _quietly(self, work: Callable[..., Any], *given: Any) -> None:
         await self._bearing(partial(self._run, work, *given))

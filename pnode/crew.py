@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakSet
 
+from dcnr import logs
 from dcnr.errors import DcnrError, NotFound
 from dcnr.ids import Digest, ReplicaId, check_replica_id
 from dcnr.intervals import IntervalSet
@@ -143,10 +144,8 @@ class Crew:
             means = Means(self._prepare, self._inputs, self._pace)
             made = await gather(Path(wish.evidence_dir), wish.replica, wish.interval, Path(wish.path), means)
             answer.path, answer.digest, answer.size_bytes = str(made.path), made.digest, made.size_bytes
-        except (DcnrError, OSError) as error:
-            answer.reason = str(error)[:MAX_REASON]
         except Exception as error:  # noqa: BLE001  VNode boundary: whoever asked gets an answer, and the worker lives
-            answer.reason = f"{type(error).__name__}: {error}"[:MAX_REASON]
+            answer.reason = logs.told("evidence_missing", error, replica=wish.replica)[:MAX_REASON]
         return answer
 
     async def decided(self, verdicts: local_pb2.WorkerVerdicts) -> None:
@@ -214,10 +213,8 @@ class Crew:
             if host.failed:
                 member.state, member.reason = FAILED, host.failed
                 self._outlets.told("replica_failed", replica, host.failed)
-        except DcnrError as error:
-            member.state, member.reason = FAILED, f"{error.code}: {error.message}"
         except Exception as error:  # noqa: BLE001  VNode boundary: whatever goes wrong with one replica, the worker lives
-            member.state, member.reason = FAILED, f"{type(error).__name__}: {error}"
+            member.state, member.reason = FAILED, logs.told("replica_failed", error, replica=replica)
         finally:
             thread.shutdown(wait=False, cancel_futures=True)
             member.ended.set()

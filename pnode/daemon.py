@@ -332,7 +332,7 @@ class Daemon:
         await self._neighbours.refresh()
 
     async def _worker_down(self, reason: str) -> None:
-        self._now.worker = WorkerFacts(reason=reason or "the worker ended")
+        self._now.worker = WorkerFacts(reason=reason or "the worker ended", last_words=self._supervisor.last_words)
         self._standing.end()
         self._duties.worker_down(self._now.worker.reason)
         self._audits.worker_down(self._now.worker.reason)

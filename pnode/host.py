@@ -15,6 +15,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
+from dcnr import logs
 from dcnr.errors import DcnrError, InvariantBroken
 from dcnr.groups import first_cause
 from dcnr.ids import digest_of
@@ -229,7 +230,7 @@ class ReplicaHost:
                 for instruction in self._core.handle(event):
                     self._carry_out(instruction)
         except Exception as error:  # noqa: BLE001  VNode boundary: a bug here ends this replica, not its neighbours
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(logs.told("replica_failed", error, replica=self.peer.replica))
         finally:
             self._draining = False
             self.handing.moved()
@@ -270,7 +271,7 @@ class ReplicaHost:
         try:
             await work(job)
         except Exception as error:  # noqa: BLE001  VNode boundary
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(logs.told("replica_failed", error, replica=self.peer.replica))
 
     async def _learn(self, job: ev.Learn) -> None:
         try:
@@ -334,7 +335,7 @@ class ReplicaHost:
         """A neighbour's bad tensor, a shard that is away or a loss that is not finite costs one batch for now; anything else ends this replica."""
         again = isinstance(error, DcnrError) and (not isinstance(error, InvariantBroken) or error.code == "not_finite")
         self.averages.failed(lane, batch, error)
-        reason = f"{lane.split} {batch}: {getattr(error, 'code', type(error).__name__)}: {error}"
+        reason = f"{lane.split} {batch}: {logs.told('computation_failed', error, replica=self.peer.replica)}"
         self.post(ev.ComputeFailed(self._clock.monotonic(), lane, batch, reason, fatal=not again))
 
     async def _read(self, job: ev.ReadInput) -> None:

@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dcnr import limits, tracing
+from dcnr import limits, logs, tracing
 from dcnr.errors import DcnrError, InvariantBroken, Refused, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
@@ -232,7 +232,7 @@ class InferDesk:
         except DcnrError as error:
             self._failed(asked, error)
         except Exception as error:  # noqa: BLE001  VNode boundary: who asked gets an answer, and the worker lives
-            self._told("infer_fault", asked.vnode, f"{type(error).__name__}: {error}")
+            self._told("infer_fault", asked.vnode, logs.told("infer_fault", error, vnode=asked.vnode))
             self._failed(asked, InvariantBroken("internal error", code="internal"))
 
     def _cancel(self, asked: _Asked) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from dcnr import logs
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
@@ -175,7 +176,7 @@ class Ways:
             if not way.opened.done():
                 way.opened.set_exception(error)
         except Exception as error:  # noqa: BLE001  RPC boundary: what one worker says never ends this one
-            reason = f"{type(error).__name__}: {error}"
+            reason = logs.told("infer_fault", error, pnode=way.worker.pnode_id)
             self._told("infer_fault", way.worker.pnode_id, reason)
         finally:
             if self._ways.get(way.worker.worker_id) is way:

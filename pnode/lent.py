@@ -98,7 +98,7 @@ def advertised_host(settings: PNodeSettings, bootstrap: Sequence[str], *, single
             probe.connect((target, 9))
         except OSError as error:
             raise Unavailable(
-                f"this machine has no way to {target}: {error}", code="no_address", remedy="set advertise_host"
+                f"this machine has no way to {target}: {error.strerror}", code="no_address", remedy="set advertise_host"
             ) from error
         return str(probe.getsockname()[0])
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from typing import Final
 
+from dcnr import logs
 from dcnr.client import Orchestrators
 from dcnr.errors import DcnrError, RemoteFault, Unavailable
 from dcnr.ids import NodeId
@@ -105,7 +106,7 @@ class Listening:
                 if not isinstance(error, Unavailable) or error.code == "overloaded" or relay_id in self._volunteers():
                     self._refuses(relay_id, f"{error.code}: {error.message}")
             except Exception as error:  # noqa: BLE001  RPC boundary: what one relay says never ends this worker
-                self._refuses(relay_id, f"{type(error).__name__}: {error}")
+                self._refuses(relay_id, logs.told("relay_failed", error, relay=relay_id))
             else:
                 if relay_id in self._volunteers():
                     self._refuses(relay_id, "it ended the stream")
@@ -160,7 +161,7 @@ class Listening:
         except (DcnrError, OSError):
             return  # the relay or the other end is gone
         except Exception as error:  # noqa: BLE001  RPC boundary: what comes through a relay never ends this worker
-            self._told("relay_refused", connection.peer_id, f"{type(error).__name__}: {error}")
+            self._told("relay_refused", connection.peer_id, logs.told("relay_failed", error, relay=connection.peer_id))
         finally:
             self._taken[is_volunteer] -= 1
 

@@ -52,6 +52,8 @@ class WorkerFacts:
     device: str = ""
     device_name: str = ""
     reason: str = "the worker has not started yet"
+    last_words: str = ""
+    """Of one that ended by an error; for its owner alone."""
     rss_bytes: int = 0
     cpu_s: float = 0.0
     load: WorkerLoad = field(default_factory=WorkerLoad)
@@ -91,7 +93,8 @@ def why(
     if paused:
         line("paused", paused, "`pnode resume`")
     elif not worker.alive:
-        line("no_worker", worker.reason, "it is started by itself; log/worker.log in the home directory has its last words")
+        said = f" ({worker.last_words})" if worker.last_words else ""
+        line("no_worker", worker.reason + said, "it is started by itself; log/worker.log in the home directory has its last words")
     if not known_orchestrators:
         line("nobody_found", membership_trouble or "no orchestrator is known yet", "check --bootstrap and the network")
     elif not attached:

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
-from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound
+from dcnr import logs
+from dcnr.errors import Corrupt, InvalidInput, NotFound
 from dcnr.graph import graph_from_bytes, stages_of_graph
 from dcnr.ports import Clock
 from dcnr.specs import Registry
@@ -76,10 +77,8 @@ class Seat:
             loaded = await asyncio.get_running_loop().run_in_executor(self._thread, prepare, self.order)
             self._loaded = loaded, Turns(loaded.together, partial(self._call, loaded))
             self.reason = ""
-        except DcnrError as error:
-            self.reason = f"{error.code}: {error.message}"[:200]
         except Exception as error:  # noqa: BLE001  VNode boundary: a state that cannot be served leaves the worker alive
-            self.reason = f"{type(error).__name__}: {error}"[:200]
+            self.reason = logs.told("seat_failed", error, vnode=self.order.vnode)[:200]
 
     async def compute(self, inputs: Sequence[Travelling], wish: Wish) -> Computed:
         """See `infer_places.Place`."""

@@ -130,6 +130,8 @@ class Supervisor:
         self._process: WorkerProcess | None = None
         self.worker: Worker | None = None
         self.reason = "the worker has not started yet"
+        self.last_words = ""
+        """Of the log of a worker that ended by an error. For its owner alone: they may name directories."""
         self._is_ours = False
         """Whether the process that runs was sent a signal from here: then its exit code says nothing of what it did."""
 
@@ -205,7 +207,7 @@ class Supervisor:
             process.send_signal(number)
 
     async def _one_life(self) -> str:
-        self._is_ours = False
+        self._is_ours, self.last_words = False, ""
         ours, theirs = socket.socketpair()
         try:
             process = await self._spawn(theirs)
@@ -261,7 +263,10 @@ class Supervisor:
             return "the worker was killed (SIGKILL: by hand, or by the system for memory)"
         if code < 0:
             return f"the worker was ended by signal {-code}"
-        return f"the worker ended with exit code {code}{_last_words(self._options.log_path)}" if code else why
+        if not code:
+            return why
+        self.last_words = _last_words(self._options.log_path)
+        return f"the worker ended with exit code {code}"
 
     async def _spawn(self, theirs: socket.socket) -> WorkerProcess:
         options = self._options
@@ -282,11 +287,11 @@ class Supervisor:
 
 
 def _last_words(log: Path) -> str:
-    """The last line of a log, as the end of a sentence."""
+    """The last line of a log; empty where it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(-min(MAX_LAST_WORDS, log.stat().st_size), os.SEEK_END)
             lines = file.read(MAX_LAST_WORDS).decode(errors="replace").strip().splitlines()
     except OSError:
         return ""
-    return f" ({lines[-1].strip()})" if lines else ""
+    return lines[-1].strip() if lines else ""

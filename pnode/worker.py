@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import psutil
 
-from dcnr import crashpoints
+from dcnr import crashpoints, logs
 from dcnr.errors import Corrupt, DcnrError
 from dcnr.groups import first_cause
 from dcnr.ids import NodeId, ReplicaId, check_replica_id
@@ -374,6 +374,7 @@ async def _main(options: argparse.Namespace, making: Making) -> int:
     from vnode.devices import found_device, name_of_device  # torch
 
     clock, key = SystemClock(), NodeKey.generate()
+    logs.configure(level="info", as_json=False)
     try:
         crashpoints.arm(os.environ)
         pipe = await LocalPipe.over(socket.socket(fileno=options.fd), local_pb2.ToWorker)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dcnr.errors import DcnrError
+from dcnr.errors import DcnrError, for_others
 from dcnr.v1 import identity_pb2
 from trust.network import NetworkPolicy, claimed_versions
 
@@ -66,7 +66,7 @@ class InForce:
         try:
             self._keep(newer)
         except DcnrError as error:
-            trouble = error.message
+            trouble = for_others(error)
         self._policy = replace(newer, begun=self._begun)
         for callback in self._followers:
             callback(Amended(before, self._policy, trouble))

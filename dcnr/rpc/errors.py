@@ -28,6 +28,7 @@ from dcnr.errors import (
     Stale,
     TimedOut,
     Unavailable,
+    without_directories,
 )
 from dcnr.v1 import common_pb2
 
@@ -77,13 +78,13 @@ def unless_closed() -> Iterator[None]:
 
 
 def detail_of(error: DcnrError) -> common_pb2.ErrorDetail:
-    """The error as it travels: at most `MAX_DETAIL_BYTES`, facts dropped from the end where it would be more."""
-    facts = [(key[:64], value[:MAX_TEXT_CHARS]) for key, value in list(error.details.items())[:MAX_FACTS]]
+    """The error as it travels, without directories of this machine: at most `MAX_DETAIL_BYTES`, facts dropped from the end where it would be more."""
+    facts = [(key[:64], without_directories(value)[:MAX_TEXT_CHARS]) for key, value in list(error.details.items())[:MAX_FACTS]]
     detail = common_pb2.ErrorDetail(
         kind=type(error).__name__,
         code=error.code[:64],
-        message=error.message[:MAX_TEXT_CHARS],
-        remedy=error.remedy[:MAX_TEXT_CHARS],
+        message=without_directories(error.message)[:MAX_TEXT_CHARS],
+        remedy=without_directories(error.remedy)[:MAX_TEXT_CHARS],
         details=dict(facts),
         retry_after_s=error.retry_after_s if isinstance(error, Unavailable) else 0.0,
     )

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from dcnr import limits
-from dcnr.errors import DcnrError, InvalidInput, InvariantBroken, Refused, Unavailable
+from dcnr.errors import DcnrError, InvalidInput, InvariantBroken, Refused, Unavailable, without_directories
 from dcnr.ports import Clock
 from dcnr.rpc.errors import status_of, trailing_metadata_of
 from trust.addresses import is_loopback, join_address, split_address, subnet_of
@@ -207,4 +207,4 @@ async def _abort(context: Any, method: str, error: Exception) -> None:
         error = InvariantBroken("internal error", code="internal")
     with contextlib.suppress(TimeoutError):  # what was written before has not been read yet
         async with asyncio.timeout(limits.CALL_TIMEOUT_S):
-            await context.abort(status_of(error), error.message[:512], trailing_metadata_of(error))
+            await context.abort(status_of(error), without_directories(error.message)[:512], trailing_metadata_of(error))

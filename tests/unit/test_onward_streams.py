@@ -161,4 +161,4 @@ def test_what_was_thought_of_nowhere_ends_the_stream_and_not_the_process() -> No
         await stream.run()
 
     asyncio.run(story())
-    assert lost == ["ValueError: not thought of"]
+    assert lost == ["ValueError"], "what the text of such an error holds is for the log alone"
