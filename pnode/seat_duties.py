@@ -24,7 +24,7 @@ from pnode.duties import Duties, Say
 from pnode.home import read_whole
 from pnode.orders import HostingOptions
 from pnode.provision import Job, Provisioner
-from pnode.seating import LOADING, Held, Key, Wanted, settle
+from pnode.seating import FILE_GONE, LOADING, Held, Key, Wanted, settle
 from pnode.trail import Fetch
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
@@ -36,6 +36,8 @@ RETRY_LONGEST_S: Final = 15.0
 MAX_SEATS: Final = 64
 MAX_PENDING: Final = 8
 """Wishes of orchestrators that no confirmed head names as its holder yet."""
+MAX_GONE: Final = 3
+"""So often a state is brought again whose file was gone when the worker came to read it; once more, and it is told as a failure."""
 MAX_CACHE_BYTES: Final = 1024 * limits.MIB
 """For keys and values of texts, however much is lent."""
 MAX_CHAIN: Final = 1024
@@ -84,6 +86,7 @@ class _Seat:
     report: orchestrator_pb2.SeatReport = field(default_factory=orchestrator_pb2.SeatReport)
     failed_s: float | None = None
     """When it turned out that it cannot be loaded; it is tried again after `RETRY_LONGEST_S`."""
+    num_gone: int = 0
 
 
 class SeatDuties:
@@ -160,6 +163,14 @@ class SeatDuties:
         for report in reports:
             seat = self._seats.get((report.model, report.vnode, report.state_digest))
             if seat is None or seat.task is not None:
+                continue
+            if (
+                report.reason.startswith(FILE_GONE)
+                and seat.num_gone < MAX_GONE
+                and (read := self._read.get(report.model)) is not None
+            ):
+                seat.num_gone += 1
+                seat.task = self._group.create_task(self._load(seat, read))
                 continue
             was_ready, seat.report, seat.reason = seat.report.ready, report, report.reason
             if report.ready and not was_ready:

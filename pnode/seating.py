@@ -14,6 +14,8 @@ from dcnr import limits
 
 LOADING: Final = "it is being loaded"
 """The reason of a seat that does not answer yet, while nothing is wrong with it."""
+FILE_GONE: Final = "state_gone"
+"""The code of a seat whose file was removed between its being brought and its being read: a newer snapshot took the place of it."""
 Key = tuple[str, str, str]
 """Model, VNode, digest of the state."""
 

@@ -26,7 +26,7 @@ from pnode.infer_together import Together, Waiting
 from pnode.infer_turns import Turns
 from pnode.infer_words import Travelling
 from pnode.pace import Pace
-from pnode.seating import LOADING, Key
+from pnode.seating import FILE_GONE, LOADING, Key
 from pnode.text_sessions import SessionKey, TextSessions
 from vnode.costs import session_bytes
 from vnode.torch_compute import TorchCompute
@@ -212,7 +212,10 @@ class Seats:
         compute = self._make(
             stage, self._registry, num_batches=1, seed=int(graph.train.seed), device=self._device, threads=order.threads
         )
-        info = compute.serve(Path(order.state_path))
+        try:
+            info = compute.serve(Path(order.state_path))
+        except FileNotFoundError as error:
+            raise NotFound("its file was removed before it was read", code=FILE_GONE) from error
         if info.model != order.model:
             raise Corrupt(f"the state belongs to {info.model}", code="bad_state_model")
         most = int(graph.train.batch_size)

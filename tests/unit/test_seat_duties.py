@@ -23,7 +23,7 @@ from pnode.budget import DAEMON_BYTES, Budget, Limits, Reservation
 from pnode.cache import ObjectCache
 from pnode.orders import HostingOptions
 from pnode.provision import Provisioner
-from pnode.seat_duties import Around, SeatDuties
+from pnode.seat_duties import MAX_GONE, Around, SeatDuties
 from pnode.snapshots import Shelf
 from trust.envelope import digest_of_envelope, seal
 from trust.identity import NodeKey
@@ -331,5 +331,30 @@ def test_replicas_have_the_memory_before_seats(tmp_path: Path) -> None:
         world.budget.release("r.1")
         await world.until(lambda: len(world.sent) == 3)
         assert (world.sent[2].state_path != "", world.cache_bytes) == (True, lent)
+
+    play(world, scenario)
+
+
+def test_a_state_whose_file_went_before_the_worker_read_it_is_brought_again_without_a_word(tmp_path: Path) -> None:
+    """A snapshot of this machine lies there until a newer one takes its place, which may be at any moment."""
+    world = World(tmp_path)
+
+    async def scenario(duties: SeatDuties) -> None:
+        duties.wished(HOLDER.node_id, world.wish(world.second, "a"))
+        await world.until(lambda: len(world.sent) == 1)
+        order = world.sent[0]
+        gone = orchestrator_pb2.SeatReport(
+            model=order.model, vnode=order.vnode, state_digest=order.state_digest, reason="state_gone: its file was removed"
+        )
+        for number in range(MAX_GONE):
+            Path(world.sent[-1].state_path).unlink()
+            await asyncio.sleep(0)  # the order that was sent is over
+            duties.heard([gone])
+            await world.until(lambda number=number: len(world.sent) == number + 2)
+            assert Path(world.sent[-1].state_path).read_bytes() == STATES[1]
+        assert world.said == []
+        await asyncio.sleep(0)
+        duties.heard([gone])
+        assert world.said == ["seat_failed state_gone: its file was removed"]
 
     play(world, scenario)
