@@ -80,7 +80,7 @@ def news_of(report: orchestrator_pb2.ReplicaReport, *, has_learned_all: bool) ->
 def why(
     *, draining: bool, paused: str, attached: int, known_orchestrators: int, membership_trouble: str, worker: WorkerFacts,
     hosted: list[orchestrator_pb2.ReplicaReport], upload_trouble: str, capability: membership_pb2.Capability,
-    contacts: Sequence[local_pb2.Contact] = (), num_seats: int = 0,
+    contacts: Sequence[local_pb2.Contact] = (), num_seats: int = 0, store_is_away: bool = False,
 ) -> list[local_pb2.WhyLine]:  # fmt: skip
     """Reasons for the present state, most important first; codes are stable."""
     lines: list[local_pb2.WhyLine] = []
@@ -120,7 +120,8 @@ def why(
         elif report.held_back_by:
             line("held_back", f"{report.replica} waits for {report.held_back_by}, which is behind", "nothing: it goes on by itself")
     if upload_trouble:
-        line("upload_waits", upload_trouble, "the newest snapshot waits on disk and is uploaded when the store is back")
+        until = ", until the store is back" if store_is_away else ""
+        line("upload_waits", upload_trouble, f"the newest snapshot waits on disk, and its upload is tried again by itself{until}")
     if not hosted and not lines and num_seats:
         line("serving", f"{num_seats} VNode{'s' * (num_seats != 1)} of a model answer{'s' * (num_seats == 1)} questions here", "")
     for contact in contacts:

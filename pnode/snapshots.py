@@ -137,14 +137,18 @@ class Shelf:
     def thin(self) -> None:
         """Removes the states that no manifest names and that nobody will bring, since a newer one of their replica waits; their commits still go up.
 
-        Without it a store that is away costs the disk a state for each checkpoint that was due. Not to be called while one is being brought.
+        Without it a store that is away costs the disk a state for each checkpoint that was due. Not to be called while one is being brought. Raises
+        Unavailable where the disk keeps one.
         """
         newest = _newest(self._held)
         waiting = [held for held in self._held if not held.named and newest[held.ready.replica].order > held.order]
         kept = {held.ready.path for held in self._held if held not in waiting}
-        for held in waiting:
-            if held.ready.path not in kept:
-                Path(held.ready.path).unlink(missing_ok=True)
+        try:
+            for held in waiting:
+                if held.ready.path not in kept:
+                    Path(held.ready.path).unlink(missing_ok=True)
+        except OSError as error:
+            raise disk_trouble("a state that a newer one replaces cannot be removed", error) from error
 
     def named(self, replica: str, step: int) -> None:
         """A manifest names a checkpoint of that replica with ``step`` batches: older snapshots are not needed any more."""

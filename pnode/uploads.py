@@ -47,6 +47,8 @@ class Uploads:
         """By model: who decides, as whoever was asked last said."""
         self._refusals = Refusals()
         self.trouble = self._code = ""
+        self.store_is_away = False
+        """Whether the trouble is the store's: then everything waits for it alone."""
 
     async def added(self, ready: local_pb2.SnapshotReady) -> None:
         """A new snapshot lies on disk."""
@@ -79,10 +81,9 @@ class Uploads:
         pause_s = RETRY_S
         while True:
             self._wake.clear()
-            waiting, trouble = await self._pass()
-            self._shelf.thin()
+            waiting, trouble, has_failed = await self._pass()
             self._tell(trouble)
-            pause_s = min(LONGEST_RETRY_S, pause_s * 2) if trouble is not None else RETRY_S
+            pause_s = min(LONGEST_RETRY_S, pause_s * 2) if has_failed else RETRY_S
             now = asyncio.get_running_loop().time()
             for replica, why in self._refusals.due(now):
                 await self._anew(replica, why)
@@ -93,9 +94,11 @@ class Uploads:
                 ):  # `wait_for` forgets a cancellation that comes with the news
                     await self._wake.wait()
 
-    async def _pass(self) -> tuple[bool, tuple[str, DcnrError] | None]:
-        """Brings everything that is pending as far as it goes: whether something still waits, and the first trouble with its replica."""
-        waiting, trouble = False, None
+    async def _pass(self) -> tuple[bool, tuple[str, DcnrError] | None, bool]:
+        """Brings everything that is pending as far as it goes: whether something still waits, the first trouble with its replica, and whether anything
+        failed: what the next tries settle by themselves, and what is told as `nobody_found`, is no trouble of uploads.
+        """
+        waiting, trouble, has_failed = False, None, False
         for held in list(self._shelf.pending()):
             try:
                 waiting |= not await self._bring(held)
@@ -104,20 +107,30 @@ class Uploads:
                 self._shelf.discard(held)
                 self._ask_anew(held.ready.replica, error.message)
             except DcnrError as error:
-                waiting, trouble = True, trouble or (held.ready.replica, error)
+                waiting = has_failed = True
+                if not self._passes(held, error):
+                    trouble = trouble or (held.ready.replica, error)
         try:
+            self._shelf.thin()
             self._shelf.tidy()
         except Unavailable as error:
-            waiting, trouble = True, trouble or ("snapshots", error)
-        return waiting, trouble
+            waiting = has_failed = True
+            trouble = trouble or ("snapshots", error)
+        return waiting, trouble, has_failed
+
+    def _passes(self, held: Held, error: DcnrError) -> bool:
+        if error.code == "not_hosted":
+            return held.not_hosted < ASK_HOLDER_AFTER
+        return error.code == "no_orchestrator" and not self._orchestrators.known()
 
     def _tell(self, trouble: tuple[str, DcnrError] | None) -> None:
         """One event when a trouble of another kind begins; the newest words are in `trouble` while it lasts."""
         if trouble is None:
-            self.trouble = self._code = ""
+            self.trouble, self._code, self.store_is_away = "", "", False
             return
         replica, error = trouble
         self.trouble = f"{error.message}; {error.remedy}" if error.remedy else error.message
+        self.store_is_away = isinstance(error, Unavailable) and error.code.startswith(("store_", "transfer_"))
         if error.code != self._code:
             self._say("upload_waits", replica, self.trouble)
         self._code = error.code

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from dcnr.errors import DcnrError, Unavailable
+from dcnr.errors import DcnrError, Refused, Unavailable
 from dcnr.ids import Digest, digest_of
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode import refusals
 from pnode import uploads as module
 from pnode.snapshots import Shelf
-from pnode.uploads import MOST_LOST, Uploads
+from pnode.uploads import ASK_HOLDER_AFTER, MOST_LOST, Uploads
 
 PENDING, NAMED, MISSING = data_pb2.RECORD_STATUS_PENDING, data_pb2.RECORD_STATUS_NAMED, data_pb2.RECORD_STATUS_MISSING
 
@@ -29,6 +29,10 @@ class Network:
         self.states: list[str] = []
         self.commits: list[bytes] = []
         self.asked = self.num_refused = 0
+        self.listed: list[str] = ["an orchestrator"]
+
+    def known(self) -> list[str]:
+        return self.listed
 
     async def write_bytes(self, ref: data_pb2.ObjectRef, data: bytes, *, directory: Path) -> Digest:
         self._raise_trouble()
@@ -193,6 +197,35 @@ def test_while_the_store_is_away_one_state_waits_and_afterwards_every_commit_goe
         assert scene.network.commits == [f"commit {step}".encode() for step in range(1, 7)]
         assert scene.network.states == [newest.checkpoint.digest]
         assert states_on_disk(scene) == ["6.state"], "what is named stays until a newer one is"
+
+    play(tmp_path, story)
+
+
+def test_what_the_next_tries_settle_by_themselves_is_no_trouble(tmp_path: Path) -> None:
+    """An orchestrator whose view of the plan lags, or a job that has just ended; and a start, before anybody is found: nothing waits for the store."""
+
+    async def story(scene: Scene) -> None:
+        tried = list[DcnrError]()
+
+        class Refusing(list[DcnrError]):
+            def append(self, error: DcnrError) -> None:
+                tried.append(error)
+                super().append(error)
+
+        scene.network.trouble = Refusing([Refused("not placed here", code="not_hosted")])
+        await scene.uploads.added(scene.snapshot(3))
+        await until(lambda: scene.uploads.num_pending == 0)
+        assert len(tried) == ASK_HOLDER_AFTER
+        assert scene.said == []
+        scene.network.listed, scene.network.trouble = [], Refusing([Unavailable("none is known", code="no_orchestrator")])
+        await scene.uploads.added(scene.snapshot(7))
+        await until(lambda: len(tried) >= ASK_HOLDER_AFTER + 3)
+        assert (scene.said, scene.uploads.trouble) == ([], "")
+        scene.network.listed = ["an orchestrator"]
+        await until(lambda: scene.uploads.trouble != "")
+        assert not scene.uploads.store_is_away
+        scene.network.trouble = [Unavailable("away", code="store_unavailable")]
+        await until(lambda: scene.uploads.store_is_away)
 
     play(tmp_path, story)
 

@@ -71,6 +71,18 @@ def test_what_ended_with_its_worker_is_not_called_refused() -> None:
     assert codes("", 1) == ["assignment_failed"]
 
 
+def test_only_what_waits_for_the_store_is_said_to_wait_for_it() -> None:
+    def change(*, store_is_away: bool) -> str:
+        found = why(
+            draining=False, paused="", attached=1, known_orchestrators=1, membership_trouble="", worker=WorkerFacts(pid=1), hosted=[],
+            upload_trouble="it waits", store_is_away=store_is_away, capability=membership_pb2.Capability(),
+        )  # fmt: skip
+        return found[0].change
+
+    assert "until the store is back" in change(store_is_away=True)
+    assert "store" not in change(store_is_away=False)
+
+
 def test_who_tells_no_address_to_try_is_relayed_or_not_yet_and_never_found_out_of_reach() -> None:
     """Else its owner would be told to forward a port, or to start it as it was started."""
     now = Condition(0.0, outbound_only=True, reachable="not")
