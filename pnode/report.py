@@ -124,13 +124,14 @@ def why(
         line("upload_waits", upload_trouble, f"the newest snapshot waits on disk, and its upload is tried again by itself{until}")
     if not hosted and not lines and num_seats:
         line("serving", f"{num_seats} VNode{'s' * (num_seats != 1)} of a model answer{'s' * (num_seats == 1)} questions here", "")
-    for contact in contacts:
-        if contact.attached and contact.lacks and not hosted and not lines:
-            line(
-                "component_lacking", f"orchestrator {contact.node_id[:8]} has nothing for this machine: {contact.lacks}",
-                "get the file or module from its maintainers, and add it to the setting components (or --components) at the next start",
-            )  # fmt: skip
-    if not hosted and not lines:
+    has_room = not hosted and all(found.code == "serving" for found in lines)
+    lacking = next((contact for contact in contacts if contact.attached and contact.lacks), None)
+    if has_room and lacking is not None:
+        line(
+            "component_lacking", f"orchestrator {lacking.node_id[:8]} has nothing for this machine: {lacking.lacks}",
+            "get the file or module from its maintainers, and add it to the setting components (or --components) at the next start",
+        )  # fmt: skip
+    elif has_room:
         line(
             "no_assignment", "no plan places a VNode here at the moment", f"work comes when a job needs {capability.cores:g} cores"
         )

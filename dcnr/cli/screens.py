@@ -11,11 +11,6 @@ from dcnr.v1 import identity_pb2, local_pb2, membership_pb2, model_pb2, orchestr
 
 _EVENTS = 5
 _SEEN_FROM_OUTSIDE: Final = "as seen from outside"
-_SEEN: Final = {
-    "relayed": "through relays",
-    "not": f"{_SEEN_FROM_OUTSIDE}, and no relay takes it",
-}
-"""How a PNode is reached, in words."""
 
 
 def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
@@ -27,7 +22,6 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
     capability = status.capability
     lent = f"{capability.cores:g} cores ({capability.gflops:.0f} GFLOP/s), {size(capability.memory_bytes)} memory"
     attached = sum(contact.attached for contact in status.orchestrators)
-    reached = f"{status.reachable} {_SEEN.get(status.reachable, _SEEN_FROM_OUTSIDE)}"
     lines = [
         head,
         *([f"shown as   {status.public_name}  (to everybody; pnode start --name '' shows none)"] if status.public_name else []),
@@ -35,7 +29,7 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
         f"state      {status.state}: {status.reason}",
         f"lends      {lent}, {size(capability.disk_bytes)} disk{uplink(capability)}, {capability.device} on {capability.architecture} {capability.system}",
         f"uses       {_cores_used(status)}{size(status.memory_bytes)} memory, {size(status.disk_bytes)} disk in {home}",
-        f"reachable  {reached}; control {status.control_address}, directory {status.dht_address or '-'}",
+        f"reachable  {_reached(status)}; control {status.control_address}, directory {status.dht_address or '-'}",
         *_tested(status),
         f"attached   to {attached} of {len(status.orchestrators)} orchestrators; {status.num_known} nodes known",
         f"process    daemon {status.pid}, worker {status.worker_pid or '-'}",
@@ -64,6 +58,14 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
 def uplink(capability: membership_pb2.Capability) -> str:
     """What the line carries, as far as it is known."""
     return f", uplink {capability.uplink_mbit:g} Mbit/s" if capability.uplink_mbit else ""
+
+
+def _reached(status: local_pb2.StatusResponse) -> str:
+    """How a PNode is reached, in words. Where nobody tested it, the note below says so: what is known is what an orchestrator said in its welcome."""
+    if status.reachable == "relayed":
+        return "relayed through relays"
+    seen = "" if status.reach_note and not status.tested else f" {_SEEN_FROM_OUTSIDE}"
+    return f"{status.reachable}{seen}" + (", and no relay takes it" if status.reachable == "not" else "")
 
 
 def _tested(status: local_pb2.StatusResponse) -> list[str]:

@@ -4,6 +4,7 @@ how others reach it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from dcnr.cli.screens import pnode_screen
 from dcnr.ids import NodeId
 from dcnr.v1 import local_pb2, membership_pb2, orchestrator_pb2
 from pnode.reach import REACHED, UNREACHED, Look
+from pnode.reaching import NOT_YET, ONE_MACHINE
 from pnode.report import WorkerFacts, state_of, why
 from pnode.telling import Condition
 
@@ -69,6 +71,35 @@ def test_what_ended_with_its_worker_is_not_called_refused() -> None:
     assert codes("paused by its owner", 0) == ["paused"]
     assert codes("", 0) == ["no_worker"]
     assert codes("", 1) == ["assignment_failed"]
+
+
+def test_a_machine_that_only_serves_is_told_why_it_does_not_learn_too() -> None:
+    def codes(*contacts: local_pb2.Contact, hosted: Sequence[orchestrator_pb2.ReplicaReport] = ()) -> list[str]:
+        found = why(
+            draining=False, paused="", attached=1, known_orchestrators=1, membership_trouble="", worker=WorkerFacts(pid=1), hosted=list(hosted),
+            upload_trouble="", capability=membership_pb2.Capability(), contacts=contacts, num_seats=2,
+        )  # fmt: skip
+        assert state_of(found) == ("working" if hosted else "serving")
+        return [line.code for line in found]
+
+    lacking = local_pb2.Contact(node_id="c" * 40, attached=True, lacks="the component ring")
+    assert codes() == ["serving", "no_assignment"]
+    assert codes(lacking) == ["serving", "component_lacking"]
+    assert codes(lacking, hosted=[orchestrator_pb2.ReplicaReport(replica="a.1")]) == ["working"]
+
+
+def test_a_screen_never_says_that_a_machine_was_seen_from_outside_and_was_not() -> None:
+    """On one machine nobody dials from elsewhere, though orchestrators say in their welcome that they reach it."""
+
+    def line(**facts: object) -> str:
+        screen = pnode_screen(local_pb2.StatusResponse(network_id="a" * 40, **facts), Path("/home"))  # type: ignore[arg-type]
+        return next(line for line in screen.splitlines() if line.startswith("reachable"))
+
+    tested = [local_pb2.Tested(tester="c" * 40, host="203.0.113.7", age_s=40.0)]
+    assert "outside" not in line(reachable="direct", reach_note=ONE_MACHINE)
+    assert "outside" not in line(reachable="not", reach_note=NOT_YET)
+    assert "not as seen from outside, and no relay takes it" in line(reachable="not", reach_note="no relay", tested=tested)
+    assert "direct as seen from outside" in line(reachable="direct", tested=tested)
 
 
 def test_only_what_waits_for_the_store_is_said_to_wait_for_it() -> None:
