@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from dcnr.errors import InvalidInput
 from dcnr.rpc.dialer import Dialer
@@ -22,6 +23,7 @@ from membership.discovery import discover
 from pnode.daemon import Daemon
 from pnode.home import Home
 from pnode.joining import Joining
+from pnode.lent import beyond
 from pnode.probe import probe_machine
 from pnode.supervisor import WORKER, Start
 from trust.identity import NodeKey
@@ -32,12 +34,19 @@ from trust.ownership import load_ownership
 from trust.public_names import check_public_name
 from vnode.registry import registry_with
 
+LOOK_S: Final = 0.5
+TAKING_PART: Final = ("idle", "working", "serving")
+"""States in which nothing has to happen first."""
+
 
 async def run_pnode(
     settings: PNodeSettings, home_path: Path, environment: Mapping[str, str], *, on_ready: Callable[[Daemon], None] = lambda daemon: None,
-    settings_shown: Sequence[local_pb2.Setting] = (), worker: Start = WORKER,
+    tell: Callable[[str], None] = lambda line: None, settings_shown: Sequence[local_pb2.Setting] = (), worker: Start = WORKER,
 ) -> int:  # fmt: skip
-    """Runs one PNode until SIGTERM, SIGINT or the end of its terminal (a second one skips handing over) and returns its exit code."""
+    """Runs one PNode until SIGTERM, SIGINT or the end of its terminal (a second one skips handing over) and returns its exit code.
+
+    ``tell`` hears, a line each, which limits are beyond this machine, and once that it takes part.
+    """
     settings = replace(settings, bootstrap=listed(settings.bootstrap, settings.bootstrap_file))
     clock = SystemClock()
     home = Home(home_path)
@@ -51,6 +60,8 @@ async def run_pnode(
         ).close()  # what is wrong with it is said here: a worker could tell only its log
         owner = _owner(settings, home, key)
         machine = await asyncio.to_thread(probe_machine, home_path)
+        for line in beyond(settings, machine):
+            tell(line)
         stopped = asyncio.Event()
         _on_signal(stopped.set, stopped.set)
         policy = _known_policy(settings, home, clock) or await _found_policy(settings, home, key, clock, stopped)
@@ -58,18 +69,44 @@ async def run_pnode(
             return 0
         save_policy(home.network, policy)
         bootstrap = [*settings.bootstrap, *policy.document.bootstrap]
+        begun = asyncio.Event()
+
+        def ready(daemon: Daemon) -> None:
+            on_ready(daemon)
+            begun.set()
+
         network = InForce(policy, partial(save_policy, home.network))
         daemon = Daemon(
             settings, home, key=key, network=network, machine=machine, clock=clock, rng=random.Random(secrets.randbits(64)),
-            environment=environment, bootstrap=bootstrap, registry=registry, owner=owner, on_ready=on_ready, settings_shown=settings_shown, worker=worker,
+            environment=environment, bootstrap=bootstrap, registry=registry, owner=owner, on_ready=ready, settings_shown=settings_shown, worker=worker,
         )  # fmt: skip
         _on_signal(lambda: daemon.request_stop(hand_over=True), daemon.hang_up)
         if stopped.is_set():  # in the turn in which the network was found
             return 0
-        await daemon.run()
+        await _run(daemon, begun, lambda line: tell(f"{line}; watch it with: pnode status --home {home_path}"))
     finally:
         home.close()
     return 0
+
+
+async def _run(daemon: Daemon, begun: asyncio.Event, tell: Callable[[str], None]) -> None:
+    telling = asyncio.create_task(_told_ready(daemon, begun, tell))
+    try:
+        await daemon.run()
+    finally:
+        telling.cancel()
+        await asyncio.wait([telling])
+
+
+async def _told_ready(daemon: Daemon, begun: asyncio.Event, tell: Callable[[str], None]) -> None:
+    """One line when it first takes part; a start takes seconds, in which its screen says that it is starting."""
+    await begun.wait()
+    while True:
+        status = daemon.status()
+        if status.state in TAKING_PART:
+            tell(f"ready: {status.state}, {status.reason}")
+            return
+        await asyncio.sleep(LOOK_S)
 
 
 def _on_signal(stop: Callable[[], object], hang_up: Callable[[], object]) -> None:

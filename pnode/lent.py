@@ -33,6 +33,19 @@ def limits_of(settings: PNodeSettings, machine: Machine) -> Limits:
     return Limits(max(0.1, cores), min(memory, machine.memory_bytes), lent.disk_mb * limits.MIB, lent.disk_min_free_mb * limits.MIB)
 
 
+def beyond(settings: PNodeSettings, machine: Machine) -> list[str]:
+    """What was asked to be lent and is more than this machine has: one line each."""
+    lent, memory_mb = settings.limits, machine.memory_bytes // limits.MIB
+    found = (
+        [f"limits.cores is {lent.cores:g}, but this machine has {machine.cores}: it lends {machine.cores}"]
+        if lent.cores > machine.cores
+        else []
+    )
+    if lent.memory_mb > memory_mb:
+        found.append(f"limits.memory_mb is {lent.memory_mb}, but this machine has {memory_mb}: it lends no more")
+    return found
+
+
 def capability_of(
     allowed: Limits,
     budget: Budget,

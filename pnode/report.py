@@ -13,6 +13,7 @@ from pnode.load import WorkerLoad
 
 MAX_EVENTS = 256
 EVENTS_PER_BEAT = 64
+NOT_STARTED = "the worker has not started yet"
 
 
 class Journal:
@@ -51,7 +52,7 @@ class WorkerFacts:
     incarnation: int = 0
     device: str = ""
     device_name: str = ""
-    reason: str = "the worker has not started yet"
+    reason: str = NOT_STARTED
     last_words: str = ""
     """Of one that ended by an error; for its owner alone."""
     rss_bytes: int = 0
@@ -77,6 +78,10 @@ def news_of(report: orchestrator_pb2.ReplicaReport, *, has_learned_all: bool) ->
     return report.state, report.durable.ByteSize(), exits, has_learned_all
 
 
+Line = Callable[[str, str, str], None]
+"""Adds a reason: its code, what it is, what would change it."""
+
+
 def why(
     *, draining: bool, paused: str, attached: int, known_orchestrators: int, membership_trouble: str, worker: WorkerFacts,
     hosted: list[orchestrator_pb2.ReplicaReport], upload_trouble: str, capability: membership_pb2.Capability,
@@ -92,6 +97,8 @@ def why(
         line("draining", "this PNode hands its work over and stops", "start it again with `pnode start`")
     if paused:
         line("paused", paused, "`pnode resume`")
+    elif not worker.alive and worker.reason == NOT_STARTED:
+        line("no_worker", worker.reason, "nothing: it is being started, which takes some seconds")
     elif not worker.alive:
         said = f" ({worker.last_words})" if worker.last_words else ""
         line("no_worker", worker.reason + said, "it is started by itself; log/worker.log in the home directory has its last words")
@@ -103,11 +110,7 @@ def why(
             "no orchestrator holds a control stream to this PNode",
             "it is tried again by itself; training goes on without",
         )
-    for contact in contacts:
-        if contact.attached and contact.state == orchestrator_pb2.NODE_STATE_QUARANTINED:
-            line("quarantined", _judged(contact), "it ends by itself; the evidence says what was wrong")
-        elif contact.attached and contact.state == orchestrator_pb2.NODE_STATE_REHAB:
-            line("rehab", _judged(contact), "nothing: what it computes is compared, and counts again after a while")
+    _held_against(contacts, line)
     for report in hosted:
         if report.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED and (paused or not worker.alive):
             continue  # it ended with the worker, whose reason is told above
@@ -138,6 +141,14 @@ def why(
     if not lines:
         line("working", f"{len(hosted)} VNode{'s' * (len(hosted) != 1)} hosted", "")
     return lines
+
+
+def _held_against(contacts: Sequence[local_pb2.Contact], line: Line) -> None:
+    for contact in contacts:
+        if contact.attached and contact.state == orchestrator_pb2.NODE_STATE_QUARANTINED:
+            line("quarantined", _judged(contact), "it ends by itself; the evidence says what was wrong")
+        elif contact.attached and contact.state == orchestrator_pb2.NODE_STATE_REHAB:
+            line("rehab", _judged(contact), "nothing: what it computes is compared, and counts again after a while")
 
 
 def _judged(contact: local_pb2.Contact) -> str:

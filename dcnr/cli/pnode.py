@@ -111,7 +111,9 @@ def start(
     foreground.start_logging(level=settings.log_level, as_json=settings.log_json)
     if until_stdin_closes:
         foreground.end_with_stdin()
-    code = foreground.run(run_pnode(settings, directory, dict(os.environ), on_ready=ready, settings_shown=shown))
+    running = run_pnode(settings, directory, dict(os.environ), on_ready=ready, tell=output.say, settings_shown=shown)
+    code = foreground.run(running)
+    output.say("stopped")
     raise typer.Exit(code)
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from dcnr.cli.output import duration, short, size, table
+from dcnr.limits import MIB
 from dcnr.sdk.plain import word
 from dcnr.v1 import identity_pb2, local_pb2, membership_pb2, model_pb2, orchestrator_pb2
+from pnode.budget import DAEMON_BYTES
 
 _EVENTS = 5
 _SEEN_FROM_OUTSIDE: Final = "as seen from outside"
@@ -20,7 +22,7 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
         looking = [head, f"state      {status.state}: {status.reason}", f"process    daemon {status.pid}, home {home}"]
         return "\n".join([*looking, *(["", f"next: {status.next_action}"] if status.next_action else [])])
     capability = status.capability
-    lent = f"{capability.cores:g} cores ({capability.gflops:.0f} GFLOP/s), {size(capability.memory_bytes)} memory"
+    lent = f"{capability.cores:g} cores ({capability.gflops:.0f} GFLOP/s), {_memory_lent(capability)}"
     attached = sum(contact.attached for contact in status.orchestrators)
     lines = [
         head,
@@ -78,6 +80,14 @@ def _tested(status: local_pb2.StatusResponse) -> list[str]:
     note = [f"  {status.reach_note}"] if status.reach_note else []
     passed = [f"  passes {status.num_passed_on} connections of others on, at {status.capability.relay_mbit:g} Mbit/s"]
     return [*seen, *note, *(passed if status.capability.relay_mbit else [])]
+
+
+def _memory_lent(capability: membership_pb2.Capability) -> str:
+    """What VNodes may take, and why that is less than its owner allowed."""
+    if not capability.memory_bytes:
+        return f"no memory (the daemon itself needs {DAEMON_BYTES // MIB} MiB)"
+    allowed = (capability.memory_bytes + DAEMON_BYTES) // MIB
+    return f"{size(capability.memory_bytes)} memory (of {allowed} MiB allowed; {DAEMON_BYTES // MIB} MiB are the daemon's own)"
 
 
 def _cores_used(status: local_pb2.StatusResponse) -> str:

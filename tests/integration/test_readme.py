@@ -45,6 +45,8 @@ NOT_RUN = {
 """By how they begin: why."""
 UP = re.compile(r"^(?:orchestrator|PNode) [0-9a-f]{40}|^ *gateway http://", re.MULTILINE)
 """What a daemon says on its screen when it serves."""
+READY = re.compile(r"^ready: (?:idle|working|serving), ", re.MULTILINE)
+"""What a PNode says when it takes part."""
 
 
 class Shells:
@@ -103,6 +105,10 @@ class Shells:
                 assert time.monotonic() < self._deadline, f"{log.name} is not up in time:\n{self.story()}"
                 time.sleep(POLL_S)
 
+    def screens(self) -> list[str]:
+        """All that each terminal shows."""
+        return [log.read_text() for _, log in self._terminals]
+
     def story(self) -> str:
         """The ends of all terminals."""
         return "\n".join(f"--- {log.name}\n{log.read_text()[-1500:]}" for _, log in self._terminals)
@@ -153,4 +159,8 @@ def test_the_readme_runs_from_top_to_bottom(shells: Shells) -> None:
     ]  # fmt: skip
     asked = [one for one in said if '"output":{"vnode":"deep"' in one]
     assert len(asked) == (shutil.which("curl") is not None), "REST answers"
+    screens = [screen for screen in shells.screens() if re.search(r"^PNode [0-9a-f]{40}", screen, re.MULTILINE)]
+    assert screens
+    assert all(READY.search(screen) for screen in screens), "a terminal says when it is ready"
+    assert any(screen.rstrip().endswith("stopped") for screen in screens), "and when it has stopped"
     assert re.search(r"^\[[012]( [012]){3}\]$", whole, re.MULTILINE), "and so does the SDK"

@@ -10,7 +10,11 @@ from pathlib import Path
 
 from dcnr.cli.screens import pnode_screen
 from dcnr.ids import NodeId
+from dcnr.limits import MIB
+from dcnr.settings import LimitSettings, PNodeSettings
 from dcnr.v1 import local_pb2, membership_pb2, orchestrator_pb2
+from pnode.lent import beyond
+from pnode.probe import Machine
 from pnode.reach import REACHED, UNREACHED, Look
 from pnode.reaching import NOT_YET, ONE_MACHINE
 from pnode.report import WorkerFacts, state_of, why
@@ -136,3 +140,39 @@ def test_who_was_found_out_of_reach_is_relayed_as_soon_as_a_relay_takes_it_and_i
         local_pb2.StatusResponse(network_id="a" * 40, tested=[tested], reach_note="relays lead to it"), Path("/home")
     )
     assert "cccccccc dialled 203.0.113.7 40 s ago: control reached, data unreached\n  relays lead to it" in screen
+
+
+def test_a_worker_that_has_not_started_yet_is_no_worker_that_ended() -> None:
+    def change(worker: WorkerFacts) -> str:
+        found = why(
+            draining=False, paused="", attached=1, known_orchestrators=1, membership_trouble="", worker=worker, hosted=[],
+            upload_trouble="", capability=membership_pb2.Capability(),
+        )  # fmt: skip
+        assert (found[0].code, state_of(found)) == ("no_worker", "starting")
+        return found[0].change
+
+    assert "log/worker.log" not in change(WorkerFacts())
+    assert "log/worker.log" in change(WorkerFacts(reason="the worker ended with exit code 1"))
+
+
+def test_a_screen_says_where_the_memory_stays_that_was_allowed_and_is_not_lent() -> None:
+    def lent(memory_bytes: int) -> str:
+        capability = membership_pb2.Capability(cores=2, memory_bytes=memory_bytes)
+        screen = pnode_screen(local_pb2.StatusResponse(network_id="a" * 40, capability=capability), Path("/home"))
+        return next(line for line in screen.splitlines() if line.startswith("lends"))
+
+    assert "768.0 MiB memory (of 1024 MiB allowed; 256 MiB are the daemon's own)" in lent(768 * MIB)
+    assert "no memory (the daemon itself needs 256 MiB)" in lent(0)
+
+
+def test_limits_beyond_the_machine_are_named() -> None:
+    machine = Machine(4, 2048 * MIB, 1024 * MIB, 1 << 30, 1.0, "x86_64", "linux")
+
+    def remarks(cores: float, memory_mb: int) -> list[str]:
+        return beyond(PNodeSettings(limits=LimitSettings(cores=cores, memory_mb=memory_mb)), machine)
+
+    assert remarks(4, 2048) == remarks(0, 0) == []
+    assert remarks(400, 9999999) == [
+        "limits.cores is 400, but this machine has 4: it lends 4",
+        "limits.memory_mb is 9999999, but this machine has 2048: it lends no more",
+    ]
