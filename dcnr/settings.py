@@ -30,6 +30,7 @@ CONFIG_FILE: Final = "config.toml"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _COMPONENTS: Final = "files (FILE.py) and modules with components and objectives from outside the tree, which run here"
 _BOOTSTRAP_FILE: Final = "path of a list of first nodes to ask besides, one id@host:port a line"
+_UNITS: Final = {"mb": "in MiB, say 1024", "mbit": "in Mbit/s, say 20", "percent": "in percent, say 50"}  # by the end of a name
 _WORDS: Final = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _KINDS: Final = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", tuple[str, ...]: "a list of texts"}
 
@@ -73,7 +74,7 @@ class _Key:
         if self.rule.options:
             return f"one of {', '.join(self.rule.options)}"
         low, high = self.rule.low, self.rule.high
-        bounds = "" if low == -math.inf else f" from {low:g}" if high == math.inf else f" from {low:g} to {high:g}"
+        bounds = "" if low == -math.inf else f" from {low:.15g}" if high == math.inf else f" from {low:.15g} to {high:.15g}"
         return _KINDS[self.kind] + bounds
 
 
@@ -240,14 +241,14 @@ def _checked(key: _Key, value: Any, origin: str) -> Any:
     if right and key.rule.options:
         right = value in key.rule.options
     if not right:
-        raise _wrong(key.dotted, value, key.expected, origin)
+        raise _wrong(key.dotted, value, key.expected, origin, _UNITS.get(key.joined.rpartition("_")[2], ""))
     return value
 
 
-def _wrong(key: str, value: object, expected: str, origin: str) -> InvalidInput:
+def _wrong(key: str, value: object, expected: str, origin: str, remedy: str = "") -> InvalidInput:
     shown = repr(value)[:80]
     message = f"{origin}: {key} is {shown}, expected {expected}"
-    return InvalidInput(message, code="bad_setting", key=key, value=shown, expected=expected, origin=origin)
+    return InvalidInput(message, code="bad_setting", remedy=remedy, key=key, value=shown, expected=expected, origin=origin)
 
 
 def _unknown(name: str, known: Mapping[str, str], origin: str) -> InvalidInput:

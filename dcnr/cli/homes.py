@@ -37,6 +37,11 @@ ComponentsOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Only JSON on standard output.")]
 
 
+def number_option(text: str) -> Any:
+    """An option that is a number. It is read with the settings, which say what it may be and how it is meant."""
+    return typer.Option(help=text, metavar="NUMBER", show_default=False)
+
+
 def home_of(kind: type[Any], given: Path | None) -> Path:
     """The home directory of this command."""
     prefix, name = PREFIXES[kind]

@@ -16,6 +16,7 @@ from dcnr.cli.homes import (
     LogLevelOption,
     VersionOption,
     home_of,
+    number_option,
     settings_of,
     show_settings,
 )
@@ -72,13 +73,13 @@ def start(
     store_listen: Annotated[
         str | None, typer.Option(help="Address that the embedded store listens on.", show_default=False)
     ] = None,
-    store_port: Annotated[int | None, typer.Option(help="Port of the embedded store; 0: a free one.", show_default=False)] = None,
+    store_port: Annotated[str | None, number_option("Port of the embedded store; 0: a free one.")] = None,
     store_public_url: Annotated[str | None, typer.Option(help="The store as volunteers reach it.", show_default=False)] = None,
     trusted: Annotated[
         Path | None, typer.Option(help="List of PNodes to check less: an id a line, and a date if wanted.", show_default=False)
     ] = None,
-    control_port: Annotated[int | None, typer.Option(help="TCP port; 0: a free one.", show_default=False)] = None,
-    dht_port: Annotated[int | None, typer.Option(help="UDP port of the directory; 0: a free one.", show_default=False)] = None,
+    control_port: Annotated[str | None, number_option("TCP port; 0: a free one.")] = None,
+    dht_port: Annotated[str | None, number_option("UDP port of the directory; 0: a free one.")] = None,
     listen_host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
     advertise_host: Annotated[str | None, typer.Option(help="Address that others are told.", show_default=False)] = None,
     verifier: Annotated[

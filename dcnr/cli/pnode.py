@@ -17,6 +17,7 @@ from dcnr.cli.homes import (
     LogLevelOption,
     VersionOption,
     home_of,
+    number_option,
     settings_of,
     show_settings,
 )
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
     from dcnr.v1 import local_pb2
     from pnode.daemon import Daemon
 
-MemoryOption = Annotated[
-    int | None, typer.Option(help="Memory to lend in MiB, 256 of it for the daemon; 0: found out.", show_default=False)
-]
+MemoryOption = Annotated[str | None, number_option("Memory to lend in MiB, 256 of it for the daemon; 0: found out.")]
 DeviceOption = Annotated[
     str | None,
     typer.Option(help="auto, cpu, cuda or mps.", show_default=False, autocompletion=among("auto", "cpu", "cuda", "mps")),
@@ -59,18 +58,18 @@ def start(
     bootstrap_file: BootstrapFileOption = None,
     network: Annotated[Path | None, typer.Option(help="Network file from a maintainer.", show_default=False)] = None,
     network_id: Annotated[str | None, typer.Option(help="Id that the network must have.", show_default=False)] = None,
-    cores: Annotated[float | None, typer.Option(help="Cores to lend; 0: found out.", show_default=False)] = None,
+    cores: Annotated[str | None, number_option("Cores to lend; 0: found out.")] = None,
     memory_mb: MemoryOption = None,
-    disk_mb: Annotated[int | None, typer.Option(help="Disk to lend in MiB.", show_default=False)] = None,
-    cpu_percent: Annotated[float | None, typer.Option(help="Share of those cores' time, in percent.", show_default=False)] = None,
+    disk_mb: Annotated[str | None, number_option("Disk to lend in MiB.")] = None,
+    cpu_percent: Annotated[str | None, number_option("Share of those cores' time, in percent.")] = None,
     device: DeviceOption = None,
-    control_port: Annotated[int | None, typer.Option(help="TCP port of the daemon; 0: a free one.", show_default=False)] = None,
-    data_port: Annotated[int | None, typer.Option(help="TCP port of the worker; 0: a free one.", show_default=False)] = None,
-    dht_port: Annotated[int | None, typer.Option(help="UDP port of the directory; 0: a free one.", show_default=False)] = None,
+    control_port: Annotated[str | None, number_option("TCP port of the daemon; 0: a free one.")] = None,
+    data_port: Annotated[str | None, number_option("TCP port of the worker; 0: a free one.")] = None,
+    dht_port: Annotated[str | None, number_option("UDP port of the directory; 0: a free one.")] = None,
     listen_host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
     advertise_host: Annotated[str | None, typer.Option(help="Address that others are told.", show_default=False)] = None,
-    relay_mbit: Annotated[float | None, typer.Option(help="Rate to pass on for others, in Mbit/s.", show_default=False)] = None,
-    checkpoint_s: Annotated[float | None, typer.Option(help="Longest time between checkpoints.", show_default=False)] = None,
+    relay_mbit: Annotated[str | None, number_option("Rate to pass on for others, in Mbit/s.")] = None,
+    checkpoint_s: Annotated[str | None, number_option("Longest time between checkpoints.")] = None,
     name: Annotated[str | None, typer.Option(help="Name shown beside this machine's id; '': none.", show_default=False)] = None,
     owner: Annotated[Path | None, typer.Option(help="Whose machine this is: a file from pnode own.", show_default=False)] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log lines as JSON.", show_default=False)] = None,
@@ -111,8 +110,7 @@ def start(
     foreground.start_logging(level=settings.log_level, as_json=settings.log_json)
     if until_stdin_closes:
         foreground.end_with_stdin()
-    running = run_pnode(settings, directory, dict(os.environ), on_ready=ready, tell=output.say, settings_shown=shown)
-    code = foreground.run(running)
+    code = foreground.run(run_pnode(settings, directory, dict(os.environ), on_ready=ready, tell=output.say, settings_shown=shown))
     output.say("stopped")
     raise typer.Exit(code)
 

@@ -114,6 +114,14 @@ def test_wrong_values_elsewhere(tmp_path: Path) -> None:
     assert refused(tmp_path, env={"PNODE_CHECKPOINT_S": "nan"}).details["expected"] == "a number from 1 to 86400"
 
 
+def test_bounds_are_whole_and_a_value_with_a_unit_is_told_which_one_is_meant(tmp_path: Path) -> None:
+    error = refused(tmp_path, limits_memory_mb="1GB")
+    assert error.message == "flag --memory-mb: limits.memory_mb is '1GB', expected a whole number from 0 to 16777216"
+    assert error.remedy == "in MiB, say 1024"
+    assert refused(tmp_path, limits_upload_mbit="fast").message.endswith("expected a number from 0 to 1000000")
+    assert refused(tmp_path, limits_upload_mbit="fast").remedy == "in Mbit/s, say 20"
+
+
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     assert "config.toml cannot be read" in str(refused(tmp_path, "name = "))
     (tmp_path / "config.toml").write_bytes(b'name = "\xff"')
