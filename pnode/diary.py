@@ -53,7 +53,7 @@ class Week:
     """Seven days as far as they are known; times are Unix seconds."""
 
     known_since_s: float
-    """The beginning of the first hour of which anything is known."""
+    """When the diary was begun, or the first hour of these days of which anything is known."""
     as_of_s: float
     seconds: dict[str, float]
     num_learned: int
@@ -65,7 +65,9 @@ class Diary:
 
     def __init__(self, path: Path, clock: Clock, seen: Callable[[], Seen]) -> None:
         self._path, self._clock, self._seen = path, clock, seen
-        self._hours, _ = _read(path)
+        found = _read(path)
+        self._hours = found.hours
+        self._begun_s = found.begun_s if found.hours else clock.wall()
         self._before: tuple[float, Seen] = clock.monotonic(), Seen("", 0, 0)
 
     async def run(self) -> None:
@@ -102,7 +104,8 @@ class Diary:
             }
             for number, hour in sorted(self._hours.items())
         ]  # fmt: skip
-        write_atomically(self._path, json.dumps({"format": FORMAT, "as_of_s": round(wall_s, 1), "hours": rows}).encode())
+        table = {"format": FORMAT, "begun_s": round(self._begun_s, 1), "as_of_s": round(wall_s, 1), "hours": rows}
+        write_atomically(self._path, json.dumps(table).encode())
 
     def _try_to_save(self) -> None:
         with contextlib.suppress(DcnrError):  # a full disk takes no note: the next time, it may
@@ -116,8 +119,8 @@ def week_begins_s(wall_s: float) -> float:
 
 def read_week(path: Path, wall_s: float) -> Week | None:
     """What the diary at ``path`` says of the seven days until now; None where it says nothing, or cannot be read."""
-    hours, as_of_s = _read(path)
-    known = _newest(hours, wall_s)
+    found = _read(path)
+    known = _newest(found.hours, wall_s)
     if not known:
         return None
     seconds: dict[str, float] = {}
@@ -127,7 +130,7 @@ def read_week(path: Path, wall_s: float) -> Week | None:
     learned, questions = (
         sum(counts) for counts in zip(*((one.num_learned, one.num_questions) for one in known.values()), strict=True)
     )
-    return Week(float(min(known) * HOUR_S), as_of_s, seconds, learned, questions)
+    return Week(max(found.begun_s, float(min(known) * HOUR_S)), found.as_of_s, seconds, learned, questions)
 
 
 def _newest(hours: dict[int, Hour], wall_s: float) -> dict[int, Hour]:
@@ -135,16 +138,28 @@ def _newest(hours: dict[int, Hour], wall_s: float) -> dict[int, Hour]:
     return {number: hour for number, hour in hours.items() if first <= number <= last}
 
 
-def _read(path: Path) -> tuple[dict[int, Hour], float]:
-    """All hours in the file, and when it was written; none of a file that is not there, or no diary."""
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the file holds. ``begun_s`` is 0 where it does not say; ``as_of_s``: when it was written."""
+
+    hours: dict[int, Hour] = field(default_factory=dict)
+    begun_s: float = 0.0
+    as_of_s: float = 0.0
+
+
+def _read(path: Path) -> _Kept:
+    """No hours of a file that is not there, or no diary."""
     try:
         with path.open("rb") as file:
             table = json.loads(file.read(MAX_BYTES))
         if table["format"] != FORMAT:
-            return {}, 0.0
-        return {int(row["hour"]): _hour(row) for row in table["hours"]}, float(table["as_of_s"])
+            return _Kept()
+        begun_s = float(table.get("begun_s", 0.0))
+        if not 0 <= begun_s < math.inf:
+            return _Kept()
+        return _Kept({int(row["hour"]): _hour(row) for row in table["hours"]}, begun_s, float(table["as_of_s"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-        return {}, 0.0
+        return _Kept()
 
 
 def _hour(row: dict[str, Any]) -> Hour:

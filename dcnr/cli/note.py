@@ -126,7 +126,7 @@ async def _ledgers(home: Path, model: str) -> list[JobLedger]:
 
 
 def _machine(week: Week) -> dict[str, Any]:
-    """What the diary says. Time between its first hour and its last word that is in no state is unknown."""
+    """What the diary says. Time between its beginning and its last word that is in no state is unknown."""
     known = {state: round(seconds, 1) for state, seconds in sorted(week.seconds.items())}
     unknown_s = round(max(0.0, week.as_of_s - week.known_since_s - sum(known.values())), 1)
     return {

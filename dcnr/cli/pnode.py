@@ -134,7 +134,7 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Do not hand work over first.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """End the daemon: it hands its work over, then goes."""
+    """Hand work over, then end; --now: end at once."""
     from dcnr.cli.local_door import ask, wait_gone
     from dcnr.v1 import local_pb2
 
@@ -147,7 +147,7 @@ def stop(
 
 @app.command()
 def finish(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Hand everything over, then stop. Nothing that was learned here is learned again elsewhere."""
+    """Hand work over, then end: as pnode stop. Nothing that was learned here is learned again elsewhere."""
     stop(home=home, now=False, as_json=as_json)
 
 

@@ -83,6 +83,19 @@ def test_a_daemon_that_starts_again_goes_on_and_counts_nothing_twice(tmp_path: P
     assert found.known_since_s == NOW_S
 
 
+def test_time_before_there_was_a_diary_is_not_time_in_which_the_machine_was_off(tmp_path: Path) -> None:
+    """Hours are counted from their beginning; a home that is made in the middle of one was not off in its first half."""
+    begun_s = NOW_S + 0.5 * HOUR_S
+    machine = Machine(tmp_path / "diary.json", wall_s=begun_s)
+    machine.passes(300)
+    assert machine.week().known_since_s == begun_s
+    machine.diary = machine.started()
+    machine.passes(600)
+    found = machine.week()
+    assert (found.known_since_s, found.seconds) == (begun_s, {"working": 900.0})
+    assert note_data("1" * 40, found, [], "", found.as_of_s)["machine"]["seconds"]["unknown"] == 0.0
+
+
 def test_time_that_nobody_saw_is_in_no_state(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "diary.json")
     machine.passes(300)
@@ -129,6 +142,7 @@ DAMAGED: tuple[Any, ...] = (
     {"format": "dcnr-diary-1", "as_of_s": NOW_S, "hours": [{"hour": int(NOW_S) // 3600, "seconds": {"x": -1}, "learned": 0, "questions": 0}]},
     {"format": "dcnr-diary-1", "as_of_s": NOW_S, "hours": [{"hour": int(NOW_S) // 3600, "seconds": [1], "learned": 0, "questions": 0}]},
     {"format": "dcnr-diary-1", "as_of_s": NOW_S, "hours": [{"hour": int(NOW_S) // 3600, "seconds": {}, "learned": -1, "questions": 0}]},
+    b'{"format": "dcnr-diary-1", "as_of_s": 1, "begun_s": NaN, "hours": []}',
     b'{"format": "dcnr-diary-1", "as_of_s": 1, "hours": [{"hour": Infinity, "seconds": {}, "learned": 0, "questions": 0}]}',
 )  # fmt: skip
 
