@@ -7,15 +7,18 @@ know: how soon a kill was noticed, and who is in quarantine.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from dcnr.audit_ledger import LedgerAudit
 from dcnr.demo.facts import WHOLE_LIMIT_S, Facts
 from dcnr.demo.story import Kill
+from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2
 from trust.exposure import together
+from trust.ledger import Interval
+from trust.ledger import Verdict as Judgement
 
 MIN_ACCURACY: Final = 0.99
 MAX_BITS: Final = 2.45
@@ -108,7 +111,9 @@ def _cheats(facts: Facts) -> Iterator[Point]:
         detail = "not found out" if found is None else found.reason
         detail += f" (evidence {evidence[0][:16]})" if evidence else "; no evidence with its signature is in the ledger"
         yield Point(f"the PNode that cheats, {name}, was caught with evidence", found is not None and bool(evidence), detail)
+        yield _judged(facts, node_id, name)
         yield _taken_back(facts, node_id, name)
+        yield _learned_again(facts, node_id, name)
     blamed = {*facts.story.accused, *faults.values()} - facts.story.cheats
     honest = sorted(facts.names.get(node_id, node_id[:8]) for node_id in blamed)
     yield Point(
@@ -121,14 +126,32 @@ def _cheats(facts: Facts) -> Iterator[Point]:
         yield Point("the trust ledger holds", ledger.holds, told)
 
 
+def _judged(facts: Facts, node_id: str, name: str) -> Point:
+    """The chain of manifests names work of a cheat whose audit failed: a quarantine alone would take nothing back."""
+    what = f"the chain of manifests has failed audits of what {name} did"
+    if facts.ledger is None:
+        return Point(what, False, facts.no_ledger)
+    accepted = _accepted(facts.ledger, node_id)
+    failed = sum(one.verdict is Judgement.FAILED for one in accepted)
+    return Point(what, failed > 0, f"{failed} of {len(accepted)} intervals that manifests had accepted")
+
+
+def _accepted(audit: LedgerAudit, node_id: str) -> list[Interval]:
+    """What manifests ever named of a PNode's work, whatever became of it."""
+    return [one for one in audit.ledger.chronicle.ledger.intervals.values() if one.pnode_id == node_id]
+
+
+def _counting(audit: LedgerAudit) -> set[str]:
+    """Names of the intervals that the newest manifest counts."""
+    return {name for line in audit.ledger.chronicle.ledger.lines.values() for one in line for name in one.intervals}
+
+
 def _taken_back(facts: Facts, node_id: str, name: str) -> Point:
     """No batch counts that a cheat learned: neither in the lines of the ledger, nor by the commits behind the states."""
     what = f"nothing that {name} did is in the model"
     if facts.ledger is None or facts.no_lineages:
         return Point(what, False, facts.no_ledger or facts.no_lineages)
-    book = facts.ledger.ledger.chronicle.ledger
-    accepted = [one for one in book.intervals.values() if one.pnode_id == node_id]
-    counting = {name for line in book.lines.values() for one in line for name in one.intervals}
+    accepted, counting = _accepted(facts.ledger, node_id), _counting(facts.ledger)
     left = {one.vnode for one in accepted if one.name in counting}
     left |= {item.vnode for item in facts.lineages if node_id in item.pnodes}
     num_batches = sum(len(one.batches) for one in accepted)
@@ -138,6 +161,28 @@ def _taken_back(facts: Facts, node_id: str, name: str) -> Point:
         f"{num_batches} batches that manifests had accepted were taken back" if accepted else "no manifest had accepted any of it"
     )
     return Point(what, True, told)
+
+
+def _learned_again(facts: Facts, node_id: str, name: str) -> Point:
+    """Every batch that manifests had accepted of a cheat counts as somebody else's at the end."""
+    what = f"others learned again what {name} had learned"
+    if facts.ledger is None:
+        return Point(what, False, facts.no_ledger)
+    intervals, counting = facts.ledger.ledger.chronicle.ledger.intervals, _counting(facts.ledger)
+    accepted = _accepted(facts.ledger, node_id)
+    others = [intervals[digest] for digest in counting if intervals[digest].pnode_id != node_id]
+    vnodes = sorted({one.vnode for one in accepted})
+    wanted = {vnode: _batches(vnode, accepted) for vnode in vnodes}
+    missing = {vnode: len(wanted[vnode] - _batches(vnode, others)) for vnode in vnodes}
+    lacking = [f"{count} of {len(wanted[vnode])} batches of {vnode}" for vnode, count in missing.items() if count]
+    if lacking:
+        return Point(what, False, f"not {', '.join(lacking)}")
+    told = [f"{len(wanted[vnode])} batches of {vnode}" for vnode in vnodes]
+    return Point(what, bool(told), ", ".join(told) or "no manifest had accepted any of it")
+
+
+def _batches(vnode: str, intervals: Iterable[Interval]) -> IntervalSet:
+    return IntervalSet.of(*(pair for one in intervals if one.vnode == vnode for pair in one.batches.pairs()))
 
 
 def _images(facts: Facts) -> Iterator[Point]:

@@ -23,7 +23,8 @@ from dcnr.ledger_check import JobLedger
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from trust.exposure import Exposure
 from trust.folding import Chronicle
-from trust.ledger import Interval, Ledger, Named, Verdict
+from trust.ledger import Interval, Ledger, Named
+from trust.ledger import Verdict as Judgement
 
 N = 100
 CHEAT, HONEST = "c" * 40, "a" * 40
@@ -35,7 +36,9 @@ KILLED = "after SIGKILL of PNode p1 training went on"
 TAKEN_OVER = "after SIGKILL of orchestrator o1 training went on"
 BOTH = "a PNode and the deciding orchestrator were killed"
 CAUGHT = "the PNode that cheats, p6, was caught with evidence"
+JUDGED = "the chain of manifests has failed audits of what p6 did"
 TAKEN_BACK = "nothing that p6 did is in the model"
+AGAIN = "others learned again what p6 had learned"
 NOBODY_ELSE = "no honest PNode was accused"
 LEDGER = "the trust ledger holds"
 ACCURATE = "test accuracy of the last exit is at least 99.0%"
@@ -43,19 +46,21 @@ SAME_IMAGES = "the export in plain torch gives the same number of correct images
 FEW_BITS = "the last exit has at most 2.45 bits per byte"
 DEEPER = "and is at least 0.03 better than the first"
 SAME_BITS = "the export in plain torch gives the same bits per byte"
-COMMON = {JOB_DONE, IN_TIME, LINEAGES, KILLED, TAKEN_OVER, BOTH, CAUGHT, TAKEN_BACK, NOBODY_ELSE, LEDGER}
+COMMON = {JOB_DONE, IN_TIME, LINEAGES, KILLED, TAKEN_OVER, BOTH, CAUGHT, JUDGED, TAKEN_BACK, AGAIN, NOBODY_ELSE, LEDGER}
 
 
 def ledger(
-    *, in_line: bool = False, accepted: bool = True, trouble: str = "", faults: Mapping[str, str] | None = None
-) -> LedgerAudit:
-    """Of a job in which the cheat had ten batches of ``b`` accepted, which its audit then failed."""
+    *, in_line: bool = False, accepted: bool = True, verdict: Judgement = Judgement.FAILED, num_again: int = 10, trouble: str = "",
+    faults: Mapping[str, str] | None = None,
+) -> LedgerAudit:  # fmt: skip
+    """Of a job in which the cheat had ten batches of ``b`` accepted, which its audit then failed, and so many of which others learned."""
+    others = IntervalSet.of(*([] if in_line else [(0, num_again)]), (10, N))
     intervals = {
-        "h1": Interval("h1", 0, "a", "a.1", HONEST, IntervalSet.span(0, N), Verdict.PASSED),
-        "h2": Interval("h2", 2, "b", "b.2", HONEST, IntervalSet.span(10 if in_line else 0, N), Verdict.SPARED),
+        "h1": Interval("h1", 0, "a", "a.1", HONEST, IntervalSet.span(0, N), Judgement.PASSED),
+        "h2": Interval("h2", 2, "b", "b.2", HONEST, others, Judgement.SPARED),
     }
     if accepted:
-        intervals["bad"] = Interval("bad", 1, "b", "b.1", CHEAT, IntervalSet.span(0, 10), Verdict.FAILED)
+        intervals["bad"] = Interval("bad", 1, "b", "b.1", CHEAT, IntervalSet.span(0, 10), verdict)
     lines = {
         "a": (Named("a0", ()), Named("a1", ("h1",))),
         "b": (Named("b0", ()), Named("b1", ("bad", "h2") if in_line else ("h2",))),
@@ -121,10 +126,13 @@ OF_ALL: list[tuple[str, Change, set[str]]] = [
     ("no evidence in the store", lambda f: replace(f, ledger=ledger(faults={})), {CAUGHT}),
     ("evidence against another", lambda f: replace(f, ledger=ledger(faults={EVIDENCE: HONEST})), {CAUGHT, NOBODY_ELSE}),
     ("slander", lambda f: replace(f, story=story(accused=(CHEAT, HONEST))), {NOBODY_ELSE}),
-    ("its work still counts", lambda f: replace(f, ledger=ledger(in_line=True)), {TAKEN_BACK}),
+    ("its work still counts", lambda f: replace(f, ledger=ledger(in_line=True)), {TAKEN_BACK, AGAIN}),
+    ("nobody learned it again", lambda f: replace(f, ledger=ledger(num_again=9)), {AGAIN}),
+    ("nobody blames it", lambda f: replace(f, ledger=ledger(verdict=Judgement.DROPPED)), {JUDGED}),
+    ("caught before it did any", lambda f: replace(f, ledger=ledger(accepted=False)), {JUDGED, AGAIN}),
     ("its work is in a state", lambda f: replace(f, lineages=(LINES[0], lineage("b", HONEST, CHEAT))), {TAKEN_BACK}),
     ("a false ledger", lambda f: replace(f, ledger=ledger(trouble="interval h1 credits other batches")), {LEDGER}),
-    ("an unreadable ledger", lambda f: replace(f, ledger=None, no_ledger="gone"), {CAUGHT, TAKEN_BACK, LEDGER}),
+    ("an unreadable ledger", lambda f: replace(f, ledger=None, no_ledger="gone"), {CAUGHT, JUDGED, TAKEN_BACK, AGAIN, LEDGER}),
 ]  # fmt: skip
 OF_IMAGES: list[tuple[str, Change, set[str]]] = [
     ("inaccurate", lambda f: replace(f, job=job(correct=989), plain={"correct": 989, "count": 1000}), {ACCURATE}),
@@ -187,10 +195,13 @@ def test_what_is_said_to_be_durable_is_what_manifests_name() -> None:
     ).figures
 
 
-def test_the_table_says_how_much_of_the_cheats_work_was_taken_back() -> None:
-    def said(facts: Facts) -> str:
-        return next(point.detail for point in verdict_of(facts).points if point.what == TAKEN_BACK)
+def test_the_table_says_how_much_of_the_cheats_work_was_taken_back_and_learned_again() -> None:
+    def said(facts: Facts, what: str = TAKEN_BACK) -> str:
+        return next(point.detail for point in verdict_of(facts).points if point.what == what)
 
+    assert said(IMAGES, JUDGED) == "1 of 1 intervals that manifests had accepted"
+    assert said(IMAGES, AGAIN) == "10 batches of b"
+    assert said(replace(IMAGES, ledger=ledger(num_again=9)), AGAIN) == "not 1 of 10 batches of b"
     assert said(IMAGES) == "10 batches that manifests had accepted were taken back"
     assert said(replace(IMAGES, ledger=ledger(accepted=False))) == "no manifest had accepted any of it"
     assert said(replace(IMAGES, ledger=ledger(in_line=True))) == "still in b: 10 batches of it were accepted"
