@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -27,6 +29,8 @@ from dcnr.v1.data_pb2_grpc import DataServiceStub
 Ref = data_pb2.ObjectRef
 TRANSFERS_AT_ONCE: Final = 6
 """Threads that carry bytes; a transfer that finds none free waits for one, and keeps no small request waiting."""
+OUT_OF_REACH_S: Final = 60.0
+"""A store that did not answer in time is not tried again for so long: where a firewall drops what is sent there, every object would wait for seconds."""
 
 
 class ObjectClient:
@@ -42,20 +46,20 @@ class ObjectClient:
         self._orchestrators, self._rule, self._held, self._sent = orchestrators, rule, held, sent
         self._up, self._down = up or Pace.unlimited(), down or Pace.unlimited()
         self._threads = ThreadPoolExecutor(TRANSFERS_AT_ONCE, thread_name_prefix="transfer")
+        self._store_from_s = -math.inf
+        """On the loop's clock: until then orchestrators carry everything."""
 
     async def read_file(self, ref: Ref, destination: Path, *, max_bytes: int) -> None:
         """``destination`` holds the object, whole and with the digest of ``ref``. Raises Corrupt, NotFound, Unavailable."""
         grant = await self._grant(data_pb2.GrantItem(object=ref, access=data_pb2.ACCESS_READ))
-        if not grant.proxied:
-            try:
-                await download(
-                    grant.url, destination, max_bytes=max_bytes, sha256=Digest(ref.digest), rule=self._rule(), pace=self._down,
-                    executor=self._threads,
-                )  # fmt: skip
-                return
-            except Unavailable:
-                pass  # the store is not reachable from here: an orchestrator carries the bytes
-        data = await self._read_through(ref, max_bytes)
+        straight = partial(
+            download, grant.url, destination, max_bytes=max_bytes, sha256=Digest(ref.digest), rule=self._rule(), pace=self._down,
+            executor=self._threads,
+        )  # fmt: skip
+        if not grant.proxied and await self._by_store(straight):
+            return
+        with self._by_orchestrator():
+            data = await self._read_through(ref, max_bytes)
         await asyncio.to_thread(_write, destination, data)
 
     async def read_bytes(self, ref: Ref, *, max_bytes: int, directory: Path) -> bytes:
@@ -73,18 +77,19 @@ class ObjectClient:
         grant = await self._grant(item)
         if grant.exists:
             return
-        if not grant.proxied:
+
+        async def straight() -> None:
             outgoing = self._outgoing()
-            try:
-                if await upload(
-                    grant.url, path, headers=dict(grant.headers), size_bytes=size_bytes, sha256=sha256, rule=self._rule(), pace=outgoing,
-                    executor=self._threads,
-                ):  # fmt: skip
-                    self._sent(outgoing.answered())
-                return
-            except Unavailable:
-                pass
-        await self._write_through(item, path)
+            if await upload(
+                grant.url, path, headers=dict(grant.headers), size_bytes=size_bytes, sha256=sha256, rule=self._rule(), pace=outgoing,
+                executor=self._threads,
+            ):  # fmt: skip
+                self._sent(outgoing.answered())
+
+        if not grant.proxied and await self._by_store(straight):
+            return
+        with self._by_orchestrator():
+            await self._write_through(item, path)
 
     async def write_bytes(self, ref: Ref, data: bytes, *, directory: Path) -> Digest:
         """Stores ``data``; its digest."""
@@ -99,6 +104,29 @@ class ObjectClient:
 
     def _outgoing(self) -> Outgoing:
         return Outgoing(self._up, *self._held())
+
+    async def _by_store(self, straight: Callable[[], Awaitable[object]]) -> bool:
+        """Whether the store itself did it; False where it is not reached from here, and an orchestrator has to carry the bytes."""
+        now_s = asyncio.get_running_loop().time
+        if now_s() < self._store_from_s:
+            return False
+        try:
+            await straight()
+        except TimedOut:
+            self._store_from_s = now_s() + OUT_OF_REACH_S
+            return False
+        except Unavailable:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _by_orchestrator(self) -> Iterator[None]:
+        """Where orchestrators cannot do it either, the store is tried at the next time."""
+        try:
+            yield
+        except Unavailable:
+            self._store_from_s = -math.inf
+            raise
 
     async def _grant(self, item: data_pb2.GrantItem) -> data_pb2.Grant:
         answer = await self._orchestrators.call(DataServiceStub, "Grant", data_pb2.GrantRequest(items=[item]))

@@ -122,6 +122,6 @@ def listened_host(settings: PNodeSettings) -> str:
 
 
 def rule_of(document: identity_pb2.NetworkDocument) -> AddressRule:
-    """Which addresses grants may name."""
-    store = f"{document.store_scheme or 'https'}://{document.store_address}"
-    return AddressRule(stores=(store,), data_hosts=tuple(document.data_hosts))
+    """Which addresses grants may name: of the store none where the document names none."""
+    stores = (f"{document.store_scheme or 'https'}://{document.store_address}",) if document.store_address else ()
+    return AddressRule(stores=stores, data_hosts=tuple(document.data_hosts))

@@ -28,6 +28,7 @@ from pnode.control import ControlStreams
 from pnode.duties import Duties
 from pnode.headcheck import HeadCheck
 from pnode.home import Home
+from pnode.lent import rule_of
 from pnode.orders import HostingOptions
 from pnode.pipe import LocalPipe
 from pnode.provision import Job, Provisioner
@@ -315,6 +316,14 @@ def test_a_disk_that_takes_nothing_neither_ends_uploads_nor_loses_the_snapshot(t
         running.cancel()
 
     asyncio.run(story())
+
+
+def test_where_the_document_names_no_store_every_grant_is_refused_as_one_for_elsewhere() -> None:
+    for document in (identity_pb2.NetworkDocument(), identity_pb2.NetworkDocument(data_hosts=["data.example"])):
+        with pytest.raises(Refused) as caught:
+            rule_of(document).check("http://store.example:7790/bucket/key")
+        assert caught.value.code == "address_not_allowed"
+    assert not rule_of(document).check("https://data.example/x").is_store
 
 
 @pytest.mark.parametrize("name", ["../outside", "", "a/b", "A" * 64])

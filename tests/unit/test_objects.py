@@ -1,0 +1,160 @@
+"""Goal: who does not reach the store has its bytes carried by an orchestrator, and waits for the store once in a while, not for every object."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataservice import objects
+from dataservice.addresses import AddressRule
+from dataservice.objects import ObjectClient
+from dcnr.errors import TimedOut, Unavailable
+from dcnr.ids import digest_of
+from dcnr.v1 import data_pb2
+
+DATA = b"bytes of an object"
+DIGEST = digest_of(DATA)
+REF = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_SHARD, owner="dots", digest=DIGEST)
+SLOW, DEAD = TimedOut("no answer", code="transfer_timeout"), Unavailable("refused", code="transfer_broken")
+
+
+class Orchestrators:
+    """They grant what they are told to, and carry bytes while they are well."""
+
+    Write = channel = None
+
+    def __init__(self, grant: data_pb2.Grant) -> None:
+        self.grant, self.is_well, self.num_read = grant, True, 0
+        self.written: list[bytes] = []
+
+    def known(self) -> list[tuple[str, list[str]]]:
+        return [("o", [])]
+
+    async def connection(self, node_id: str, addresses: list[str]) -> Orchestrators:
+        return self
+
+    async def call(self, stub: Any, *request: Any, timeout_s: float = 0.0) -> Any:
+        if request[0] == "Grant":
+            return data_pb2.GrantResponse(grants=[self.grant])
+        self._look()
+        self.written.append(b"".join([part.chunk async for part in request[0]]))
+        return data_pb2.WriteResponse()
+
+    async def stream(self, *request: Any, timeout_s: float) -> AsyncIterator[data_pb2.ReadResponse]:
+        self._look()
+        self.num_read += 1
+        yield data_pb2.ReadResponse(size_bytes=len(DATA), chunk=DATA)
+
+    def _look(self) -> None:
+        if not self.is_well:
+            raise Unavailable("away", code="no_orchestrator")
+
+
+class World:
+    """A client, the orchestrators that it knows, and a store that answers with an error, or not."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory, self.error, self.num_tried = directory, SLOW, 0
+        self.orchestrators = Orchestrators(data_pb2.Grant(url="http://store/object"))
+        stand_in: Any = self.orchestrators
+        self.client = ObjectClient(stand_in, AddressRule)
+        monkeypatch.setattr(objects, "download", self._download)
+        monkeypatch.setattr(objects, "upload", self._upload)
+        monkeypatch.setattr(objects, "DataServiceStub", lambda channel: self.orchestrators)
+
+    error: Unavailable | None
+
+    async def read(self) -> None:
+        assert await self.client.read_bytes(REF, max_bytes=len(DATA), directory=self.directory) == DATA
+
+    async def write(self) -> None:
+        assert await self.client.write_bytes(REF, DATA, directory=self.directory) == DIGEST
+
+    async def _download(self, url: str, dest: Path, **rest: Any) -> None:
+        self._tried()
+        dest.write_bytes(DATA)
+
+    async def _upload(self, url: str, path: Path, **rest: Any) -> None:
+        self._tried()
+
+    def _tried(self) -> None:
+        self.num_tried += 1
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def carried(self) -> tuple[int, int]:
+        """Objects that orchestrators gave out and took."""
+        assert set(self.orchestrators.written) <= {DATA}
+        return self.orchestrators.num_read, len(self.orchestrators.written)
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[World], Awaitable[None]]], None]:
+    async def played(story: Callable[[World], Awaitable[None]]) -> None:
+        await story(World(tmp_path, monkeypatch))
+
+    return lambda story: asyncio.run(played(story))
+
+
+Play = Callable[[Callable[[World], Awaitable[None]]], None]
+
+
+def test_a_store_that_does_not_answer_in_time_is_left_alone_for_a_while(play: Play) -> None:
+    async def story(world: World) -> None:
+        for _ in range(3):
+            await world.read()
+            await world.write()
+        assert (world.num_tried, world.carried) == (1, (3, 3))
+
+    play(story)
+
+
+def test_it_is_tried_again_after_that_while(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(world: World) -> None:
+        monkeypatch.setattr(objects, "OUT_OF_REACH_S", 0.0)
+        await world.read()
+        world.error = None
+        await world.read()
+        await world.write()
+        assert (world.num_tried, world.carried) == (3, (1, 0))
+
+    play(story)
+
+
+def test_it_is_tried_again_at_once_where_orchestrators_cannot_do_it_either(play: Play) -> None:
+    async def story(world: World) -> None:
+        world.orchestrators.is_well = False
+        for bring in (world.read, world.write):
+            with pytest.raises(Unavailable):
+                await bring()
+        assert world.num_tried == 2
+        world.error = None
+        await world.read()
+        assert (world.num_tried, world.carried) == (3, (0, 0))
+
+    play(story)
+
+
+def test_one_that_breaks_off_at_once_is_tried_for_every_object(play: Play) -> None:
+    async def story(world: World) -> None:
+        world.error = DEAD
+        await world.read()
+        await world.write()
+        assert (world.num_tried, world.carried) == (2, (1, 1))
+
+    play(story)
+
+
+def test_without_an_address_in_the_grant_nothing_is_tried(play: Play) -> None:
+    async def story(world: World) -> None:
+        world.orchestrators.grant = data_pb2.Grant(proxied=True)
+        await world.read()
+        await world.write()
+        assert (world.num_tried, world.carried) == (0, (1, 1))
+
+    play(story)
