@@ -23,6 +23,10 @@ CATALOGUE: Final[Mapping[str, tuple[str, tuple[str, ...], str]]] = MappingProxyT
         "dcnr_jobs": ("gauge", ("state",), "jobs by state"),
         "dcnr_queue_depth": ("gauge", (), "jobs accepted and not yet at work"),
         "dcnr_store_up": ("gauge", (), "1 where the orchestrator's last request to the store worked"),
+        "dcnr_proxied_read_objects": ("gauge", ("orchestrator",), "objects of the store given out by the orchestrator that answers, since its start"),
+        "dcnr_proxied_read_bytes": ("gauge", ("orchestrator",), "bytes of those"),
+        "dcnr_proxied_written_objects": ("gauge", ("orchestrator",), "objects that it took for the store"),
+        "dcnr_proxied_written_bytes": ("gauge", ("orchestrator",), "bytes of those"),
         "dcnr_job_batches": ("gauge", ("job", "model"), "batches of a job at work"),
         "dcnr_job_learned_batches": ("gauge", ("job", "model"), "batches learned by the VNode that has learned least"),
         "dcnr_job_batches_per_second": ("gauge", ("job", "model"), "rate of the slowest VNode"),
@@ -50,9 +54,16 @@ SERVING: Final[Mapping[str, str]] = MappingProxyType(
     }
 )  # fmt: skip
 """The family of each single figure of the contract's ServingFigures."""
+PROXIED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "num_read": "dcnr_proxied_read_objects", "read_bytes": "dcnr_proxied_read_bytes",
+        "num_written": "dcnr_proxied_written_objects", "written_bytes": "dcnr_proxied_written_bytes",
+    }
+)  # fmt: skip
+"""The family of each figure of the contract's ProxyFigures."""
 NETWORK: Final = (
     "dcnr_nodes", "dcnr_jobs", "dcnr_job_batches", "dcnr_job_learned_batches", "dcnr_job_batches_per_second", "dcnr_questions_failed",
-    *SERVING.values(),
+    *SERVING.values(), *PROXIED.values(),
 )  # fmt: skip
 """Families whose series are those of the last answer alone."""
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -112,6 +123,8 @@ class Metrics:
                 families["dcnr_job_batches_per_second"].labels(job.job_id, job.model).set(job.batches_per_s)
             for field, value in stats.serving.items():
                 families[SERVING[field]].labels(stats.reporter).set(value)
+            for field, number in stats.proxied.items():
+                families[PROXIED[field]].labels(stats.reporter).set(number)
             for code, number in stats.questions_failed.items():
                 families["dcnr_questions_failed"].labels(stats.reporter, code).set(number)
         return generate_latest(self.registry)

@@ -18,6 +18,7 @@ ENDED: Final = frozenset(
 )
 SERVING_FIELDS: Final = tuple(field for field in orchestrator_pb2.ServingFigures.DESCRIPTOR.fields if field.name != "failed")
 """Single figures."""
+PROXIED_FIELDS: Final = tuple(field.name for field in orchestrator_pb2.ProxyFigures.DESCRIPTOR.fields)
 
 
 class Quantiles(BaseModel):
@@ -74,6 +75,8 @@ class Stats(BaseModel):
     """What questions to the model came to at the reporter since its start, by their names in the contract (ServingFigures)."""
     questions_failed: dict[str, int]
     """Of these questions, the failed ones by error code."""
+    proxied: dict[str, int]
+    """Objects of the store that went through the reporter since its start, by their names in the contract (ProxyFigures)."""
     request_seconds: Quantiles
 
 
@@ -105,6 +108,7 @@ def stats_of(
         training=[_training(job) for job in at_work],
         serving={field.name: getattr(status.serving, field.name) for field in SERVING_FIELDS},
         questions_failed=dict(status.serving.failed),
+        proxied={name: getattr(status.proxied, name) for name in PROXIED_FIELDS},
         request_seconds=Quantiles(count=len(seconds), p50=quantile(seconds, 0.5), p95=quantile(seconds, 0.95)),
     )
 

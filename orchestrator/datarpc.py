@@ -113,6 +113,7 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
             yield data_pb2.ReadResponse(size_bytes=len(data), etag=stored.etag, chunk=bytes(data[: limits.MAX_CHUNK_BYTES]))
             for start in range(limits.MAX_CHUNK_BYTES, len(data), limits.MAX_CHUNK_BYTES):
                 yield data_pb2.ReadResponse(chunk=bytes(data[start : start + limits.MAX_CHUNK_BYTES]))
+            self._shared.proxied.read(len(data))
 
     async def Write(self, request_iterator: Any, context: Any) -> data_pb2.WriteResponse:
         """Collects the bytes, compares size and digest, and only then gives them their name."""
@@ -138,7 +139,9 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
             digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
             if digest != item.sha256:
                 raise Corrupt("the bytes do not have the announced digest", code="wrong_digest")
-            return data_pb2.WriteResponse(existed=await self._put(key_of(item.object)[0], bytes(data)))
+            existed = await self._put(key_of(item.object)[0], bytes(data))
+            self._shared.proxied.written(len(data))
+            return data_pb2.WriteResponse(existed=existed)
 
     async def RecordCheckpoint(self, request: data_pb2.RecordCheckpointRequest, context: Any) -> data_pb2.RecordCheckpointResponse:
         """Judges a checkpoint; the holder names it soon after."""

@@ -1,4 +1,6 @@
-"""What questions came to: how many, with which ends, and how long they took. Counted in memory, since this process began."""
+"""What questions came to: how many, with which ends, and how long they took; and what went through here to and from the store. Counted in memory, since this
+process began.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +71,32 @@ class Figures:
             in_flight=self.num_in_flight, failed=dict(self._failed), p50_s=percentile(self._all, 0.5), p95_s=percentile(self._all, 0.95),
             num_compared=self.num_compared, num_differing=self.num_differing, num_continued=self.num_continued, num_replays=self.num_replays,
         )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Proxied:
+    """Objects that went through here between the store and those who do not reach it, each counted once it has arrived whole."""
+
+    num_read: int = 0
+    read_bytes: int = 0
+    num_written: int = 0
+    written_bytes: int = 0
+
+    def read(self, size_bytes: int) -> None:
+        """One object was given out."""
+        self.num_read += 1
+        self.read_bytes += size_bytes
+
+    def written(self, size_bytes: int) -> None:
+        """One object was taken."""
+        self.num_written += 1
+        self.written_bytes += size_bytes
+
+    def view(self) -> orchestrator_pb2.ProxyFigures:
+        """As GetStatus shows them."""
+        return orchestrator_pb2.ProxyFigures(
+            num_read=self.num_read, read_bytes=self.read_bytes, num_written=self.num_written, written_bytes=self.written_bytes
+        )
 
 
 def percentile(values: deque[float], share: float) -> float:

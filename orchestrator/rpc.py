@@ -310,6 +310,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             dht_lookups=self._directory.dht_lookups,
             events=shared.history.since(0, STATUS_EVENTS),
             serving=self._asking.figures.view(),
+            proxied=shared.proxied.view(),
         )
 
     def _nodes(self) -> list[orchestrator_pb2.NodeView]:

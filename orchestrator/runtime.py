@@ -23,6 +23,7 @@ from orchestrator.decider import Decider
 from orchestrator.documents import open_head, open_stored_head, sealed
 from orchestrator.drawing import Drawing
 from orchestrator.exits import ExitBook
+from orchestrator.figures import Proxied
 from orchestrator.head import HeadCore
 from orchestrator.head_events import HeadInstruction, HeadSeen, HeadTimes, StoreWentBack, TermGained, TermLost
 from orchestrator.head_loop import HeadLoop
@@ -93,6 +94,7 @@ class Shared:
     observer: Observer = field(default_factory=Observer)
     records: TrackRecords = field(default_factory=TrackRecords)
     reported: Reported = field(default_factory=Reported)
+    proxied: Proxied = field(default_factory=Proxied)
     nodes_changed: Signal = field(default_factory=Signal)
     news: Signal = field(default_factory=Signal)
     """Fires whenever anything that streams show may have changed."""

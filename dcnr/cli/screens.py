@@ -140,9 +140,16 @@ def orchestrator_screen(status: orchestrator_pb2.GetStatusResponse) -> str:
         f"store      {store}",
         f"attached   {status.attached} PNodes",
     ]
+    if status.proxied.num_read or status.proxied.num_written:
+        lines.append(f"proxied    {proxied(status.proxied)}")
     if status.events:
         lines += ["", *(f"{event.kind} {event.subject}: {event.reason}" for event in list(status.events)[-_EVENTS:])]
     return "\n".join(lines)
+
+
+def proxied(figures: orchestrator_pb2.ProxyFigures) -> str:
+    """What went through an orchestrator for those who do not reach the store."""
+    return f"{figures.num_read} objects read ({size(figures.read_bytes)}), {figures.num_written} written ({size(figures.written_bytes)})"
 
 
 def single_host(locality: int) -> str:

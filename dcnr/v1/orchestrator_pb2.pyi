@@ -2419,6 +2419,7 @@ class GetStatusResponse(_message.Message):
     DHT_LOOKUPS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
+    PROXIED_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """its id"""
     network_id: _builtins.str
@@ -2449,6 +2450,10 @@ class GetStatusResponse(_message.Message):
     def serving(self) -> Global___ServingFigures:
         """questions that were asked here"""
 
+    @_builtins.property
+    def proxied(self) -> Global___ProxyFigures:
+        """objects of the store that went through here"""
+
     def __init__(
         self,
         *,
@@ -2465,14 +2470,49 @@ class GetStatusResponse(_message.Message):
         dht_lookups: _builtins.int = ...,
         events: _abc.Iterable[_common_pb2.Event] | None = ...,
         serving: Global___ServingFigures | None = ...,
+        proxied: Global___ProxyFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["serving", b"serving"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proxied", b"proxied", "serving", b"serving"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "dht_lookups", b"dht_lookups", "epoch", b"epoch", "events", b"events", "holder", b"holder", "holder_id", b"holder_id", "network_id", b"network_id", "node_id", b"node_id", "serving", b"serving", "software", b"software", "store_ok", b"store_ok", "store_reason", b"store_reason", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "dht_lookups", b"dht_lookups", "epoch", b"epoch", "events", b"events", "holder", b"holder", "holder_id", b"holder_id", "network_id", b"network_id", "node_id", b"node_id", "proxied", b"proxied", "serving", b"serving", "software", b"software", "store_ok", b"store_ok", "store_reason", b"store_reason", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ProxyFigures(_message.Message):
+    """Objects of the store that went through one orchestrator, for those who do not reach the store themselves, since its start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_READ_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_WRITTEN_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    num_read: _builtins.int
+    """given out whole"""
+    read_bytes: _builtins.int
+    """of those"""
+    num_written: _builtins.int
+    """taken whole, also where the store had them before"""
+    written_bytes: _builtins.int
+    """of those"""
+    def __init__(
+        self,
+        *,
+        num_read: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        num_written: _builtins.int = ...,
+        written_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_read", b"num_read", "num_written", b"num_written", "read_bytes", b"read_bytes", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProxyFigures: _TypeAlias = ProxyFigures  # noqa: Y015
 
 @_typing.final
 class ServingFigures(_message.Message):

@@ -275,11 +275,20 @@ async def check_access(owner: Connection, link: Connection, worker: Worker) -> N
         yield data_pb2.WriteRequest(item=mine)
         yield data_pb2.WriteRequest(chunk=data)
 
+    async def proxied() -> orchestrator_pb2.ProxyFigures:
+        asked: Any = OrchestratorServiceStub(link.channel)
+        status = await link.call(asked.GetStatus, orchestrator_pb2.GetStatusRequest(), timeout_s=10)
+        return status.proxied  # type: ignore[no-any-return]
+
+    size_bytes, before = len(data), await proxied()
     assert not (await stub.Write(parts(), metadata=link.metadata, timeout=10)).existed
     answer = await link.call(stub.Grant, data_pb2.GrantRequest(items=[mine]), timeout_s=10)
     assert answer.grants[0].exists
     read = stub.Read(data_pb2.ReadRequest(object=mine.object), metadata=link.metadata, timeout=10)
     assert b"".join([message.chunk async for message in read]) == data
+    now = await proxied()
+    assert (now.num_written - before.num_written, now.written_bytes - before.written_bytes) == (1, size_bytes)
+    assert (now.num_read - before.num_read, now.read_bytes - before.read_bytes) == (1, size_bytes)
 
 
 async def nodes_of(owner: Connection) -> list[orchestrator_pb2.NodeView]:

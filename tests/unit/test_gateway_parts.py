@@ -14,7 +14,7 @@ from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
 from gateway.buckets import Buckets
 from gateway.errors import CODES, from_typed
 from gateway.feeds import Feed, Item
-from gateway.metrics import CATALOGUE, SERVING, Metrics
+from gateway.metrics import CATALOGUE, PROXIED, SERVING, Metrics
 from gateway.paging import page
 from gateway.stats import quantile, stats_of
 from gateway.views import FOR_EVER_S, FRESH_S, NOW_S, Fresh
@@ -108,8 +108,12 @@ def test_figures() -> None:
     figures = orchestrator_pb2.ServingFigures.DESCRIPTOR.fields
     told = {field.name: number for number, field in enumerate(figures, 10) if field.name != "failed"}
     served = orchestrator_pb2.ServingFigures(failed={"busy": 7}, **told)  # type: ignore[arg-type]
+    passed = {field.name: number for number, field in enumerate(orchestrator_pb2.ProxyFigures.DESCRIPTOR.fields, 90)}
+    status = orchestrator_pb2.GetStatusResponse(
+        node_id="o", holder_id="h", serving=served, proxied=orchestrator_pb2.ProxyFigures(**passed)
+    )
     stats = stats_of(
-        as_of_unix_ms=1, network_name="n", status=orchestrator_pb2.GetStatusResponse(node_id="o", holder_id="h", serving=served),
+        as_of_unix_ms=1, network_name="n", status=status,
         nodes=[node(orchestrator_pb2.NODE_STATE_ACTIVE, True), node(orchestrator_pb2.NODE_STATE_OFFLINE, False), orchestrator],
         jobs=[orchestrator_pb2.JobView(state=state) for state in states], at_work=[busy], seconds=[0.1 * n for n in range(1, 101)],
     )  # fmt: skip
@@ -121,8 +125,11 @@ def test_figures() -> None:
     shown = Metrics().rendered(stats).decode()
     families = {line.split()[2].removesuffix("_total") for line in shown.splitlines() if line.startswith("# TYPE")}
     assert {name.removesuffix("_created") for name in families} == set(CATALOGUE), "the catalogue names every family, and no other"
-    for field, number in told.items():
-        assert f'{SERVING[field]}{{orchestrator="o"}} {float(number)}' in shown, "every figure that an orchestrator tells is shown"
+    for family, number in [
+        *((SERVING[field], number) for field, number in told.items()),
+        *((PROXIED[field], number) for field, number in passed.items()),
+    ]:
+        assert f'{family}{{orchestrator="o"}} {float(number)}' in shown, "every figure that an orchestrator tells is shown"
     assert 'dcnr_questions_failed{code="busy",orchestrator="o"} 7.0' in shown
 
 
