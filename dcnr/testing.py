@@ -110,7 +110,8 @@ class Process:
 
 class LocalNetwork:
     """Use as a context manager. ``directory`` should be short: Unix sockets lie below it. ``way_to_store`` turns the store's endpoint into the one that
-    everybody is told, for a proxy in between. On the directory of an earlier start the same network goes on, by the document that it has.
+    everybody is told, for a proxy in between; ``public_way`` into what the network document says of it instead, where only orchestrators have that way:
+    an empty one says nothing. On the directory of an earlier start the same network goes on, by the document that it has.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class LocalNetwork:
         orchestrator_module: str = ORCHESTRATOR, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
         audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
         locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST, starting: Starting = executed, store_file: Path | None = None,
+        public_way: Callable[[str], str] | None = None,
     ) -> None:  # fmt: skip
         """``host``: the address of this machine on which orchestrators and store are reached; ``additions``: by name of a process, what its
         environment has besides; ``audits``: none or drawn; ``trusted``: names of PNodes that the network document trusts; ``terms``:
@@ -131,6 +133,7 @@ class LocalNetwork:
         self._trusted, self._terms, self._locality, self._starting = tuple(trusted), terms, locality, starting
         self._num_orchestrators, self._pnode_specs = num_orchestrators, tuple(pnodes)
         self._orchestrator_flags, self.host, self._way_to_store = tuple(orchestrator_flags), host, way_to_store
+        self._public_way = public_way or way_to_store
         self._environment = clean_environment(os.environ if environment is None else environment)
         self._additions, self._orchestrator_module = dict(additions or {}), orchestrator_module
         self.orchestrators: list[Process] = []
@@ -273,7 +276,7 @@ class LocalNetwork:
         trusted = [NodeKey.load_or_create(self._home(name) / "key.pem").node_id for name in self._trusted]
         store = read_store_file(self._store_file)
         endpoint = self._way_to_store(store.endpoint)
-        scheme, _, address = self._way_to_store(store.public_endpoint or store.endpoint).partition("://")
+        scheme, _, address = self._public_way(store.public_endpoint or store.endpoint).partition("://")
         if kept is None:
             envelope = create_document(
                 maintainer, name=self.name, now_wall=SystemClock().wall(), orchestrator_ids=ids, locality=self._locality,

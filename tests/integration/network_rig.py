@@ -266,6 +266,7 @@ def running_network(
     audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
     locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST, forked: bool = True,
     additions: Mapping[str, Mapping[str, str]] | None = None, orchestrator_module: str = ORCHESTRATOR, host: str = "127.0.0.1",
+    public_way: Callable[[str], str] | None = None,
 ) -> Iterator[Rig]:  # fmt: skip
     """Store, orchestrators and PNodes, all attached, with the data set staged. Not ``forked``: PNodes are executed, and execute their workers, as
     volunteers' do, for tests that look at what a start makes of them (`nursery`). ``host``: where orchestrators and store are reached.
@@ -282,6 +283,7 @@ def running_network(
                 starting=nursery.forked,
                 additions=additions,
                 way_to_store=way_to_store,
+                public_way=public_way,
                 audits=audits,
                 trusted=trusted,
                 terms=terms,

@@ -17,6 +17,8 @@ from enum import Enum
 from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
+import psutil
+
 CONNECT_S = 5.0
 UPSTREAM_S = 60.0
 HOP = frozenset(("connection", "expect", "keep-alive", "transfer-encoding"))
@@ -71,12 +73,21 @@ class StoreProxy:
         self.upstream = ""
         self.versions: dict[str, list[tuple[bytes, str]]] = {}
         """By key: the newest two small bodies that were written through here, with their ETags."""
+        self.visitors: set[int] | None = None
+        """Ids of all processes that opened a connection here, 0 of one that had gone; None: nobody looks, which takes time."""
         proxy = self
 
         class Handler(_Handler):
             owner = proxy
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(http.server.ThreadingHTTPServer):
+            def verify_request(self, request: object, client_address: tuple[str, int]) -> bool:  # type: ignore[override]
+                """Before anything is read: whoever waits for an answer is still there."""
+                if proxy.visitors is not None:
+                    proxy.visitors.add(_process_at(client_address[1], self.server_address[1]))
+                return True
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="store-proxy")
         self._thread.start()
@@ -124,6 +135,14 @@ def store_proxy() -> Iterator[StoreProxy]:
         yield proxy
     finally:
         proxy.close()
+
+
+def _process_at(port: int, peer_port: int) -> int:
+    """Whose end of a connection on this machine it is; 0 if nobody's."""
+    for found in psutil.net_connections("tcp"):
+        if found.laddr and found.raddr and (found.laddr.port, found.raddr.port) == (port, peer_port):
+            return int(found.pid or 0)
+    return 0
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
@@ -81,6 +82,12 @@ def test_writes_in_trouble(
             assert not written
 
     asyncio.run(story())
+
+
+def test_it_knows_who_came_by(proxy: StoreProxy, store: S3Store, fresh_model: Callable[[], str]) -> None:
+    proxy.visitors = set()
+    asyncio.run(store.put(keys.head(fresh_model()), b"one"))
+    assert proxy.visitors == {os.getpid()}
 
 
 def test_reads_in_trouble(proxy: StoreProxy, store: S3Store, fresh_model: Callable[[], str]) -> None:
