@@ -103,7 +103,12 @@ def evidence(model: str, vnode: str, digest: str) -> str:
 
 def evidence_prefix(model: str, vnode: str) -> str:
     """All evidence about one VNode."""
-    return f"{_model(model)}/evidence/{check_name(vnode)}/"
+    return f"{all_evidence_prefix(model)}{check_name(vnode)}/"
+
+
+def all_evidence_prefix(model: str) -> str:
+    """All evidence in one model, by VNode."""
+    return f"{_model(model)}/evidence/"
 
 
 def desk_memory(model: str, job: str, orchestrator: str) -> str:

@@ -43,6 +43,20 @@ MAX_OBJECT_BYTES: Final = 4 * 1024 * MIB
 """Largest single object (state or shard) that a grant may name."""
 MAX_SAFETENSORS_HEADER_BYTES: Final = 1 * MIB
 
+# What PNodes write into the store, in bytes an hour; half an hour's at once
+WRITTEN_BYTES_H: Final = 16 * 1024 * MIB
+"""By one PNode: states, commits and evidence of small VNodes never come near it."""
+WRITTEN_STATES_H: Final = 240
+"""The same for large VNodes: so many times the states of what the PNode hosts; at `CHECKPOINT_S` it is a quarter of that, and evidence takes its part."""
+MAX_WRITTEN_BYTES_H: Final = 256 * 1024 * MIB
+"""By one PNode, whatever it hosts."""
+RECORD_BYTES_H: Final = 64 * MIB
+"""Fault records by one PNode that does not host what they are about: they take kilobytes each."""
+SUBNET_RECORD_BYTES_H: Final = 512 * MIB
+"""The same by all PNodes of one subnet, since keys cost nothing."""
+BUNDLE_STATES: Final = 512
+"""States of its VNode that a bundle of evidence may hold beside `EVIDENCE_BYTES`: those between its ends are made again where they are too large to be kept."""
+
 # Waiting times (seconds)
 CONNECT_TIMEOUT_S: Final = 5.0
 """TCP and TLS handshake, session included."""

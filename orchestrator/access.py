@@ -126,8 +126,13 @@ def check_read(caller: Caller, ref: data_pb2.ObjectRef) -> None:
         raise Refused("a desired state is read by its own PNode", code="not_allowed")
 
 
-def check_write(caller: Caller, item: data_pb2.GrantItem, hosts: Callable[[str], bool], max_state_bytes: int) -> int:
-    """The most bytes the object may have. Raises Refused, InvalidInput. ``hosts`` says whether the PNode hosts a VNode."""
+def check_write(
+    caller: Caller, item: data_pb2.GrantItem, hosts: Callable[[str], bool], shows: Callable[[str], int], max_state_bytes: int
+) -> int:
+    """The most bytes the object may have. Raises Refused, InvalidInput, and what ``shows`` raises.
+
+    ``hosts`` says whether the PNode hosts a VNode, ``shows`` how many bytes of evidence about it are awaited from the PNode (`orchestrator.evidence_rights`).
+    """
     ref = item.object
     if item.sha256 != ref.digest:
         raise InvalidInput("an object is written under the digest of its bytes", code="wrong_digest")
@@ -140,7 +145,11 @@ def check_write(caller: Caller, item: data_pb2.GrantItem, hosts: Callable[[str],
     if caller.maintainer and ref.kind in MAINTAINERS_WRITE:
         return bound
     if caller.pnode and ref.kind in PNODES_WRITE:
-        if ref.kind != _K.OBJECT_KIND_EVIDENCE and not hosts(ref.owner):  # evidence is also of who hosted it once, and of auditors
+        if ref.kind == _K.OBJECT_KIND_EVIDENCE:
+            bound = min(bound, shows(ref.owner))
+            if item.size_bytes > bound:
+                raise InvalidInput(f"{item.size_bytes} bytes of evidence, {bound} are allowed", code="bad_size")
+        elif not hosts(ref.owner):
             raise Refused(f"{ref.owner} is not hosted by this PNode", code="not_hosted")
         return bound
     raise Refused("this object is not yours to write", code="not_allowed", remedy="sign in with a maintainer's key")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from itertools import groupby
 from typing import Final
 
 from dataservice import keys
@@ -51,8 +51,9 @@ class EvidenceKeeper:
         self._bundles: OrderedDict[str, str] = OrderedDict()
         """Of each fault record the bundle that it names."""
 
-    async def sweep(self, model: str, chain: Chain, vnodes: Iterable[str], now_unix_ms: int, lifetime_ms: int) -> bool:
-        """Whether some are left that could go. What was written less than ``lifetime_ms`` ago stays, and what may be of an interval that is open.
+    async def sweep(self, model: str, chain: Chain, now_unix_ms: int, lifetime_ms: int) -> bool:
+        """Deletes evidence that nobody needs, whatever VNode it is about: one of an earlier graph, or one that never was. Whether some is left that could go.
+        What was written less than ``lifetime_ms`` ago stays, and what may be of an interval that is open.
 
         Raises Unavailable where it cannot be read what is there.
         """
@@ -63,11 +64,9 @@ class EvidenceKeeper:
             since_ms = int(chain.committed_s(one.name) * 1000)
             opened[one.vnode] = min(since_ms, opened.get(one.vnode, since_ms))
         doomed: list[str] = []
-        for vnode in vnodes:
-            prefix = keys.evidence_prefix(model, vnode)
-            rows = await self._store.list(prefix, max_keys=MAX_LISTED)
-            if not rows:
-                continue
+        listed = await self._store.list(keys.all_evidence_prefix(model), max_keys=MAX_LISTED)
+        for prefix, found in groupby(listed, key=lambda row: row.key.rpartition("/")[0] + "/"):
+            vnode, rows = prefix.removeprefix(keys.all_evidence_prefix(model)).removesuffix("/"), list(found)
             kept = {digest for owner, digest in records if owner == vnode}
             kept |= earlier & {row.key.removeprefix(prefix) for row in rows}  # of which VNode they are, earlier verdicts do not say
             kept |= {await self._bundle(model, vnode, digest) for digest in sorted(kept)}

@@ -110,6 +110,10 @@ class Auditing:
         view = self._view()
         return view is not None and view.chain is not None and interval in view.chain.ledger.intervals
 
+    def asks(self, pnode_id: str, vnode: str) -> bool | None:
+        """Whether that PNode was given an audit of that VNode; None where this process gives none."""
+        return None if self._desk is None else self._desk.asks(pnode_id, vnode) or self._rehab.asks(pnode_id, vnode)
+
     def answered(self, pnode_id: str, evidence: model_pb2.Evidence, bundle: Bundle | None) -> None:
         """An answer to a challenge, from the session of that PNode. Raises Refused."""
         if self._desk is None:

@@ -1,12 +1,10 @@
 """The audit desk of a term: what is asked of whom about each open interval, and what is decided of it. Pure.
 
-Only the holder has one, and a new one with each term: what is open stands in the chain of manifests, what auditors said is
-recalled, and everything else is asked again. The accused is asked
-for its evidence, again and again until a deadline; what nobody can show is unverifiable, and nobody is blamed. Then an auditor is chosen
-(`trust.auditors`), another one where it does not answer. What its words mean is `orchestrator.audit_case.weighed`: a pass is believed from whom it was
-asked; a fault only when this orchestrator has verified the record. Some passes are repeated by the verifier, whose own finding settles everything.
-
-Every open interval is decided, or has an owner and a deadline (`waits`). A decision is made once, and stands until a manifest shows it.
+Only the holder has one, and a new one with each term: what is open stands in the chain of manifests, what auditors said is recalled, and everything else is
+asked again. The accused is asked for its evidence, again and again until a deadline; what nobody can show is unverifiable, and nobody is blamed. Then an
+auditor is chosen (`trust.auditors`), another one where it does not answer. What its words mean is `orchestrator.audit_case.weighed`: a pass is believed from
+whom it was asked; a fault only when this orchestrator has verified the record. Some passes are repeated by the verifier, whose own finding settles
+everything. Every open interval is decided, or has an owner and a deadline (`waits`). A decision is made once, and stands until a manifest shows it.
 """
 
 from __future__ import annotations
@@ -103,10 +101,8 @@ class AuditDesk:
             case = self._cases[name] = Case(ledger.intervals[name], now_s, now_s if bundle else now_s + CHALLENGE_S, bundle)
             case.is_repeated = name in self._again
         self._again = {name: one for name, one in self._again.items() if self._verdict(name) in REOPENED}
-        final = (Verdict.FAILED, Verdict.UNVERIFIABLE)
-        self._found = {
-            name: one for name, one in self._found.items() if name in ledger.intervals and self._verdict(name) not in final
-        }
+        final = (None, Verdict.FAILED, Verdict.UNVERIFIABLE)
+        self._found = {name: one for name, one in self._found.items() if self._verdict(name) not in final}
         for name in sorted(self._unnamed.keys() & ledger.intervals.keys()):
             self.equivocated([name], self._unnamed.pop(name))
         self._advance(now_s)
@@ -227,6 +223,11 @@ class AuditDesk:
         made |= self._again | self._found
         return tuple(sorted(made.values(), key=lambda one: self._ledger.intervals[one.interval].number))
 
+    def asks(self, pnode_id: str, vnode: str) -> bool:
+        """Whether that PNode was given an audit of that VNode lately: one that is over may be on its way."""
+        at_work = {one.auditor for case in self._cases.values() if case.interval.vnode == vnode for one in case.tasks.values()}
+        return pnode_id in at_work or pnode_id in self._late.values()
+
     def waits(self, now_s: float) -> list[Wait]:
         """Of every open interval: who has to act, and until when."""
         return [wait_of(case, now_s) for case in self._cases.values()]
@@ -257,8 +258,7 @@ class AuditDesk:
     # Inside
 
     def _verdict(self, name: str) -> Verdict | None:
-        found = self._ledger.intervals.get(name)
-        return found.verdict if found is not None else None
+        return one.verdict if (one := self._ledger.intervals.get(name)) is not None else None
 
     def _close(self, name: str) -> None:
         case = self._cases.pop(name)
@@ -368,8 +368,7 @@ class AuditDesk:
         people, one = self._people, case.interval
         busy = {asked.auditor for other in self._cases.values() for asked in other.tasks.values()}
         verifiers = [party for party in people.verifiers if party.node_id not in busy]
-        known = people.candidates.get(one.pnode_id)
-        accused = known.party if known is not None else Party(one.pnode_id)
+        accused = known.party if (known := people.candidates.get(one.pnode_id)) is not None else Party(one.pnode_id)
         subject = Subject(one.name, accused, people.involved.get(one.vnode, frozenset()), frozenset(case.asked))
         free = () if own_eyes else [item.beside(busy) for item in people.candidates.values() if item.state is State.ACTIVE]
         return choose(self._secret, subject, free, verifiers, self._separation)

@@ -15,11 +15,16 @@ from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale, Unavailable
 from dcnr.ids import Digest, check_name
+from dcnr.rpc.guard import caller_of as call_of
 from dcnr.rpc.guard import peer_of
 from dcnr.v1 import data_pb2, data_pb2_grpc
-from orchestrator.access import MAX_DATASET_MANIFEST_BYTES, Caller, caller_of, check_read, check_write, key_of
+from orchestrator.access import MAINTAINERS_WRITE, MAX_DATASET_MANIFEST_BYTES, Caller, caller_of, check_read, check_write, key_of
 from orchestrator.decider import GRANT_LIFETIME_S
+from orchestrator.evidence_rights import evidence_bound, hourly_bytes
 from orchestrator.runtime import ModelRuntime, Shared
+from orchestrator.view import ModelView
+from orchestrator.write_budget import WriteBudget
+from trust.evidence import MAX_RECORD_BYTES
 
 MAX_ITEMS: Final = 256
 MAX_DATASETS: Final = 256
@@ -84,6 +89,7 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
         self._presigner, self._proxy_uploads = presigner, proxy_uploads
         self._proxies = asyncio.Semaphore(PROXIES_AT_ONCE)
         self._passing: Counter[str] = Counter()
+        self._budget = WriteBudget()
         self._datasets: OrderedDict[str, data_pb2.DatasetInfo] = OrderedDict()
         """By key of the manifest, whose content never changes."""
 
@@ -91,12 +97,12 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
         """One grant per item, or the refusal of all."""
         if len(request.items) > MAX_ITEMS:
             raise InvalidInput(f"at most {MAX_ITEMS} items", code="too_many_items")
-        caller = self._caller(context)
+        caller, subnet = self._caller(context), call_of(context).subnet
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(item: data_pb2.GrantItem) -> data_pb2.Grant:
             async with gate:
-                return await self._grant(caller, item)
+                return await self._grant(caller, subnet, item)
 
         return data_pb2.GrantResponse(grants=await asyncio.gather(*(one(item) for item in request.items)))
 
@@ -123,12 +129,13 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
         if first is None or not first.HasField("item"):
             raise InvalidInput("a write begins with its item", code="no_item")
         item = first.item
-        self._check_write(caller, item)
+        bound = self._check_write(caller, item)
         if item.size_bytes > MAX_PROXIED_BYTES:
             raise Refused(
                 f"objects over {MAX_PROXIED_BYTES} bytes do not pass through an orchestrator", code="too_large_to_proxy",
                 remedy="make the store reachable",
             )  # fmt: skip
+        self._pay(caller, call_of(context).subnet, item, bound)
         async with self._proxied(caller) as passes:
             passes(int(item.size_bytes))
             data = bytearray(first.chunk)
@@ -207,7 +214,7 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
         peer = peer_of(context)
         return caller_of(self._shared.policy, peer.node_id, peer.pnode_id, self._known)
 
-    async def _grant(self, caller: Caller, item: data_pb2.GrantItem) -> data_pb2.Grant:
+    async def _grant(self, caller: Caller, subnet: str, item: data_pb2.GrantItem) -> data_pb2.Grant:
         key, _ = key_of(item.object)
         match item.access:
             case data_pb2.ACCESS_READ:
@@ -217,7 +224,7 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
                 url = self._presigner.presign_get(key, READ_LIFETIME_S)
                 return data_pb2.Grant(url=url, expires_unix_ms=self._expires_unix_ms(READ_LIFETIME_S))
             case data_pb2.ACCESS_WRITE:
-                self._check_write(caller, item)
+                bound = self._check_write(caller, item)
                 if item.object.kind == data_pb2.OBJECT_KIND_DATASET_MANIFEST:
                     await self._shared.store.put(keys.dataset_index(item.object.owner), b"")
                     reached("dataset.indexed")
@@ -225,6 +232,7 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
                     return data_pb2.Grant(exists=True)
                 if self._presigner is None or self._proxy_uploads:
                     return data_pb2.Grant(proxied=True)
+                self._pay(caller, subnet, item, bound)
                 signed = self._presigner.presign_put(key, int(item.size_bytes), Digest(item.sha256), GRANT_LIFETIME_S)
                 return data_pb2.Grant(
                     url=signed.url, headers=dict(signed.headers), expires_unix_ms=self._expires_unix_ms(GRANT_LIFETIME_S)
@@ -232,14 +240,33 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
             case _:
                 raise InvalidInput("a grant is for reading or writing", code="bad_access")
 
-    def _check_write(self, caller: Caller, item: data_pb2.GrantItem) -> None:
+    def _check_write(self, caller: Caller, item: data_pb2.GrantItem) -> int:
+        """The most bytes the object may have. Raises as `check_write`."""
+        policy, runtime, view = self._shared.policy, self._models.get(item.object.model), self._view(item)
+
         def hosts(vnode: str) -> bool:
             """By the plan of that very model: what a PNode reports of itself gives it nothing."""
-            runtime = self._models.get(item.object.model)
-            plan = runtime.view.plan if runtime is not None and runtime.view is not None else None
-            return plan is not None and any(place.vnode == vnode and place.pnode_id == caller.node_id for place in plan.assignments)
+            return view is not None and any(place.vnode == vnode for place in view.hosted_by(caller.node_id))
 
-        check_write(caller, item, hosts, int(self._shared.policy.document.max_vnode_state_bytes))
+        def shows(vnode: str) -> int:
+            is_asked = runtime.auditing.asks(caller.node_id, vnode) if runtime is not None else None
+            return evidence_bound(view, caller.node_id, vnode, is_drawn=policy.audits_drawn, is_asked=is_asked)
+
+        return check_write(caller, item, hosts, shows, int(policy.document.max_vnode_state_bytes))
+
+    def _pay(self, caller: Caller, subnet: str, item: data_pb2.GrantItem, bound: int) -> None:
+        """Counts what a PNode is about to write. Raises Unavailable (``rate_limited``)."""
+        if caller.maintainer and item.object.kind in MAINTAINERS_WRITE:
+            return
+        key, size_bytes, now_s = key_of(item.object)[0], int(item.size_bytes), self._shared.clock.monotonic()
+        if item.object.kind == data_pb2.OBJECT_KIND_EVIDENCE and bound <= MAX_RECORD_BYTES:
+            self._budget.record(caller.node_id, subnet, key, size_bytes, now_s)
+        else:
+            self._budget.write(caller.node_id, key, size_bytes, hourly_bytes(self._view(item), caller.node_id), now_s)
+
+    def _view(self, item: data_pb2.GrantItem) -> ModelView | None:
+        runtime = self._models.get(item.object.model)
+        return runtime.view if runtime is not None else None
 
     async def _exists(self, key: str, size_bytes: int) -> bool:
         try:

@@ -132,7 +132,7 @@ class Naming:
             vnodes = [entry.vnode for entry in view.manifest.entries]
             if view.chain is not None:
                 kept |= kept_for_return(view.chain.ledger)
-                left = await self._evidence.sweep(view.model, view.chain, vnodes, wall_ms, grant_lifetime_s * 1000)
+                left = await self._evidence.sweep(view.model, view.chain, wall_ms, grant_lifetime_s * 1000)
             stored = await retention.stored_states(self._store, view.model, vnodes)
             if await retention.delete_condemned(self._store, view.model, view.manifest, stored, kept) or left:
                 self._swept_at = now - sweep_s + SWEEP_AGAIN_S

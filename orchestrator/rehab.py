@@ -79,6 +79,11 @@ class Rehab:
                 tasks.append(SendTask(task_id, unit.interval, unit.vnode, name, False, unit.bundle, until_s, "a unit in rehab"))
         return tasks
 
+    def asks(self, pnode_id: str, vnode: str) -> bool:
+        """Whether that PNode has a unit of that VNode."""
+        units = (self._units.get(one.interval) for one in self._given.values() if one.pnode_id == pnode_id)
+        return any(unit is not None and unit.vnode == vnode for unit in units)
+
     def reported(self, report: Report) -> Shadow | None:
         """What that report says; None if it is on no unit given to that PNode."""
         given = self._given.get(report.task_id)

@@ -18,7 +18,7 @@ from orchestrator_parts import capability, network
 from dataservice import keys
 from dataservice.memory import MemoryStore
 from dcnr import limits
-from dcnr.errors import Refused
+from dcnr.errors import DcnrError, Refused
 from dcnr.ids import digest_of
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
@@ -37,6 +37,7 @@ from orchestrator.inventory import Inventory
 from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import Shared
 from orchestrator.view import ViewLoader
+from trust.evidence import MAX_RECORD_BYTES
 from trust.identity import NodeKey
 from trust.in_force import InForce
 from trust.network import NetworkPolicy
@@ -63,8 +64,10 @@ class Rig:
     shared: Shared
     store: MemoryStore
     key: NodeKey
+    runtimes: dict[str, Any]
     address: str = ""
     open: list[Connection] = field(default_factory=list)
+    data: DataServicer = field(init=False)
 
     async def dial(self, caller: NodeKey) -> Connection:
         dialer = Dialer(caller, self.policy.network_id, clock=CLOCK, rng=secrets.token_bytes, own_connections=True)
@@ -103,11 +106,11 @@ async def rig() -> AsyncIterator[Rig]:
     policy = network(NodeKey.generate(), [key], CLOCK)
     store = MemoryStore(CLOCK, random.Random(1))
     shared = Shared(key, InForce(policy), store, CLOCK, default_registry(), Inventory(), History(None, key.node_id, CLOCK))
-    found = Rig(policy, shared, store, key)
+    found = Rig(policy, shared, store, key, {})
     models: Any = SimpleNamespace(
         shared=shared,
         loader=ViewLoader(store, lambda: policy, shared.registry, CLOCK),
-        runtimes={},
+        runtimes=found.runtimes,
         software="test",
         started_at=0.0,
     )
@@ -116,7 +119,7 @@ async def rig() -> AsyncIterator[Rig]:
         return False
 
     attach = AttachService(shared, models.runtimes, head_url=lambda model: ("", 0), reach=unreachable)
-    data = DataServicer(shared, models.runtimes, presigner=None, proxy_uploads=True, known=lambda node: True)
+    found.data = DataServicer(shared, models.runtimes, presigner=None, proxy_uploads=True, known=lambda node: True)
     directory: Any = SimpleNamespace(own_advert=own_advert(policy, key), orchestrators=list)
     asking: Any = None
     metering: Any = None
@@ -126,7 +129,7 @@ async def rig() -> AsyncIterator[Rig]:
             OrchestratorServicer(models, attach, directory, asking, metering), target
         )
     )
-    server.add(lambda target: add_DataServiceServicer_to_server(data, target))
+    server.add(lambda target: add_DataServiceServicer_to_server(found.data, target))
     found.address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     try:
         yield found
@@ -247,6 +250,80 @@ def test_saying_that_one_hosts_a_vnode_gives_no_right_to_write_it() -> None:
         with pytest.raises(Refused) as refused:
             await connection.call(stub.Grant, data_pb2.GrantRequest(items=[item]))
         assert refused.value.code == "not_hosted"
+
+    run(story)
+
+
+def evidence_of(number: int, model: str = MODEL, vnode: str = "a", size_bytes: int = limits.MAX_OBJECT_BYTES) -> data_pb2.GrantItem:
+    digest = digest_of(b"junk %d" % number)
+    ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_EVIDENCE, model=model, owner=vnode, digest=digest)
+    return data_pb2.GrantItem(object=ref, access=data_pb2.ACCESS_WRITE, size_bytes=size_bytes, sha256=digest)
+
+
+async def refusal(connection: Connection, *items: data_pb2.GrantItem) -> str:
+    """The code with which these wishes are refused; empty where they are granted."""
+    stub: Any = DataServiceStub(connection.channel)
+    try:
+        await connection.call(stub.Grant, data_pb2.GrantRequest(items=items))
+    except DcnrError as refused:
+        return refused.code
+    return ""
+
+
+def test_who_was_asked_for_nothing_writes_no_evidence() -> None:
+    async def story(found: Rig) -> None:
+        connection = await found.dial(NodeKey.generate())
+        assert await refusal(connection, evidence_of(1)) == "no_audits"
+        assert (
+            await refusal(connection, *(evidence_of(number, f"no-such-{number}", "nobody") for number in range(256))) == "no_audits"
+        )
+        stub: Any = DataServiceStub(connection.channel)
+        item = evidence_of(1, size_bytes=len(b"junk 1"))
+        with pytest.raises(Refused):
+            await connection.call(stub.Write, iter([data_pb2.WriteRequest(item=item, chunk=b"junk 1")]))
+        assert not list(found.store.keys())
+
+    run(story)
+
+
+class Signer:
+    """A store that takes uploads under a URL."""
+
+    def presign_put(self, key: str, size_bytes: int, sha256: str, expires_s: int) -> Any:
+        return SimpleNamespace(url=f"https://store/{key}", headers=())
+
+
+def auditing_model(accused: NodeKey) -> Any:
+    """A runtime that does not hold the head of a model in which an interval of VNode a is open."""
+    opened = SimpleNamespace(vnode="a", pnode_id=accused.node_id)
+    chain = SimpleNamespace(ledger=SimpleNamespace(lines={"a": ()}), open_intervals=lambda: (opened,))
+    job = SimpleNamespace(costs=(SimpleNamespace(vnode="a", state_bytes=limits.MIB),))
+    view = SimpleNamespace(chain=chain, plan=SimpleNamespace(assignments=()), job=job, hosted_by=lambda node_id: ())
+    return SimpleNamespace(view=view, auditing=SimpleNamespace(asks=lambda node_id, vnode: None))
+
+
+def test_evidence_that_is_awaited_is_granted_in_its_size_and_for_so_many_bytes_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NetworkPolicy, "audits_drawn", property(lambda policy: True))
+
+    async def story(found: Rig) -> None:
+        accused, auditor = NodeKey.generate(), NodeKey.generate()
+        found.data._presigner, found.data._proxy_uploads = Signer(), False  # type: ignore[assignment]
+        found.runtimes[MODEL] = auditing_model(accused)
+        ours, theirs = await found.dial(accused), await found.dial(auditor)
+        bundle = limits.EVIDENCE_BYTES
+        assert await refusal(ours, evidence_of(1)) == "bad_size", "more than a bundle of that stage can be"
+        assert await refusal(ours, evidence_of(1, size_bytes=bundle)) == ""
+        assert await refusal(theirs, evidence_of(2, size_bytes=bundle)) == "bad_size", "an auditor brings a record"
+        assert await refusal(theirs, evidence_of(2, vnode="nobody")) == "no_such_vnode"
+        assert await refusal(theirs, evidence_of(2, model="no-such")) == "unknown_model"
+        record = MAX_RECORD_BYTES
+        assert await refusal(theirs, evidence_of(2, size_bytes=record)) == ""
+        flood = [evidence_of(number, size_bytes=record) for number in range(3, 99)]
+        assert await refusal(theirs, *flood) == "rate_limited"
+        assert await refusal(theirs, evidence_of(2, size_bytes=record)) == "", "what was granted may be tried again"
+        flood = [evidence_of(number, size_bytes=bundle) for number in range(100, 116)]
+        assert await refusal(ours, *flood) == "rate_limited"
+        assert await refusal(await found.dial(NodeKey.generate()), evidence_of(200, size_bytes=record)) == ""
 
     run(story)
 

@@ -27,6 +27,10 @@ def item(kind: int, **fields: object) -> data_pb2.GrantItem:
     return data_pb2.GrantItem(**values)  # type: ignore[arg-type]
 
 
+def nothing(vnode: str) -> int:
+    raise Refused(f"nobody awaits evidence about {vnode}", code="not_asked")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_strangers_read_public_documents_only_and_write_nothing(kind: int) -> None:
     owner = ME if kind == data_pb2.OBJECT_KIND_DESIRED else "toy"
@@ -37,7 +41,7 @@ def test_strangers_read_public_documents_only_and_write_nothing(kind: int) -> No
             check_read(STRANGER, ref(kind, owner))
         check_read(PNODE, ref(kind, owner))
     with pytest.raises((Refused, InvalidInput)):
-        check_write(STRANGER, item(kind), lambda vnode: True, 0)
+        check_write(STRANGER, item(kind), lambda vnode: True, nothing, 0)
 
 
 def test_a_desired_state_is_its_pnodes_own() -> None:
@@ -48,26 +52,31 @@ def test_a_desired_state_is_its_pnodes_own() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_nobody_writes_what_orchestrators_decide(kind: int) -> None:
     if kind in MAINTAINERS_WRITE:
-        check_write(MAINTAINER, item(kind), lambda vnode: False, 0)
+        check_write(MAINTAINER, item(kind), lambda vnode: False, nothing, 0)
     else:
         with pytest.raises((Refused, InvalidInput)):
-            check_write(MAINTAINER, item(kind, object=ref(kind, ME)), lambda vnode: True, 0)
+            check_write(MAINTAINER, item(kind, object=ref(kind, ME)), lambda vnode: True, nothing, 0)
 
 
 def test_a_pnode_writes_states_of_what_it_hosts() -> None:
     wanted = item(data_pb2.OBJECT_KIND_STATE)
-    check_write(PNODE, wanted, lambda vnode: vnode == "toy", 0)
+    check_write(PNODE, wanted, lambda vnode: vnode == "toy", nothing, 0)
     with pytest.raises(Refused):
-        check_write(PNODE, wanted, lambda vnode: False, 0)
+        check_write(PNODE, wanted, lambda vnode: False, nothing, 0)
     with pytest.raises(Refused):
-        check_write(PNODE, item(data_pb2.OBJECT_KIND_SHARD), lambda vnode: True, 0)
+        check_write(PNODE, item(data_pb2.OBJECT_KIND_SHARD), lambda vnode: True, nothing, 0)
 
 
-def test_evidence_is_also_written_by_who_does_not_host_what_it_is_about() -> None:
-    """The accused may host it no more; an auditor never did."""
-    check_write(PNODE, item(data_pb2.OBJECT_KIND_EVIDENCE), lambda vnode: False, 0)
+def test_evidence_is_written_by_whom_it_is_awaited_from_and_not_more_than_that() -> None:
+    """The accused may host what it is about no more; an auditor never did."""
+    kind = data_pb2.OBJECT_KIND_EVIDENCE
+    assert check_write(PNODE, item(kind, size_bytes=7), lambda vnode: False, lambda vnode: 7, 0) == 7
     with pytest.raises(InvalidInput):
-        check_write(PNODE, item(data_pb2.OBJECT_KIND_EVIDENCE, sha256="0" * 64), lambda vnode: False, 0)
+        check_write(PNODE, item(kind, size_bytes=8), lambda vnode: False, lambda vnode: 7, 0)
+    with pytest.raises(Refused):
+        check_write(PNODE, item(kind), lambda vnode: True, nothing, 0)
+    with pytest.raises(InvalidInput):
+        check_write(PNODE, item(kind, sha256="0" * 64), lambda vnode: False, lambda vnode: 7, 0)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +84,9 @@ def test_evidence_is_also_written_by_who_does_not_host_what_it_is_about() -> Non
 )
 def test_size_and_digest_are_exact(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
-        check_write(PNODE, item(data_pb2.OBJECT_KIND_STATE, **fields), lambda vnode: True, 0)
+        check_write(PNODE, item(data_pb2.OBJECT_KIND_STATE, **fields), lambda vnode: True, nothing, 0)
     with pytest.raises(InvalidInput):
-        check_write(PNODE, item(data_pb2.OBJECT_KIND_STATE, size_bytes=11), lambda vnode: True, 10)
+        check_write(PNODE, item(data_pb2.OBJECT_KIND_STATE, size_bytes=11), lambda vnode: True, nothing, 10)
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "x" * 64, "head\n"])

@@ -56,7 +56,7 @@ def test_evidence_of_what_is_decided_goes_and_that_of_failures_stays() -> None:
     async def left(now_s: float) -> set[str]:
         clock.now_s = now_s
         keeper = EvidenceKeeper(store)
-        await keeper.sweep(MODEL, await asyncio.to_thread(job.chain), ["a", "b"], int(now_s * 1000), HOUR_MS)
+        await keeper.sweep(MODEL, await asyncio.to_thread(job.chain), int(now_s * 1000), HOUR_MS)
         return {key.rpartition("/")[2] for key in store.keys()}  # noqa: SIM118  not a mapping
 
     async def scenario() -> None:
@@ -84,7 +84,22 @@ def test_evidence_of_failures_in_earlier_jobs_stays() -> None:
         for data in (bundle, other, record):
             await store.put(keys.evidence(MODEL, "b", digest_of(data)), data)
         clock.now_s += 9000
-        await EvidenceKeeper(store).sweep(MODEL, chain, ["a", "b"], int(clock.now_s * 1000), HOUR_MS)
+        await EvidenceKeeper(store).sweep(MODEL, chain, int(clock.now_s * 1000), HOUR_MS)
         assert {key.rpartition("/")[2] for key in store.keys()} == {digest_of(bundle), digest_of(record)}  # noqa: SIM118
+
+    asyncio.run(scenario())
+
+
+def test_evidence_about_a_vnode_that_the_model_does_not_have_goes_too() -> None:
+    clock, chain = Wall(), grown(1).chain()
+    store = MemoryStore(clock, random.Random(1))
+
+    async def scenario() -> None:
+        for vnode in ("a", "nobody"):
+            await store.put(keys.evidence(MODEL, vnode, digest_of(b"junk")), b"junk")
+        await store.put(keys.evidence("other", "nobody", digest_of(b"junk")), b"junk")
+        clock.now_s += 9000
+        assert not await EvidenceKeeper(store).sweep(MODEL, chain, int(clock.now_s * 1000), HOUR_MS), "nothing is left that could go"
+        assert list(store.keys()) == [keys.evidence("other", "nobody", digest_of(b"junk"))]
 
     asyncio.run(scenario())

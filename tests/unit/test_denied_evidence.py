@@ -135,7 +135,7 @@ def test_a_bundle_whose_record_could_not_be_read_stays(tmp_path: Path) -> None:
     clock.now_s += 9000
 
     async def sweep() -> None:
-        await keeper.sweep(MODEL, chain, ["a"], int(clock.now_s * 1000), 3_600_000)
+        await keeper.sweep(MODEL, chain, int(clock.now_s * 1000), 3_600_000)
 
     with pytest.raises(Unavailable):
         asyncio.run(sweep())
