@@ -24,6 +24,7 @@ from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.ancestry import Ancestry, contributions_of, intervals_of
 from orchestrator.documents import get_exact, open_plan
 from orchestrator.jobs import intervals
+from orchestrator.judging import Reads, Refusals, Turns
 from orchestrator.learners import Learners, Merge
 from orchestrator.states import StateCheck
 from orchestrator.view import JobFacts, ModelView
@@ -56,12 +57,15 @@ class Judged:
 class CheckpointJudge:
     """One per model. Every reason to refuse is a Refused (never, snapshot anew) or Unavailable (ask again)."""
 
-    def __init__(self, store: ObjectStore, policy: Callable[[], NetworkPolicy], clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, policy: Callable[[], NetworkPolicy], clock: Clock, reads: Reads | None = None) -> None:
         self._store, self._policy, self._clock, self._states = store, policy, clock, StateCheck(store)
         self._known: OrderedDict[tuple[str, str, str, str], Ancestry] = OrderedDict()
         """By the commit that ends in the state: replicas that learn alike come to one state on ways of their own."""
         self._looked_at: OrderedDict[str, str] = OrderedDict()
         self._learners = Learners("")
+        self._reads, self._turns = reads or Reads(), Turns()
+        self._refused, self._dead_ends = Refusals(clock), Refusals(clock)
+        """Of commits themselves, where it took reading to refuse them, and of whatever names them as its parent."""
 
     async def judge(self, view: ModelView, checkpoint: model_pb2.Checkpoint, envelope: identity_pb2.Envelope) -> Judged:
         """Raises Refused, Corrupt (both: never) or Unavailable."""
@@ -82,21 +86,15 @@ class CheckpointJudge:
             or found.delegation.pnode_id != checkpoint.pnode_id
         ):
             raise Refused("the commit is not about this checkpoint", code="wrong_commit")
-        ancestry = await self._ancestry(view, place, found, checkpoint.commit_digest)
-        lineage = ancestry.lineage
-        claimed = intervals(checkpoint.lineage)
-        if claimed != lineage or len(lineage) != checkpoint.step:
-            raise Refused(
-                f"the lineage of {len(claimed)} batches does not follow from its ancestors, which give {len(lineage)}",
-                code="bad_lineage",
-            )
-        if (highest := lineage.highest()) is not None and highest >= job.num_batches:
-            raise Refused("the lineage holds batches that the job does not have", code="bad_lineage")
-        await self._check_object(view.model, checkpoint)
-        if self._looked_at.get(checkpoint.digest) != checkpoint.commit_digest:  # the same record is repeated until it is named
-            await self._check_state(view, checkpoint, job)
-        self._remember(checkpoint, ancestry)
-        return Judged(checkpoint, ancestry.contributions, ancestry.base)
+        async with self._turns.turn(checkpoint.vnode):
+            self._refused.check(checkpoint.commit_digest)
+            ancestry = await self._ancestry(view, job, place, checkpoint, found)
+            await self._check_object(view.model, checkpoint)
+            if self._looked_at.get(checkpoint.digest) != checkpoint.commit_digest:  # the same record is repeated until it is named
+                with self._refused.noting(checkpoint.commit_digest):
+                    await self._check_state(view, checkpoint, job)
+            self._remember(checkpoint, ancestry)
+            return Judged(checkpoint, ancestry.contributions, ancestry.base)
 
     def _remember(self, checkpoint: model_pb2.Checkpoint, ancestry: Ancestry) -> None:
         self._known[(checkpoint.job_id, checkpoint.vnode, checkpoint.digest, checkpoint.commit_digest)] = ancestry
@@ -117,8 +115,27 @@ class CheckpointJudge:
         good = [*_named(view.manifest, checkpoint.vnode), *_named(view.beginning, checkpoint.vnode)]
         await self._states.check(view.model, checkpoint, good, job)
 
-    async def _ancestry(self, view: ModelView, place: Place, newest: VerifiedCommit, commit_digest: str) -> Ancestry:
-        """What follows from the commit and its ancestors."""
+    async def _ancestry(
+        self, view: ModelView, job: JobFacts, place: Place, checkpoint: model_pb2.Checkpoint, newest: VerifiedCommit
+    ) -> Ancestry:
+        """What follows from the commit and its ancestors, which is what the checkpoint claims."""
+        known = self._known_at(view, place, newest.commit)
+        if known is not None:
+            ancestry = await self._added(view, place, known, [(checkpoint.commit_digest, newest)])
+            _check_lineage(checkpoint, ancestry, job)
+            return ancestry
+        self._dead_ends.check(newest.commit.parent_commit)
+        async with self._reads.place():
+            with self._refused.noting(checkpoint.commit_digest):
+                chain, known = await self._followed(view, place, newest, checkpoint.commit_digest)
+                ancestry = await self._added(view, place, known, chain)
+                _check_lineage(checkpoint, ancestry, job)
+                return ancestry
+
+    async def _followed(
+        self, view: ModelView, place: Place, newest: VerifiedCommit, commit_digest: str
+    ) -> tuple[list[tuple[str, VerifiedCommit]], Ancestry]:
+        """The commits back to a known state, the oldest first, and what is known of that."""
         chain: list[tuple[str, VerifiedCommit]] = []
         digest, current, num_bytes = commit_digest, newest, 0
         while True:
@@ -126,17 +143,19 @@ class CheckpointJudge:
             num_bytes += current.commit.ByteSize()
             known = self._known_at(view, place, current.commit)
             if known is not None:
-                break
-            if not current.commit.parent_commit:
-                raise Refused("its ancestry does not lead to a known state", code="unknown_ancestor")
-            if len(chain) > MAX_ANCESTORS or num_bytes > MAX_ANCESTRY_BYTES:
-                raise Refused(
-                    f"its ancestry leads to no known state within {len(chain)} commits of {num_bytes} bytes",
-                    code="unknown_ancestor",
-                )
+                chain.reverse()
+                return chain, known
+            if not current.commit.parent_commit or len(chain) > MAX_ANCESTORS or num_bytes > MAX_ANCESTRY_BYTES:
+                why = f"its ancestry leads to no known state within {len(chain)} commits of {num_bytes} bytes"
+                error = Refused(why, code="unknown_ancestor")
+                if len(chain) > 1:  # else nobody knows yet that its parent is what it says
+                    self._dead_ends.note(newest.commit.parent_commit, error)
+                raise error
             digest = current.commit.parent_commit
             current = await self._parent(place, current.commit)
-        chain.reverse()
+
+    async def _added(self, view: ModelView, place: Place, known: Ancestry, chain: list[tuple[str, VerifiedCommit]]) -> Ancestry:
+        """What these commits add to a known state."""
         audited = view.chain is not None
         added = intervals_of(chain, place) if audited else (one for _, found in chain for one in contributions_of(found, place))
         known = known.after(added)
@@ -229,6 +248,17 @@ def _check_primary(plan: model_pb2.Plan, checkpoint: model_pb2.Checkpoint) -> No
                 return
             break
     raise Refused(f"{checkpoint.replica} is not the primary of {checkpoint.vnode} in the plan", code="not_primary")
+
+
+def _check_lineage(checkpoint: model_pb2.Checkpoint, ancestry: Ancestry, job: JobFacts) -> None:
+    lineage, claimed = ancestry.lineage, intervals(checkpoint.lineage)
+    if claimed != lineage or len(lineage) != checkpoint.step:
+        raise Refused(
+            f"the lineage of {len(claimed)} batches does not follow from its ancestors, which give {len(lineage)}",
+            code="bad_lineage",
+        )
+    if (highest := lineage.highest()) is not None and highest >= job.num_batches:
+        raise Refused("the lineage holds batches that the job does not have", code="bad_lineage")
 
 
 def _check_digest(view: ModelView, checkpoint: model_pb2.Checkpoint) -> None:

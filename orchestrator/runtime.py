@@ -31,6 +31,7 @@ from orchestrator.history import History
 from orchestrator.inventory import Inventory
 from orchestrator.jobbook import JobBook
 from orchestrator.jobs import intervals_message, lacking
+from orchestrator.judging import Reads
 from orchestrator.mailbox import Mailbox
 from orchestrator.observing import Observer
 from orchestrator.offers import PlanPolicy
@@ -95,6 +96,7 @@ class Shared:
     records: TrackRecords = field(default_factory=TrackRecords)
     reported: Reported = field(default_factory=Reported)
     proxied: Proxied = field(default_factory=Proxied)
+    reads: Reads = field(default_factory=Reads)
     nodes_changed: Signal = field(default_factory=Signal)
     news: Signal = field(default_factory=Signal)
     """Fires whenever anything that streams show may have changed."""
@@ -137,7 +139,7 @@ class ModelRuntime:
         self.view: ModelView | None = None
         self.loader = ViewLoader(shared.store, lambda: shared.policy, shared.registry, shared.clock)
         self.jobs = JobBook(model, shared.store, lambda: shared.policy, self.loader)
-        self.judge = CheckpointJudge(shared.store, lambda: shared.policy, shared.clock)
+        self.judge = CheckpointJudge(shared.store, lambda: shared.policy, shared.clock, shared.reads)
         self.refresh_jobs = Signal()
         self.trouble = self.jobs_trouble = ""
         self.lacking = ""

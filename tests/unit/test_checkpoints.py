@@ -270,6 +270,8 @@ def test_a_state_that_is_not_there_or_has_other_bytes_is_not_named() -> None:
         world.store.rewind(key, state(SPAN(0, 2), checkpoint.parent_digest, mark=1.0))
         assert await refused(world, (checkpoint, envelope)) == "wrong_digest"
         world.store.rewind(key, whole)
+        assert await refused(world, (checkpoint, envelope)) == "wrong_digest", "it is not read again at once"
+        world.judge = CheckpointJudge(world.store, lambda: POLICY, StoppedClock())
         assert await world.learned((checkpoint, envelope)) == {("a.0", PNODE.node_id): SPAN(0, 2)}
 
     run(story)
