@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -21,6 +20,7 @@ from dcnr.v1 import data_pb2, data_pb2_grpc
 from orchestrator.access import MAINTAINERS_WRITE, MAX_DATASET_MANIFEST_BYTES, Caller, caller_of, check_read, check_write, key_of
 from orchestrator.decider import GRANT_LIFETIME_S
 from orchestrator.evidence_rights import evidence_bound, hourly_bytes
+from orchestrator.proxies import Lane, Proxies
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView
 from orchestrator.write_budget import WriteBudget
@@ -32,12 +32,6 @@ READ_LIFETIME_S: Final = 6 * 3600
 AT_ONCE: Final = 16
 MAX_PROXIED_BYTES: Final = 512 * limits.MIB
 """An object that passes through an orchestrator is held in memory once: larger ones need the store itself."""
-PROXIES_AT_ONCE: Final = 4
-PROXIES_PER_CALLER: Final = 2
-PROXY_WAIT_S: Final = 30.0
-PROXY_GRACE_S: Final = limits.CALL_TIMEOUT_S
-SLOWEST_BYTES_S: Final = 256 * limits.KIB
-"""Who takes or gives bytes more slowly than this loses the place."""
 
 
 class SignedPut(Protocol):
@@ -73,6 +67,11 @@ def _info_of(name: str, manifest: DatasetManifest) -> data_pb2.DatasetInfo:
     )
 
 
+def _is_made(caller: Caller, item: data_pb2.GrantItem) -> bool:
+    """Whether it is a maintainer's to make, whoever hosts what."""
+    return caller.maintainer and item.object.kind in MAINTAINERS_WRITE
+
+
 class DataServicer(data_pb2_grpc.DataServiceServicer):
     """``presigner`` None: everything is proxied; ``proxy_uploads``: the store would let an upload differ from its grant."""
 
@@ -87,8 +86,7 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
     ) -> None:
         self._shared, self._models, self._known = shared, models, known
         self._presigner, self._proxy_uploads = presigner, proxy_uploads
-        self._proxies = asyncio.Semaphore(PROXIES_AT_ONCE)
-        self._passing: Counter[str] = Counter()
+        self._proxies = Proxies()
         self._budget = WriteBudget()
         self._datasets: OrderedDict[str, data_pb2.DatasetInfo] = OrderedDict()
         """By key of the manifest, whose content never changes."""
@@ -111,13 +109,14 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
         caller = self._caller(context)
         check_read(caller, request.object)
         key, bound = key_of(request.object)
-        async with self._proxied(caller) as passes:
-            passes(bound)
+        async with self._proxies.passing(Lane.READ, caller.node_id, call_of(context).subnet) as passage:
+            passage.ours(bound)
             stored = await self._shared.store.get(key, max_bytes=min(bound, MAX_PROXIED_BYTES))
-            passes(len(stored.data))
+            passage.rest()
             data = memoryview(stored.data)
             yield data_pb2.ReadResponse(size_bytes=len(data), etag=stored.etag, chunk=bytes(data[: limits.MAX_CHUNK_BYTES]))
             for start in range(limits.MAX_CHUNK_BYTES, len(data), limits.MAX_CHUNK_BYTES):
+                passage.moved(limits.MAX_CHUNK_BYTES)
                 yield data_pb2.ReadResponse(chunk=bytes(data[start : start + limits.MAX_CHUNK_BYTES]))
             self._shared.proxied.read(len(data))
 
@@ -135,12 +134,14 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
                 f"objects over {MAX_PROXIED_BYTES} bytes do not pass through an orchestrator", code="too_large_to_proxy",
                 remedy="make the store reachable",
             )  # fmt: skip
-        self._pay(caller, call_of(context).subnet, item, bound)
-        async with self._proxied(caller) as passes:
-            passes(int(item.size_bytes))
+        subnet = call_of(context).subnet
+        self._pay(caller, subnet, item, bound)
+        async with self._proxies.passing(self._lane(caller, item, bound), caller.node_id, subnet) as passage:
             data = bytearray(first.chunk)
             while len(data) <= item.size_bytes and (message := await self._next(messages)) is not None:
                 data += message.chunk
+                passage.moved(len(message.chunk))
+            passage.ours(len(data))
             if len(data) != item.size_bytes:
                 raise Corrupt(f"{len(data)} bytes arrived, {item.size_bytes} were announced", code="wrong_size")
             digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
@@ -191,25 +192,6 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
                 self._datasets.popitem(last=False)
         return self._datasets[newest.key]
 
-    @contextlib.asynccontextmanager
-    async def _proxied(self, caller: Caller) -> AsyncIterator[Callable[[int], None]]:
-        """A place for bytes that pass through here: half of them at most for one caller, each for a time that follows from the size that the
-        yielded function is told. So nobody keeps others out by reading or sending slowly.
-        """
-        if self._passing[caller.node_id] >= PROXIES_PER_CALLER:
-            raise Unavailable(f"{PROXIES_PER_CALLER} objects of yours are passing through already", code="overloaded")
-        self._passing[caller.node_id] += 1
-        now = asyncio.get_running_loop().time
-        try:
-            async with asyncio.timeout(PROXY_WAIT_S) as limit, self._proxies:
-                limit.reschedule(now() + PROXY_GRACE_S)
-                yield lambda size: limit.reschedule(now() + min(limits.BULK_TIMEOUT_S, PROXY_GRACE_S + size / SLOWEST_BYTES_S))
-        except TimeoutError:
-            raise Unavailable("there was no place, or the bytes were too slow", code="overloaded") from None
-        finally:
-            self._passing[caller.node_id] -= 1
-            self._passing += Counter()  # keeps what is above zero
-
     def _caller(self, context: Any) -> Caller:
         peer = peer_of(context)
         return caller_of(self._shared.policy, peer.node_id, peer.pnode_id, self._known)
@@ -256,13 +238,16 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
 
     def _pay(self, caller: Caller, subnet: str, item: data_pb2.GrantItem, bound: int) -> None:
         """Counts what a PNode is about to write. Raises Unavailable (``rate_limited``)."""
-        if caller.maintainer and item.object.kind in MAINTAINERS_WRITE:
-            return
         key, size_bytes, now_s = key_of(item.object)[0], int(item.size_bytes), self._shared.clock.monotonic()
-        if item.object.kind == data_pb2.OBJECT_KIND_EVIDENCE and bound <= MAX_RECORD_BYTES:
-            self._budget.record(caller.node_id, subnet, key, size_bytes, now_s)
-        else:
+        if self._lane(caller, item, bound) is Lane.HOSTED:
             self._budget.write(caller.node_id, key, size_bytes, hourly_bytes(self._view(item), caller.node_id), now_s)
+        elif not _is_made(caller, item):
+            self._budget.record(caller.node_id, subnet, key, size_bytes, now_s)
+
+    def _lane(self, caller: Caller, item: data_pb2.GrantItem, bound: int) -> Lane:
+        """Of a write that may be made, of at most so many bytes."""
+        is_record = item.object.kind == data_pb2.OBJECT_KIND_EVIDENCE and bound <= MAX_RECORD_BYTES
+        return Lane.OTHER if is_record or _is_made(caller, item) else Lane.HOSTED
 
     def _view(self, item: data_pb2.GrantItem) -> ModelView | None:
         runtime = self._models.get(item.object.model)

@@ -28,12 +28,13 @@ from dcnr.v1 import common_pb2, data_pb2, identity_pb2, membership_pb2, orchestr
 from dcnr.v1.data_pb2_grpc import DataServiceStub, add_DataServiceServicer_to_server
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub, add_OrchestratorServiceServicer_to_server
 from dcnr.varints import varint
-from orchestrator import datarpc, service
+from orchestrator import proxies, service
 from orchestrator.attach import EVENT_RATE, AttachService, tell_transitions
 from orchestrator.beat_bounds import MAX_BEAT_BYTES
 from orchestrator.datarpc import DataServicer
 from orchestrator.history import History
 from orchestrator.inventory import Inventory
+from orchestrator.proxies import Lane
 from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import Shared
 from orchestrator.view import ViewLoader
@@ -335,8 +336,8 @@ async def _read(connection: Connection, ref: data_pb2.ObjectRef) -> int:
 
 
 def test_who_takes_bytes_slowly_keeps_nobody_from_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datarpc, "PROXY_GRACE_S", 3.0)  # time enough on a busy machine for whoever reads
-    monkeypatch.setattr(datarpc, "SLOWEST_BYTES_S", 64 * limits.MIB)
+    monkeypatch.setattr(proxies, "GRACE_S", 3.0)  # time enough on a busy machine for whoever reads
+    monkeypatch.setattr(proxies, "SLOWEST_BYTES_S", 64 * limits.MIB)
 
     async def story(found: Rig) -> None:
         data = secrets.token_bytes(24 * limits.MIB)
@@ -352,6 +353,42 @@ def test_who_takes_bytes_slowly_keeps_nobody_from_reading(monkeypatch: pytest.Mo
         assert len((await stalled[0].read()).chunk) == limits.MAX_CHUNK_BYTES  # it is served, and never reads on
         assert await _read(await found.dial(NodeKey.generate()), ref) == len(data)
         for call in stalled:
+            call.cancel()
+
+    run(story)
+
+
+async def trickle(item: data_pb2.GrantItem, go_on: asyncio.Event) -> AsyncIterator[data_pb2.WriteRequest]:
+    """A write that never comes to its end: a byte now and then."""
+    yield data_pb2.WriteRequest(item=item)
+    while not go_on.is_set():
+        yield data_pb2.WriteRequest(chunk=b"x")
+        await asyncio.sleep(0.2)
+
+
+def test_writes_that_trickle_keep_nobody_from_reading_and_lose_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NetworkPolicy, "audits_drawn", property(lambda policy: True))
+    monkeypatch.setattr(proxies, "GRACE_S", 3.0)
+
+    async def story(found: Rig) -> None:
+        accused, over, calls = NodeKey.generate(), asyncio.Event(), list[Any]()
+        found.runtimes[MODEL] = auditing_model(accused)
+        data = secrets.token_bytes(limits.MIB)
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=MODEL, owner="first", digest=digest_of(data))
+        await found.store.put(keys.state(MODEL, "first", ref.digest), data)
+        for key in (accused, accused, NodeKey.generate(), NodeKey.generate()):
+            connection = await found.dial(key)
+            stub: Any = DataServiceStub(connection.channel)
+            size_bytes = 64 * limits.MIB if key is accused else MAX_RECORD_BYTES
+            item = evidence_of(len(calls), size_bytes=size_bytes)
+            calls.append(stub.Write(trickle(item, over), metadata=connection.metadata))
+        taken = found.data._proxies._taken
+        await until(lambda: taken[Lane.HOSTED] == 2 and taken[Lane.OTHER] == 1, "the slow ones have their places")
+        assert await _read(await found.dial(NodeKey.generate()), ref) == len(data)
+        assert taken[Lane.HOSTED] == 2
+        await until(lambda: not any(taken[lane] for lane in (Lane.HOSTED, Lane.OTHER)), "they lose them though bytes come")
+        over.set()
+        for call in calls:
             call.cancel()
 
     run(story)
