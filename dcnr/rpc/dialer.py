@@ -22,6 +22,7 @@ from dcnr.rpc.certificates import Certificates
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.errors import error_from_rpc
 from dcnr.rpc.options import channel_options
+from dcnr.rpc.resolving import Resolve, Resolver, numeric_only
 from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from trust.addresses import MAX_ADDRESSES, join_address, split_address
 from trust.identity import NodeKey
@@ -51,6 +52,7 @@ class Dialer:
         self.certificates = certificates or Certificates()
         self._key, self._network_id, self._clock, self._rng = key, network_id, clock, rng
         self._delegation, self._own_connections = delegation, own_connections
+        self._resolver = Resolver()
 
     @property
     def node_id(self) -> NodeId:
@@ -127,7 +129,7 @@ class Dialer:
 
     async def _certificate_at(self, address: str, expected_id: str | None) -> tuple[bytes, NodeId]:
         """The certificate (DER) shown at ``address`` and the id of its key, which is ``expected_id`` if one is given."""
-        certificate = await fetch_certificate(address)
+        certificate = await fetch_certificate(address, self._resolver.resolve)
         try:
             got = certificate_id(certificate)
         except Corrupt as error:
@@ -144,16 +146,28 @@ class Dialer:
         return certificate, got
 
 
-async def fetch_certificate(address: str) -> bytes:
-    """The certificate (DER) of whoever listens at ``address``, unverified. The caller bounds the time. Raises Unavailable, InvalidInput."""
+async def fetch_certificate(address: str, resolve: Resolve = numeric_only) -> bytes:
+    """The certificate (DER) of whoever listens at ``address``, unverified. The caller bounds the time. Raises Unavailable, InvalidInput.
+
+    A host name is looked up by ``resolve``; without one only IP addresses are dialled.
+    """
     host, port = split_address(address)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the key's hash is compared instead, by the caller
     context.set_alpn_protocols(["h2"])
-    try:
-        _, writer = await asyncio.open_connection(host, port, ssl=context, ssl_handshake_timeout=CONNECT_TIMEOUT_S)
-    except (OSError, ssl.SSLError) as error:
-        raise Unavailable(f"{address} cannot be reached: {_reason(error)}", code="unreachable", address=address) from error
+    writer: asyncio.StreamWriter | None = None
+    failed: OSError | None = None
+    for found in await resolve(host, port):
+        try:
+            _, writer = await asyncio.open_connection(
+                found, port, ssl=context, server_hostname=host, ssl_handshake_timeout=CONNECT_TIMEOUT_S
+            )
+            break
+        except (OSError, ssl.SSLError) as error:
+            failed = failed or error
+    if writer is None:
+        why = _reason(failed) if failed is not None else "its name has no address"
+        raise Unavailable(f"{address} cannot be reached: {why}", code="unreachable", address=address) from failed
     try:
         shown = writer.get_extra_info("ssl_object")
         certificate = shown.getpeercert(binary_form=True) if shown else None

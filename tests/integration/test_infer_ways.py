@@ -219,7 +219,7 @@ def a_worker() -> Dialer:
 
 
 def test_a_stream_that_is_opened_early_is_there_for_the_question_and_goes_when_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_fetch(address: str) -> bytes:
+    async def no_fetch(address: str, *given: Any) -> bytes:
         raise AssertionError("its certificate is known")
 
     monkeypatch.setattr("dcnr.rpc.dialer.fetch_certificate", no_fetch)

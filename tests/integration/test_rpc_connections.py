@@ -125,9 +125,9 @@ def test_a_certificate_is_fetched_once_and_again_only_where_another_one_is_shown
     fetched: list[str] = []
     fetch = dcnr.rpc.dialer.fetch_certificate
 
-    async def counted(address: str) -> bytes:
+    async def counted(address: str, *given: Any) -> bytes:
         fetched.append(address)
-        return await fetch(address)
+        return await fetch(address, *given)
 
     monkeypatch.setattr("dcnr.rpc.dialer.fetch_certificate", counted)
 
