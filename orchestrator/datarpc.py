@@ -17,7 +17,16 @@ from dcnr.ids import Digest, check_name
 from dcnr.rpc.guard import caller_of as call_of
 from dcnr.rpc.guard import peer_of
 from dcnr.v1 import data_pb2, data_pb2_grpc
-from orchestrator.access import MAINTAINERS_WRITE, MAX_DATASET_MANIFEST_BYTES, Caller, caller_of, check_read, check_write, key_of
+from orchestrator.access import (
+    MAINTAINERS_WRITE,
+    MAX_DATASET_MANIFEST_BYTES,
+    AskLimits,
+    Caller,
+    caller_of,
+    check_read,
+    check_write,
+    key_of,
+)
 from orchestrator.decider import GRANT_LIFETIME_S
 from orchestrator.evidence_rights import evidence_bound, hourly_bytes
 from orchestrator.proxies import Lane, Proxies
@@ -87,7 +96,7 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
         self._shared, self._models, self._known = shared, models, known
         self._presigner, self._proxy_uploads = presigner, proxy_uploads
         self._proxies = Proxies()
-        self._budget = WriteBudget()
+        self._budget, self._read_limits = WriteBudget(), AskLimits(shared.gateways)
         self._datasets: OrderedDict[str, data_pb2.DatasetInfo] = OrderedDict()
         """By key of the manifest, whose content never changes."""
 
@@ -163,7 +172,7 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
 
     async def ListDatasets(self, request: data_pb2.ListDatasetsRequest, context: Any) -> data_pb2.ListDatasetsResponse:
         """The newest manifest of each data set."""
-        del context
+        self._read_limits.check(self._caller(context), call_of(context).subnet, self._shared.clock.monotonic())
         if request.name:
             names = [check_name(request.name)]
         else:

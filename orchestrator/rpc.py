@@ -34,6 +34,7 @@ from orchestrator.pauses import record_pause
 from orchestrator.planner import make_plan, seconds_per_batch
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView, ViewLoader
+from orchestrator.watchers import EARLY_S, Watchers, interval_of
 from trust.envelope import seal
 from trust.records import VerifiedAdvert, VerifiedLocation, open_advert
 
@@ -78,7 +79,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def __init__(self, models: Models, attach: AttachService, directory: Directory, asking: Asking, metering: Metering) -> None:
         self._models, self._attach, self._directory, self._asking, self._metering = models, attach, directory, asking, metering
         self._writing = Generating(asking, models.shared.clock, models.shared.random_bytes)
-        self._ask_limits = AskLimits(models.shared.gateways)
+        self._ask_limits, self._read_limits = AskLimits(models.shared.gateways), AskLimits(models.shared.gateways)
+        self._watchers = Watchers()
         self._shared = models.shared
         self._previews = asyncio.Semaphore(PREVIEW_AT_ONCE)
 
@@ -110,27 +112,32 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def GetJob(self, request: orchestrator_pb2.GetJobRequest, context: Any) -> orchestrator_pb2.GetJobResponse:
         """One job."""
-        del context
+        self._reader(context)
         runtime = await self._runtime_of(request.model, request.job_id)
         return orchestrator_pb2.GetJobResponse(job=job_view(runtime, request.job_id, with_vnodes=True))
 
     async def WatchJob(
         self, request: orchestrator_pb2.WatchJobRequest, context: Any
     ) -> AsyncIterator[orchestrator_pb2.WatchJobResponse]:
-        """Views and events until the job has ended."""
-        del context
+        """Views and events until the job has ended; all that watch it at one interval are shown the same."""
+        caller, shared, after = self._reader(context), self._shared, int(request.after_event)
         runtime = await self._runtime_of(request.model, request.job_id)
-        interval_s = min(60.0, max(0.2, request.interval_s or 1.0))
-        after = int(request.after_event)
-        while True:
+        interval_s, job = interval_of(caller, request.interval_s), (runtime.model, request.job_id)
+        is_bounded = not (caller.maintainer or caller.orchestrator or caller.node_id in shared.gateways)
+
+        def build() -> orchestrator_pb2.WatchJobResponse:
             view = job_view(runtime, request.job_id, with_vnodes=True)
-            events = self._shared.history.since(after, MAX_EVENTS)
-            after = events[-1].sequence if events else after
-            nodes = self._nodes()[:MAX_WATCHED_NODES]
-            yield orchestrator_pb2.WatchJobResponse(job=view, events=events, nodes=nodes)
-            if view.state in TERMINAL:
-                return
-            await asyncio.sleep(interval_s)
+            return orchestrator_pb2.WatchJobResponse(job=view, nodes=self._nodes()[:MAX_WATCHED_NODES])
+
+        with self._watchers.place(caller, call_of(context).subnet, job, is_bounded=is_bounded):
+            while True:
+                picture = self._watchers.picture(job, interval_s, shared.clock.monotonic(), build)
+                message = picture.message(after, lambda heard: shared.history.since(heard, MAX_EVENTS))
+                after = message.events[-1].sequence if message.events else after
+                yield message
+                if message.job.state in TERMINAL:
+                    return
+                await asyncio.sleep(max(EARLY_S, picture.built_s + interval_s - shared.clock.monotonic()))
 
     async def CancelJob(self, request: orchestrator_pb2.CancelJobRequest, context: Any) -> orchestrator_pb2.CancelJobResponse:
         """Recorded; the outcome is what the job's end says."""
@@ -156,7 +163,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def ListJobs(self, request: orchestrator_pb2.ListJobsRequest, context: Any) -> orchestrator_pb2.ListJobsResponse:
         """Newest first, without VNodes."""
-        del context
+        self._reader(context)
         rows = [
             (record.requested_at, runtime, record.job_id)
             for name, runtime in self._models.runtimes.items()
@@ -170,7 +177,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def ListNodes(self, request: orchestrator_pb2.ListNodesRequest, context: Any) -> orchestrator_pb2.ListNodesResponse:
         """All nodes known, with reasons."""
-        del context
+        self._reader(context)
         kinds = (request.kind,) if request.kind else (membership_pb2.NODE_KIND_PNODE, membership_pb2.NODE_KIND_ORCHESTRATOR)
         return orchestrator_pb2.ListNodesResponse(nodes=[row for row in self._nodes() if row.kind in kinds][:MAX_NODES])
 
@@ -195,7 +202,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def Explain(self, request: orchestrator_pb2.ExplainRequest, context: Any) -> orchestrator_pb2.ExplainResponse:
         """Why."""
-        del context
+        self._reader(context)
         if request.node_id:
             return orchestrator_pb2.ExplainResponse(
                 lines=explain_node(self._shared, self._models.runtimes.values(), check_node_id(request.node_id))
@@ -216,7 +223,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def GetModel(self, request: orchestrator_pb2.GetModelRequest, context: Any) -> orchestrator_pb2.GetModelResponse:
         """Head, plan, manifest and graph as last read; a manifest that does not fit beside the others only by its digest."""
-        del context
+        self._reader(context)
         runtime = self._only(request.model)
         view = runtime.view
         if view is None:
@@ -231,7 +238,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def PreviewPlan(self, request: orchestrator_pb2.PreviewPlanRequest, context: Any) -> orchestrator_pb2.PreviewPlanResponse:
         """What the planner would do now; nothing follows from it."""
-        del context
+        self._reader(context)
         shared = self._shared
         async with self._previews:
             graph = graph_from_bytes(request.graph)
@@ -283,15 +290,23 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                     yield part
 
     def _admitted(self, context: Any) -> Caller:
-        """Who asks. Raises Unavailable (``rate_limited``)."""
+        """Who asks the model. Raises Unavailable (``rate_limited``)."""
+        return self._limited(context, self._ask_limits)
+
+    def _reader(self, context: Any) -> Caller:
+        """Who reads what is known here. Raises Unavailable (``rate_limited``)."""
+        return self._limited(context, self._read_limits)
+
+    def _limited(self, context: Any, limit: AskLimits) -> Caller:
         peer, shared = peer_of(context), self._shared
         caller = caller_of(shared.policy, peer.node_id, peer.pnode_id, lambda node_id: node_id in shared.inventory.nodes())
-        self._ask_limits.check(caller, call_of(context).subnet, shared.clock.monotonic())
+        limit.check(caller, call_of(context).subnet, shared.clock.monotonic())
         return caller
 
     async def GetStatus(self, request: orchestrator_pb2.GetStatusRequest, context: Any) -> orchestrator_pb2.GetStatusResponse:
         """About this orchestrator."""
-        del request, context
+        del request
+        self._reader(context)
         shared, runtimes = self._shared, list(self._models.runtimes.values())
         heads = [runtime.head for runtime in runtimes if runtime.head is not None]
         newest = max(heads, key=lambda head: head.written_unix_ms, default=None)

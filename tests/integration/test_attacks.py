@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from orchestrator_parts import capability, network
 from dataservice import keys
 from dataservice.memory import MemoryStore
 from dcnr import limits
-from dcnr.errors import DcnrError, Refused
+from dcnr.errors import DcnrError, Refused, Unavailable
 from dcnr.ids import digest_of
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
@@ -28,7 +29,8 @@ from dcnr.v1 import common_pb2, data_pb2, identity_pb2, membership_pb2, orchestr
 from dcnr.v1.data_pb2_grpc import DataServiceStub, add_DataServiceServicer_to_server
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub, add_OrchestratorServiceServicer_to_server
 from dcnr.varints import varint
-from orchestrator import proxies, service
+from orchestrator import proxies, rpc, service
+from orchestrator.access import STRANGERS_ASK
 from orchestrator.attach import EVENT_RATE, AttachService, tell_transitions
 from orchestrator.beat_bounds import MAX_BEAT_BYTES
 from orchestrator.datarpc import DataServicer
@@ -38,6 +40,7 @@ from orchestrator.proxies import Lane
 from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import Shared
 from orchestrator.view import ViewLoader
+from orchestrator.watchers import EARLY_S, PER_CALLER, PER_SUBNET, STRANGERS_S, Picture
 from trust.evidence import MAX_RECORD_BYTES
 from trust.identity import NodeKey
 from trust.in_force import InForce
@@ -410,6 +413,72 @@ def test_nobody_takes_more_than_half_of_the_places_for_passing_bytes() -> None:
         assert await _read(await found.dial(NodeKey.generate()), ref) == len(data)
         for call in calls:
             call.cancel()
+
+    run(story)
+
+
+def test_a_crowd_of_watchers_is_shown_one_picture_per_interval_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    built, shown = list[float](), list[Picture]()
+    message = Picture.message
+
+    def view(runtime: Any, job_id: str, *, with_vnodes: bool) -> orchestrator_pb2.JobView:
+        built.append(CLOCK.monotonic())
+        return orchestrator_pb2.JobView(job_id=job_id)
+
+    def counted(picture: Picture, *given: Any) -> Any:
+        shown.append(picture)
+        return message(picture, *given)
+
+    monkeypatch.setattr(rpc, "job_view", view)
+    monkeypatch.setattr(OrchestratorServicer, "_nodes", lambda services: [])
+    monkeypatch.setattr(Picture, "message", counted)
+
+    async def story(found: Rig) -> None:
+        found.runtimes[MODEL] = SimpleNamespace(model=MODEL, jobs=SimpleNamespace(records={"job": None}))
+        calls: list[Any] = []
+
+        async def watch(connection: Connection) -> Any:
+            stub: Any = OrchestratorServiceStub(connection.channel)
+            request = orchestrator_pb2.WatchJobRequest(job_id="job", interval_s=0.01)
+            calls.append(stub.WatchJob(request, metadata=connection.metadata))
+            return await calls[-1].read()
+
+        crowd = [await found.dial(NodeKey.generate()) for _ in range(PER_SUBNET // PER_CALLER)]
+        for connection in crowd:
+            for _ in range(PER_CALLER):
+                assert (await watch(connection)).job.job_id == "job"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await watch(await found.dial(NodeKey.generate()))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        built.clear()
+        shown.clear()
+        for call in calls[:-1]:
+            await call.read()
+            await call.read()
+        assert len(shown) >= PER_SUBNET * (len(built) - 1)
+        assert all(after - before >= STRANGERS_S - 2 * EARLY_S for before, after in pairwise(built))
+        for call in calls:
+            call.cancel()
+
+    run(story)
+
+
+def test_strangers_read_at_a_rate_for_their_subnet() -> None:
+    async def story(found: Rig) -> None:
+        found.data._known = lambda node_id: False
+        connection = await found.dial(NodeKey.generate())
+
+        async def flood(method: Any, request: Any) -> None:
+            for _ in range(10 * int(STRANGERS_ASK.burst)):
+                await connection.call(method, request)
+
+        for flooding in (
+            flood(OrchestratorServiceStub(connection.channel).ListJobs, orchestrator_pb2.ListJobsRequest()),
+            flood(DataServiceStub(connection.channel).ListDatasets, data_pb2.ListDatasetsRequest()),
+        ):
+            with pytest.raises(Unavailable) as refused:
+                await flooding
+            assert refused.value.code == "rate_limited"
 
     run(story)
 
