@@ -70,7 +70,9 @@ async def probed(store: S3Store, stop: asyncio.Event) -> bool | None:
                 told, pause_s = kind, PROBE_RETRY_S
                 reason = f"{store.address.endpoint} does not answer: {why}; it is asked again by itself"
                 _log.warning(
-                    "store_away", reason=reason, cause=repr(error.__cause__),
+                    "store_away",
+                    reason=reason,
+                    cause=repr(error.__cause__),
                     remedy="see whether the store runs there, or name another one with --store-url",
                 )
             with contextlib.suppress(TimeoutError):

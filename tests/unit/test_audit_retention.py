@@ -99,7 +99,9 @@ def test_evidence_about_a_vnode_that_the_model_does_not_have_goes_too() -> None:
             await store.put(keys.evidence(MODEL, vnode, digest_of(b"junk")), b"junk")
         await store.put(keys.evidence("other", "nobody", digest_of(b"junk")), b"junk")
         clock.now_s += 9000
-        assert not await EvidenceKeeper(store).sweep(MODEL, chain, int(clock.now_s * 1000), HOUR_MS), "nothing is left that could go"
+        assert not await EvidenceKeeper(store).sweep(MODEL, chain, int(clock.now_s * 1000), HOUR_MS), (
+            "nothing is left that could go"
+        )
         assert list(store.keys()) == [keys.evidence("other", "nobody", digest_of(b"junk"))]
 
     asyncio.run(scenario())
