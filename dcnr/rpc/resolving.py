@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from dcnr.errors import Unavailable
+from dcnr.errors import Unavailable, for_others
 
 PLACES: Final = 8
 """Names that are looked up at a time."""
@@ -47,11 +47,10 @@ class Resolver:
         look = asyncio.wrap_future(self._threads.submit(self._look, host, port))
         look.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear of it
         try:
-            return await asyncio.shield(
-                look
-            )  # whoever gives up leaves the thread alone: one that never began would never free its place
+            # whoever gives up leaves the thread alone: one that never began would never free its place
+            return await asyncio.shield(look)
         except (OSError, UnicodeError) as error:
-            raise Unavailable(f"{host} is the name of no host: {error}", code="unreachable") from error
+            raise Unavailable(f"{host} is the name of no host: {for_others(error)}", code="unreachable") from error
 
     def _look(self, host: str, port: int) -> tuple[str, ...]:
         try:
