@@ -102,6 +102,7 @@ def submit(
     settling_deadline_s: Annotated[float, typer.Option(min=1, help="Then the job ends as expired.")] = limits.SETTLING_DEADLINE_S,
     expires_after_s: Annotated[float, typer.Option(min=0, help="A job still queued then ends as expired; 0: never.")] = 0.0,
     from_manifest: Annotated[str, typer.Option(help="Go on from this completed manifest; empty: from checkpoint 0.")] = "",
+    anew: Annotated[bool, typer.Option("--anew", help="Begin at checkpoint 0 although the model is trained.")] = False,
     weights: Annotated[Path | None, typer.Option(help="Safetensors with first weights, as dcnr model import writes them.", show_default=False)] = None,
     components: ComponentsOption = None,
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
@@ -113,6 +114,7 @@ def submit(
     """
     import secrets
 
+    from dcnr.cli.trained import check_untrained
     from dcnr.sdk.plain import plain
     from dcnr.sdk.submission import JobOptions
     from dcnr.sdk.weights import read_weights
@@ -127,6 +129,8 @@ def submit(
     else:
         message, _ = _graph(graph, session)
         keys = session.keys(key)
+        if not (anew or from_manifest or idempotency_key):  # with a key it may be the job that is there
+            session.run(lambda client: check_untrained(client, message.name))
         options = JobOptions(
             idempotency_key=idempotency_key or secrets.token_hex(8), unit_batches=unit_batches, lead_batches=lead_batches,
             settling_deadline_s=settling_deadline_s, checkpoint_s=checkpoint_s, checkpoint_steps=checkpoint_steps, from_manifest=from_manifest,
@@ -268,12 +272,16 @@ def _plan_text(answer: orchestrator_pb2.PreviewPlanResponse) -> str:
         for a in answer.plan.assignments
     ]  # fmt: skip
     lines = [output.table(("vnode", "replica", "node", "step", "memory", "reason"), rows)]
-    lines += [f"waiting: {vnode} fits no node now" for vnode in answer.plan.waiting]
+    lines += [f"waiting: {vnode} fits no node that is here" for vnode in answer.plan.waiting]
     lines += [f"waiting: {r.vnode}: {r.reason}" for r in answer.plan.rejections if not r.pnode_id]
     lines += [f"not on {output.short(r.pnode_id)}: {r.vnode}: {r.reason}" for r in answer.plan.rejections if r.pnode_id]
     if answer.plan.lead_reason:
         lines.append(f"lead {answer.plan.lead_batches} batches: {answer.plan.lead_reason}")
-    if answer.estimate_s:
+    if answer.plan.waiting:
+        lines.append(
+            "it would not start: what waits needs other machines, or larger ones (pnode start --memory-mb), or another graph"
+        )
+    elif answer.estimate_s:
         lines.append(
             f"estimate: {output.duration(answer.estimate_s)} of computation ({1000 * answer.seconds_per_batch:.3g} ms per batch of the slowest stage)"
         )

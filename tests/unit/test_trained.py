@@ -1,0 +1,60 @@
+"""Goal: whoever submits a trained model once more is told what that throws away, and how to go on; a plan that cannot start estimates nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dcnr.cli.model import _plan_text
+from dcnr.cli.trained import check_untrained, last_trained
+from dcnr.errors import Refused
+from dcnr.v1 import model_pb2, orchestrator_pb2
+
+COMPLETED, CANCELLED, RUNNING = model_pb2.JOB_STATE_COMPLETED, model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_RUNNING
+
+
+def job(name: str, state: model_pb2.JobState.ValueType, manifest: str = "") -> orchestrator_pb2.JobView:
+    return orchestrator_pb2.JobView(job_id=name, state=state, outcome=model_pb2.Outcome(job_id=name, manifest_digest=manifest))
+
+
+class Client:
+    def __init__(self, *jobs: orchestrator_pb2.JobView) -> None:
+        self._jobs = list(jobs)
+
+    async def jobs(self, model: str) -> list[orchestrator_pb2.JobView]:
+        assert model == "spiral"
+        return self._jobs
+
+
+def test_the_newest_completed_job_counts_whatever_came_after_it() -> None:
+    jobs = [job("d", RUNNING), job("c", CANCELLED, "e" * 64), job("b", COMPLETED, "f" * 64), job("a", COMPLETED, "a" * 64)]
+    found = last_trained(jobs)
+    assert found is not None
+    assert found.job_id == "b"
+    assert last_trained(jobs[:2]) is None
+
+
+def test_a_trained_model_is_not_begun_anew_by_accident() -> None:
+    client: Any = Client(job("b", COMPLETED, "f" * 64))
+    with pytest.raises(Refused) as refused:
+        asyncio.run(check_untrained(client, "spiral"))
+    assert refused.value.code == "already_trained"
+    assert "spiral is trained (job b" in refused.value.message
+    assert f"--from-manifest {'f' * 64}" in refused.value.remedy
+    assert "--anew" in refused.value.remedy
+
+
+def test_what_was_never_trained_to_the_end_begins() -> None:
+    client: Any = Client(job("c", CANCELLED, "e" * 64), job("d", RUNNING))
+    asyncio.run(check_untrained(client, "spiral"))
+
+
+def test_a_plan_that_cannot_start_says_so_and_estimates_nothing() -> None:
+    plan = model_pb2.Plan(waiting=["deep"])
+    text = _plan_text(orchestrator_pb2.PreviewPlanResponse(plan=plan, estimate_s=3.0, seconds_per_batch=0.1))
+    assert "waiting: deep fits no node that is here" in text
+    assert "it would not start" in text
+    assert "estimate" not in text
+    assert "estimate: 3" in _plan_text(orchestrator_pb2.PreviewPlanResponse(estimate_s=3.0, seconds_per_batch=0.1))
