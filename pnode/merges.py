@@ -183,11 +183,11 @@ class Merges:
         self._host.post(mev.DeltaMade(self._clock.monotonic(), job.sequence, job.batches))
 
     def _codec(self) -> str:
-        """int8 where the line is slow or limited and the graph leaves it open."""
+        """int8 where the line, or what bulk may take of it, is slow and the graph leaves it open."""
         wanted = self._fixed.wanted_codec
         if wanted in DELTA_CODECS:
             return wanted
-        slow = 0 < self._host.slowest_bytes_s < SLOW_LINK_BYTES_S or self._calls.uplink.bytes_s > 0
+        slow = any(0 < bytes_s < SLOW_LINK_BYTES_S for bytes_s in (self._host.slowest_bytes_s, self._calls.uplink.bytes_s))
         return "int8" if slow and wanted == "auto" else "raw"
 
     async def _ask(self, job: mev.AskMerge) -> None:
