@@ -276,10 +276,9 @@ def _signed(uri: str, store_file: Path | None) -> str:
             f"{uri!r:.80} is read with the store's credentials", code="bad_source",
             remedy="give --store-file store.json (of the machine where the store runs, mode 0600)",
         )  # fmt: skip
-    address = replace(read_store_file(store_file).address(), bucket=found["bucket"])
     try:
-        store = S3Store(address)
-    except ValueError as error:
+        store = S3Store(replace(read_store_file(store_file).address(), bucket=found["bucket"]))
+    except (ValueError, InvalidInput) as error:
         raise Corrupt(f"{store_file}: {error}", code="bad_store_file", remedy="correct its endpoint") from None
     try:
         return store.presign_get(found["key"], SIGNED_S)

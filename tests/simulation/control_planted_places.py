@@ -200,7 +200,9 @@ def weights_from_nowhere(patch: pytest.MonkeyPatch) -> None:
         if replica is not None:
             replica.chain._state, replica.chain._commit = "0" * 64, ""
 
-    async def believe(self: CheckpointJudge, view: Any, place: Place, newest: VerifiedCommit, _digest: str) -> Ancestry:
+    async def believe(
+        self: CheckpointJudge, view: Any, _job: Any, place: Place, _checkpoint: Any, newest: VerifiedCommit
+    ) -> Ancestry:
         known = Ancestry(view.durable(place.job_id).get(place.vnode, IntervalSet.empty()))
         return known.after(contributions_of(newest, place))
 

@@ -48,7 +48,7 @@ BREAKING: dict[str, Any] = {
 
 
 def test_states_that_nobody_can_learn_from_are_traced_back_and_jobs_end_well() -> None:
-    found = world(20, **BREAKING).run()
+    found = world(21, **BREAKING).run()
     assert found.num_late > 0
 
 
@@ -112,7 +112,7 @@ PLANTED = [
     (everything_is_cleared, {}, 0, {"cleared"}),
     (newer_checkpoints_stay_beside_others, {"pnode_crashes": 8, "replicas": (2,)}, 24, {"ledger"}),
     (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
-    (nothing_is_drawn_late, BREAKING, 7, {"completes"}),
+    (nothing_is_drawn_late, BREAKING, 29, {"completes"}),
     (nobody_looks_at_what_the_found_out_have_done, FINDING, 30, {"left_behind"}),
     (nothing_goes_back, {"cheating_pnodes": 2}, 1, {"unaudited", "completes"}),
 ]

@@ -18,7 +18,11 @@ class World:
     def __init__(self) -> None:
         self.now, self.runtime = 0.0, SimpleNamespace(head=None, head_bytes=b"", view=None)
         self.head("m1", sequence=1)
-        shared: Any = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: self.now, wall=lambda: 0.0), inventory=Inventory())
+        shared: Any = SimpleNamespace(
+            clock=SimpleNamespace(monotonic=lambda: self.now, wall=lambda: 0.0),
+            inventory=Inventory(),
+            heard=lambda pnode_id, beat: beat,
+        )
         models: Any = {MODEL: self.runtime}
         self.service = AttachService(
             shared, models, head_url=lambda model: ("http://store/head", 0), reach=lambda node, where: None
