@@ -158,7 +158,7 @@ class Router:
             raise
 
     def _started(self, links: Sequence[Link]) -> Links:
-        """Apart from this session, so that Ctrl-C ends first what speaks over the links."""
+        """In a process group apart, so that Ctrl-C ends first what speaks over the links."""
         program, config = self._directory / "router", self._directory / "config"
         command = ("cc", "-O2", "-w", "-o", str(program), str(SOURCE))
         built = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
