@@ -282,6 +282,9 @@ def test_the_command_writes_a_graph_that_validates(
     carried: dict[str, Any] = {}
 
     class Client:
+        async def jobs(self, model: str) -> list[Any]:
+            return []
+
         async def submit(self, graph: Any, keys: Any, options: Any, *, weights: Any, progress: Any) -> Any:
             carried.update(weights)
             return orchestrator_pb2.SubmitJobResponse(job_id="small-1")
