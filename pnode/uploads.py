@@ -89,9 +89,8 @@ class Uploads:
                 await self._anew(replica, why)
             limit_s = min(self._refusals.next_in_s(now), pause_s if waiting else math.inf)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(
-                    limit_s if limit_s < math.inf else None
-                ):  # `wait_for` forgets a cancellation that comes with the news
+                # `wait_for` forgets a cancellation that comes with the news
+                async with asyncio.timeout(limit_s if limit_s < math.inf else None):
                     await self._wake.wait()
 
     async def _pass(self) -> tuple[bool, tuple[str, DcnrError] | None, bool]:
