@@ -156,7 +156,7 @@ class ObjectClient:
         for node_id, addresses in self._orchestrators.known():
             try:
                 connection = await self._orchestrators.connection(node_id, addresses)
-                outgoing = self._outgoing()
+                outgoing = Outgoing(self._up)  # places there are few, and who is slow loses its own: only the owner's limit holds
                 timeout_s = limits.BULK_TIMEOUT_S + outgoing.seconds(int(item.size_bytes))
                 await connection.call(DataServiceStub(connection.channel).Write, _parts(item, path, outgoing), timeout_s=timeout_s)
                 self._sent(outgoing.answered())
