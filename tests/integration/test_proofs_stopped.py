@@ -15,17 +15,19 @@ from network_rig import Rig, running_network
 
 from dcnr import limits
 from dcnr.testing import LocalPNode, Process
+from pnode.outbox import BACKLOG_BYTES, HOT_BYTES
 
 BATCH_SIZE, WIDTH, PER_PASS, PASSES = 4096, 64, 8, 80
 FRAME_BYTES: Final = BATCH_SIZE * WIDTH * 4
 NUM_BATCHES: Final = PASSES * PER_PASS
-DISK_MB = 640
+DISK_MB = 1024
 SPOOL_BYTES: Final = DISK_MB * limits.MIB // 4
 WARM = 96
 """Batches after which buffers and the allocator have their size."""
-LEAD = 128
+MAX_GROWTH_BYTES: Final = HOT_BYTES + 2 * BACKLOG_BYTES
+"""What it may hold, the newest and what waits for the disk, and once more the latter for what is on its way and for the allocator."""
+LEAD: Final = 4 * MAX_GROWTH_BYTES // FRAME_BYTES
 """Batches: so many frames are four times what the sender's memory may grow by, and fit its spool."""
-MAX_GROWTH_BYTES: Final = 32 * limits.MIB
 STOPPED_S: Final = 60.0
 PNODES = tuple(LocalPNode(f"p{number}", 1.0, 376, ("--disk-mb", str(DISK_MB))) for number in range(1, 4))
 """Each has room for one of these VNodes and not for two, so nobody can take over."""
