@@ -12,6 +12,7 @@ import pytest
 from dataservice import objects
 from dataservice.addresses import AddressRule
 from dataservice.objects import ObjectClient
+from dataservice.pacing import Pace, Paced
 from dcnr.errors import TimedOut, Unavailable
 from dcnr.ids import digest_of
 from dcnr.v1 import data_pb2
@@ -60,8 +61,9 @@ class World:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory, self.error, self.num_tried = directory, SLOW, 0
         self.orchestrators = Orchestrators(data_pb2.Grant(url="http://store/object"))
+        self.own, self.share = Pace.unlimited(), Pace.unlimited()
         stand_in: Any = self.orchestrators
-        self.client = ObjectClient(stand_in, AddressRule)
+        self.client = ObjectClient(stand_in, AddressRule, up=self.own, held=lambda: [self.share])
         monkeypatch.setattr(objects, "download", self._download)
         monkeypatch.setattr(objects, "upload", self._upload)
         monkeypatch.setattr(objects, "DataServiceStub", lambda channel: self.orchestrators)
@@ -78,8 +80,9 @@ class World:
         self._tried()
         dest.write_bytes(DATA)
 
-    async def _upload(self, url: str, path: Path, **rest: Any) -> None:
+    async def _upload(self, url: str, path: Path, *, pace: Paced, **rest: Any) -> None:
         self._tried()
+        pace.wait_s(len(DATA))
 
     def _tried(self) -> None:
         self.num_tried += 1
@@ -156,5 +159,20 @@ def test_without_an_address_in_the_grant_nothing_is_tried(play: Play) -> None:
         await world.read()
         await world.write()
         assert (world.num_tried, world.carried) == (0, (1, 1))
+
+    play(story)
+
+
+def test_what_orchestrators_carry_keeps_the_owners_limit_and_no_share_of_the_line(play: Play) -> None:
+    """They take the place back from who is slower than a whole line has to be: a share of one would bring nothing."""
+
+    async def story(world: World) -> None:
+        world.error = None
+        await world.write()
+        assert (world.own.num_bytes, world.share.num_bytes) == (len(DATA), len(DATA))
+        world.error = DEAD
+        await world.write()
+        assert world.carried == (0, 1)
+        assert (world.own.num_bytes, world.share.num_bytes) == (2 * len(DATA), len(DATA))
 
     play(story)
