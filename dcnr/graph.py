@@ -6,7 +6,6 @@ details name the VNode and the field; `locate` finds the line of a VNode in the 
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -19,6 +18,7 @@ from google.protobuf.message import DecodeError
 from dcnr import limits
 from dcnr.errors import InvalidInput
 from dcnr.ids import Digest, check_name, digest_of
+from dcnr.nearest import told_nearest
 from dcnr.specs import DTYPE_BYTES, Config, ConfigValue, Registry, TensorSpec
 from dcnr.stages import Stage, VNodeSpec, stages_of
 from dcnr.v1 import model_pb2
@@ -371,9 +371,7 @@ def _known(vnode: str, table: Mapping[str, Any], known: set[str]) -> None:
 
 
 def _unknown(key: str, known: set[str]) -> str:
-    nearest = difflib.get_close_matches(key[:_MAX_TEXT], sorted(known), n=1, cutoff=0.5)
-    meant = f", nearest: {nearest[0]!r}" if nearest else ""
-    return f"unknown key {key[:_MAX_TEXT]!r}{meant}; known: {', '.join(sorted(known))}"
+    return f"unknown key {key[:_MAX_TEXT]!r}{told_nearest(key, known)}; known: {', '.join(sorted(known))}"
 
 
 def _text(vnode: str, field: str, value: Any) -> str:

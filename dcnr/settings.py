@@ -10,7 +10,6 @@ start of every command. Nothing here reads the environment by itself.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import tomllib
@@ -23,6 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 from dcnr.crashpoints import VARIABLE as CRASH_POINT
 from dcnr.errors import InvalidInput
 from dcnr.limits import CHECKPOINT_S
+from dcnr.nearest import nearest
 
 T = TypeVar("T")
 
@@ -254,8 +254,7 @@ def _wrong(key: str, value: object, expected: str, origin: str, remedy: str = ""
 def _unknown(name: str, known: Mapping[str, str], origin: str) -> InvalidInput:
     """``known`` maps each name that would have been understood to how it is shown; a last part alone counts too."""
     candidates = {text.rsplit(".", 1)[-1]: shown for text, shown in known.items()} | dict(known)
-    nearest = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.0)
-    suggestion = candidates[nearest[0]] if nearest else ""
+    suggestion = candidates.get(nearest(name, candidates, alike=0.0), "")
     return InvalidInput(
         f"{origin}: unknown setting {name[:80]!r}",
         code="unknown_setting", remedy=f"did you mean {suggestion!r}?", key=name[:80], nearest=suggestion, origin=origin,

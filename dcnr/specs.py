@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from dcnr.errors import InvalidInput
+from dcnr.nearest import told_nearest
 
 ConfigValue = bool | int | float | str | tuple["ConfigValue", ...]
 Config = Mapping[str, ConfigValue]
@@ -204,7 +205,8 @@ class Fields:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
             for name in sorted(set(self._config) - self._read):
-                raise self.error(name, f"unknown field {name!r}; known: {', '.join(sorted(self._read)) or 'none'}")
+                known = ", ".join(sorted(self._read)) or "none"
+                raise self.error(name, f"unknown field {name!r}{told_nearest(name, self._read)}; known: {known}")
 
     def error(self, field: str, message: str) -> InvalidInput:
         """The error to raise for ``field``."""
@@ -214,7 +216,8 @@ class Fields:
         self._read.add(name)
         value = self._config.get(name, default)
         if value is None:
-            raise self.error(name, f"field {name!r} is missing")
+            meant = told_nearest(name, set(self._config) - self._read, lead="; nearest of those given: ")
+            raise self.error(name, f"field {name!r} is missing{meant}")
         return value
 
     def integer(self, name: str, default: int | None = None, *, low: int, high: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dcnr.errors import InvalidInput
+from dcnr.nearest import told_nearest
 from dcnr.specs import ComponentPlan, Config, ObjectivePlan, Registry, TensorSpec
 
 MAX_OPERATIONS = 16384
@@ -152,7 +153,7 @@ def _in_order(vnodes: Sequence[VNodeSpec]) -> list[VNodeSpec]:
             raise _error(vnode.id, "inputs", "a VNode needs at least one input")
         for name in vnode.inputs:
             if name not in known:
-                raise _error(vnode.id, "inputs", f"there is no VNode {name!r}")
+                raise _error(vnode.id, "inputs", f"there is no VNode {name!r}{told_nearest(name, known - {vnode.id})}")
     readers: dict[str, list[int]] = {}
     missing = [len(set(vnode.inputs)) for vnode in vnodes]
     for index, vnode in enumerate(vnodes):
@@ -175,15 +176,17 @@ def _in_order(vnodes: Sequence[VNodeSpec]) -> list[VNodeSpec]:
 def _checked(vnode: VNodeSpec, registry: Registry, specs: Mapping[str, TensorSpec]) -> ComponentPlan:
     component = registry.components.get(vnode.component)
     if component is None:
-        known = ", ".join(sorted(registry.components))
-        raise _unknown(vnode.id, "component", f"unknown component {vnode.component!r}; known: {known}")
+        known, meant = ", ".join(sorted(registry.components)), told_nearest(vnode.component, registry.components)
+        raise _unknown(vnode.id, "component", f"unknown component {vnode.component!r}{meant}; known: {known}")
     for kind, name, table in (
         ("objective", vnode.objective, registry.objectives),
         ("optimizer", vnode.optimizer, registry.optimizers),
     ):
         if component.stateful and name not in table:
             known, refusal = ", ".join(sorted(table)), _unknown if kind == "objective" and name else _error
-            raise refusal(vnode.id, kind, f"a VNode with weights needs one {kind} of: {known}; not {name!r}")
+            raise refusal(
+                vnode.id, kind, f"a VNode with weights needs one {kind} of: {known}; not {name!r}{told_nearest(name, table)}"
+            )
         if not component.stateful and name:
             raise _error(vnode.id, kind, f"{vnode.component!r} has no weights and owns no {kind}")
     if not component.stateful and vnode.replicas > 1:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from dcnr.errors import InvalidInput
@@ -75,6 +78,27 @@ def test_wrong_graphs_are_refused_with_vnode_and_field(vnodes: tuple[VNodeSpec, 
     with pytest.raises(InvalidInput) as caught:
         cut(*vnodes)
     assert (caught.value.details["vnode"], caught.value.details["field"]) == (vnode, field)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"config": {"out_feature": 2}}, "field 'out_features' is missing; nearest of those given: 'out_feature'"),
+        ({"config": {"units": 2}}, "field 'out_features' is missing"),
+        ({"config": {"out_features": 2, "bais": True}}, "unknown field 'bais', nearest: 'bias'; known: "),
+        ({"objective_config": {"poll": 2}}, "unknown field 'poll', nearest: 'pool'; known: "),
+        ({"optimizer_config": {"lr": 0.1, "momentun": 0.9}}, "unknown field 'momentun', nearest: 'momentum'; known: "),
+        ({"inputs": ("falt",)}, "there is no VNode 'falt', nearest: 'flat'"),
+        ({"component": "linaer"}, "unknown component 'linaer', nearest: 'linear'; known: "),
+        ({"objective": "local_ec"}, "not 'local_ec', nearest: 'local_ce'"),
+    ],
+)
+def test_what_is_misspelt_is_told_with_the_nearest_name(wrong: dict[str, Any], told: str) -> None:
+    right = VNodeSpec("b", "linear", {"out_features": 2}, ("flat",), "local_ce", {}, "sgd", {"lr": 0.1})
+    with pytest.raises(InvalidInput) as caught:
+        cut(plain("flat", "flatten", "input"), replace(right, **wrong))
+    assert told in caught.value.message
+    assert ("nearest" in caught.value.message) == ("nearest" in told)
 
 
 def test_a_long_chain_is_cut_without_recursion() -> None:
