@@ -24,7 +24,7 @@ from pnode.duties import Duties, Say
 from pnode.home import read_whole
 from pnode.orders import HostingOptions
 from pnode.provision import Job, Provisioner
-from pnode.seating import FILE_GONE, LOADING, Held, Key, Wanted, settle
+from pnode.seating import FILE_GONE, LOADING, Held, Key, Told, Wanted, settle
 from pnode.trail import Fetch
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
@@ -102,6 +102,7 @@ class SeatDuties:
         self._parents: dict[str, str] = {}
         self._seats: dict[Key, _Seat] = {}
         self._refused: dict[tuple[str, str], str] = {}
+        self._told = Told()
         self._cache_bytes = 0
         """That the worker was told it may keep of texts."""
         self._callers: list[str] | None = None
@@ -156,6 +157,7 @@ class SeatDuties:
             if seat.task is not None:
                 seat.task.cancel()
         self._seats.clear()
+        self._told.keep(())
         self._cache_bytes, self._callers = 0, None
 
     def heard(self, reports: Sequence[orchestrator_pb2.SeatReport]) -> None:
@@ -175,12 +177,12 @@ class SeatDuties:
             was_ready, seat.report, seat.reason = seat.report.ready, report, report.reason
             if report.ready and not was_ready:
                 seat.failed_s = None
-                self._around.say("seat_ready", report.vnode, f"state {report.state_digest[:12]} of {report.model}")
+                if self._told.is_news(report.model, report.vnode, ""):
+                    self._around.say("seat_ready", report.vnode, f"state {report.state_digest[:12]} of {report.model}")
                 self._around.changed()
                 self._news.set()
             elif not report.ready and report.reason != LOADING and seat.failed_s is None:
-                seat.failed_s = self._around.clock.monotonic()
-                self._around.say("seat_failed", report.vnode, report.reason)
+                self._failed(seat, report.reason)
 
     def reports(self) -> list[orchestrator_pb2.SeatReport]:
         """For beats: what is served, and what is wished and is not, with the reason; at most 64."""
@@ -325,6 +327,7 @@ class SeatDuties:
         held = [Held(key, seat.wanted.manifest_digest, seat.report.ready) for key, seat in self._seats.items() if key not in failed]
         settled = settle(wanted, held, around.budget.free_memory_bytes)
         self._refused = settled.refused
+        self._told.keep({one.key[:2] for one in wanted} - settled.refused.keys())
         await self._lend(settled.spare_bytes)
         for key in [*failed, *settled.drop]:
             await self._drop(key)
@@ -381,9 +384,13 @@ class SeatDuties:
             if not await around.send(local_pb2.ToWorker(seat=order)):
                 raise Unavailable("the worker does not run", code="no_worker")
         except DcnrError as error:
-            seat.reason, seat.failed_s = f"{error.code}: {error.message}", around.clock.monotonic()
-            around.say("seat_failed", one.vnode, seat.reason)
+            self._failed(seat, f"{error.code}: {error.message}")
         seat.task = None
+
+    def _failed(self, seat: _Seat, reason: str) -> None:
+        seat.reason, seat.failed_s = reason, self._around.clock.monotonic()
+        if self._told.is_news(seat.wanted.model, seat.wanted.vnode, reason):
+            self._around.say("seat_failed", seat.wanted.vnode, reason)
 
 
 def _named(entry: model_pb2.ManifestEntry, *, is_cleared: bool) -> model_pb2.Checkpoint | None:

@@ -6,7 +6,7 @@ before goes first. Who holds a seat already keeps it before a newcomer gets one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -57,6 +57,23 @@ class Settled:
     drop: list[Key] = field(default_factory=list)
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
     spare_bytes: int = 0
+
+
+class Told:
+    """What others heard last of each VNode's seat. A newer state that takes the place of one that answers is no news: checkpoints are taken all the time."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], str] = {}
+
+    def is_news(self, model: str, vnode: str, trouble: str) -> bool:
+        """Whether they have to hear of ``trouble``, or, where that is empty, that the seat answers; from now on it counts as told."""
+        is_known = self._last.get((model, vnode)) == trouble
+        self._last[model, vnode] = trouble
+        return not is_known
+
+    def keep(self, seats: Collection[tuple[str, str]]) -> None:
+        """Others than these have ended: what becomes of them later is news."""
+        self._last = {seat: trouble for seat, trouble in self._last.items() if seat in seats}
 
 
 def settle(wanted: Sequence[Wanted], held: Sequence[Held], free_bytes: int) -> Settled:

@@ -358,3 +358,40 @@ def test_a_state_whose_file_went_before_the_worker_read_it_is_brought_again_with
         assert world.said == ["seat_failed state_gone: its file was removed"]
 
     play(world, scenario)
+
+
+def test_others_hear_that_a_vnode_answers_and_when_that_changes_but_not_of_every_newer_state(tmp_path: Path) -> None:
+    """Whoever watches a job sees what changes: checkpoints are taken all the time."""
+    world = World(tmp_path)
+    states = (*STATES, b"third", b"fourth")
+
+    async def scenario(duties: SeatDuties) -> None:
+        async def tried(manifest: str, state: bytes, trouble: str = "", previous: str = "") -> None:
+            digest, num_sent = digest_of(state), len(world.sent)
+            duties.wished(HOLDER.node_id, world.wish(manifest, "a", previous_manifest_digest=previous))
+            await world.until(lambda: any(one.state_path for one in world.sent[num_sent:] if one.state_digest == digest))
+            await asyncio.sleep(0)  # the order that was sent is over
+            duties.heard(
+                [orchestrator_pb2.SeatReport(model=MODEL, vnode="a", state_digest=digest, ready=not trouble, reason=trouble)]
+            )
+
+        await tried(world.first, states[0])
+        await tried(world.second, states[1], previous=world.first)
+        ready_once = f"seat_ready state {digest_of(states[0])[:12]} of m"
+        assert world.said == [ready_once]
+        world.head = world.manifest(states[2], world.second)
+        await tried(world.head, states[2], "bad_state: no weights")
+        world.head = world.manifest(states[3], world.head)
+        await tried(world.head, states[3], "bad_state: no weights")
+        assert world.said == [ready_once, "seat_failed bad_state: no weights"]
+        await tried(world.first, states[0])
+        assert world.said == [ready_once, "seat_failed bad_state: no weights", ready_once]
+        duties.worker_down()
+        await duties.worker_up()
+        num_sent = len(world.sent)
+        await world.until(lambda: len(world.sent) > num_sent)
+        await asyncio.sleep(0)
+        duties.heard([ready(world.sent[-1])])
+        assert world.said[3:] == [ready_once]
+
+    play(world, scenario)
