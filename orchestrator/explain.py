@@ -17,6 +17,7 @@ from orchestrator.view import ModelView
 from trust.scores import credibility
 
 MAX_LINES: Final = 256
+NO_NODE: Final = "no node could take it"
 
 
 def explain_node(shared: Shared, runtimes: Iterable[ModelRuntime], node_id: str) -> list[orchestrator_pb2.Explanation]:
@@ -67,15 +68,29 @@ def explain_model(runtime: ModelRuntime, vnode: str, batch: int | None) -> list[
     for item in view.plan.assignments:
         if vnode in ("", item.vnode, *item.hosted):
             lines.extend(_assignment(runtime, item))
-    for name in view.plan.waiting:
-        if vnode in ("", name):
-            lines.append(line(name, "waiting", "no node can take it now"))
+    lines += waiting(view.plan, vnode)
     lines.extend(_audits(runtime, view, vnode))
-    for refused in view.plan.rejections:
-        if vnode in ("", refused.vnode):
-            verdict = "rejected" if refused.pnode_id else "waiting"
-            lines.append(line(refused.vnode, verdict, refused.reason, pnode=refused.pnode_id))
+    lines += rejected(view.plan, vnode)
     return lines[:MAX_LINES]
+
+
+def waiting(plan: model_pb2.Plan, vnode: str) -> list[orchestrator_pb2.Explanation]:
+    """Which VNodes no node could take when the plan was made."""
+    return [line(name, "waiting", _found(plan, NO_NODE)) for name in plan.waiting if vnode in ("", name)]
+
+
+def rejected(plan: model_pb2.Plan, vnode: str) -> list[orchestrator_pb2.Explanation]:
+    """Which nodes could not take a replica when the plan was made, and why."""
+    return [
+        line(one.vnode, "rejected" if one.pnode_id else "waiting", _found(plan, one.reason), pnode=one.pnode_id)
+        for one in plan.rejections
+        if vnode in ("", one.vnode)
+    ]
+
+
+def _found(plan: model_pb2.Plan, reason: str) -> str:
+    """What the planner found is as old as its plan: the machines may be other ones by now."""
+    return f"when plan {plan.number} was made: {reason}"
 
 
 def evaluated(plan: model_pb2.Plan, vnode: str) -> list[orchestrator_pb2.Explanation]:
@@ -172,6 +187,8 @@ def _batch(runtime: ModelRuntime, plan: model_pb2.Plan, vnode: str, batch: int) 
         )
     for name in plan.waiting:
         if vnode in ("", name) and name not in by_vnode:
-            why = next((one.reason for one in plan.rejections if one.vnode == name), "no node can take it now")
-            lines.append(line(f"{name} batch {batch}", "unplaced", f"{name} has no replica that could learn it: {why}"))
+            why = next((one.reason for one in plan.rejections if one.vnode == name), NO_NODE)
+            lines.append(
+                line(f"{name} batch {batch}", "unplaced", f"{name} has no replica that could learn it; {_found(plan, why)}")
+            )
     return lines

@@ -1,9 +1,9 @@
-"""Goal: of a VNode without state one learns who evaluates it."""
+"""Goal: of a VNode without state one learns who evaluates it, and of what the planner found when."""
 
 from __future__ import annotations
 
 from dcnr.v1 import model_pb2
-from orchestrator.explain import evaluated
+from orchestrator.explain import evaluated, rejected, waiting
 
 PLAN = model_pb2.Plan(
     assignments=[
@@ -25,3 +25,16 @@ def test_a_vnode_without_state_is_evaluated_with_each_replica_of_its_host() -> N
 def test_a_vnode_with_replicas_of_its_own_is_not() -> None:
     assert evaluated(PLAN, "conv2") == []
     assert evaluated(PLAN, "") == []
+
+
+def test_what_the_planner_found_is_told_with_the_plan_it_was_found_for() -> None:
+    """Nodes come and go between two plans: nobody should take it for what is so now."""
+    plan = model_pb2.Plan(
+        number=7,
+        waiting=["conv3"],
+        rejections=[model_pb2.Rejection(vnode="conv3", pnode_id="c" * 40, reason="needs 90 MiB, has 60")],
+    )
+    [waits], [refused] = waiting(plan, ""), rejected(plan, "conv3")
+    assert (waits.verdict, waits.reason) == ("waiting", "when plan 7 was made: no node could take it")
+    assert (refused.verdict, refused.reason) == ("rejected", "when plan 7 was made: needs 90 MiB, has 60")
+    assert waiting(plan, "conv2") == rejected(plan, "conv2") == []
