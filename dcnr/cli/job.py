@@ -28,7 +28,8 @@ def list_jobs(
     model: ModelOption = "", home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None,
     network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """All jobs, newest first."""
+    """All jobs, newest first. The manifest of each, and which of a model's is the newest: that one answers questions and is exported."""
+    from dcnr.cli.trained import newest_made
     from dcnr.sdk.plain import plain, word
     from dcnr.v1 import model_pb2
 
@@ -36,16 +37,23 @@ def list_jobs(
         return await client.jobs(model)
 
     jobs = Session(home, network, bootstrap, network_id).run(work)
+    made = newest_made(jobs)
 
     def running(job: orchestrator_pb2.JobView) -> str:
         return output.duration(job.running_s) if job.running_s else "-"
 
+    def manifest(job: orchestrator_pb2.JobView) -> str:
+        return f"{job.manifest_digest[:12] or '-'}{' (newest)' if made.get(job.model) == job.job_id else ''}"
+
     def text() -> str:
         rows = [
-            (job.job_id, job.model, word(model_pb2.JobState, job.state), int(job.num_batches), running(job), job.outcome.reason or job.held_up)
+            (
+                job.job_id, job.model, word(model_pb2.JobState, job.state), int(job.num_batches), running(job), manifest(job),
+                job.outcome.reason or job.held_up,
+            )
             for job in jobs
         ]  # fmt: skip
-        return output.table(("job", "model", "state", "batches", "running", "reason"), rows)
+        return output.table(("job", "model", "state", "batches", "running", "manifest", "reason"), rows)
 
     output.emit([plain(job) for job in jobs], text, as_json=as_json)
 
@@ -64,6 +72,7 @@ def watch(
     """
     import json
 
+    from dcnr.cli.trained import told_of_unfinished
     from dcnr.cli.unnoticed import told_of_release
     from dcnr.cli.watching import Watcher, watcher
     from dcnr.sdk.plain import plain
@@ -82,8 +91,10 @@ def watch(
         view.finish()
         if newest.outcome.manifest_digest and not as_json:
             unnoticed, told = await told_of_release(client, newest.model, newest.outcome.manifest_digest)
-            if unnoticed is not None:
-                print(told, flush=True)  # noqa: T201
+            jobs = await client.jobs(newest.model) if newest.state != model_pb2.JOB_STATE_COMPLETED else []
+            then = told_of_unfinished(jobs, newest, audits_drawn=client.policy.audits_drawn)
+            for line in filter(None, (told if unnoticed is not None else "", then)):
+                print(line, flush=True)  # noqa: T201
         return int(newest.state)
 
     ended = Session(home, network, bootstrap, network_id).run(work)
@@ -98,7 +109,10 @@ def cancel(
     key: KeyOption = None, model: ModelOption = "", home: HomeOption = None, network: NetworkOption = None,
     bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Call a job off, signed by maintainers. It is recorded at once; how the job ended is what its end says."""
+    """Call a job off, signed by maintainers. It is recorded at once; how the job ended is what its end says.
+
+    What it has learned by then stays the newest manifest, which answers questions and is exported: dcnr job watch says the ways on and back.
+    """
     from dcnr.sdk.plain import plain
 
     session = Session(home, network, bootstrap, network_id)
@@ -241,4 +255,8 @@ def _cancelled_text(job: str, state: int) -> str:
         model_pb2.JOB_STATE_EXPIRED,
     ):
         return f"the job had ended before: {name}; the wish is recorded, nothing changes"
-    return f"recorded; the job is {name} for a moment more\nnext: dcnr job watch {job}"
+    kept = "what it has learned by then, half-trained as it may be, answers questions and is exported; the ways on and back are told when it has ended"
+    lines = [f"recorded; the job is {name} for a moment more", f"next: dcnr job watch {job}"]
+    if state != model_pb2.JOB_STATE_QUEUED:
+        lines.insert(1, kept)
+    return "\n".join(lines)

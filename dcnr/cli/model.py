@@ -101,7 +101,7 @@ def submit(
     batches_per_s: Annotated[float, typer.Option(help="Learn no more on average, and catch up after faults; 0: as fast as the network can.")] = 0.0,
     settling_deadline_s: Annotated[float, typer.Option(min=1, help="Then the job ends as expired.")] = limits.SETTLING_DEADLINE_S,
     expires_after_s: Annotated[float, typer.Option(min=0, help="A job still queued then ends as expired; 0: never.")] = 0.0,
-    from_manifest: Annotated[str, typer.Option(help="Go on from this completed manifest; empty: from checkpoint 0.")] = "",
+    from_manifest: Annotated[str, typer.Option(help="Go on from this manifest, which dcnr job watch names; empty: from checkpoint 0.")] = "",
     anew: Annotated[bool, typer.Option("--anew", help="Begin at checkpoint 0 although the model is trained.")] = False,
     weights: Annotated[Path | None, typer.Option(help="Safetensors with first weights, as dcnr model import writes them.", show_default=False)] = None,
     components: ComponentsOption = None,

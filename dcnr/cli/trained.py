@@ -1,8 +1,8 @@
-"""Whether a model is trained already: a job that begins at checkpoint 0 takes the place of what it has learned, for whoever asks it and whoever exports it."""
+"""What a model has learned, and which job it is from: the newest manifest answers and is exported, whether its job began at checkpoint 0 or ended half-way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dcnr.errors import Refused
@@ -17,6 +17,38 @@ def last_trained(jobs: Iterable[orchestrator_pb2.JobView]) -> orchestrator_pb2.J
     from dcnr.v1 import model_pb2
 
     return next((job for job in jobs if job.state == model_pb2.JOB_STATE_COMPLETED and job.outcome.manifest_digest), None)
+
+
+def newest_made(jobs: Iterable[orchestrator_pb2.JobView]) -> dict[str, str]:
+    """By model, the job whose manifest is the newest: what answers and is exported; of jobs with the newest first."""
+    made: dict[str, str] = {}
+    for job in jobs:
+        if job.manifest_digest:
+            made.setdefault(job.model, job.job_id)
+    return made
+
+
+def told_of_unfinished(jobs: Sequence[orchestrator_pb2.JobView], job: orchestrator_pb2.JobView, *, audits_drawn: bool) -> str:
+    """Of a job that did not complete and made the newest manifest of its model: what answers now, and how to go on, or back to what completed before it.
+
+    Empty for any other job. ``jobs``: those of its model, the newest first. Where audits are drawn nobody is sent on from it: what a job begins with counts
+    as cleared there.
+    """
+    from dcnr.v1 import model_pb2
+
+    ended = (model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_FAILED, model_pb2.JOB_STATE_EXPIRED)
+    digest, submit = job.outcome.manifest_digest, "dcnr model submit GRAPH --from-manifest"
+    if job.state not in ended or not digest or newest_made(jobs).get(job.model) != job.job_id:
+        return ""
+    lines = ["this manifest answers questions and is exported, although its job did not complete"]
+    if not audits_drawn:
+        lines.append(f"  to go on from it: {submit} {digest}")
+    before = last_trained(jobs)
+    if before is not None and before.outcome.manifest_digest != digest:
+        trained = before.outcome.manifest_digest
+        lines.append(f"  to go back to what job {before.job_id} completed, and on from there: {submit} {trained}")
+        lines.append(f"  to export that: dcnr model export {job.model} --manifest {trained} --out {job.model}")
+    return "\n".join(lines)
 
 
 async def check_untrained(client: AsyncClient, model: str) -> None:

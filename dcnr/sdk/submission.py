@@ -49,7 +49,7 @@ class JobOptions:
     expires_after_s: float = 0.0
     """A job still queued then ends as expired; 0: never."""
     from_manifest: str = ""
-    """Digest of a completed manifest to go on from; empty: from checkpoint 0."""
+    """Digest of a manifest to go on from; empty: from checkpoint 0."""
 
 
 @dataclass(frozen=True, slots=True)
