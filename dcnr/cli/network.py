@@ -128,7 +128,10 @@ def _made(policy: NetworkPolicy, document: Path, paths: list[Path]) -> str:
         else "  store     none told: orchestrators pass the bytes on"
     )
     if not stored.bootstrap:
-        lines.append("  note: no orchestrator has an address here (ID@HOST:PORT), so nobody finds one without --bootstrap")
+        lines.append(
+            "  note: no orchestrator has an address here, so everybody who starts or asks needs --bootstrap HOST:PORT of a node that runs"
+        )
+        lines.append(f"        to add one: dcnr network amend {document} --key {paths[0]} --add-bootstrap ID@HOST:PORT")
     return "\n".join([*lines, f"next: orchestrator start --network {document}"])
 
 

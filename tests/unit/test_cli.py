@@ -208,6 +208,19 @@ def test_network_create_and_show(homes: Path, capsys: pytest.CaptureFixture[str]
     assert run("dcnr network create --name x --orchestrator nonsense --out", str(homes / "other")) == 2
 
 
+def test_a_network_without_an_address_says_the_command_that_adds_one(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    orchestrator, out = "ab" * 20, homes / "elsewhere"
+    assert run(f"dcnr network create --name garden --orchestrator {orchestrator} --out", str(out)) == 0
+    told = capsys.readouterr().out
+    assert "needs --bootstrap HOST:PORT" in told
+    [command] = [line.partition("to add one: ")[2] for line in told.splitlines() if "to add one: " in line]
+    assert run(command.replace("ID@HOST:PORT", f"{orchestrator}@127.0.0.1:7700")) == 0
+    assert list(load_policy(out / "network.json").document.bootstrap) == [f"{orchestrator}@127.0.0.1:7700"]
+    capsys.readouterr()
+    assert run(f"dcnr network create --name x --orchestrator {orchestrator}@127.0.0.1:7700 --out", str(homes / "other")) == 0
+    assert "note" not in capsys.readouterr().out
+
+
 def test_the_next_version_of_a_network_document(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: what one maintainer drafts is in force when another has signed it, and changes nothing before."""
     first, second, file = "ab" * 20, "cd" * 20, homes / "dcnr" / "network.json"
