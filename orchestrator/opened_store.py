@@ -11,12 +11,14 @@ from typing import Final
 
 import structlog
 
+from dataservice.addresses import AddressRule
 from dataservice.embedded import EmbeddedStore, StoreFile, read_store_file
 from dataservice.probe import probe_store
 from dataservice.s3 import S3Store, StoreAddress
 from dcnr import limits
-from dcnr.errors import Unavailable
+from dcnr.errors import Refused, Unavailable
 from dcnr.settings import OrchestratorSettings
+from dcnr.v1 import identity_pb2
 from trust.network import NetworkPolicy
 
 PROBE_RETRY_S: Final = 1.0
@@ -28,9 +30,9 @@ _log = structlog.get_logger("orchestrator")
 async def opened_store(
     settings: OrchestratorSettings, home: Path, policy: NetworkPolicy, store_file: Path | None
 ) -> AsyncIterator[S3Store]:
-    """The external store of the settings, or the embedded one, which ends with this process."""
-    document = policy.document
-    known = f"{document.store_scheme or 'https'}://{document.store_address}" if document.store_address else ""
+    """The external store of the settings, or the embedded one, which ends with this process. Raises Refused (``store_not_named``)."""
+    known = _known(policy.document)
+    check_public(settings.store_public_url, policy.document)
     public = settings.store_public_url or known
     embedded: EmbeddedStore | None = None
     if settings.store_url:
@@ -49,6 +51,29 @@ async def opened_store(
         store.close()
         if embedded is not None:
             await asyncio.to_thread(embedded.stop, note=lambda text: _log.info("store_stopping", note=text))
+
+
+def check_public(url: str, document: identity_pb2.NetworkDocument) -> None:
+    """Raises Refused (``store_not_named``) for an address that the network document does not allow: PNodes connect to no other, so nothing would be read
+    or written, while without an address of its own this orchestrator gives out the document's, or passes the bytes on.
+    """
+    if not url:
+        return
+    known = _known(document)
+    try:
+        AddressRule(stores=(known,) if known else (), data_hosts=tuple(document.data_hosts)).check(f"{url.rstrip('/')}/")
+    except Refused as error:
+        if error.code != "address_not_allowed":
+            raise
+        raise Refused(
+            f"the network document names {known or 'no store'}: no PNode would read or write at {url}", code="store_not_named",
+            remedy=f"dcnr network amend --store {url}, and start with the document that it makes; or leave --store-public-url out: "
+            + ("the document's address is given out" if known else "bytes go through orchestrators"),
+        ) from None  # fmt: skip
+
+
+def _known(document: identity_pb2.NetworkDocument) -> str:
+    return f"{document.store_scheme or 'https'}://{document.store_address}" if document.store_address else ""
 
 
 def _address_of(file: StoreFile, public: str) -> StoreAddress:
