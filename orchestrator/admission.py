@@ -18,11 +18,14 @@ from orchestrator.access import MAX_DATASET_MANIFEST_BYTES
 from orchestrator.documents import get_exact, put_once
 from orchestrator.view import JobFacts, ViewLoader
 from trust.envelope import parse_envelope
+from trust.folding import AUDITS_DRAWN
 from trust.network import NetworkPolicy
 
 SIGNED_ANEW: Final = frozenset(("created_unix_ms", "expires_unix_ms", "initial_manifest_digest"))
 """What differs when the same wish is signed once more: when, and the signatures on manifest 0. Life and first states are compared instead."""
 LIFE_SLACK_MS: Final = 1000
+MAX_NAMED: Final = 8
+"""VNodes in an error."""
 FIELDS: Final = ("input", "target")
 KEPT: Final = (
     "component", "config", "component_input_specs", "objective", "objective_config", "optimizer", "output", "target", "num_classes",
@@ -144,6 +147,7 @@ async def _check_manifest(facts: JobFacts, store: ObjectStore, loader: ViewLoade
     wanted, found = {cost.vnode for cost in facts.costs}, {entry.vnode for entry in manifest.entries if entry.working}
     if wanted != found:
         raise InvalidInput(f"the initial manifest does not fit the graph: {sorted(wanted ^ found)}", code="wrong_manifest")
+    _check_cleared(manifest)
     await _check_weights(facts, manifest, loader)
     for entry in manifest.entries:
         checkpoint = entry.working[0]
@@ -153,6 +157,18 @@ async def _check_manifest(facts: JobFacts, store: ObjectStore, loader: ViewLoade
             raise NotFound(f"the first state of {entry.vnode} is not in the store", code="no_state") from error
         if info.size_bytes != checkpoint.size_bytes:
             raise InvalidInput(f"the first state of {entry.vnode} has another size than the manifest says", code="wrong_size")
+
+
+def _check_cleared(manifest: model_pb2.Manifest) -> None:
+    """What a job begins with counts as cleared from then on, so nothing may be in it that its own audits have not cleared."""
+    if manifest.audits != AUDITS_DRAWN:
+        return
+    waiting = [entry.vnode for entry in manifest.entries if entry.cleared.digest != entry.working[0].digest]
+    if waiting:
+        raise Refused(
+            f"manifest {manifest.number} holds training that no audit has cleared: of {', '.join(waiting[:MAX_NAMED])}", code="not_cleared",
+            remedy="go on from a manifest with which a job completed: dcnr job list names them", vnode=waiting[0],
+        )  # fmt: skip
 
 
 async def _check_weights(facts: JobFacts, manifest: model_pb2.Manifest, loader: ViewLoader) -> None:

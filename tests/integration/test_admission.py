@@ -1,0 +1,44 @@
+"""Goal: a job begins with what its maintainers signed or what audits have cleared, and with nothing else: what it begins with is never looked at again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from orchestrator_parts import stage
+from runtime_rig import CLOCK, JOB, MAINTAINER, MODEL, World
+
+from dataservice import keys
+from dcnr.errors import Refused
+from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator.admission import admit
+from trust.envelope import digest_of_envelope, seal
+from trust.folding import AUDITS_DRAWN
+
+
+@pytest.mark.parametrize(("audits", "is_cleared"), [(AUDITS_DRAWN, False), (AUDITS_DRAWN, True), ("none", False)])
+def test_a_job_goes_on_from_audited_training_where_all_of_it_is_cleared(audits: str, is_cleared: bool) -> None:
+    async def story() -> None:
+        made = World(1, 0)
+        loader = made.orchestrators[0].runtime.loader
+        envelope = await stage(made.store, made.policy, MAINTAINER, MODEL, CLOCK, JOB)
+        request = model_pb2.JobRequest.FromString(envelope.payload)
+        manifest, _ = await loader.manifest(MODEL, request.initial_manifest_digest)
+        half_way = model_pb2.Manifest()
+        half_way.CopyFrom(manifest)
+        half_way.audits = audits
+        if not is_cleared:
+            half_way.entries[1].ClearField("cleared")
+        sealed = seal(identity_pb2.DOMAIN_MANIFEST, half_way, MAINTAINER)
+        request.initial_manifest_digest = digest_of_envelope(sealed)
+        await made.store.put(keys.manifest(MODEL, request.initial_manifest_digest), sealed.SerializeToString(deterministic=True))
+        wish = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER)
+        if audits != AUDITS_DRAWN or is_cleared:
+            assert (await admit(wish, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=0))[0] == request
+            return
+        with pytest.raises(Refused, match=half_way.entries[1].vnode) as refused:
+            await admit(wish, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=0)
+        assert refused.value.code == "not_cleared"
+        assert made.store.peek(keys.job_request(MODEL, JOB)) is None
+
+    asyncio.run(story())
