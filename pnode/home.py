@@ -61,11 +61,12 @@ class Home:
             self._lock = None
 
     def _remove_drafts(self) -> None:
-        """What an earlier life was writing when it died has no name yet: nobody misses it, and nobody else would remove it."""
+        """What an earlier life was writing when it died has no name yet: nobody misses it, and what the disk keeps of it goes at a later start."""
         for directory in (self.root, self.snapshots, self.cache):
             for path in directory.glob(".*"):
-                if path.is_file():
-                    path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    if path.is_file():
+                        path.unlink(missing_ok=True)
 
     def next_incarnation(self, wall_s: float) -> int:
         """A number above every one given before, also after a lost disk as long as the clock is not far back."""

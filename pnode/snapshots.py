@@ -73,7 +73,9 @@ class Shelf:
         """Forgotten, with files that are still to go."""
 
     def load(self) -> list[str]:
-        """Takes up what an earlier life left behind; remarks on what was unusable (and is removed). Reads every state: for a thread."""
+        """Takes up what an earlier life left behind; remarks on what was unusable, and is removed where the disk lets it go. Reads every state: for a
+        thread.
+        """
         intact: list[Held] = []
         without_state: list[Held] = []
         damaged: list[Path] = []
@@ -89,14 +91,12 @@ class Shelf:
         newest = _newest(intact)
         for held in without_state:
             later = newest.get(held.ready.replica)
-            if later is not None and later.order > held.order and not Path(held.ready.path).exists():
+            if later is not None and later.order > held.order and _is_gone(Path(held.ready.path)):
                 intact.append(held)  # only its commits still go up (`thin`)
             else:
                 damaged.append(held.note)
-        for note in damaged:
-            note.unlink(missing_ok=True)
         self._held += sorted(intact, key=lambda held: held.order)
-        return [f"snapshot {note.stem[:12]} is damaged and was removed" for note in damaged]
+        return [_removed(note) for note in damaged]
 
     def sweep(self, work: Path) -> None:
         """Removes from ``work`` what a dead worker left behind: spools, drafts, states that nobody was told of. For a thread, before the
@@ -229,6 +229,24 @@ def _newest(snapshots: Iterable[Held]) -> dict[str, Held]:
         if held.order > known.order:
             found[held.ready.replica] = held
     return found
+
+
+def _removed(note: Path) -> str:
+    """What is said of a damaged note: one that the disk keeps is met again at the next start."""
+    try:
+        note.unlink(missing_ok=True)
+    except OSError as error:
+        return f"snapshot {note.stem[:12]} is damaged and cannot be removed: {error.strerror}"
+    return f"snapshot {note.stem[:12]} is damaged and was removed"
+
+
+def _is_gone(path: Path) -> bool:
+    """Whether nothing lies there; not where the disk does not say."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def _intact(ready: local_pb2.SnapshotReady) -> bool:

@@ -185,6 +185,51 @@ def test_snapshots_that_cannot_be_removed_go_when_the_disk_is_back(
     asyncio.run(story())
 
 
+def test_a_damaged_snapshot_that_cannot_be_removed_is_told_and_ends_no_start(tmp_path: Path) -> None:
+    async def kept() -> None:
+        for step in (1, 2):
+            await Shelf(tmp_path).add(snapshot(tmp_path, step))
+
+    asyncio.run(kept())
+    damaged = next(path for path in tmp_path.glob("*.snapshot") if path.stem == digest_of(b"state 1"))
+    damaged.write_bytes(b"\xff")
+    with refusing("unlink") as met:
+        shelf = Shelf(tmp_path)
+        assert shelf.load() == [f"snapshot {damaged.stem[:12]} is damaged and cannot be removed: Read-only file system"]
+    assert met == ["unlink"]
+    assert [int(held.ready.checkpoint.step) for held in shelf.pending()] == [2], "what is whole is taken up"
+    assert Shelf(tmp_path).load() == [f"snapshot {damaged.stem[:12]} is damaged and was removed"]
+    assert not damaged.exists()
+
+
+def test_a_snapshot_whose_state_cannot_be_looked_at_ends_no_start(tmp_path: Path) -> None:
+    first = snapshot(tmp_path, 1)
+    first.path = str(tmp_path / ("x" * 300))  # no name that the disk has an answer about
+
+    async def kept() -> None:
+        for ready in (first, snapshot(tmp_path, 2)):
+            await Shelf(tmp_path).add(ready)
+
+    asyncio.run(kept())
+    assert Shelf(tmp_path).load() == [f"snapshot {first.checkpoint.digest[:12]} is damaged and was removed"]
+
+
+def test_drafts_of_an_earlier_life_that_cannot_be_removed_end_no_start(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.open()
+    home.close()
+    draft = home.cache / ".left"
+    draft.write_bytes(b"half")
+    for call in ("unlink", "is_file"):
+        with refusing(call) as met:
+            home.open()
+            home.close()
+        assert met
+    home.open()
+    home.close()
+    assert not draft.exists()
+
+
 def test_a_note_that_could_not_be_removed_is_left_to_a_snapshot_that_has_it_again(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     ready = snapshot(tmp_path, 1)
