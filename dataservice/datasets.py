@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Unavailable
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, disk_trouble
 from dcnr.ids import Digest, check_digest
 
 MAX_OPEN_SHARDS: Final = 16
@@ -114,11 +114,7 @@ class LocalCache:
             else:
                 await self._brought(digest, path)
         except OSError as error:
-            raise Unavailable(
-                f"the cache cannot be used: {error.strerror}",
-                code="disk_trouble",
-                remedy="free disk space, or see whether the disk can be written",
-            ) from error
+            raise disk_trouble("the cache cannot be used", error) from error
         return path
 
     def cached(self, digest: Digest) -> Path:

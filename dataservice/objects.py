@@ -21,7 +21,7 @@ from dataservice.transfer import download, upload
 from dcnr import limits
 from dcnr.client import Orchestrators
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, DcnrError, InvalidInput, TimedOut, Unavailable
+from dcnr.errors import Corrupt, DcnrError, TimedOut, Unavailable, disk_trouble
 from dcnr.ids import Digest, digest_of
 from dcnr.v1 import data_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
@@ -35,6 +35,8 @@ OUT_OF_REACH_S: Final = 60.0
 
 class ObjectClient:
     """Reads and writes single objects by reference. ``rule`` says which store address presigned URLs may name; ``up`` and ``down`` are its rates.
+
+    A disk that refuses, or is full, is Unavailable (``disk_trouble``), and no orchestrator is asked in its place.
 
     ``held``: asked as an upload begins, what else that upload is to keep. ``sent`` hears what each upload took.
     """
@@ -115,7 +117,9 @@ class ObjectClient:
         except TimedOut:
             self._store_from_s = now_s() + OUT_OF_REACH_S
             return False
-        except Unavailable:
+        except Unavailable as error:
+            if error.code == "disk_trouble":  # nobody else's bytes would fare better here
+                raise
             return False
         return True
 
@@ -188,14 +192,14 @@ def _write(destination: Path, data: bytes) -> None:
         temporary.replace(destination)
     except OSError as error:
         _remove(temporary)
-        raise InvalidInput(f"{destination.name} cannot be written: {error.strerror}", code="disk_trouble") from error
+        raise disk_trouble(f"{destination.name} cannot be written", error) from error
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidInput(f"{path.name} cannot be read: {error.strerror}", code="disk_trouble") from error
+        raise disk_trouble(f"{path.name} cannot be read", error) from error
 
 
 def _remove(path: Path) -> None:
@@ -208,4 +212,4 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
-        raise InvalidInput(f"{path.name} cannot be read: {error.strerror}", code="disk_trouble") from error
+        raise disk_trouble(f"{path.name} cannot be read", error) from error

@@ -32,7 +32,7 @@ from dataservice.memory import is_full, store_full
 from dataservice.pacing import Pace, Paced
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, TimedOut, Unavailable, for_others
+from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, TimedOut, Unavailable, disk_trouble, for_others
 from dcnr.ids import Digest
 
 ERROR_BYTES: Final = 4 * limits.KIB
@@ -49,7 +49,7 @@ async def download(
 ) -> int:  # fmt: skip
     """Streams the object into ``dest`` and returns its size; ``dest`` appears only when whole and (where ``sha256`` is given) right.
 
-    Raises Corrupt (digest, size), NotFound, Refused (address, redirect), Unavailable (also ``grant_refused``) or TimedOut, InvalidInput (disk).
+    Raises Corrupt (digest, size), NotFound, Refused (address, redirect), Unavailable (also ``grant_refused``, ``disk_trouble``) or TimedOut.
     """
 
     def work(exchange: _Exchange) -> int:
@@ -99,7 +99,7 @@ async def upload(
 ) -> bool:
     """Sends the file with exactly the granted ``headers``; False if an object was there already. The file is checked before it is sent.
 
-    Raises Corrupt (the file is another), Refused (address, redirect), Unavailable (also ``store_full``, ``grant_refused``) or TimedOut.
+    Raises Corrupt (the file is another), Refused (address, redirect), Unavailable (also ``store_full``, ``grant_refused``, ``disk_trouble``) or TimedOut.
     """
 
     def work(exchange: _Exchange) -> bool:
@@ -282,4 +282,4 @@ def _typed(work: Callable[[_Exchange], T], exchange: _Exchange) -> T:
     ) as error:
         raise Unavailable(f"the transfer broke: {for_others(error)}", code="transfer_broken") from error
     except OSError as error:
-        raise InvalidInput(f"the file cannot be read or written: {error.strerror}", code="disk_trouble") from error
+        raise disk_trouble("the file cannot be read or written", error) from error

@@ -127,6 +127,13 @@ ERROR_CLASSES: tuple[type[DcnrError], ...] = (
 )  # fmt: skip
 
 
+def disk_trouble(what: str, error: OSError) -> Unavailable:
+    """What the disk refuses, as everybody tells it who tries again: a disk that is full now may have room later."""
+    return Unavailable(
+        f"{what}: {error.strerror}", code="disk_trouble", remedy="free disk space, or see whether the disk can be written"
+    )
+
+
 def for_others(error: BaseException) -> str:
     """What of an error may leave this machine: no directory of it, and so not its owner's name. A typed one: code and message; one of the system: class
     and what the system says; any other the class alone, for its text may hold anything. The whole is for the log here (`dcnr.logs.told`).

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, Unavailable
+from dcnr.errors import Corrupt, Unavailable, disk_trouble
 from dcnr.home_lock import HomeLock
 from dcnr.ids import check_name
 
@@ -136,13 +136,6 @@ def read_whole(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise disk_trouble(f"{path.name} cannot be read", error) from error
-
-
-def disk_trouble(what: str, error: OSError) -> Unavailable:
-    """What the disk refuses, as everybody here tells it and tries again."""
-    return Unavailable(
-        f"{what}: {error.strerror}", code="disk_trouble", remedy="free disk space, or see whether the disk can be written"
-    )
 
 
 def read_message(path: Path, message_class: type[M], *, max_bytes: int = limits.MAX_MESSAGE_BYTES) -> M | None:

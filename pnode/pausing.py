@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from dcnr.errors import InvalidInput
+from dcnr.errors import InvalidInput, disk_trouble
 from dcnr.ports import Clock
-from pnode.home import disk_trouble, write_atomically
+from pnode.home import write_atomically
 
 LONGEST_S: Final = 366 * 86_400.0
 

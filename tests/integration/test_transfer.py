@@ -57,6 +57,9 @@ def test_up_and_down(store: S3Store, rule: AddressRule, fresh_model: Callable[[]
             await download(url, dest, max_bytes=MAX, sha256=Digest("0" * 64), rule=rule)
         with pytest.raises(Refused):
             await download(url, dest, max_bytes=MAX, sha256=digest, rule=AddressRule())
+        with pytest.raises(Unavailable) as troubled:  # the disk's word: it is tried again
+            await download(url, tmp_path / "nowhere" / "dest", max_bytes=MAX, sha256=digest, rule=rule)
+        assert troubled.value.code == "disk_trouble"
         with pytest.raises(Unavailable) as caught:  # the store's word on the caller, not on the object
             await download(url[:-4] + "0000", dest, max_bytes=MAX, sha256=digest, rule=rule)
         assert caught.value.code == "grant_refused"

@@ -346,7 +346,7 @@ def test_a_small_object_whose_draft_the_disk_keeps_fails_with_a_typed_error(tmp_
     ref = data_pb2.ObjectRef(digest=digest_of(b"x"))
     with refusing("unlink"), pytest.raises(DcnrError):
         asyncio.run(objects.write_bytes(ref, b"x", directory=tmp_path))
-    with refusing("unlink", "write_bytes"), pytest.raises(DcnrError) as failed:
+    with refusing("unlink", "write_bytes"), pytest.raises(Unavailable) as failed:
         asyncio.run(objects.write_bytes(ref, b"x", directory=tmp_path))
     assert failed.value.code == "disk_trouble"
 

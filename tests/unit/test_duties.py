@@ -134,13 +134,16 @@ def test_what_was_desired_while_a_replica_was_provisioned_reaches_the_worker(tmp
     asyncio.run(story())
 
 
-def test_a_provisioning_tried_again_begins_with_what_is_desired_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", ["no_state", "disk_trouble"])
+def test_a_provisioning_tried_again_begins_with_what_is_desired_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
     monkeypatch.setattr("pnode.duties.RETRY_FIRST_S", 0.001)
 
     async def story() -> None:
         async with asyncio.TaskGroup() as group:
             rig = Rig(tmp_path, group)
-            rig.supply.fails = iter([Unavailable("not now", code="no_state")])
+            rig.supply.fails = iter([Unavailable("not now", code=code)])
             await rig.overtaken(was_halted=True)
             assert [(bool(order.state_path), order.halted) for order in rig.orders()] == [(True, False)]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from dataservice import objects
 from dataservice.addresses import AddressRule
 from dataservice.objects import ObjectClient
 from dataservice.pacing import Pace, Paced
-from dcnr.errors import TimedOut, Unavailable
+from dcnr.errors import TimedOut, Unavailable, disk_trouble
 from dcnr.ids import digest_of
 from dcnr.v1 import data_pb2
 
@@ -149,6 +151,32 @@ def test_one_that_breaks_off_at_once_is_tried_for_every_object(play: Play) -> No
         await world.read()
         await world.write()
         assert (world.num_tried, world.carried) == (2, (1, 1))
+
+    play(story)
+
+
+def test_a_disk_that_is_full_is_told_as_such_and_nobody_else_carries_the_bytes(play: Play) -> None:
+    """Whoever wanted them tries again when there is room; an orchestrator's answer would be refused by the same disk."""
+
+    async def story(world: World) -> None:
+        world.error = disk_trouble("the file cannot be written", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        for bring in (world.read, world.write):
+            with pytest.raises(Unavailable) as failed:
+                await bring()
+            assert failed.value.code == "disk_trouble"
+        world.error = None
+        await world.read()
+        assert (world.num_tried, world.carried) == (3, (0, 0))
+
+    play(story)
+
+
+def test_what_an_orchestrator_carried_waits_for_the_disk_too(play: Play, tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        with pytest.raises(Unavailable) as failed:
+            await world.client.read_file(REF, tmp_path / "nowhere" / "object", max_bytes=len(DATA))
+        assert failed.value.code == "disk_trouble"
+        assert world.carried == (1, 0)
 
     play(story)
 
