@@ -7,6 +7,7 @@ orchestrator without one verifies equivocations only, since those are signatures
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from typing import Final
 from dataservice import keys
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, DcnrError, Refused, Unavailable
+from dcnr.errors import Corrupt, DcnrError, Refused, Unavailable, disk_trouble
 from dcnr.ids import Digest, check_digest, digest_of
 from dcnr.ports import ObjectStore
 from dcnr.v1 import local_pb2, model_pb2
@@ -108,12 +109,10 @@ class OwnEyes:
 
     @asynccontextmanager
     async def _laid(self, job: JobFacts, model: str, vnode: str, bundle_digest: str) -> AsyncIterator[Evidence]:
-        """Everything that a check reads; the bundle goes again afterwards."""
+        """Everything that a check reads; the bundle goes again afterwards, or before the next check. Raises Unavailable where the disk does not bear it."""
         self._there()
         shards, bundles = self._directory / "shards", self._directory / "bundles"
-        for place in (shards, bundles):
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        await asyncio.to_thread(_bounded, shards)
+        await asyncio.to_thread(_made_ready, shards, bundles)
         request = job.request
         manifest = shards / f"{check_digest(request.dataset_digest)}.manifest"
         await self._fetch(keys.dataset_manifest(request.dataset_name, request.dataset_digest), request.dataset_digest, manifest)
@@ -126,10 +125,11 @@ class OwnEyes:
 
             yield Evidence(bundle, job.graph_bytes, job.num_batches, manifest, shards, bring)
         finally:
-            bundle.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                bundle.unlink(missing_ok=True)
 
     async def _fetch(self, key: str, digest: str, path: Path, max_bytes: int = MAX_DATASET_MANIFEST_BYTES) -> None:
-        if path.exists():
+        if await asyncio.to_thread(_lies, path):
             return
         data = (await self._store.get(key, max_bytes=max_bytes)).data
         if not await asyncio.to_thread(_lay, data, digest, path):
@@ -155,13 +155,26 @@ def _lay(data: bytes, digest: str, path: Path) -> bool:
         draft.replace(path)
         reached("laid.renamed")
     except OSError as error:
-        raise Unavailable(f"the directory {path.parent.name} takes nothing: {error.strerror}", code="disk_full") from error
+        raise disk_trouble(f"the directory {path.parent.name} takes nothing", error) from error
     return True
 
 
-def _bounded(directory: Path) -> None:
-    """Empties it where it holds more than it may."""
-    files = [path for path in directory.iterdir() if path.is_file()]
-    if sum(path.stat().st_size for path in files) > MAX_CACHED_BYTES:
-        for path in files:
+def _lies(path: Path) -> bool:
+    """Whether it is here already. Raises Unavailable where the disk does not say."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise disk_trouble(f"the directory {path.parent.name} cannot be read", error) from error
+
+
+def _made_ready(shards: Path, bundles: Path) -> None:
+    """Both are there; what an earlier check left of bundles is gone, and all shards where they are more than they may be. Raises Unavailable."""
+    try:
+        for place in (shards, bundles):
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files = [path for path in shards.iterdir() if path.is_file()]
+        is_full = sum(path.stat().st_size for path in files) > MAX_CACHED_BYTES
+        for path in (*bundles.iterdir(), *(files if is_full else ())):
             path.unlink(missing_ok=True)
+    except OSError as error:
+        raise disk_trouble("evidence cannot be laid out for a check", error) from error
