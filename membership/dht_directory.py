@@ -10,7 +10,7 @@ import ipaddress
 import socket
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -18,6 +18,7 @@ from dcnr.errors import InvalidInput, NotRunning, Refused, Unavailable
 from dcnr.ids import NodeId, check_node_id
 from dcnr.limits import CONNECT_TIMEOUT_S, DHT_REPUBLISH_S, MAX_BOOTSTRAP_ENTRIES
 from dcnr.ports import Clock, Random
+from dcnr.rpc.resolving import Resolver
 from membership.dht_peers import Address, Contact, DeadPeers
 from membership.dht_storage import MAX_RECORDS, RecordStore
 from membership.dht_walk import REPLICATION, Transport, Walker
@@ -112,6 +113,7 @@ class DirectoryNode(ABC):
         self._keeper: asyncio.Task[None] | None = None
         self._family = socket.AF_INET
         self._counts: Counter[str] = Counter()
+        self._resolver = Resolver(MAX_BOOTSTRAP_ENTRIES)
 
     @abstractmethod
     def _protocol(self, version: int) -> Any:
@@ -125,7 +127,7 @@ class DirectoryNode(ABC):
         found = await self._resolve(host, port, socket.AF_UNSPEC)
         if found is None:
             raise Unavailable(f"{host} is no address of this machine", code="cannot_resolve", host=host)
-        self._family = socket.AF_INET if ipaddress.ip_address(found[0]).version == 4 else socket.AF_INET6
+        self._family = _family(found[0])
         version = 4 if self._family == socket.AF_INET else 6
         try:
             transport, protocol = await loop.create_datagram_endpoint(lambda: self._protocol(version), local_addr=found)
@@ -302,15 +304,11 @@ class DirectoryNode(ABC):
         """The first IP address of ``host``, or None; names are looked up within `CONNECT_TIMEOUT_S`."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                rows: Iterable[Any] = await asyncio.get_running_loop().getaddrinfo(
-                    host, port, family=family, type=socket.SOCK_DGRAM
-                )
-        except (OSError, TimeoutError, UnicodeError, OverflowError, ValueError):
+                found = await self._resolver.resolve(host, port, family)
+        except (Unavailable, TimeoutError):
             return None
-        for row in rows:
-            address = row[4]
-            return (str(address[0]), int(address[1]))
-        return None
+        fits = (ip for ip in found if family in (socket.AF_UNSPEC, _family(ip)))
+        return next(((ip, port) for ip in fits), None)
 
     async def _keep(self) -> None:
         """Housekeeping: expiry, republishing, refreshing of the table, coming back after all contacts were lost."""
@@ -323,3 +321,7 @@ class DirectoryNode(ABC):
             if self._clock.monotonic() >= refresh_at:
                 refresh_at = self._clock.monotonic() + self._refresh_s * self._rng.uniform(0.5, 1.0)
                 await self._running().closest(self._rng.randbytes(KEY_BYTES))
+
+
+def _family(ip: str) -> socket.AddressFamily:
+    return socket.AF_INET if ipaddress.ip_address(ip).version == 4 else socket.AF_INET6

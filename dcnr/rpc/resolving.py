@@ -32,29 +32,31 @@ async def numeric_only(host: str, port: int) -> tuple[str, ...]:
 
 
 class Resolver:
-    """One per dialer. Its threads begin with the first name."""
+    """One per dialer, and one per directory. Its threads begin with the first name."""
 
     def __init__(self, places: int = PLACES) -> None:
         self._threads = ThreadPoolExecutor(places, thread_name_prefix="resolver")
         self._places = threading.Semaphore(places)
 
-    async def resolve(self, host: str, port: int) -> tuple[str, ...]:
-        """The first IP addresses of ``host``; the caller bounds the time. Raises Unavailable (``unreachable``), at once where all places are taken."""
+    async def resolve(self, host: str, port: int, family: int = socket.AF_UNSPEC) -> tuple[str, ...]:
+        """The first IP addresses of ``host``, of a name those of ``family``; the caller bounds the time. Raises Unavailable (``unreachable``), at once
+        where all places are taken.
+        """
         if _is_ip(host):
             return (host,)
         if not self._places.acquire(blocking=False):
             raise Unavailable(f"too many names are looked up: {host} is not", code="unreachable")
-        look = asyncio.wrap_future(self._threads.submit(self._look, host, port))
+        look = asyncio.wrap_future(self._threads.submit(self._look, host, port, family))
         look.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear of it
         try:
             # whoever gives up leaves the thread alone: one that never began would never free its place
             return await asyncio.shield(look)
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:  # UnicodeError: no name at all
             raise Unavailable(f"{host} is the name of no host: {for_others(error)}", code="unreachable") from error
 
-    def _look(self, host: str, port: int) -> tuple[str, ...]:
+    def _look(self, host: str, port: int, family: int) -> tuple[str, ...]:
         try:
-            rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            rows = socket.getaddrinfo(host, port, family, type=socket.SOCK_STREAM)
             return tuple(dict.fromkeys(str(row[4][0]) for row in rows))[:MAX_FOUND]
         finally:
             self._places.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import socket
 import threading
@@ -12,9 +13,12 @@ from typing import Any
 import pytest
 
 from dcnr.errors import Unavailable
+from dcnr.ids import NodeId
+from dcnr.limits import MAX_BOOTSTRAP_ENTRIES
 from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.resolving import PLACES, Resolver
 from dcnr.system import SystemClock
+from membership.dht import DhtDirectory
 from trust.identity import NodeKey
 
 SLOW = "slow.example"
@@ -72,6 +76,29 @@ def test_while_all_look_ups_wait_threads_of_the_loop_are_free_and_further_names_
         finally:
             names.go.set()
             await asyncio.gather(*dials, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_entries_of_the_directory_keep_no_thread_of_the_loop_either_and_each_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(monkeypatch)
+
+    async def story() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        node = DhtDirectory(
+            NodeId("0" * 40), clock=SystemClock(), rng=random.Random(1), verify=lambda *given: None, single_host=True
+        )
+        await node.start("127.0.0.1", 0)
+        entering = asyncio.create_task(node.bootstrap([(SLOW, number) for number in range(1, 1 + MAX_BOOTSTRAP_ENTRIES)]))
+        try:
+            await names.all_asked(MAX_BOOTSTRAP_ENTRIES)
+            assert await asyncio.to_thread(lambda: "planned") == "planned"
+            assert not names.go.is_set()
+            assert not entering.done()
+        finally:
+            names.go.set()
+            assert await entering == 0
+            await node.stop()
 
     asyncio.run(asyncio.wait_for(story(), 60))
 
