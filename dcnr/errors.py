@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from typing import ClassVar, Final
 
-_DIRECTORIES: Final = re.compile(r"(?<![\w/:.])/(?:[^\s/]+/)+")
+_DIRECTORY: Final = r"(?!\s)(?:(?!\w{1,16}://)[^/\n])*[^\s/]/"
+"""A name may have spaces, but none at its ends; no URL begins within it."""
+_DIRECTORIES: Final = re.compile(rf"(?<![\w/:.])/(?:{_DIRECTORY})+")
 
 
 class DcnrError(Exception):
@@ -148,5 +150,7 @@ def for_others(error: BaseException) -> str:
 
 
 def without_directories(text: str) -> str:
-    """The text with each absolute path cut down to its last part. URLs stay as they are."""
+    """The text with each absolute path cut down to its last part, with words after it where another slash follows: a directory's name may have spaces, and
+    rather too much is cut. URLs stay as they are.
+    """
     return _DIRECTORIES.sub("", text)

@@ -34,6 +34,12 @@ HOME = "/home/anna/.local/share/dcnr"
         (OSError(f"{HOME}/parts became shorter"), "OSError"),
         (ValueError(f"cannot read {HOME}/x"), "ValueError"),
         (Refused(f"{HOME}/network.json cannot be written: full", code="disk_trouble"), "disk_trouble: network.json cannot be written: full"),
+        (Refused("/media/Anna B. Doe's disk/my files/key.pem cannot be written", code="e"), "e: key.pem cannot be written"),
+        (Refused("/home/Anna Doe/a of /media/her disk/b, /c d/e", code="e"), "e: a of b, e"),
+        (Refused("moved (/home/Anna Doe/a) to http://127.0.0.1:77/a b/c", code="e"), "e: moved (a) to http://127.0.0.1:77/a b/c"),
+        (Refused("/home/anna: 3 of 4 batches/s", code="e"), "e: s"),
+        (Refused("3 / 4 batches/s, either/or", code="e"), "e: 3 / 4 batches/s, either/or"),
+        (Refused("/home/Anna Doe/a\nfor 1/2", code="e"), "e: a\nfor 1/2"),
         (Unavailable("node at http://127.0.0.1:77/a/b is away", code="away"), "away: node at http://127.0.0.1:77/a/b is away"),
     ],
 )  # fmt: skip
