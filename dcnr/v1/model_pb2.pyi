@@ -1162,7 +1162,7 @@ class Plan(_message.Message):
 
     @_builtins.property
     def rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rejection]:
-        """bounded per VNode"""
+        """bounded per VNode; left out, those of single nodes first, where the plan would be too large: they decide nothing"""
 
     @_builtins.property
     def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
