@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from chaos.schedule import Fault, Kind
+from dcnr.sdk.reported import num_unmerged
 from dcnr.v1 import orchestrator_pb2
 
 ACTIVE: Final = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
@@ -44,7 +45,7 @@ class Copy:
     @property
     def progress(self) -> int:
         """Grows with everything it learns."""
-        return int(self.report.num_learned) + sum(int(i.end - i.first) for i in self.report.unmerged.intervals)
+        return int(self.report.num_learned) + num_unmerged(self.report)
 
     @property
     def works(self) -> bool:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
-from orchestrator.beat_bounds import shown_text
+from dcnr.v1 import common_pb2, membership_pb2, model_pb2, orchestrator_pb2
+from orchestrator.beat_bounds import MAX_WHOLE, shown_text
 from orchestrator.changes import TERMINAL
 from orchestrator.jobs import JobRecord, state_of
 from orchestrator.offers import PLACEABLE
@@ -19,6 +19,8 @@ from trust.records import VerifiedAdvert
 MAX_ROUND_TRIP_S: Final = 60.0
 MAX_ETA_S: Final = 1e9
 """Thirty years: nobody knows."""
+MAX_INTERVALS: Final = 16
+"""Of a set in an answer. A report may have thousands in each of its sets, and a few hosts with many replicas pass what one message holds."""
 MAX_CORES: Final = 4096.0
 """That one machine can be busy with."""
 
@@ -158,21 +160,42 @@ def _vnodes(runtime: ModelRuntime, job_id: str, now: float) -> list[orchestrator
             replica = row.replicas.add(assignment=item)
             found = runtime.shared.inventory.report(item.pnode_id, item.replica, now)
             if found is not None:
-                replica.report.CopyFrom(found[0])
+                _show(found[0], replica.report)
                 replica.report_age_s = found[1]
             if item.role == model_pb2.ROLE_PRIMARY:
                 row.assignment.CopyFrom(item)
                 row.report_age_s = replica.report_age_s
                 if found is not None:
-                    row.report.CopyFrom(found[0])
+                    row.report.CopyFrom(replica.report)
         working = view.working(vnode)
         if working is not None:
             row.working.CopyFrom(working)
+            _cut(row.working.lineage)
         row.num_open = open_audits[vnode]
         if (cleared := view.cleared(vnode)) is not None:
             row.cleared.CopyFrom(cleared)
+            _cut(row.cleared.lineage)
         rows.append(row)
     return rows
+
+
+def _show(report: orchestrator_pb2.ReplicaReport, shown: orchestrator_pb2.ReplicaReport) -> None:
+    """The report as it is answered: its sets cut, with their sizes."""
+    shown.CopyFrom(report)
+    shown.num_durable, shown.num_unmerged = _size(report.durable), _size(report.unmerged)
+    for batches in (shown.lineage, shown.durable, shown.unmerged, *(need.batches for need in shown.needs)):
+        _cut(batches)
+
+
+def _size(batches: common_pb2.IntervalSet) -> int:
+    """Also of what is no set, as a report may say of a plan that was not read here yet."""
+    return min(MAX_WHOLE, max(0, sum(item.end - item.first for item in batches.intervals)))
+
+
+def _cut(batches: common_pb2.IntervalSet) -> None:
+    """Leaves the lowest intervals."""
+    if len(batches.intervals) > MAX_INTERVALS:
+        del batches.intervals[MAX_INTERVALS:]
 
 
 def eta_s(shown: orchestrator_pb2.JobView, plan: model_pb2.Plan, now_wall_s: float) -> float:

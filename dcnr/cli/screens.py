@@ -8,6 +8,7 @@ from typing import Final
 from dcnr.cli.output import duration, short, size, table
 from dcnr.limits import MIB
 from dcnr.sdk.plain import word
+from dcnr.sdk.reported import num_durable, num_unmerged
 from dcnr.v1 import identity_pb2, local_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from pnode.budget import DAEMON_BYTES
 
@@ -104,7 +105,7 @@ def replicas_table(replicas: list[orchestrator_pb2.ReplicaReport]) -> str:
     rows = [
         (
             report.replica, role_word(report), word(orchestrator_pb2.AssignmentState, report.state), int(report.num_learned),
-            sum(int(i.end - i.first) for i in report.durable.intervals), f"{report.rate:.1f}/s", f"{report.loss:.3f}", report.reason,
+            num_durable(report), f"{report.rate:.1f}/s", f"{report.loss:.3f}", report.reason,
         )
         for report in replicas
     ]  # fmt: skip
@@ -123,7 +124,7 @@ def seats_table(seats: list[orchestrator_pb2.SeatReport]) -> str:
 def role_word(report: orchestrator_pb2.ReplicaReport) -> str:
     """What a replica is to its VNode, with what waits to be merged."""
     role = word(model_pb2.Role, report.role) if report.role else "-"
-    unmerged = sum(int(interval.end - interval.first) for interval in report.unmerged.intervals)
+    unmerged = num_unmerged(report)
     return f"{role}, {unmerged} unmerged" if unmerged else role
 
 

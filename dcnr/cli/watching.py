@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 from dcnr.cli.output import duration, short, table
 from dcnr.sdk.plain import word
 from dcnr.sdk.progress import batches_of
+from dcnr.sdk.reported import num_durable
 from dcnr.sdk.siblings import learned, merging, siblings, standing
 from dcnr.v1 import common_pb2, model_pb2, orchestrator_pb2
 
@@ -159,7 +160,7 @@ def vnodes_table(job: orchestrator_pb2.JobView) -> str:
         rows.append(
             (
                 item.vnode, short(item.assignment.pnode_id), _state(item), f"{item.report.num_learned}/{job.num_batches}",
-                _count(item.report.durable), *([_cleared(job, item)] if job.audited else []),
+                num_durable(item.report), *([_cleared(job, item)] if job.audited else []),
                 f"{item.report.rate:.1f}", f"{item.report.loss:.3f}" if item.report.num_learned else "-",
                 results.get(item.vnode, "-"), ", ".join(note for note in notes if note),
             )
@@ -243,7 +244,3 @@ def _cleared(job: orchestrator_pb2.JobView, item: orchestrator_pb2.VNodeView) ->
     """Batches that stand on no open audit, and how many audits are open."""
     num_cleared = item.cleared.step if item.cleared.job_id == job.job_id else 0
     return f"{num_cleared}" + (f" ({item.num_open} open)" if item.num_open else "")
-
-
-def _count(intervals: common_pb2.IntervalSet) -> int:
-    return sum(int(interval.end - interval.first) for interval in intervals.intervals)

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from dcnr.demo.story import Story
+from dcnr.sdk.reported import num_durable
 from dcnr.sdk.siblings import learned, merging, siblings, standing
 from dcnr.v1 import common_pb2, model_pb2, orchestrator_pb2
 
@@ -76,14 +77,13 @@ class Screen:
             table.add_column(column)
         for item in job.vnodes:
             report = item.report
-            durable = sum(interval.end - interval.first for interval in report.durable.intervals)
             words = (
                 orchestrator_pb2.AssignmentState.Name(report.state).removeprefix("ASSIGNMENT_STATE_").lower()
                 if report.replica
                 else "waiting"
             )
             table.add_row(
-                item.vnode, self._name(item.assignment.pnode_id), f"{report.num_learned}/{job.num_batches}", str(durable), f"{report.rate:.1f}",
+                item.vnode, self._name(item.assignment.pnode_id), f"{report.num_learned}/{job.num_batches}", str(num_durable(report)), f"{report.rate:.1f}",
                 f"{report.loss:.3f}", _exit(item).strip(" ()"), words,
             )  # fmt: skip
             for other in siblings(item):

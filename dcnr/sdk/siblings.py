@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dcnr.sdk.plain import word
-from dcnr.v1 import common_pb2, model_pb2, orchestrator_pb2
+from dcnr.sdk.reported import num_unmerged
+from dcnr.v1 import model_pb2, orchestrator_pb2
 
 
 def siblings(view: orchestrator_pb2.VNodeView) -> list[orchestrator_pb2.ReplicaView]:
@@ -19,17 +20,13 @@ def standing(item: orchestrator_pb2.ReplicaView) -> str:
 
 def learned(item: orchestrator_pb2.ReplicaView) -> int:
     """Batches in its state, merged or not."""
-    return _count(item.report.lineage) or int(item.report.num_learned)
+    return int(item.report.num_learned)
 
 
 def merging(item: orchestrator_pb2.ReplicaView) -> str:
     """How its work reaches the primary, or what the primary has taken in; empty where there is nothing to say."""
     report = item.report
-    parts = [f"{_count(report.unmerged)} batches unmerged"] if item.assignment.role == model_pb2.ROLE_CONTRIBUTOR else []
+    parts = [f"{num_unmerged(report)} batches unmerged"] if item.assignment.role == model_pb2.ROLE_CONTRIBUTOR else []
     parts += [f"{report.num_merged} deltas merged"] if report.num_merged else []
     parts += [f"{report.num_refused} refused"] if report.num_refused else []
     return ", ".join(parts)
-
-
-def _count(batches: common_pb2.IntervalSet) -> int:
-    return sum(int(interval.end - interval.first) for interval in batches.intervals)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from planner_rig import request, stage
 from dcnr.cli.output import duration
 from dcnr.cli.watching import headline, nodes_table, vnodes_table
 from dcnr.errors import InvalidInput
-from dcnr.limits import MIB
+from dcnr.limits import MAX_INTERVALS, MIB
 from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
 from gateway.context import answer
 from gateway.feeds import Feed, Item
@@ -189,7 +190,7 @@ class Clock:
         return 1_800_000_000.0
 
 
-def runtime() -> ModelRuntime:
+def runtime(num_batches: int = 100) -> ModelRuntime:
     """A job of which ``LIAR`` hosts the primary of a VNode, and ``HONEST`` a contributor."""
     clock: Any = Clock()
     key: Any = SimpleNamespace(node_id="0" * 40)
@@ -201,7 +202,7 @@ def runtime() -> ModelRuntime:
     for number, (pnode_id, role) in enumerate(((LIAR, model_pb2.ROLE_PRIMARY), (HONEST, model_pb2.ROLE_CONTRIBUTOR)), start=1):
         plan.assignments.add(replica=f"v0.{number}", vnode="v0", pnode_id=pnode_id, role=role, weight=1.0)
     job: Any = SimpleNamespace(
-        num_batches=100, request=model_pb2.JobRequest(job_id=JOB, unit_batches=8), costs=STAGES[:1], needs=frozenset()
+        num_batches=num_batches, request=model_pb2.JobRequest(job_id=JOB, unit_batches=8), costs=STAGES[:1], needs=frozenset()
     )
     head = model_pb2.Head(plan_digest=PLAN, active=model_pb2.ActiveJob(job_id=JOB, state=model_pb2.JOB_STATE_RUNNING))
     found.view = ModelView("m", head, b"", plan, job=job, hosted={item.pnode_id: (item,) for item in plan.assignments})
@@ -210,7 +211,7 @@ def runtime() -> ModelRuntime:
         pause=None,
         end=None,
         lacks="",
-        request=model_pb2.JobRequest(job_id=JOB, num_batches=100),
+        request=model_pb2.JobRequest(job_id=JOB, num_batches=num_batches),
         cancel_reason=None,
         cancelled=False,
     )
@@ -262,6 +263,41 @@ def test_numbers_and_states_of_a_report_can_be_shown_by_everything_that_shows_th
     assert explain_model(one, "v0", 5)
     assert explain_node(one.shared, [one], LIAR)
     assert round(job.eta_s) >= 0
+
+
+def test_reports_of_sets_in_many_pieces_make_no_answer_long_and_their_sizes_are_told() -> None:
+    """Answers of more than 8 MiB reach nobody: a few hosts with many replicas each could hide a job."""
+    num_batches = 3 * MAX_INTERVALS
+    one = runtime(num_batches)
+    for pnode_id, replica in ((LIAR, "v0.1"), (HONEST, "v0.2")):
+        beat = orchestrator_pb2.Beat(plan_digest=PLAN, worker_alive=True)
+        report = beat.replicas.add(replica=replica, vnode="v0", num_learned=2 * MAX_INTERVALS)
+        for number in range(MAX_INTERVALS):
+            report.lineage.intervals.add(first=3 * number, end=3 * number + 2)
+            report.durable.intervals.add(first=3 * number, end=3 * number + 1)
+            report.unmerged.intervals.add(first=3 * number + 1, end=3 * number + 2)
+        for need in (report.needs.add(from_replica="v1.1", why="it comes") for _ in range(16)):
+            need.batches.intervals.extend(report.durable.intervals[:64])
+        one.shared.inventory.attached(pnode_id, 0.0)
+        one.shared.inventory.beat(pnode_id, 0.5, one.shared.heard(pnode_id, beat), 2.0)
+    entry = model_pb2.ManifestEntry(vnode="v0", working=[model_pb2.Checkpoint(vnode="v0", lineage=report.lineage)])
+    assert one.view is not None
+    one.view = replace(one.view, manifest=model_pb2.Manifest(entries=[entry]))
+    job = job_view(one, JOB, with_vnodes=True)
+    [row] = job.vnodes
+    assert row.working.lineage == row.report.lineage
+    assert job.ByteSize() < 16 * 1024
+    assert [(item.report.num_durable, item.report.num_unmerged) for item in row.replicas] == [(MAX_INTERVALS, MAX_INTERVALS)] * 2
+    assert row.report == row.replicas[0].report
+    assert [(item.first, item.end) for item in row.report.lineage.intervals[:2]] == [(0, 2), (3, 5)], "the lowest stay"
+    shown_row, contributor = vnodes_table(job).splitlines()[-2:]
+    assert f" {2 * MAX_INTERVALS}/{num_batches} " in shown_row
+    assert f" {MAX_INTERVALS} " in shown_row, "durable"
+    assert f" {2 * MAX_INTERVALS}/{num_batches} " in contributor
+    assert f"{MAX_INTERVALS} batches unmerged" in contributor
+    found = one.shared.inventory.report(LIAR, "v0.1", 1.0)
+    assert found is not None
+    assert len(found[0].lineage.intervals) == MAX_INTERVALS, "what is decided with is whole"
 
 
 def strict(text: str) -> None:
