@@ -88,6 +88,8 @@ def replica_report(
         num_merged=view.num_merged,
         num_refused=view.num_refused,
         num_unlearned=measured.num_unlearned,
+        num_durable=len(view.durable),
+        num_unmerged=len(view.unmerged),
     )
 
 

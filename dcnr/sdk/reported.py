@@ -16,5 +16,5 @@ def num_unmerged(report: orchestrator_pb2.ReplicaReport) -> int:
 
 
 def _count(batches: common_pb2.IntervalSet) -> int:
-    """Who tells of itself leaves no interval out."""
+    """Of nodes that do not tell sizes yet."""
     return sum(int(interval.end - interval.first) for interval in batches.intervals)

@@ -256,7 +256,7 @@ class ReplicaReport(_message.Message):
     num_unlearned: _builtins.int
     """batches that gave nothing finite, or a loss beyond all measure, since one gave better"""
     num_durable: _builtins.int
-    """size of durable, in a JobView, whose sets are cut; a PNode leaves it 0"""
+    """size of durable, which a JobView cuts; there an orchestrator counts it itself"""
     num_unmerged: _builtins.int
     """size of unmerged, likewise"""
     @_builtins.property

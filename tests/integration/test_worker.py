@@ -94,6 +94,7 @@ def test_one_worker_hosts_both_stages_and_evaluates_when_durable(tmp_path: Path)
                     for name in ("s1.1", "s2.1")
                 )
             )
+            assert {end.reports[name].num_durable for name in ("s1.1", "s2.1")} == {job.num_batches}
             exits = {
                 result.vnode: result for name in ("s1.1", "s2.1") for result in end.reports[name].exits if result.split == "test"
             }
