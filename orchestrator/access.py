@@ -32,7 +32,8 @@ MAINTAINERS_WRITE: Final = frozenset(
 PNODES_WRITE: Final = frozenset((_K.OBJECT_KIND_STATE, _K.OBJECT_KIND_COMMIT, _K.OBJECT_KIND_EVIDENCE))
 MAX_DATASET_MANIFEST_BYTES: Final = 32 * limits.MIB
 STRANGERS_ASK: Final = Rate(per_s=20.0, burst=200.0)
-"""Questions of one subnet by callers that are neither maintainers nor nodes of the network."""
+"""Questions of one subnet by callers that are neither maintainers nor nodes of the network, and as many calls that read by all but maintainers and
+orchestrators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,12 @@ class Caller:
     @property
     def is_member(self) -> bool:
         """A maintainer or a node of the network."""
-        return self.maintainer or self.orchestrator or self.pnode
+        return self.is_listed or self.pnode
+
+    @property
+    def is_listed(self) -> bool:
+        """By the network document. A PNode is not: any key attaches."""
+        return self.maintainer or self.orchestrator
 
 
 def caller_of(policy: NetworkPolicy, node_id: str, pnode_id: str | None, known: Callable[[str], bool]) -> Caller:
@@ -75,11 +81,21 @@ class AskLimits:
 
     def check(self, caller: Caller, subnet: str, now: float) -> None:
         """Raises Unavailable (``rate_limited``) with the time to wait."""
-        if caller.is_member or caller.node_id in self._gateways:
+        if self._is_free(caller) or caller.node_id in self._gateways:
             return
         wait_s = self._strangers.wait_s(subnet, now)
         if wait_s:
             raise Unavailable("too many questions from there", code="rate_limited", retry_after_s=wait_s, remedy="ask more slowly")
+
+    def _is_free(self, caller: Caller) -> bool:
+        return caller.is_member
+
+
+class ReadLimits(AskLimits):
+    """How often jobs and nodes may be read about: a PNode reads nothing of that for its work, and at a stranger's rate else."""
+
+    def _is_free(self, caller: Caller) -> bool:
+        return caller.is_listed
 
 
 def key_of(ref: data_pb2.ObjectRef) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from dcnr.rpc.guard import caller_of as call_of
 from dcnr.rpc.guard import peer_of
 from dcnr.tracing import of_job
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2, orchestrator_pb2_grpc
-from orchestrator.access import AskLimits, Caller, caller_of
+from orchestrator.access import AskLimits, Caller, ReadLimits, caller_of
 from orchestrator.admission import admit, record_cancel
 from orchestrator.asking import MAX_IN_FLIGHT, STRANGERS_AT_ONCE, Asking
 from orchestrator.attach import AttachService
@@ -79,7 +79,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def __init__(self, models: Models, attach: AttachService, directory: Directory, asking: Asking, metering: Metering) -> None:
         self._models, self._attach, self._directory, self._asking, self._metering = models, attach, directory, asking, metering
         self._writing = Generating(asking, models.shared.clock, models.shared.random_bytes)
-        self._ask_limits, self._read_limits = AskLimits(models.shared.gateways), AskLimits(models.shared.gateways)
+        self._ask_limits, self._read_limits = AskLimits(models.shared.gateways), ReadLimits(models.shared.gateways)
         self._watchers = Watchers()
         self._shared = models.shared
         self._previews = asyncio.Semaphore(PREVIEW_AT_ONCE)

@@ -16,9 +16,9 @@ from dcnr.v1 import common_pb2, orchestrator_pb2
 from orchestrator.access import Caller
 
 LONGEST_S: Final = 60.0
-MEMBERS_S: Final = 0.2
-STRANGERS_S: Final = 1.0
-"""Shortest interval of who is neither a maintainer nor a node of the network."""
+LISTED_S: Final = 0.2
+OTHERS_S: Final = 1.0
+"""Shortest interval of who is neither a maintainer nor an orchestrator: keys cost nothing, also those of PNodes."""
 PER_CALLER: Final = 16
 """Streams of one key."""
 PER_SUBNET: Final = 32
@@ -95,7 +95,7 @@ class Watchers:
 
 def interval_of(caller: Caller, wanted_s: float) -> float:
     """The interval that this caller gets."""
-    return min(LONGEST_S, max(MEMBERS_S if caller.is_member else STRANGERS_S, wanted_s or 1.0))
+    return min(LONGEST_S, max(LISTED_S if caller.is_listed else OTHERS_S, wanted_s or 1.0))
 
 
 def _less(counter: Counter[str], name: str) -> None:

@@ -24,7 +24,7 @@ from orchestrator.attach import EVENT_RATE, tell_transitions
 from orchestrator.beat_bounds import MAX_BEAT_BYTES
 from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import Shared
-from orchestrator.watchers import EARLY_S, PER_CALLER, PER_SUBNET, STRANGERS_S, Picture
+from orchestrator.watchers import EARLY_S, OTHERS_S, PER_CALLER, PER_SUBNET, Picture
 from trust.identity import NodeKey
 
 
@@ -144,17 +144,23 @@ def test_a_crowd_of_watchers_is_shown_one_picture_per_interval_and_is_bounded(mo
             await call.read()
             await call.read()
         assert len(shown) >= PER_SUBNET * (len(built) - 1)
-        assert all(after - before >= STRANGERS_S - 2 * EARLY_S for before, after in pairwise(built))
+        assert all(after - before >= OTHERS_S - 2 * EARLY_S for before, after in pairwise(built))
         for call in calls:
             call.cancel()
 
     run(story)
 
 
-def test_strangers_read_at_a_rate_for_their_subnet() -> None:
+@pytest.mark.parametrize("attaches", [False, True])
+def test_who_is_no_maintainer_reads_at_a_rate_for_its_subnet(attaches: bool) -> None:
+    """Any key attaches: that one is known here is no reason to read without end."""
+
     async def story(found: Rig) -> None:
-        found.data._known = lambda node_id: False
-        connection = await found.dial(NodeKey.generate())
+        key = NodeKey.generate()
+        connection = await found.dial(key)
+        found.data._known = lambda node_id: attaches
+        if attaches:
+            await found.attach(key, connection)
 
         async def flood(method: Any, request: Any) -> None:
             for _ in range(10 * int(STRANGERS_ASK.burst)):

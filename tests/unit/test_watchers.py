@@ -85,4 +85,5 @@ def test_streams_are_bounded_per_caller_per_subnet_and_in_all() -> None:
 
 def test_strangers_watch_at_most_once_a_second() -> None:
     assert [interval_of(caller(), wanted_s) for wanted_s in (0.0, 0.01, 5.0, 1e9)] == [1.0, 1.0, 5.0, 60.0]
-    assert interval_of(caller(pnode=True), 0.01) == 0.2
+    assert interval_of(caller(pnode=True), 0.01) == 1.0
+    assert interval_of(caller(maintainer=True), 0.01) == 0.2
