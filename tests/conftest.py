@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,15 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"tests/conftest.py names files that do not exist: {', '.join(sorted(gone))}")
     settings.register_profile("dcnr", deadline=None)  # an example's seconds say how busy the machine is
     settings.load_profile("dcnr")
+    hear_ctrl_c()
     gc.disable()
     give_way()
+
+
+def hear_ctrl_c() -> None:
+    """What shells start in the background ignores it, and so would all that tests start and end in that way."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def give_way() -> None:
