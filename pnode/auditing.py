@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from dcnr import logs
-from dcnr.errors import Corrupt, InvalidInput, Refused
+from dcnr.errors import Corrupt, InvalidInput, Refused, Unavailable, disk_trouble
 from dcnr.graph import graph_digest, graph_from_bytes, stages_of_graph
 from dcnr.ids import digest_of
 from dcnr.ports import Clock
@@ -39,6 +39,9 @@ from vnode.checks.torch_check import Checker
 from vnode.vocabulary import TRAIN_LANE
 
 LONGEST_S: Final = 3600.0
+BUSY: Final = "another audit is under way"
+LOCAL: Final = (Unavailable, OSError, MemoryError)
+"""What fails a check and says nothing of what is checked: a shard that cannot be had now, a disk."""
 """An audit whose task names no end is given up after this time."""
 MAX_REASON: Final = 300
 _FINDINGS: Final = {
@@ -90,7 +93,7 @@ class Auditing:
             return
         if self._busy:
             if order.task.task_id != self._busy:
-                self._tell(order, model_pb2.AUDIT_FINDING_REFUSED, reason="another audit is under way")
+                self._tell(order, model_pb2.AUDIT_FINDING_REFUSED, reason=BUSY, failed=BUSY)
             return
         self._busy = order.task.task_id
         self._pace.limit(order.cpu_share * max(1, order.threads))
@@ -118,7 +121,8 @@ class Auditing:
             self._tell(order, finding, reason=error.message, check=check, compute_s=work.seconds)
         except Exception as error:  # noqa: BLE001  boundary: whatever a stranger's bundle does to a check, the worker lives
             why = logs.told("audit_failed", error, vnode=order.task.vnode)
-            self._tell(order, model_pb2.AUDIT_FINDING_REFUSED, reason=why, compute_s=work.seconds)
+            failed = why if isinstance(error, LOCAL) else ""
+            self._tell(order, model_pb2.AUDIT_FINDING_REFUSED, reason=why, compute_s=work.seconds, failed=failed)
         finally:
             thread.shutdown(wait=False, cancel_futures=True)
             self._busy, self._inputs = "", None
@@ -151,7 +155,7 @@ class Auditing:
 
     def _tell(
         self, order: local_pb2.WorkerAudit, finding: model_pb2.AuditFinding.ValueType, *, reason: str = "", check: _Check | None = None,
-        found: Found | None = None, record: bytes = b"", compute_s: float = 0.0,
+        found: Found | None = None, record: bytes = b"", compute_s: float = 0.0, failed: str = "",
     ) -> None:  # fmt: skip
         auditor, task = self._auditor, order.task
         report = model_pb2.AuditReport(
@@ -167,7 +171,7 @@ class Auditing:
                     for one in sorted(found.opened.sources, key=lambda one: (one.vnode, one.replica, one.incarnation))
                 )
         envelope = seal(identity_pb2.DOMAIN_AUDIT_REPORT, report, auditor.key)
-        self._done(local_pb2.WorkerAudited(task_id=task.task_id, report=envelope, record=record))
+        self._done(local_pb2.WorkerAudited(task_id=task.task_id, report=envelope, record=record, failed=failed[:MAX_REASON]))
 
 
 class _Paced:
@@ -277,7 +281,7 @@ class _Check:
         except Corrupt as error:
             raise Refused(error.message, code=UNVERIFIABLE) from error
         except OSError as error:
-            raise Refused(f"the bundle cannot be read: {error.strerror}", code="no_bundle") from error
+            raise disk_trouble("the bundle cannot be read", error) from error
 
 
 class _TrainBatches:

@@ -66,6 +66,8 @@ class WorkerVerifier:
             pnode_id=self._key.node_id, bundle_digest=told.bundle_digest, check=told.check, seed=told.seed,
         )  # fmt: skip
         found = await self._ask(local_pb2.WorkerAudit(task=task, record=record), evidence)
+        if found.failed:
+            raise Unavailable(f"the evidence cannot be measured here now: {found.failed}", code="not_measured")
         payload, _ = open_single(found.report, identity_pb2.DOMAIN_AUDIT_REPORT)
         report = parse(model_pb2.AuditReport, payload)
         if report.finding in (model_pb2.AUDIT_FINDING_UNVERIFIABLE, model_pb2.AUDIT_FINDING_REFUSED):

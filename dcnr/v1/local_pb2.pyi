@@ -798,10 +798,13 @@ class WorkerAudited(_message.Message):
     TASK_ID_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     task_id: _builtins.str
     """which"""
     record: _builtins.bytes
     """FaultRecord, with a fault"""
+    failed: _builtins.str
+    """why this machine could not check, as store or disk failed it: that says nothing of the evidence; empty: it could"""
     @_builtins.property
     def report(self) -> _identity_pb2.Envelope:
         """signed AuditReport"""
@@ -812,10 +815,11 @@ class WorkerAudited(_message.Message):
         task_id: _builtins.str = ...,
         report: _identity_pb2.Envelope | None = ...,
         record: _builtins.bytes = ...,
+        failed: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record", "report", b"report", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "record", b"record", "report", b"report", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -573,7 +573,7 @@ class JobRequest(_message.Message):
     graph_digest: _builtins.str
     """of the serialised ModelGraph"""
     initial_manifest_digest: _builtins.str
-    """envelope of manifest 0, or a completed manifest"""
+    """envelope of manifest 0, or of one of this model whose states are all cleared"""
     dataset_digest: _builtins.str
     """of the data set's manifest object"""
     dataset_name: _builtins.str

@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +161,22 @@ def test_honest_work_passes_every_cheat_is_proven_and_its_record_proves_itself_a
         assert residual <= 1.0
         with pytest.raises(Refused, match="is no fault"):
             verify(data, NETWORK_ID, measured(residual), 1.0)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_verifier_could_not_look_at_is_not_refuted(tmp_path: Path, case: Case) -> None:
+    """A disk that fails it for a while says nothing of the evidence: whoever told a true fault must not be blamed for making it up."""
+    tenfold = next(one for one in BEHAVIOURS if one.name == "tenfold")
+    evidence = case.evidence(tmp_path / "tenfold", case.interval("s2", tenfold))
+
+    async def scenario() -> None:
+        async with verifier(tmp_path / "one", NodeKey.generate()) as one, verifier(tmp_path / "two", NodeKey.generate()) as two:
+            record = (await one.audit(task(evidence, "s2"), evidence)).record
+            with pytest.raises(Unavailable) as failed:
+                await two.measure(record, replace(evidence, bundle=tmp_path / "swept"))
+            assert failed.value.code == "not_measured"
+            assert await two.measure(record, evidence) > 1.0, "a moment later it is proven"
 
     asyncio.run(scenario())
 
