@@ -131,7 +131,6 @@ class VolunteerCheckers(StoreCheckers):
         if not self._world.knobs.lying_pnodes:
             return
         world, head, now = self._world, self._world.head(), self._world.kernel.now_s
-        liars = {pnode.node_id for pnode in world.pnodes[: world.knobs.lying_pnodes]}
         busy = head is not None and head.active.state in (model_pb2.JOB_STATE_RUNNING, model_pb2.JOB_STATE_SETTLING)
         data = (
             world.store.store.peek(keys.plan(MODEL, head.plan_digest)) if head is not None and busy and head.plan_digest else None
@@ -140,6 +139,7 @@ class VolunteerCheckers(StoreCheckers):
             self._useless_since.clear()
             return
         plan = open_plan(data, world.community.policy, MODEL)
+        liars = world.liars
         held = {(item.replica, item.pnode_id) for item in plan.assignments if item.pnode_id in liars}
         self._useless_since = {key: self._useless_since.get(key, now) for key in held}
         for (replica, node_id), since in self._useless_since.items():

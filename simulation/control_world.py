@@ -118,6 +118,11 @@ class ControlWorld:
         """All that do not lie."""
         return [shell for shell in self.orchestrators if not isinstance(shell, LiarShell)]
 
+    @property
+    def liars(self) -> set[str]:
+        """Ids of PNodes that report what they never did."""
+        return {shell.node_id for shell in self.pnodes[: self.knobs.lying_pnodes]}
+
     async def ask_orchestrator(self, caller: Process, node_id: NodeId, method: str, data: bytes, timeout_s: float) -> bytes:
         """A unary call."""
         shell = self.orchestrator(node_id)
