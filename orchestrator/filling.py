@@ -14,16 +14,16 @@ from orchestrator.loads import Load
 from orchestrator.placement import Rejections, best, cannot_share, scored
 
 
-def fill(board: Board, rejections: Rejections) -> None:
-    """Places what is owed, round by round: no VNode gets its third replica before another its second."""
+def fill(board: Board, rejections: Rejections) -> bool:
+    """Places what is owed, round by round: no VNode gets its third replica before another its second. Whether a standby was placed."""
     order = board.open_questions()
     owed = {cost.vnode: _owed(board, cost) for cost in order}
     lacking = order
     while lacking := [cost for cost in lacking if owed[cost.vnode] > 0]:
         for cost in lacking:
             owed[cost.vnode] = owed[cost.vnode] - 1 if _one_more(board, cost, rejections) else 0
-    for cost in order:
-        _stand_by(board, cost, rejections)
+    stands_by = [_stand_by(board, cost, rejections) for cost in order]
+    return any(stands_by)
 
 
 def is_ready(board: Board, vnode: str) -> bool:
@@ -80,17 +80,18 @@ def _one_more(board: Board, cost: StageCost, rejections: Rejections) -> bool:
     return True
 
 
-def _stand_by(board: Board, cost: StageCost, rejections: Rejections) -> None:
-    """One standby for a VNode that has no other copy and whose checkpoints take too long."""
+def _stand_by(board: Board, cost: StageCost, rejections: Rejections) -> bool:
+    """One standby for a VNode that has no other copy and whose checkpoints take too long; False where none is needed, or none fits."""
     conflict = _conflict(board, cost)
     if not conflict or not is_ready(board, cost.vnode):
-        return
+        return False
     why = cannot_share(board, cost)
     load = best(board, cost, model_pb2.ROLE_STANDBY, rejections) if not why else None
     if load is None:
         rejections.short(cost.vnode, f"a standby waits ({conflict}): {why or 'no further node fits'}")
-    else:
-        board.seat(cost, load, model_pb2.ROLE_STANDBY, f"standby: {conflict}")
+        return False
+    board.seat(cost, load, model_pb2.ROLE_STANDBY, f"standby: {conflict}")
+    return True
 
 
 def _conflict(board: Board, cost: StageCost) -> str:

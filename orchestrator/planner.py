@@ -2,8 +2,8 @@
 
 Equal inputs give equal plans. In this order: what can stay stays (`orchestrator.succession`); a VNode without a primary gets one, by promotion of a living
 replica, else on the node that is done soonest (`orchestrator.placement`; longest processing time first, Graham 1969); owed replicas are
-added (`orchestrator.filling`); and where nothing was lost and nothing waits, idle nodes get their part (`orchestrator.spreading`), or one improvement is
-made if it is worth it (`orchestrator.growth`). What no node can take is listed as waiting, with the reasons.
+added (`orchestrator.filling`); and where nothing was lost, nothing waits and no standby took room just now, idle nodes get their part
+(`orchestrator.spreading`), or one improvement is made if it is worth it (`orchestrator.growth`). What no node can take is listed as waiting, with the reasons.
 
 `Planner` makes plans that follow each other, and gives the very same ones: it keeps the board on which the plan before was made, and looks only at
 the nodes whose offers changed since, at their VNodes, and at those that lacked something.
@@ -132,11 +132,11 @@ def _decide(board: Board, losses: Sequence[Loss], rejections: Rejections) -> lis
     if waiting:
         say_short(board, rejections, "until every VNode has a primary")
         return waiting
-    fill(board, rejections)
+    has_new_standby = fill(board, rejections)
     if not request.goes_on:
         begin_even(board)
         grow(board)
-    elif not losses and request.allow_moves and not board.moving:
+    elif not losses and not has_new_standby and request.allow_moves and not board.moving:
         _without_a_fault(board)
     return []
 

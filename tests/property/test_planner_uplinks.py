@@ -57,6 +57,32 @@ def test_uplinks_that_change_add_standbys_and_move_nothing(
         plan = at_rest(stages, later, after)
 
 
+def test_what_follows_from_a_standby_follows_in_a_plan_of_its_own() -> None:
+    """One that takes the place which a contributor would have gone to makes another one worth a move."""
+    given = (1, 22.5, 516), (4, 21.4, 57), (2, 11.2, 285), (0, 28.5, 192), (3, 50.0, 472), (0, 33.5, 734)
+    stages = [stage(index, replicas, gflop, memory_mib) for index, (replicas, gflop, memory_mib) in enumerate(given)]
+    lent = (
+        (0.5, 704, "y", 4),
+        (449.93, 767, "", 0),
+        (0.5, 785, "", 4),
+        (429.07, 2070, "y", 0),
+        (160.34, 896, "y", 3),
+        (467.03, 1187, "", 5),
+        (1.9, 2400, "x", 3),
+    )
+    nodes = [
+        node(index, gflops, memory_mib, owner=owner, num_losses=num_losses) for index, (gflops, memory_mib, owner, num_losses) in enumerate(lent)
+    ]  # fmt: skip
+    plan = at_rest(stages, nodes, make_plan(request(stages, nodes), POLICY))
+    slow = [replace(one, uplink_mbit=0.1) for one in nodes]
+    first = make_plan(request(stages, slow, plan, since_s=SINCE_S), POLICY)
+    second = make_plan(request(stages, slow, first, since_s=SINCE_S), POLICY)
+    before, then, later = ({item.replica: item.pnode_id for item in one.assignments} for one in (plan, first, second))
+    assert before.items() < then.items()
+    assert {item.role for item in first.assignments if item.replica not in before} == {STANDBY}
+    assert not then.items() <= later.items()
+
+
 def test_an_uplink_that_comes_and_goes_makes_no_second_plan() -> None:
     """As measured, rounded, once an hour; also where no node has room for the standby, and only the sentence comes and goes."""
     heavy = replace(stage(0), state_bytes=400 * MIB)
