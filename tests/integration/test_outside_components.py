@@ -143,13 +143,15 @@ def test_a_pnode_that_lacks_a_component_is_gone_round(tmp_path: Path) -> None:
             assert [one.vnode for one in exits] == ["a", "b"]
             told = client.explain(orchestrator_pb2.ExplainRequest(model=MODEL, vnode="a"))
             [refused] = [line for line in told if line.inputs.get("pnode") == lacks.node_id]
-            assert refused.reason.endswith(": lacks component mix, objective distance")
-            assert ("lacking", f"{MODEL}: {refused.reason}") in [
+            lacking = "lacks component mix, objective distance"
+            assert refused.reason.startswith("when plan ")
+            assert refused.reason.endswith(f" was made: {lacking}")
+            assert ("lacking", f"{MODEL}: {lacking}") in [
                 (line.verdict, line.reason) for line in client.explain(orchestrator_pb2.ExplainRequest(node_id=lacks.node_id))
             ]
         assert not [event for event in rig.events(lacks) if event.startswith(("assignment_refused", "replica_hosted"))]
         owner_is_told = rig.told(lacks)
-        assert refused.reason in owner_is_told.reason
+        assert lacking in owner_is_told.reason
         assert "setting components" in owner_is_told.next_action
 
 
