@@ -32,8 +32,7 @@ MAINTAINERS_WRITE: Final = frozenset(
 PNODES_WRITE: Final = frozenset((_K.OBJECT_KIND_STATE, _K.OBJECT_KIND_COMMIT, _K.OBJECT_KIND_EVIDENCE))
 MAX_DATASET_MANIFEST_BYTES: Final = 32 * limits.MIB
 STRANGERS_ASK: Final = Rate(per_s=20.0, burst=200.0)
-"""Questions of one subnet by callers that are neither maintainers nor nodes of the network, and as many calls that read by all but maintainers and
-orchestrators."""
+"""Questions of one subnet by callers that are neither maintainers nor orchestrators, and as many calls that read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,6 @@ class Caller:
     orchestrator: bool
     pnode: bool
     """A PNode that this orchestrator knows, or its worker."""
-
-    @property
-    def is_member(self) -> bool:
-        """A maintainer or a node of the network."""
-        return self.is_listed or self.pnode
 
     @property
     def is_listed(self) -> bool:
@@ -69,8 +63,9 @@ def _node_ids(keys: tuple[bytes, ...]) -> frozenset[str]:
     return frozenset(node_id_of(key) for key in keys)
 
 
-class AskLimits:
-    """How often questions may be asked: who is known here as often as there is room, strangers at a rate per subnet, since keys cost nothing.
+class CallLimits:
+    """How often a kind of call may be made: by whom the network document lists as often as there is room, by others, PNodes too, at a rate per subnet,
+    since keys cost nothing and any key attaches.
 
     ``gateways``: their ids, of those that limit whom they ask for.
     """
@@ -79,24 +74,17 @@ class AskLimits:
         self._gateways = frozenset(gateways)
         self._strangers = TokenBuckets(STRANGERS_ASK)
 
+    def exempts(self, caller: Caller) -> bool:
+        """Whether that one is held to no rate."""
+        return caller.is_listed or caller.node_id in self._gateways
+
     def check(self, caller: Caller, subnet: str, now: float) -> None:
         """Raises Unavailable (``rate_limited``) with the time to wait."""
-        if self._is_free(caller) or caller.node_id in self._gateways:
+        if self.exempts(caller):
             return
         wait_s = self._strangers.wait_s(subnet, now)
         if wait_s:
             raise Unavailable("too many questions from there", code="rate_limited", retry_after_s=wait_s, remedy="ask more slowly")
-
-    def _is_free(self, caller: Caller) -> bool:
-        return caller.is_member
-
-
-class ReadLimits(AskLimits):
-    """How often jobs and nodes may be read about: a PNode reads nothing of that for its work, and at a stranger's rate else."""
-
-    def _is_free(self, caller: Caller) -> bool:
-        return caller.is_listed
-
 
 def key_of(ref: data_pb2.ObjectRef) -> tuple[str, int]:
     """The object's key and the most bytes it may have. Raises InvalidInput."""

@@ -28,7 +28,7 @@ from vnode.costs import session_bytes
 MAX_IN_FLIGHT: Final = 64
 """Questions at once; more are told to come again."""
 STRANGERS_AT_ONCE: Final = 32
-"""Callers that nobody knows leave the other places to members."""
+"""Callers that are held to a rate leave the other places to those that are not."""
 CHECKED: Final = 0.02
 """Share of the answers that are asked again over other machines."""
 CHECKS_AT_ONCE: Final = 2

@@ -21,7 +21,7 @@ from orchestrator.access import (
     MAINTAINERS_WRITE,
     MAX_DATASET_MANIFEST_BYTES,
     Caller,
-    ReadLimits,
+    CallLimits,
     caller_of,
     check_read,
     check_write,
@@ -96,7 +96,7 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
         self._shared, self._models, self._known = shared, models, known
         self._presigner, self._proxy_uploads = presigner, proxy_uploads
         self._proxies = Proxies()
-        self._budget, self._read_limits = WriteBudget(), ReadLimits(shared.gateways)
+        self._budget, self._read_limits = WriteBudget(), CallLimits(shared.gateways)
         self._datasets: OrderedDict[str, data_pb2.DatasetInfo] = OrderedDict()
         """By key of the manifest, whose content never changes."""
 

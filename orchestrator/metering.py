@@ -50,9 +50,9 @@ class Meter:
     def __init__(self) -> None:
         self._accounts: dict[Client, Account] = {}
 
-    def count(self, client: Client, *, is_member: bool, num_samples: int, vnode_samples: int, now_unix_ms: int) -> None:
+    def count(self, client: Client, *, is_known: bool, num_samples: int, vnode_samples: int, now_unix_ms: int) -> None:
         """An answer was given. Without room it goes to the client's own account, or to that of all for whom there is none."""
-        has_room = len(self._accounts) < (MAX_ACCOUNTS if is_member else STRANGERS_ACCOUNTS)
+        has_room = len(self._accounts) < (MAX_ACCOUNTS if is_known else STRANGERS_ACCOUNTS)
         choices = (client, replace(client, on_behalf=""))
         fit = next((one for one in choices if has_room or one in self._accounts), Client(client.model, ""))
         account = self._accounts.setdefault(fit, Account(now_unix_ms))
@@ -89,7 +89,7 @@ class Metering:
         if caller.orchestrator:
             return
         self._meter.count(
-            Client(model, caller.node_id, on_behalf), is_member=caller.is_member or caller.node_id in self._shared.gateways,
+            Client(model, caller.node_id, on_behalf), is_known=caller.is_listed or caller.node_id in self._shared.gateways,
             num_samples=num_samples, vnode_samples=vnode_samples, now_unix_ms=self._now(),
         )  # fmt: skip
 

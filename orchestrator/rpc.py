@@ -16,7 +16,7 @@ from dcnr.rpc.guard import caller_of as call_of
 from dcnr.rpc.guard import peer_of
 from dcnr.tracing import of_job
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2, orchestrator_pb2_grpc
-from orchestrator.access import AskLimits, Caller, ReadLimits, caller_of
+from orchestrator.access import Caller, CallLimits, caller_of
 from orchestrator.admission import admit, record_cancel
 from orchestrator.asking import MAX_IN_FLIGHT, STRANGERS_AT_ONCE, Asking
 from orchestrator.attach import AttachService
@@ -79,7 +79,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def __init__(self, models: Models, attach: AttachService, directory: Directory, asking: Asking, metering: Metering) -> None:
         self._models, self._attach, self._directory, self._asking, self._metering = models, attach, directory, asking, metering
         self._writing = Generating(asking, models.shared.clock, models.shared.random_bytes)
-        self._ask_limits, self._read_limits = AskLimits(models.shared.gateways), ReadLimits(models.shared.gateways)
+        self._ask_limits, self._read_limits = CallLimits(models.shared.gateways), CallLimits(models.shared.gateways)
         self._watchers = Watchers()
         self._shared = models.shared
         self._previews = asyncio.Semaphore(PREVIEW_AT_ONCE)
@@ -271,7 +271,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """The model's answer, from here or, where too few PNodes are attached here, from the head's holder."""
         caller = self._admitted(context)
         runtime = self._only(request.model)
-        places, on_behalf = MAX_IN_FLIGHT if caller.is_member else STRANGERS_AT_ONCE, check_on_behalf(request.on_behalf)
+        places, on_behalf = MAX_IN_FLIGHT if self._ask_limits.exempts(caller) else STRANGERS_AT_ONCE, check_on_behalf(request.on_behalf)
         with self._shared.tracer.span("Forward", request.traceparent, model=runtime.model):
             answer = await self._asking.forward(runtime, request, may_pass_on=not caller.orchestrator, places=places)
         self._metering.answered(caller, on_behalf, answer)
@@ -297,7 +297,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """Who reads what is known here. Raises Unavailable (``rate_limited``)."""
         return self._limited(context, self._read_limits)
 
-    def _limited(self, context: Any, limit: AskLimits) -> Caller:
+    def _limited(self, context: Any, limit: CallLimits) -> Caller:
         peer, shared = peer_of(context), self._shared
         caller = caller_of(shared.policy, peer.node_id, peer.pnode_id, lambda node_id: node_id in shared.inventory.nodes())
         limit.check(caller, call_of(context).subnet, shared.clock.monotonic())

@@ -111,9 +111,9 @@ def test_books_that_are_away_hear_the_same_words_again_and_then_what_came_since(
 def test_accounts_are_bounded_and_nothing_goes_uncounted() -> None:
     meter = Meter()
     for number in range(2 * MAX_ACCOUNTS):
-        meter.count(Client(MODEL, f"s{number}"), is_member=False, num_samples=1, vnode_samples=1, now_unix_ms=number)
+        meter.count(Client(MODEL, f"s{number}"), is_known=False, num_samples=1, vnode_samples=1, now_unix_ms=number)
     for number in range(2 * MAX_ACCOUNTS):
-        meter.count(Client(MODEL, f"m{number}"), is_member=True, num_samples=1, vnode_samples=1, now_unix_ms=number)
+        meter.count(Client(MODEL, f"m{number}"), is_known=True, num_samples=1, vnode_samples=1, now_unix_ms=number)
     found = meter.take({}, 3 * MAX_ACCOUNTS)
     assert len(found) == MAX_ACCOUNTS
     assert sum(one.num_answers for one in found.values()) == 4 * MAX_ACCOUNTS
@@ -123,9 +123,9 @@ def test_accounts_are_bounded_and_nothing_goes_uncounted() -> None:
 
 def test_without_room_a_gateway_still_pays_for_its_keys() -> None:
     meter = Meter()
-    meter.count(Client(MODEL, "g"), is_member=False, num_samples=1, vnode_samples=1, now_unix_ms=1)
+    meter.count(Client(MODEL, "g"), is_known=False, num_samples=1, vnode_samples=1, now_unix_ms=1)
     for number in range(STRANGERS_ACCOUNTS):
-        meter.count(Client(MODEL, "g", f"key-{number}"), is_member=False, num_samples=1, vnode_samples=1, now_unix_ms=1)
+        meter.count(Client(MODEL, "g", f"key-{number}"), is_known=False, num_samples=1, vnode_samples=1, now_unix_ms=1)
     found = meter.take({}, MAX_ACCOUNTS)
     assert found[Client(MODEL, "g")].num_answers == 2
     assert Client(MODEL, "") not in found

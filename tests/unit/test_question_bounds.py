@@ -16,7 +16,7 @@ from dcnr.ids import NodeId
 from dcnr.sdk.asking import Ask, answer_of, request_of
 from dcnr.stages import Stage
 from dcnr.v1 import model_pb2, orchestrator_pb2
-from orchestrator.access import STRANGERS_ASK, AskLimits, Caller
+from orchestrator.access import STRANGERS_ASK, Caller, CallLimits
 from orchestrator.questions import MAX_INPUT_BYTES, question_of, version_of
 from orchestrator.view import JobFacts
 
@@ -128,16 +128,18 @@ def test_an_answer_is_the_array_that_was_sent_or_is_refused() -> None:
         answer_of(response)
 
 
-def test_strangers_of_one_subnet_share_a_rate_and_members_have_none() -> None:
-    limits, stranger = AskLimits(), Caller("s", maintainer=False, orchestrator=False, pnode=False)
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_strangers_of_one_subnet_attached_or_not_share_a_rate_and_who_is_listed_has_none(is_attached: bool) -> None:
+    limits, stranger = CallLimits(), Caller("s", maintainer=False, orchestrator=False, pnode=is_attached)
     for _ in range(int(STRANGERS_ASK.burst)):
         limits.check(stranger, "net", 0.0)
     with pytest.raises(Unavailable) as caught:
-        limits.check(stranger, "net", 0.0)
+        limits.check(Caller("t", maintainer=False, orchestrator=False, pnode=is_attached), "net", 0.0)
     assert caught.value.code == "rate_limited"
     assert caught.value.retry_after_s > 0
     limits.check(stranger, "elsewhere", 0.0)
-    known = AskLimits(["s"])
+    assert not limits.exempts(stranger), "and leaves the other places"
+    known = CallLimits(["s"])
     for _ in range(2 * int(STRANGERS_ASK.burst)):
         known.check(stranger, "net", 0.0)
     limits.check(Caller("m", maintainer=True, orchestrator=False, pnode=False), "net", 0.0)
