@@ -1,4 +1,8 @@
-"""What the audit desk has decided about intervals, and what of it goes into the next manifest: verdicts, and with a failure the way back. Pure."""
+"""What the audit desk has decided about intervals, and what of it goes into the next manifest: verdicts, and with a failure the way back. Pure.
+
+A way back can be longer than a manifest has room for. What leaves the lines then follows from the entries, which name where each VNode goes on from, and fences keep
+out everything else that was taken back. So verdicts of what went back are told as far as they fit, those first that mean something beside the lines.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from dataservice.manifest_form import Contribution, Entry, Manifest, record_from_proto
+from dataservice.manifest_form import Contribution, Entry, Manifest, contribution_to_proto, record_from_proto
+from dataservice.manifests import VERDICT_BYTES
 from dcnr.ids import Digest
 from orchestrator.audit_events import Decision
 from orchestrator.chain import Chain
@@ -20,6 +25,10 @@ if TYPE_CHECKING:
 
 MAX_AT_ONCE: Final = 512
 """Verdicts taken into one manifest; the rest follow in the next."""
+JUDGED_BYTES: Final = VERDICT_BYTES // 2
+"""What they may take, by which fewer are taken; the rest of `VERDICT_BYTES` is a way back's."""
+FIELD_BYTES: Final = 8
+"""A contribution in a manifest is longer than alone by less."""
 MAX_RETRACTED: Final = 4096
 """Digests remembered as retracted; the oldest are forgotten, and fences keep them out all the same."""
 
@@ -66,29 +75,54 @@ def news(chain: Chain, decisions: Iterable[Decision]) -> list[Decision]:
 def take(
     ledger: Ledger, decisions: Sequence[Decision], behind: Mapping[str, frozenset[str]], kept: frozenset[str], now_unix_ms: int
 ) -> Taken:
-    """What follows from ``decisions``, as `news` gives them. ``kept``: digests of states that can be returned to; asked only where something goes back.
+    """What follows from ``decisions``, as `news` gives them, and as many of them as fit. ``kept``: digests of states that can be returned to; asked only
+    where something goes back.
 
     Raises InvariantBroken where a VNode has no checkpoint left to return to.
     """
     contributions: list[Contribution] = []
     way: WayBack | None = None
+    taken: list[Decision] = []
+    room = JUDGED_BYTES
     for one in decisions:
+        known = ledger.intervals[one.interval]
         if one.verdict in BACK:
             cause = one.cause if one.verdict is Verdict.FAILED and one.cause is not None else Cause.UNVERIFIABLE
             way = way_back(_with_kept(ledger, kept), one.interval, cause, behind)
-            changed = {
-                **dict.fromkeys(way.dropped, Verdict.DROPPED), **dict.fromkeys(way.void, Verdict.VOID), one.interval: way.verdict,
-            }  # fmt: skip
-            for name, verdict in sorted(changed.items()):
-                if ledger.intervals[name].verdict is not verdict:
-                    evidence = one.evidence if name == one.interval else ""
-                    contributions.append(contribution(ledger.intervals[name], verdict, now_unix_ms, evidence))
-            ledger = gone_back(ledger, way)
+            if known.verdict is not way.verdict:
+                contributions.append(contribution(known, way.verdict, now_unix_ms, one.evidence))
+            went = _went_back(ledger, way, now_unix_ms)
+            contributions += went
+            told = {item.interval for item in went}
+            ledger = gone_back(ledger, replace(way, void=way.void & told, dropped=way.dropped & told))
         else:
-            known = ledger.intervals[one.interval]
-            contributions.append(contribution(known, one.verdict, now_unix_ms))
+            said = contribution(known, one.verdict, now_unix_ms)
+            room -= _num_bytes(said)
+            if room < 0 and taken:
+                continue
+            contributions.append(said)
             ledger = replace(ledger, intervals={**ledger.intervals, one.interval: replace(known, verdict=one.verdict)})
-    return Taken(tuple(decisions), tuple(contributions), ledger, way, _fenced(ledger, decisions, way, behind))
+        taken.append(one)
+    return Taken(tuple(taken), tuple(contributions), ledger, way, _fenced(ledger, taken, way, behind))
+
+
+def _went_back(ledger: Ledger, way: WayBack, now_unix_ms: int) -> list[Contribution]:
+    """What is told of intervals that go back with another, as far as there is room: of the accused first, then of what waits for an audit."""
+    verdicts = {**dict.fromkeys(way.dropped, Verdict.DROPPED), **dict.fromkeys(way.void, Verdict.VOID)}
+    changed = (one for name, verdict in verdicts.items() if (one := ledger.intervals[name]).verdict is not verdict)
+    told: list[Contribution] = []
+    room = VERDICT_BYTES - JUDGED_BYTES
+    for one in sorted(changed, key=lambda one: (one.name not in way.void, one.verdict is not Verdict.OPEN, -one.number)):
+        said = contribution(one, verdicts[one.name], now_unix_ms)
+        room -= _num_bytes(said)
+        if room < 0:
+            break
+        told.append(said)
+    return told
+
+
+def _num_bytes(one: Contribution) -> int:
+    return contribution_to_proto(one).ByteSize() + FIELD_BYTES
 
 
 def contribution(one: Interval, verdict: Verdict, now_unix_ms: int, evidence: str = "") -> Contribution:

@@ -2,8 +2,8 @@
 
 A contribution whose interval is new says what the draw said, and belongs to the checkpoint that the same manifest names newest of its VNode. One whose interval
 is known changes its verdict; with the verdict that it has it is taken up again, since the checkpoint that brought it was lost or left aside: it belongs to its
-VNode's newest checkpoint from now on. What a manifest retracts leaves its line. So a process with an empty disk, or one that distrusts its holder, finds the
-same as everybody.
+VNode's newest checkpoint from now on. What a manifest retracts leaves its line, and so does what stands behind the checkpoint that it names newest. So a process
+with an empty disk, or one that distrusts its holder, finds the same as everybody.
 """
 
 from __future__ import annotations
@@ -201,19 +201,21 @@ def _check_same(before: Interval, one: model_pb2.Contribution) -> None:
 
 
 def _name(reading: _Reading, entries: Iterable[model_pb2.ManifestEntry], fresh: Mapping[str, Sequence[str]]) -> None:
-    """Appends the checkpoint that brings each VNode's new intervals; anything else that is newest must be in its line already."""
+    """Appends the checkpoint that brings each VNode's new intervals; anything else that is newest must be in its line already, which ends there then."""
     named = {entry.vnode: entry.working[0].digest for entry in entries if entry.working}
     if missing := set(fresh) - named.keys():
         raise Corrupt(f"{min(missing)} has new intervals and no checkpoint", code="bad_ledger")
     for vnode, digest in sorted(named.items()):
         line = reading.lines.setdefault(vnode, [])
-        known = any(one.digest == digest for one in line)
+        place = next((at for at, one in enumerate(line) if one.digest == digest), None)
         if vnode in fresh:
-            if known or not line:
+            if place is not None or not line:
                 raise Corrupt(f"the new intervals of {vnode} come with no checkpoint of their own", code="bad_ledger")
             line.append(Named(check_digest(digest), tuple(fresh[vnode])))
-        elif not known:
+        elif place is None:
             raise Corrupt(f"{vnode} goes on from {digest[:12]}, which nothing leads to", code="bad_ledger")
+        else:
+            del line[place + 1 :]
 
 
 def _verdict(one: model_pb2.Contribution) -> Verdict:

@@ -92,9 +92,8 @@ def drawn_of_the_found_out(ledger: Ledger, left: Mapping[str, Sequence[Interval]
     """
     drawn: list[str] = []
     if left:
-        num_open = Counter(
-            who for one in ledger.intervals.values() if one.verdict is Verdict.OPEN for who in (one.vnode, one.pnode_id)
-        )
+        counting = (ledger.intervals[name] for line in ledger.lines.values() for one in line for name in one.intervals)
+        num_open = Counter(who for one in counting if one.verdict is Verdict.OPEN for who in (one.vnode, one.pnode_id))
         for one in (one for some in left.values() for one in some):
             if num_open[one.vnode] < AT_ONCE and num_open[one.pnode_id] < AT_ONCE:
                 drawn.append(one.name)
