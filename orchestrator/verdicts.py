@@ -1,7 +1,7 @@
 """What the audit desk has decided about intervals, and what of it goes into the next manifest: verdicts, and with a failure the way back. Pure.
 
-A way back can be longer than a manifest has room for. What leaves the lines then follows from the entries, which name where each VNode goes on from, and fences keep
-out everything else that was taken back. So verdicts of what went back are told as far as they fit, those first that mean something beside the lines.
+A way back can be longer than a manifest has room for. What leaves the lines then follows from the entries, which name where each VNode goes on from, and fences
+keep out everything else that was taken back. So verdicts of what went back are told as far as they fit, those first that mean something beside the lines.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A contribution whose interval is new says what the draw said, and belongs to the checkpoint that the same manifest names newest of its VNode. One whose interval
 is known changes its verdict; with the verdict that it has it is taken up again, since the checkpoint that brought it was lost or left aside: it belongs to its
-VNode's newest checkpoint from now on. What a manifest retracts leaves its line, and so does what stands behind the checkpoint that it names newest. So a process
-with an empty disk, or one that distrusts its holder, finds the same as everybody.
+VNode's newest checkpoint from now on. What a manifest retracts leaves its line, and so does what stands behind the checkpoint that it names newest. So a
+process with an empty disk, or one that distrusts its holder, finds the same as everybody.
 """
 
 from __future__ import annotations
