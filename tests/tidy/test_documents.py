@@ -274,6 +274,28 @@ def test_every_invariant_names_its_tests() -> None:
     assert [number for number, row in rows if "tests/" not in row and "open:" not in row] == []
 
 
+@by_document
+def test_tests_that_only_make_long_runs_are_named_with_it(path: Path) -> None:
+    """Else a reader takes for shown by `make test` what that does not run."""
+    cited = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`( \(`make long`\))?", FENCE.sub("", path.read_text()))
+    wrong = [f"{file}::{test}" for file, test, marked in cited if all(long_marks(file, test)) != bool(marked)]
+    assert wrong == [], "after a test that only `make long` runs stands (`make long`), after others it does not"
+
+
+@functools.cache
+def long_marks(file: str, test: str) -> list[bool]:
+    """Of each test that is named (of all of a file, where none is) whether it is marked `long`; False where the file has no tests."""
+    path = ROOT / file
+    tree = ast.parse(path.read_text()) if path.exists() else ast.Module([], [])
+    found = [
+        "pytest.mark.long" in map(ast.unparse, node.decorator_list)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.name == test if test else node.name.startswith("test_"))
+    ]
+    return found or [False]
+
+
 # ---- figures ---------------------------------------------------------------------------------------------------------------------
 
 
