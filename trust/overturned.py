@@ -1,8 +1,8 @@
 """What an auditor pays for a finding that did not hold, and which intervals have to be audited again because of it. Pure.
 
-Whoever passes what is wrong, or faults what is right, is treated as whoever computes wrong: it is a fault of its own. The truth is known for canaries, from
-a fault record that this orchestrator verified itself, or from a referee. Who is found out for whatever it did is believed no more either: it pays nothing for
-what it said, but what passed on its word alone is audited again too.
+Whoever passes what is wrong, or faults what is right, is treated as whoever computes wrong: it is a fault of its own. The truth is known for canaries, or from
+a fault record that this orchestrator verified itself. Who is found out for whatever it did is believed no more either: it pays nothing for what it said, but
+what passed on its word alone is audited again too.
 """
 
 from __future__ import annotations
