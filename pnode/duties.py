@@ -80,7 +80,7 @@ class Duties:
         await self._judged(entry, entry.authority.offered(desired, signer))
 
     async def head_received(self, envelope: identity_pb2.Envelope, source: Source) -> None:
-        """Takes in a head; one that an orchestrator merely tells renews the horizon but confirms nothing."""
+        """Takes in a head; a newer one renews the horizon, also where an orchestrator merely tells it, which confirms nothing."""
         try:
             payload, signer = open_single(envelope, identity_pb2.DOMAIN_HEAD, max_bytes=limits.MAX_HEAD_BYTES)
             head = parse(model_pb2.Head, payload, limits.MAX_HEAD_BYTES)
