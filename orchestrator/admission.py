@@ -167,7 +167,7 @@ def _check_cleared(manifest: model_pb2.Manifest) -> None:
     if waiting:
         raise Refused(
             f"manifest {manifest.number} holds training that no audit has cleared: of {', '.join(waiting[:MAX_NAMED])}", code="not_cleared",
-            remedy="go on from a manifest with which a job completed: dcnr job list names them", vnode=waiting[0],
+            remedy="go on from that with which a job completed: dcnr job list names jobs, dcnr job watch JOB prints its manifest whole", vnode=waiting[0],
         )  # fmt: skip
 
 

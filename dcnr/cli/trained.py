@@ -31,8 +31,8 @@ def newest_made(jobs: Iterable[orchestrator_pb2.JobView]) -> dict[str, str]:
 def told_of_unfinished(jobs: Sequence[orchestrator_pb2.JobView], job: orchestrator_pb2.JobView, *, audits_drawn: bool) -> str:
     """Of a job that did not complete and made the newest manifest of its model: what answers now, and how to go on, or back to what completed before it.
 
-    Empty for any other job. ``jobs``: those of its model, the newest first. Where audits are drawn nobody is sent on from it: what a job begins with counts
-    as cleared there.
+    Empty for any other job. ``jobs``: those of its model, the newest first. Where audits are drawn nobody is sent on from it: only a manifest whose newest
+    checkpoints are all cleared is admitted there.
     """
     from dcnr.v1 import model_pb2
 

@@ -39,6 +39,7 @@ def test_a_job_goes_on_from_audited_training_where_all_of_it_is_cleared(audits: 
         with pytest.raises(Refused, match=half_way.entries[1].vnode) as refused:
             await admit(wish, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=0)
         assert refused.value.code == "not_cleared"
+        assert "dcnr job watch JOB" in refused.value.remedy, "lists of jobs cut digests short, and --from-manifest takes whole ones"
         assert made.store.peek(keys.job_request(MODEL, JOB)) is None
 
     asyncio.run(story())
