@@ -29,9 +29,8 @@ from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef, c
 from dataservice.transfer import download
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale, Unavailable
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Unavailable
 from dcnr.ids import Digest, check_digest, check_name, digest_of
-from dcnr.ports import ObjectStore
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -103,19 +102,6 @@ async def stage(
     await put(keys.dataset_manifest(name, manifest.digest), manifest.to_bytes())
     reached("dataset.staged")
     return manifest
-
-
-def put_if_absent(store: ObjectStore) -> Put:
-    """A ``put`` for content-addressed objects: one that exists already is the same one."""
-
-    async def put(key: str, data: bytes) -> None:
-        try:
-            await store.put(key, data, if_none_match=True)
-        except Stale as error:
-            if error.code != "precondition_failed":
-                raise
-
-    return put
 
 
 def cut(arrays: Arrays, shares: Mapping[str, float], *, seed: int) -> dict[str, Arrays]:

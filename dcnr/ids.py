@@ -58,11 +58,6 @@ def check_node_id(text: object) -> NodeId:
     return NodeId(_checked(_HEX40, text, "node id", "40 lower-case hexadecimal characters"))
 
 
-def check_network_id(text: object) -> NetworkId:
-    """``text`` as a network id. Raises InvalidInput."""
-    return NetworkId(_checked(_HEX40, text, "network id", "40 lower-case hexadecimal characters"))
-
-
 def check_digest(text: object) -> Digest:
     """``text`` as a SHA-256 digest. Raises InvalidInput."""
     return Digest(_checked(_HEX64, text, "digest", "64 lower-case hexadecimal characters"))

@@ -28,7 +28,7 @@ from pnode.evidence import EvidenceFolder, Interval
 from pnode.outbox import bytes_of
 from pnode.spool import Frame
 from trust.evidence import MAX_STATEMENTS
-from trust.ledger import MAX_UNCLEARED
+from trust.ledger import waits_for_audit
 from trust.step_logs import MAX_ENTRIES
 from vnode.compute import StepResult
 from vnode.state import StateInfo
@@ -249,7 +249,7 @@ class Books:
 
     def _judge(self) -> None:
         why = ""
-        if self._num_open > MAX_UNCLEARED:
+        if waits_for_audit(self._num_open):
             why = f"waiting_for_audit: {self._num_open} intervals are not cleared"
         elif self._bytes >= self._max_bytes:
             why = f"waiting_for_audit: {self._bytes // limits.MIB} MiB of evidence are kept until they are audited"

@@ -234,11 +234,6 @@ class Duties:
         """Each model with the digest of the newest manifest that a confirmed head names."""
         return [(name, one.authority.head.manifest_digest) for name, one in self._models.items() if one.authority.head is not None]
 
-    def job_of(self, model: str) -> str:
-        """The job of a model's desired state."""
-        entry = self._models.get(model)
-        return entry.desired.job_id if entry is not None and entry.desired is not None else ""
-
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
     def _open_desired(self, envelope: identity_pb2.Envelope) -> tuple[model_pb2.DesiredState, NodeId]:

@@ -40,6 +40,11 @@ CLEAR: Final = frozenset((Verdict.SPARED, Verdict.PASSED))
 """An interval with such a verdict stands in nobody's way."""
 
 
+def waits_for_audit(num_open: int) -> bool:
+    """Whether a replica of which so many intervals are open may learn no more for now."""
+    return num_open > MAX_UNCLEARED
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """What a replica did between two signed statements."""
@@ -98,14 +103,6 @@ class Ledger:
         open or failed. At least 1: the beginning is cleared.
         """
         return sum(1 for _ in takewhile(self._is_clear, self.lines[vnode]))
-
-    def num_open(self, replica: str) -> int:
-        """How many intervals of a replica wait for their audit."""
-        return sum(one.replica == replica and one.verdict is Verdict.OPEN for one in self.intervals.values())
-
-    def waits_for_audit(self, replica: str) -> bool:
-        """Whether it may learn no more for now."""
-        return self.num_open(replica) > MAX_UNCLEARED
 
     def credit(self, weight: Mapping[str, float]) -> dict[str, float]:
         """By PNode: the sum over its cleared batches of the VNode's ``weight`` (GFLOP per batch). What is not cleared gives nothing."""

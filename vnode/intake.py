@@ -267,10 +267,6 @@ class Intake:
         """The computation is over; what failed is needed again."""
         self._computing = None
 
-    def num_held(self, lane: Lane) -> int:
-        """Batches of a lane with at least one input here."""
-        return len(self._held.get(lane, {}))
-
     def reads(self, now_s: float) -> list[Instruction]:
         """Inputs to read from the data set, inside the window."""
         wanted: list[ReadInput] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dcnr.specs import Config, Fields
+from dcnr.specs import Fields
 
 SCHEDULES = ("constant", "one_cycle", "cosine")
 ONE_CYCLE_START = 1 / 25
@@ -46,11 +46,6 @@ class Schedule:
         if self.kind == "cosine":
             return self.lr * _cosine(1.0, 0.0, (done - warm) / max(num_batches - warm, 1.0) if done > warm else 0.0)
         return self.lr
-
-
-def learning_rate(config: Config, num_learned: int, num_batches: int) -> float:
-    """The rate that an optimiser's configuration gives at this point of the job; other fields of it are not looked at."""
-    return Schedule.read(Fields(config, "schedule")).rate(num_learned, num_batches)
 
 
 def _cosine(start: float, end: float, part: float) -> float:

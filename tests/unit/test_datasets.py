@@ -7,7 +7,7 @@ import gzip
 import json
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,12 @@ from dataservice.staging import (
     byte_windows,
     cut,
     obtain,
-    put_if_absent,
     read_idx,
     read_npz,
     read_safetensors,
     stage,
 )
-from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
+from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale
 from dcnr.ids import Digest, digest_of
 
 FIELDS = {
@@ -52,6 +51,19 @@ class Clock:
 
     def wall(self) -> float:
         return 0.0
+
+
+def put_if_absent(store: MemoryStore) -> Callable[[str, bytes], Awaitable[None]]:
+    """What exists already is the same object: its name is its digest."""
+
+    async def put(key: str, data: bytes) -> None:
+        try:
+            await store.put(key, data, if_none_match=True)
+        except Stale as error:
+            if error.code != "precondition_failed":
+                raise
+
+    return put
 
 
 def staged(shard_bytes: int = 100) -> tuple[MemoryStore, DatasetManifest]:

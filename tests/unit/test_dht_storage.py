@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from dcnr.errors import InvalidInput
 from dcnr.ids import NodeId
 from dcnr.limits import DHT_RECORD_LIFETIME_S, MAX_CLOCK_SKEW_S, MAX_DHT_RECORD_BYTES
 from membership.dht_storage import RecordStore, StoreResult
-from membership.directory import VerifiedRecord, best_answer, record_key
-from membership.memory_directory import MemoryDirectory
+from membership.directory import VerifiedRecord, best_answer, checked_record, record_key
 
 KEY = record_key("node/a")
 
@@ -118,29 +115,11 @@ def test_a_single_keeper_with_a_huge_sequence_does_not_beat_the_owner_whom_most_
     assert best_answer([]) is None
 
 
-class StillClock:
-    def monotonic(self) -> float:
-        return 0.0
-
-    def wall(self) -> float:
-        return 0.0
-
-
-def test_the_memory_directory_follows_the_same_rules() -> None:
-    async def run() -> None:
-        stores = [RecordStore(verify) for _ in range(3)]
-        directory = MemoryDirectory(stores, clock=StillClock(), verify=verify)
-        assert await directory.get("node/a") is None
-        assert await directory.put("node/a", record(2)) == 3
-        assert await directory.put("node/a", record(1)) == 0
-        assert await directory.get("node/a") == record(2)
-        for data, code in (
-            (b"unsigned", "bad_record"),
-            (b"x" * 2000, "record_too_large"),
-            (record(3, expires=-1.0), "record_expired"),
-        ):
-            with pytest.raises(InvalidInput) as caught:
-                await directory.put("node/a", data)
-            assert caught.value.code == code
-
-    asyncio.run(run())
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [(b"unsigned", "bad_record"), (b"x" * 2000, "record_too_large"), (record(3, expires=-1.0), "record_expired")],
+)
+def test_what_nobody_would_keep_is_refused_before_anybody_is_asked(data: bytes, code: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        checked_record(KEY, data, verify, 0.0)
+    assert caught.value.code == code

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dcnr.errors import InvalidInput
+from dcnr.specs import Config, Fields
 from vnode.randomness import Draws
-from vnode.schedules import learning_rate
+from vnode.schedules import Schedule
 
 
 def test_words_are_fixed_for_all_time() -> None:
@@ -28,6 +29,10 @@ def test_integers_and_masks_have_the_right_distribution() -> None:
     assert len(counts) == 5
     assert np.abs(counts - 10_000).max() < 500
     assert abs(Draws(0, "a", 0).keep("p", 50_000, drop=0.1).mean() - 0.9) < 0.01
+
+
+def learning_rate(config: Config, num_learned: int, num_batches: int) -> float:
+    return Schedule.read(Fields(config, "schedule")).rate(num_learned, num_batches)
 
 
 def test_rates_follow_the_lineage() -> None:

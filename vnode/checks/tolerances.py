@@ -15,7 +15,6 @@ from typing import Any
 from dcnr.errors import InvariantBroken
 from trust.comparison import Comparison
 
-LEVELS = ("replay", "sketch", "referee")
 FILE = "tolerances.json"
 
 
