@@ -12,10 +12,11 @@ from urllib.parse import parse_qsl, unquote
 
 from dcnr.ports import Clock
 from dcnr.settings import GatewaySettings
-from gateway.buckets import Buckets
+from gateway.buckets import MAX_BUCKETS, take
 from gateway.errors import RestError
 from gateway.keys import PREFIX, Key, KeyRing, Use
 from trust.addresses import subnet_of
+from trust.rates import Rate, TokenBuckets
 
 SIGNATURE_WINDOW_S: Final = 300.0
 MAX_SIGNATURES: Final = 100_000
@@ -81,7 +82,10 @@ class Access:
         self._settings, self._ring, self._clock = settings, ring, clock
         self._public = loopback if settings.public_reads == "auto" else settings.public_reads == "yes"
         self._hosts = frozenset({*settings.hosts, *LOOPBACK_HOSTS}) if loopback else frozenset(settings.hosts)
-        self._buckets = Buckets()
+        self._of_keys, self._of_subnets = (
+            TokenBuckets(Rate(per_s, max(1, int(2 * per_s))), max_names=MAX_BUCKETS)
+            for per_s in (settings.requests_per_s, settings.public_requests_per_s)
+        )
         self._seen: OrderedDict[str, float] = OrderedDict()
 
     async def meet(self, asked: Asked) -> None:
@@ -95,14 +99,12 @@ class Access:
         subnet = subnet_of(asked.client)
         held, text = self._held(asked)
         key = held if held is not None and held.holds(self._clock.wall()) else None
-        rate = self._settings.requests_per_s if key is not None else self._settings.public_requests_per_s
-        allowance = self._buckets.take(
-            f"key {key.id}" if key is not None else f"net {subnet}", rate_per_s=rate, burst=max(1, int(2 * rate)), now=self._clock.monotonic()
-        )  # fmt: skip
-        headers = allowance.headers()
+        buckets, name = (self._of_keys, key.id) if key is not None else (self._of_subnets, subnet)
+        allowance = take(buckets, name, self._clock.monotonic())
+        headers, per_s = allowance.headers(), buckets.rate.per_s
         if not allowance.allowed:
             raise RestError(
-                "RATE_LIMITED", f"more than {rate:g} requests a second", headers=headers, wait_s=f"{allowance.wait_s:.2f}"
+                "RATE_LIMITED", f"more than {per_s:g} requests a second", headers=headers, wait_s=f"{allowance.wait_s:.2f}"
             )
         try:
             self._check_right(asked, key, text, headers)

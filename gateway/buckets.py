@@ -1,13 +1,15 @@
-"""Rate limits: a token bucket per name (an API key, or the subnet of who has none), as many as are kept. Pure."""
+"""Rate limits as clients are told them: what an API key, or the subnet of who has none, has left. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
+from trust.rates import TokenBuckets
+
 MAX_BUCKETS: Final = 10_000
+"""Of keys, and as many of subnets: a flood of names costs memory for so many of them, no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +32,7 @@ class Allowance:
         return told if self.allowed else {**told, "Retry-After": str(max(1, math.ceil(self.wait_s)))}
 
 
-class Buckets:
-    """One bucket per name. The longest unused one is forgotten when there are too many: a flood of names costs memory for `MAX_BUCKETS` of them, no more."""
-
-    def __init__(self, max_buckets: int = MAX_BUCKETS) -> None:
-        self._max = max_buckets
-        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def take(self, name: str, *, rate_per_s: float, burst: int, now: float) -> Allowance:
-        """Takes one token of that name's bucket if there is one."""
-        level, since = self._levels.get(name, (float(burst), now))
-        level = min(float(burst), level + max(0.0, now - since) * rate_per_s)
-        let_in = level >= 1.0
-        level -= 1.0 if let_in else 0.0
-        self._levels[name] = (level, now)
-        self._levels.move_to_end(name)
-        if len(self._levels) > self._max:
-            self._levels.popitem(last=False)
-        return Allowance(burst, int(level), (burst - level) / rate_per_s, 0.0 if let_in else (1.0 - level) / rate_per_s)
+def take(buckets: TokenBuckets, name: str, now: float) -> Allowance:
+    """Takes one token of that name's bucket if there is one."""
+    wait_s, level, rate = buckets.wait_s(name, now), buckets.level(name, now), buckets.rate
+    return Allowance(int(rate.burst), int(level), (rate.burst - level) / rate.per_s, wait_s)

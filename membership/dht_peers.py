@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from membership.directory import KEY_BYTES
+from trust.rates import Rate, TokenBuckets
 
 Address = tuple[str, int]
 
@@ -162,24 +163,6 @@ class DeadPeers:
         return silence is not None and now < silence.skip_until
 
 
-class _Buckets:
-    """Token buckets by name; the least recently used is forgotten first, so a new name always starts with a full burst."""
-
-    def __init__(self, rate_per_s: float, burst: float, max_names: int) -> None:
-        self._rate, self._burst, self._max = rate_per_s, burst, max_names
-        self._level: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def take(self, name: str, cost: float, now: float) -> bool:
-        level, since = self._level.get(name, (self._burst, now))
-        level = min(self._burst, level + max(0.0, now - since) * self._rate)
-        admitted = level >= cost
-        self._level[name] = (level - cost if admitted else level, now)
-        self._level.move_to_end(name)
-        if len(self._level) > self._max:
-            self._level.popitem(last=False)
-        return admitted
-
-
 class RateLimiter:
     """Admits requests while their address, its subnet and all together stay under their rates.
 
@@ -188,20 +171,19 @@ class RateLimiter:
 
     def __init__(self, *, single_host: bool, rate_per_s: float = REQUESTS_PER_S, burst: float = REQUEST_BURST) -> None:
         self._single_host = single_host
-        self._sources = _Buckets(rate_per_s, burst, MAX_TRACKED_ADDRESSES)
-        self._subnets = _Buckets(rate_per_s * SUBNET_FACTOR, burst * SUBNET_FACTOR, MAX_TRACKED_ADDRESSES)
-        self._total = _Buckets(rate_per_s * TOTAL_FACTOR, burst * TOTAL_FACTOR, 1)
+        self._sources, self._subnets, self._total = (
+            TokenBuckets(Rate(rate_per_s * factor, burst * factor), max_names=MAX_TRACKED_ADDRESSES)
+            for factor in (1, SUBNET_FACTOR, TOTAL_FACTOR)
+        )
 
     def admit(self, source: Address, now: float, *, cost: float = 1.0) -> bool:
         """Whether a request from ``source`` is worth an answer now."""
         host, port = source
         if self._single_host and is_near(host):
-            return self._sources.take(f"{host} {port}", cost, now) and self._total.take("", cost, now)
-        return (
-            self._sources.take(host, cost, now)
-            and self._subnets.take(subnet_of(host), cost, now)
-            and self._total.take("", cost, now)
-        )
+            asked = [(self._sources, f"{host} {port}"), (self._total, "")]
+        else:
+            asked = [(self._sources, host), (self._subnets, subnet_of(host)), (self._total, "")]
+        return all(buckets.wait_s(name, now, cost=cost) == 0.0 for buckets, name in asked)
 
 
 class RoundTrip:

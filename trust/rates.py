@@ -24,19 +24,23 @@ class TokenBuckets:
     """One bucket of ``rate`` for each name."""
 
     def __init__(self, rate: Rate, *, max_names: int = MAX_NAMES) -> None:
-        self._rate, self._max = rate, max_names
-        self._level: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self.rate, self._max = rate, max_names
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._level)
+        return len(self._left)
+
+    def level(self, name: str, now: float) -> float:
+        """What is in the bucket of ``name``; nothing is taken, and nothing remembered."""
+        level, since = self._left.get(name, (self.rate.burst, now))
+        return min(self.rate.burst, level + max(0.0, now - since) * self.rate.per_s)
 
     def wait_s(self, name: str, now: float, *, cost: float = 1.0) -> float:
         """0 when ``name`` may act now (that is taken from its bucket), else the seconds until it may."""
-        level, since = self._level.get(name, (self._rate.burst, now))
-        level = min(self._rate.burst, level + max(0.0, now - since) * self._rate.per_s)
+        level = self.level(name, now)
         admitted = level >= cost
-        self._level[name] = (level - cost if admitted else level, now)
-        self._level.move_to_end(name)
-        if len(self._level) > self._max:
-            self._level.popitem(last=False)
-        return 0.0 if admitted else (cost - level) / self._rate.per_s
+        self._left[name] = (level - cost if admitted else level, now)
+        self._left.move_to_end(name)
+        if len(self._left) > self._max:
+            self._left.popitem(last=False)
+        return 0.0 if admitted else (cost - level) / self.rate.per_s

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from dcnr.errors import ERROR_CLASSES, InvalidInput, InvariantBroken, Unavailable
 from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
-from gateway.buckets import Buckets
+from gateway.buckets import take
 from gateway.errors import CODES, from_typed
 from gateway.feeds import Feed, Item
 from gateway.metrics import CATALOGUE, PROXIED, SERVING, Metrics
 from gateway.paging import page
 from gateway.stats import quantile, stats_of
 from gateway.views import FOR_EVER_S, FRESH_S, NOW_S, Fresh
+from trust.rates import Rate, TokenBuckets
 
 
 class Hand:
@@ -35,10 +36,10 @@ class Hand:
 
 @given(st.lists(st.floats(0.0, 3.0), max_size=60), st.floats(0.2, 20.0), st.integers(1, 10))
 def test_no_name_gets_more_than_its_rate(pauses: list[float], rate: float, burst: int) -> None:
-    buckets, now, let_in = Buckets(), 0.0, 0
+    buckets, now, let_in = TokenBuckets(Rate(rate, burst)), 0.0, 0
     for pause in pauses:
         now += pause
-        allowance = buckets.take("a", rate_per_s=rate, burst=burst, now=now)
+        allowance = take(buckets, "a", now)
         let_in += allowance.allowed
         assert 0 <= allowance.remaining <= allowance.limit == burst
         assert allowance.allowed or "Retry-After" in allowance.headers()
@@ -46,10 +47,10 @@ def test_no_name_gets_more_than_its_rate(pauses: list[float], rate: float, burst
 
 
 def test_names_do_not_share_and_are_forgotten_when_too_many() -> None:
-    buckets = Buckets(max_buckets=2)
+    buckets = TokenBuckets(Rate(0.001, 1.0), max_names=2)
 
     def let_in(name: str) -> bool:
-        return buckets.take(name, rate_per_s=0.001, burst=1, now=0.0).allowed
+        return take(buckets, name, 0.0).allowed
 
     assert [let_in(name) for name in ("a", "a", "b", "b", "a")] == [True, False, True, False, False]
     assert let_in("c"), "b is forgotten: it was used longest ago"

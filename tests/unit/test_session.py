@@ -272,6 +272,8 @@ def test_token_buckets_refill_and_forget() -> None:
     assert buckets.wait_s("a", 0.5) == 0.0
     assert buckets.wait_s("a", 0.5) == 0.5
     assert buckets.wait_s("a", 0.75) == 0.25, "what is there already need not be waited for"
+    assert [buckets.level(name, 0.75) for name in "aaz"] == [0.5, 0.5, 3.0], "to look takes nothing"
+    assert len(buckets) == 1
     for name in "bcd":
         assert buckets.wait_s(name, 1.0, cost=3.0) == 0.0
     assert len(buckets) == 2
