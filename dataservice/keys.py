@@ -136,11 +136,6 @@ def shard(name: str, digest: str) -> str:
     return f"{dataset_prefix(name)}shards/{check_digest(digest)}"
 
 
-def result(job: str, name: str) -> str:
-    """One result of a job."""
-    return f"results/{check_name(job)}/{check_name(name)}"
-
-
 def probe(name: str) -> str:
     """A scratch object with which a store is tried out at start."""
     return f"probe/{check_name(name)}"

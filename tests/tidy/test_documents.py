@@ -296,6 +296,14 @@ def long_marks(file: str, test: str) -> list[bool]:
     return found or [False]
 
 
+def test_every_kind_of_object_in_the_store_is_in_the_protocol() -> None:
+    section = (ROOT / "PROTOCOL.md").read_text().partition("\n## Objects in the store\n")[2].partition("\n## ")[0]
+    body = ast.parse((ROOT / "dataservice" / "keys.py").read_text()).body
+    kinds = {node.name for node in body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
+    kinds -= {name for name in kinds if name.endswith("_prefix")}
+    assert kinds == set(re.findall(r"`dataservice\.keys\.(\w+)`", section))
+
+
 # ---- figures ---------------------------------------------------------------------------------------------------------------------
 
 

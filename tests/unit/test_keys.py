@@ -142,7 +142,6 @@ MAKERS: list[tuple[Callable[..., str], tuple[object, ...]]] = [
     (keys.dataset_manifest, ("mnist", DIGEST)),
     (keys.dataset_manifests_prefix, ("mnist",)),
     (keys.shard, ("mnist", DIGEST)),
-    (keys.result, ("job-1", "logits")),
     (keys.probe, ("start",)),
 ]
 
