@@ -6,7 +6,6 @@ something. The locality of the network document lifts both rules where everythin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -42,9 +41,3 @@ class Separation:
         if one.subnet == other.subnet:
             return "the same subnet"
         return ""
-
-    def num_beside(self, party: Party, placed: Iterable[Party]) -> int:
-        """How many other nodes out of ``placed`` share the subnet of ``party``; those of no known subnet share one."""
-        if self.single_host:
-            return 0
-        return len({other.node_id for other in placed if other.subnet == party.subnet and other.node_id != party.node_id})
