@@ -1,4 +1,4 @@
-"""A plan in the making: which replica sits where, what that takes of each node, and how the replicas of a VNode share its batches.
+"""A plan in the making: which replica sits where, what that takes of each node, and how the replicas of a VNode share its batches. Pure.
 
 A replica's share of the batches is its weight over the sum of its VNode's weights, so a node's time per batch of the job is the sum of share times
 step over what it hosts, and the pace is that of the slowest node. Weights follow the nodes' speeds for that stage. They change only where the

@@ -1,4 +1,4 @@
-"""The nodes of a board as columns of numbers: a search looks at all of them in a few array operations, whatever they lend, host or are busy with.
+"""The nodes of a board as columns of numbers: a search looks at all of them in a few array operations, whatever they lend, host or are busy with. Pure.
 
 Rows stand in the order of node ids. The figures are those of `orchestrator.board.Load`, to the last bit.
 """

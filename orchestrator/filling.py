@@ -1,4 +1,4 @@
-"""Replicas that are owed: as many contributors as the graph wants, and a standby where a checkpoint leaves its node too slowly.
+"""Replicas that are owed: as many contributors as the graph wants, and a standby where a checkpoint leaves its node too slowly. Pure.
 
 Never in the same breath as a recovery: a VNode gets a new replica only once its primary is at work, so that nothing competes with what is being
 restored. What cannot be had now is said in the plan and tried again with every plan; it stops nothing.

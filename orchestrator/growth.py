@@ -1,5 +1,5 @@
 """What may change when nothing has for a while: new weights, one move, or replicas added by choice, whatever raises the rate most, and only by more than
-the hysteresis factor. Moves are Graham's (1969) argument backwards: only what sits on the slowest node can help. Contributors have been evened out before
+the hysteresis factor. Pure. Moves are Graham's (1969) argument backwards: only what sits on the slowest node can help. Contributors have been evened out before
 (`orchestrator.spreading`), so what moves here is the only copy of a VNode.
 """
 

@@ -1,4 +1,4 @@
-"""Which node takes a replica: what fits, apart from its siblings' owners and subnets, done soonest, with a good record. And why the others do not.
+"""Which node takes a replica: what fits, apart from its siblings' owners and subnets, done soonest, with a good record. And why the others do not. Pure.
 
 Rejections are bounded per VNode, so that those of one VNode never push out another's.
 """

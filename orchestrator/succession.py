@@ -1,4 +1,4 @@
-"""Who goes on: which replicas of the plan before stay, which are lost and why, and which living replica becomes the primary of a VNode that lost its own.
+"""Who goes on: which replicas of the plan before stay, which are lost and why, and which living replica becomes the primary of a VNode that lost its own. Pure.
 
 A successor is the living replica whose state holds most, contributors before standbys, unless the newest checkpoint holds more: then a new
 replica restores that, and nothing durable is learned again.

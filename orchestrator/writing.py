@@ -1,4 +1,4 @@
-"""A plan as a message, put together from one piece per VNode: what did not change since the plan before is not written again.
+"""A plan as a message, put together from one piece per VNode: what did not change since the plan before is not written again. Pure.
 
 A piece is a serialised plan that holds nothing but the assignments of one VNode. Serialised messages merge when they are put behind each other, so
 head and pieces together are the plan.

@@ -1,4 +1,4 @@
-"""Two signed commits for one place in a chain prove themselves: who signed both is banned, and nobody's word is needed.
+"""Two signed commits for one place in a chain prove themselves: who signed both is banned, and nobody's word is needed. Pure.
 
 The number of a commit grows over a replica's whole incarnation, so an honest worker signs each number once, however often it is given the replica anew. What is
 compared is what was stated. The same statement signed twice, or under a renewed delegation, is no equivocation.

@@ -1,4 +1,4 @@
-"""Fault records: evidence that anybody verifies again with own eyes; a claim that does not prove itself weighs nothing.
+"""Fault records: evidence that anybody verifies again with own eyes; a claim that does not prove itself weighs nothing. Pure.
 
 A record holds what the accused signed, the logs of steps named there, the tensors at which the fault shows, and the seed of the check. Whoever reads it opens
 the signatures, measures the residual anew and holds it against a tolerance of its own. The residual in the record is for people. Measuring needs tensors

@@ -1,4 +1,4 @@
-"""What a PNode's record says about it, for placement and for people: never a reason to check nothing, and a new name never has a better one than an old.
+"""What a PNode's record says about it, for placement and for people: never a reason to check nothing, and a new name never has a better one than an old. Pure.
 
 Credibility: how likely a result of a PNode that passed k spot-checks is right, if a fraction f of all PNodes are bad (Sarmenta 2001, "Sabotage-tolerance
 mechanisms for volunteer computing systems", with f = 0.2). Reliability: the average of on-time results, newer ones counting more; late, crashed and gone

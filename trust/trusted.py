@@ -1,7 +1,7 @@
 """Whom this orchestrator checks less: PNodes that k of n maintainers signed into the network document, until a date, and those of the operator's file.
 
 The file is text: one node id a line, then if wanted a date (``2027-01-31``, the day on which it ends, UTC), then if wanted ``#`` and a remark. Trust
-lowers a rate (`trust.draw.rate`); it never makes it zero and never lifts a standing.
+lowers a rate (`trust.draw.rate`); it never makes it zero and never lifts a standing. Pure.
 """
 
 from __future__ import annotations

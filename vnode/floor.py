@@ -1,4 +1,4 @@
-"""The floor and the durable set of a replica and all behind it: never higher, never larger than what every successor has said.
+"""The floor and the durable set of a replica and all behind it: never higher, never larger than what every successor has said. Pure.
 
 The floor is the lowest batch that this replica or one behind it still has to learn (PROTOCOL.md, rule 3). A new incarnation replaces what the old one said; who
 leaves the plan is forgotten. A successor of the plan that was not heard holds the floor where it stood when it was met or the plan named it: what it lacks

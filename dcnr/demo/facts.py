@@ -1,4 +1,4 @@
-"""What a run of the demo came to: all that its verdict follows from. Told by the network's views, read from its store, or computed by code of others."""
+"""What a run of the demo came to: all that its verdict follows from. Told by the network's views, read from its store, or computed by code of others. Pure."""
 
 from __future__ import annotations
 
