@@ -143,7 +143,7 @@ def test_pure_cores_read_no_clock_and_no_randomness() -> None:
     assert sorted(set(IMPURE_ALL_THE_SAME) - found) == [], "exceptions that nothing needs"
 
 
-def test_no_committed_file_is_over_a_megabyte_or_names_a_machine() -> None:
+def test_no_committed_file_is_over_a_megabyte() -> None:
     import subprocess
 
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False, timeout=30)
