@@ -15,7 +15,7 @@ help:
 	@echo "make demo [MODEL=mnist|text]  a whole network on this machine, from data to a trained model"
 	@echo "make test                     all checks and tests, but those of make long"
 	@echo "make long                     networks that need minutes of audits, and the short forms of the benchmarks"
-	@echo "make check                    format, lint, types, layers, contract"
+	@echo "make check                    format, lint, types, layers, and tests/tidy: style, documents, contract"
 	@echo "make sim [SEEDS=200]          more seeds of the simulation, its worlds in turn"
 	@echo "make chaos                    kill, cut off and pause real processes (docs/chaos.md)"
 	@echo "make bench                    benchmarks (results in benchmarks/results)"
@@ -29,6 +29,7 @@ demo: $(VENV)/.installed
 
 check: style
 	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/python -m pytest --quiet tests/tidy
 
 style: $(VENV)/.installed
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
