@@ -185,7 +185,7 @@ def codes(_: str) -> str:
 
 def why_codes() -> dict[str, str]:
     """The reasons that `pnode why` gives, with what would change them."""
-    calls = [node for node in ast.walk(ast.parse((ROOT / "pnode" / "report.py").read_text())) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(ast.parse((ROOT / "pnode" / "reasons.py").read_text())) if isinstance(node, ast.Call)]
     found: dict[str, str] = {}
     for call in sorted(calls, key=lambda call: call.lineno):
         if isinstance(call.func, ast.Name) and call.func.id == "line" and isinstance(call.args[0], ast.Constant):

@@ -12,7 +12,7 @@ from dcnr import limits
 from dcnr.errors import DcnrError
 from dcnr.ids import Digest, check_digest
 from dcnr.v1 import data_pb2, local_pb2
-from pnode.report import Journal
+from pnode.reasons import Journal
 
 SHARDS_AT_ONCE = 4
 SHARDS_PER_WISH = 64

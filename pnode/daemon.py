@@ -33,6 +33,7 @@ from pnode.authority import Source
 from pnode.budget import Budget
 from pnode.cache import ObjectCache, Shards
 from pnode.control import ControlStreams
+from pnode.delegated import Delegated
 from pnode.duties import Duties
 from pnode.gifts import Gifts
 from pnode.halts import Halts
@@ -48,11 +49,10 @@ from pnode.pausing import Pausing
 from pnode.probe import Machine
 from pnode.provision import Provisioner
 from pnode.reaching import Outside, Reaching
+from pnode.reasons import SOFTWARE, Journal, WorkerFacts, state_name
 from pnode.relaying import Relaying
-from pnode.report import SOFTWARE, Journal, WorkerFacts, state_name
 from pnode.seat_duties import Around, SeatDuties
 from pnode.snapshots import Shelf
-from pnode.standing import Standing
 from pnode.supervisor import WORKER, Start, Supervisor, Worker, WorkerOptions
 from pnode.telling import Condition, Telling
 from pnode.uploads import Uploads
@@ -199,7 +199,7 @@ class Daemon:
         )  # fmt: skip
         self._reaching = Reaching(Outside(
             lambda: advertised_host(settings, self._bootstrap, single_host=self._present().single_host), self._present().single_host, self._now,
-            self._orchestrators, self._membership, lambda: self._standing, lambda: self._relaying.refresh(), self.journal.say, self._clock, self._rng,
+            self._orchestrators, self._membership, lambda: self._delegated, lambda: self._relaying.refresh(), self.journal.say, self._clock, self._rng,
         ))  # fmt: skip
         self._membership.update_self(software=SOFTWARE, owner=self._owner, public_name=settings.name, **self._reaching.at_first)
         self._passing = Passing(
@@ -207,7 +207,7 @@ class Daemon:
             may_now=lambda: self._telling.capability().accepts_work and self._reaching.is_reached,
         )  # fmt: skip
         self._relaying = Relaying(self._known_orchestrators, self._passing.others, self._send, listen=self._reaching.needs_relays)
-        self._standing = Standing(
+        self._delegated = Delegated(
             key=self._key, network_id=self._present().network_id, membership=self._membership, host=lambda: self._reaching.data_host,
             near_host=lambda: self._reaching.near_host, send=self._send, clock=self._clock,
         )  # fmt: skip
@@ -262,7 +262,7 @@ class Daemon:
             send=self._send, clock=self._clock, say=self.journal.say, group=group,
         )  # fmt: skip
         around = Around(
-            self._present, self._cache.file, provisioner, self._budget, options, self._duties, lambda: self._standing.delegation,
+            self._present, self._cache.file, provisioner, self._budget, options, self._duties, lambda: self._delegated.delegation,
             lambda: self._telling.takes_no_work(), self._send, self._news.set, self.journal.say, self._clock,
         )  # fmt: skip
         self._seats = SeatDuties(around, group)
@@ -322,7 +322,7 @@ class Daemon:
     async def _worker_up(self, worker: Worker) -> None:
         await asyncio.to_thread(self._shelf.sweep, self._home.work)
         self._now.worker = WorkerFacts(worker.pid, worker.incarnation, worker.hello.device, worker.hello.device_name, reason="")
-        await self._standing.begin(worker)
+        await self._delegated.begin(worker)
         self._membership.update_self(capability=self._telling.capability())
         self._neighbours.worker_up()
         await self._relaying.worker_up()
@@ -333,7 +333,7 @@ class Daemon:
 
     async def _worker_down(self, reason: str) -> None:
         self._now.worker = WorkerFacts(reason=reason or "the worker ended", last_words=self._supervisor.last_words)
-        self._standing.end()
+        self._delegated.end()
         self._duties.worker_down(self._now.worker.reason)
         self._audits.worker_down(self._now.worker.reason)
         self._seats.worker_down()
@@ -381,7 +381,7 @@ class Daemon:
                 self._group.create_task(self._duties.reconcile())
             await self._relaying.refresh()
             await self._neighbours.refresh()
-            await self._standing.keep(self._duties.hosted)
+            await self._delegated.keep(self._duties.hosted)
 
     def _woke_up(self, stood_s: float) -> None:
         """Others may have taken this machine for gone: it says that it is here, on new streams, and hears what it is still to do."""

@@ -12,7 +12,7 @@ from pnode.audits import Audits
 from pnode.cache import Shards
 from pnode.duties import Duties
 from pnode.neighbours import Neighbours
-from pnode.report import Journal, news_of
+from pnode.reasons import Journal, news_of
 from pnode.seat_duties import SeatDuties
 from pnode.telling import Condition
 from pnode.uploads import Uploads

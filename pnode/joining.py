@@ -20,7 +20,7 @@ from dcnr.ids import NodeId
 from dcnr.ports import Clock
 from dcnr.v1 import local_pb2
 from pnode.local import LocalDoor
-from pnode.report import SOFTWARE
+from pnode.reasons import SOFTWARE
 from trust.network import NetworkPolicy
 
 RETRY_FIRST_S: Final = 0.5

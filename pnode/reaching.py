@@ -27,8 +27,8 @@ from membership.house import own_addresses
 from membership.node import Membership
 from membership.reach_desk import MAX_PORT, MIN_PORT
 from membership.relays import LOOPBACK
+from pnode.delegated import Delegated
 from pnode.reach import Look, Port, Where, from_outside, meant, verdict
-from pnode.standing import Standing
 from pnode.telling import Condition
 from trust.addresses import is_public, join_address, split_address
 
@@ -57,7 +57,7 @@ class Outside:
     now: Condition
     orchestrators: Orchestrators
     membership: Membership
-    standing: Callable[[], Standing]
+    delegated: Callable[[], Delegated]
     relays_changed: Callable[[], Awaitable[None]]
     say: Callable[[str, str, str], None]
     clock: Clock
@@ -155,12 +155,12 @@ class Reaching:
             await self._tell(", ".join(f"{look.tester[:8]} sees it at {look.host}" for look in looks))
 
     def _request(self) -> membership_pb2.ReachRequest:
-        standing = self._outside.standing()
-        data_port = standing.data_port if self._outside.now.worker.has_reported else 0
+        delegated = self._outside.delegated()
+        data_port = delegated.data_port if self._outside.now.worker.has_reported else 0
         return membership_pb2.ReachRequest(
             control_port=_asked(self._control_port),
             data_port=_asked(data_port),
-            delegation=standing.delegation if _asked(data_port) else None,
+            delegation=delegated.delegation if _asked(data_port) else None,
         )
 
     async def _looks(self, request: membership_pb2.ReachRequest) -> list[Look]:
@@ -206,7 +206,7 @@ class Reaching:
         await outside.relays_changed()
         control = [join_address(self._host, self._control_port)] if self._control.is_told else []
         outside.membership.update_self(control_addresses=control, dht_address=self._directory_now() if control else "")
-        await outside.standing().renew()
+        await outside.delegated().renew()
         how = "dial its worker" if self._data.is_told else "cannot dial its worker, and go through relays"
         outside.say("reach_changed", outside.membership.node_id, f"others {how}; {seen or 'it has another address'}")
 

@@ -24,7 +24,7 @@ from pnode.neighbours import Neighbours
 from pnode.pausing import Pausing
 from pnode.probe import Machine
 from pnode.reach import Look
-from pnode.report import SOFTWARE, Journal, WorkerFacts, state_of, why
+from pnode.reasons import SOFTWARE, Journal, WorkerFacts, state_of, why
 from pnode.seat_duties import SeatDuties
 from pnode.uploads import Uploads
 from trust.network import NetworkPolicy

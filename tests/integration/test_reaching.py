@@ -26,7 +26,7 @@ from dcnr.rpc.server import RpcServer
 from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc, orchestrator_pb2
 from pnode.reach import AGAIN_S, CLOSED_S, REACHED, UNREACHED, UNSURE, UNTESTED_S
 from pnode.reaching import MOVED_S, ONE_MACHINE, Outside, Reaching
-from pnode.report import WorkerFacts
+from pnode.reasons import WorkerFacts
 from pnode.telling import Condition
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
@@ -186,9 +186,9 @@ class Machine:
         membership_: Any = SimpleNamespace(
             node_id=SERVER.node_id, dht_address=f"{HOST}:7", update_self=lambda **told: self.advert.update(told)
         )
-        standing: Any = self
+        delegated: Any = self
         return Outside(
-            self.host, is_single_host, self.now, self.orchestrators, membership_, lambda: standing, self.relays_changed,
+            self.host, is_single_host, self.now, self.orchestrators, membership_, lambda: delegated, self.relays_changed,
             lambda *event: self.events.append(" ".join(event)), self.clock, random.Random(1),
         )  # fmt: skip
 

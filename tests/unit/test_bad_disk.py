@@ -32,7 +32,7 @@ from pnode.home import Home
 from pnode.pausing import Pausing
 from pnode.pipe import LocalPipe
 from pnode.probe import Machine
-from pnode.report import Journal
+from pnode.reasons import Journal
 from pnode.snapshots import Shelf
 from pnode.supervisor import Supervisor, Worker, WorkerOptions
 from pnode.uploads import Uploads

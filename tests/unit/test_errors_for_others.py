@@ -19,7 +19,7 @@ from dcnr.system import SystemClock
 from dcnr.v1 import local_pb2
 from gateway.errors import from_typed
 from pnode.pace import Pace
-from pnode.report import WorkerFacts, why
+from pnode.reasons import WorkerFacts, why
 from pnode.seats import Seat
 from pnode.supervisor import Supervisor, WorkerOptions, executed
 from pnode.text_sessions import TextSessions

@@ -17,7 +17,7 @@ from dcnr.ledger_check import JobLedger, read_ledgers
 from dcnr.v1 import local_pb2, model_pb2
 from orchestrator.audit_events import Decision
 from pnode.diary import HOUR_S, HOURS, LOOK_S, STOOD_S, Diary, Seen, Week, read_week, week_begins_s
-from pnode.report import WorkerFacts
+from pnode.reasons import WorkerFacts
 from pnode.telling import Condition
 from trust.ledger import Verdict
 

@@ -17,7 +17,7 @@ from pnode.lent import beyond
 from pnode.probe import Machine
 from pnode.reach import REACHED, UNREACHED, Look
 from pnode.reaching import NOT_YET, ONE_MACHINE
-from pnode.report import WorkerFacts, state_of, why
+from pnode.reasons import WorkerFacts, state_of, why
 from pnode.telling import Condition
 
 PROOF = "e" * 64

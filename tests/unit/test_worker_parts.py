@@ -18,7 +18,7 @@ from pnode.exchange import Control
 from pnode.hosted import codec_in_force
 from pnode.making import Making
 from pnode.pipe import LocalPipe
-from pnode.report import news_of
+from pnode.reasons import news_of
 from pnode.rpc import HeldPort
 from pnode.sending import heard_event
 from pnode.worker import Worker

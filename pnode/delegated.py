@@ -1,4 +1,4 @@
-"""The worker's standing: its delegation, renewed at half its life with the same key and incarnation, and where its replicas are told to live."""
+"""The worker's delegation, renewed at half its life with the same key and incarnation, and where its replicas are told to live."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trust.delegation import make_delegation
 from trust.identity import NodeKey
 
 
-class Standing:
+class Delegated:
     """One per daemon; `begin` for each worker, `keep` now and then."""
 
     def __init__(

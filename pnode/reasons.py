@@ -1,4 +1,4 @@
-"""What the daemon tells: beats to orchestrators, the status screen and the reasons to its owner. Reads state, changes nothing."""
+"""Why this PNode is as it is: its newest events, its worker as last reported, and the reasons that follow from both. Reads state, changes nothing."""
 
 from __future__ import annotations
 
