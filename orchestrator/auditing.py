@@ -153,23 +153,21 @@ class Auditing:
         self._stirred.fire()
 
     async def committed(self, checkpoint: model_pb2.Checkpoint, commit: identity_pb2.Envelope) -> None:
-        """A commit as a PNode brought it. Two of one number ban its key. Raises Unavailable where the evidence cannot be stored."""
-        eyes, shared = self._shared.own_eyes, self._shared
-        found = (
-            self._equivocations.brought(checkpoint.job_id, checkpoint.vnode, commit) if self.is_on and eyes is not None else None
-        )
-        if found is None or eyes is None:
+        """A commit as the PNode brought it on which the plan has its replica: of what others bring nothing is kept. Two of one number ban its key.
+
+        Raises Unavailable where the evidence cannot be stored.
+        """
+        view, eyes, shared = self._view(), self._shared.own_eyes, self._shared
+        if not self.is_on or eyes is None or view is None or not view.has_placed(checkpoint):
+            return
+        found = self._equivocations.brought(checkpoint, commit)
+        if found is None:
             return
         proof, data = found
         evidence = await eyes.keep(self._model, checkpoint.vnode, data)
         if shared.standings.equivocated(proof.pnode_id, evidence, shared.clock.wall()):
-            self._say(
-                "equivocation_found",
-                proof.pnode_id,
-                "it signed two statements about one step",
-                proof.statements[0],
-                evidence=evidence,
-            )
+            reason = "it signed two statements about one step"
+            self._say("equivocation_found", proof.pnode_id, reason, proof.statements[0], evidence=evidence)
         if self._desk is not None:
             self._desk.equivocated(proof.statements, evidence)
         self._stirred.fire()

@@ -241,7 +241,10 @@ class ModelRuntime:
                 return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_MISSING, reason=error.message)
             if error.grpc_status in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
                 raise
-            self.shared.history.say("checkpoint_refused", checkpoint.replica, error.message, code=error.code, step=checkpoint.step)
+            if view.has_placed(checkpoint):  # what strangers bring is nobody's news
+                self.shared.history.say(
+                    "checkpoint_refused", checkpoint.replica, error.message, code=error.code, step=checkpoint.step
+                )
             if error.code == FENCED and not is_fenced(view, checkpoint.vnode, checkpoint.replica):
                 self.decider.naming.poisoned(checkpoint.vnode, checkpoint.replica)
                 self.decider.wake.fire()

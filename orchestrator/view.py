@@ -88,6 +88,12 @@ class ModelView:
         """What the plan puts on a PNode."""
         return self.hosted.get(pnode_id, ())
 
+    def has_placed(self, checkpoint: model_pb2.Checkpoint) -> bool:
+        """Whether it is of this job, and of a replica that the plan has on its PNode."""
+        is_of_job = self.job is not None and checkpoint.job_id == self.job.request.job_id
+        made_by = (checkpoint.vnode, checkpoint.replica)
+        return is_of_job and any((one.vnode, one.replica) == made_by for one in self.hosted_by(checkpoint.pnode_id))
+
     @property
     def head_envelope(self) -> identity_pb2.Envelope:
         """As it was read."""

@@ -258,6 +258,8 @@ def test_records_that_do_not_hold_are_refused() -> None:
             forged.commit_digest = digest_of_envelope(stranger)
             assert await status(forged, stranger) == data_pb2.RECORD_STATUS_REFUSED
             assert await status(checkpoint, commit) == data_pb2.RECORD_STATUS_PENDING
+            told = [event.subject for event in holder.shared.history.since(0, 1000) if event.kind == "checkpoint_refused"]
+            assert told == [item.replica, item.replica], "of what nobody was given nothing is told"
 
     asyncio.run(story())
 

@@ -237,13 +237,20 @@ def commit(state: str, sequence: int = 7) -> identity_pb2.Envelope:
     return seal(identity_pb2.DOMAIN_COMMIT, message, WORKER)
 
 
+def behind(vnode: str = "a", pnode_id: str = NODE.node_id, replica: str = "a.0") -> model_pb2.Checkpoint:
+    """The checkpoint with which a commit is brought."""
+    return model_pb2.Checkpoint(job_id="j", vnode=vnode, replica=replica, pnode_id=pnode_id)
+
+
 def test_two_commits_of_one_number_are_found_and_nothing_else_is() -> None:
     known = Equivocations(NETWORK, "m")
-    assert known.brought("j", "a", commit("2" * 64)) is None
-    assert known.brought("j", "a", commit("2" * 64)) is None, "the same again"
-    assert known.brought("j", "a", commit("3" * 64, sequence=8)) is None
-    assert known.brought("j", "b", commit("3" * 64)) is None, "not about that VNode"
-    found = known.brought("j", "a", commit("3" * 64))
+    assert known.brought(behind(), commit("2" * 64)) is None
+    assert known.brought(behind(), commit("2" * 64)) is None, "the same again"
+    assert known.brought(behind(), commit("3" * 64, sequence=8)) is None
+    assert known.brought(behind("b"), commit("3" * 64)) is None, "not about that VNode"
+    assert known.brought(behind(pnode_id=STRANGER.node_id), commit("3" * 64)) is None, "not its own"
+    assert known.brought(behind(replica="a.1"), commit("3" * 64)) is None, "not of that replica"
+    found = known.brought(behind(), commit("3" * 64))
     assert found is not None
     proof, data = found
     assert proof.pnode_id == NODE.node_id

@@ -56,12 +56,13 @@ class Wall:
 def record_of_two_commits() -> bytes:
     """A fault that signatures alone prove."""
     known, found = Equivocations(NETWORK, MODEL), None
+    checkpoint = model_pb2.Checkpoint(job_id="j", vnode="a", replica="a.0", pnode_id=NODE.node_id)
     for state in ("2" * 64, "3" * 64):
         commit = model_pb2.Commit(
             network_id=NETWORK, model=MODEL, job_id="j", vnode="a", replica="a.0", incarnation=3, parent_digest="1" * 64, state_digest=state,
             batches=[1], losses=[0.5], sequence=7, delegation=make_delegation(NODE, NETWORK, WORKER.public_der, 3, ["127.0.0.1:1"], NOW_S),
         )  # fmt: skip
-        found = known.brought("j", "a", seal(identity_pb2.DOMAIN_COMMIT, commit, WORKER))
+        found = known.brought(checkpoint, seal(identity_pb2.DOMAIN_COMMIT, commit, WORKER))
     assert found is not None
     return found[1]
 
