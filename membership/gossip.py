@@ -2,9 +2,9 @@
 
 Adverts, times and requests go in; events and messages come out. Orchestrators that the network document lists are always kept. Of PNodes at most
 ``max_pnodes`` are kept: when there is one too many, the most crowded public subnet gives up a member (private and loopback addresses count as one subnet
-each node), and among those the node with the highest hash under a salt of ours: a random sample of the network that cannot be steered by how often or
-how early somebody speaks (after Brahms, Bortnikov et al. 2009). Nodes that left, died or expired are remembered for one advert's lifetime, so that an old
-advert, still going round, does not bring them back. That somebody calls a PNode dead is a reason to probe it, never to believe it.
+each node, names of hosts as one together), and among those the node with the highest hash under a salt of ours: a random sample of the network that cannot
+be steered by how often or how early somebody speaks (after Brahms, Bortnikov et al. 2009). Nodes that left, died or expired are remembered for one advert's
+lifetime, so that an old advert, still going round, does not bring them back. That somebody calls a PNode dead is a reason to probe it, never to believe it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dcnr.ids import NodeId, check_node_id
 from dcnr.limits import ADVERT_LIFETIME_S, MAX_ADVERTS_PER_EXCHANGE, MAX_CLOCK_SKEW_S
 from dcnr.ports import Random
 from dcnr.v1 import identity_pb2, membership_pb2
-from trust.addresses import is_public, split_address, subnet_of
+from trust.addresses import ip_of, public_subnet, split_address
 from trust.records import VerifiedAdvert, open_advert
 
 MAX_PNODES: Final = 256
@@ -36,6 +36,8 @@ FIRST_BACK_OFF_S: Final = 2.0
 MAX_BACK_OFF_S: Final = 60.0
 LEAVING_LIFETIME_S: Final = 10.0
 """A node that goes says so by a last advert that lives at most this long."""
+NAMED: Final = "named"
+"""The crowd of those that tell the name of a host: names cost nothing."""
 
 
 class GoneReason(StrEnum):
@@ -311,9 +313,10 @@ class View:
         pnodes = [a for a in self._adverts.values() if not a.is_orchestrator]
         if len(pnodes) <= self._max_pnodes:
             return []
-        crowds = Counter(_crowd_of(a) for a in pnodes)
-        largest = max(crowds.values())
-        victim = max((a for a in pnodes if crowds[_crowd_of(a)] == largest), key=lambda a: self._rank(a.node_id))
+        crowds = {a.node_id: _crowd_of(a) for a in pnodes}
+        sizes = Counter(crowds.values())
+        largest = max(sizes.values())
+        victim = max((a for a in pnodes if sizes[crowds[a.node_id]] == largest), key=lambda a: self._rank(a.node_id))
         return [self._remove(victim, GoneReason.CROWDED_OUT, now_wall)]
 
     def _remove(self, advert: VerifiedAdvert, reason: GoneReason, now_wall: float) -> Gone:
@@ -340,7 +343,8 @@ def _is_farewell(advert: VerifiedAdvert) -> bool:
 
 
 def _crowd_of(advert: VerifiedAdvert) -> str:
-    """The public subnet that a node's first address lies in; elsewhere every node is a crowd of its own."""
+    """The public subnet that a node's first address lies in, or those that tell a name; elsewhere every node is a crowd of its own."""
     addresses = advert.advert.control_addresses
-    host = split_address(addresses[0])[0] if addresses else ""
-    return subnet_of(host) if host and is_public(host) else NodeId(advert.node_id)
+    if addresses and ip_of(split_address(addresses[0])[0]) is None:
+        return NAMED
+    return public_subnet(addresses[0] if addresses else "") or NodeId(advert.node_id)

@@ -22,7 +22,7 @@ from orchestrator.beat_bounds import bounded_capability, shown_text
 from orchestrator.lending import MAX_REFUSED, counted_steps, is_passing, offer_of, refused_anew
 from orchestrator.offers import NO_TRACK, PLACEABLE, USABLE, NodeOffer, TrackRecord
 from orchestrator.silence import FORGET_S, Judgement, NodeRecord, judge, next_look
-from trust.addresses import is_public, split_address, subnet_of
+from trust.addresses import public_subnet
 from trust.envelope import parse
 from trust.public_names import shown_name
 
@@ -83,7 +83,7 @@ class Inventory:
         record = self._record(advert.node_id, now)
         record.software, record.public_name = shown_text(advert.software), shown_name(advert.public_name)
         record.address = advert.control_addresses[0] if advert.control_addresses else ""
-        record.subnet, record.owner = _public_subnet(record.address or record.seen_from), owner
+        record.subnet, record.owner = _subnet_of(record), owner
         record.is_relayed = _is_relayed(advert)
         record.incarnation = max(record.incarnation, advert.incarnation)
         self._renewed.add(advert.node_id)
@@ -100,14 +100,14 @@ class Inventory:
             self._renewed.add(node_id)
 
     def attached(self, node_id: str, now: float, address: str = "", builds: frozenset[str] | None = None) -> None:
-        """A stream of this PNode opened, from that address as far as it is known: where a PNode that tells none of its own counts as
-        being. ``builds``: what it can build; None if it does not say.
+        """A stream of this PNode opened, from that address as far as it is known: where the PNode counts as being, if that is on the open
+        internet. ``builds``: what it can build; None if it does not say.
         """
         record = self._record(node_id, now)
         record.builds = self._alike(builds)
         self._renewed.add(node_id)
         record.seen_from = address
-        record.subnet = _public_subnet(record.address or address)
+        record.subnet = _subnet_of(record)
         if record.gone_at is not None:
             record.worker_seen, record.worker_dead_since = False, None  # a new life: its worker is still to come
         record.streams += 1
@@ -380,10 +380,9 @@ class Inventory:
         del self._nodes[record.node_id]
 
 
-def _public_subnet(address: str) -> str:
-    """The subnet of an address on the open internet; empty for any other: there it says nothing."""
-    host = split_address(address)[0] if address else ""
-    return subnet_of(host) if host and is_public(host) else ""
+def _subnet_of(record: NodeRecord) -> str:
+    """Where its stream comes from; what it says only where that is not on the open internet, or it has none: by its word one machine is in any subnet."""
+    return public_subnet(record.seen_from) or public_subnet(record.address)
 
 
 def _is_relayed(advert: membership_pb2.Advert) -> bool:

@@ -46,31 +46,40 @@ def check_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
     return checked
 
 
-def subnet_of(host: str) -> str:
-    """The /24 (IPv4) or /48 (IPv6) of an IP address; any other host is its own subnet."""
+def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host is, one of IPv4 also out of its IPv6 form; None for a name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
+        return None
+    return (isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped) or address
+
+
+def subnet_of(host: str) -> str:
+    """The /24 (IPv4) or /48 (IPv6) of an IP address; any other host is its own subnet."""
+    address = ip_of(host)
+    if address is None:
         return host.lower()
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
-        address = address.ipv4_mapped
     return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
+
+
+def public_subnet(address: str) -> str:
+    """The subnet that ``host:port`` lies in on the open internet; empty for none, for any other, and for a name: whoever owns one makes a thousand of it."""
+    host = split_address(address)[0] if address else ""
+    number = ip_of(host)
+    return subnet_of(host) if number is not None and number.is_global else ""
 
 
 def is_public(host: str) -> bool:
     """True for addresses of the open internet: rules on subnets count there only."""
-    try:
-        return ipaddress.ip_address(host).is_global
-    except ValueError:
-        return True
+    address = ip_of(host)
+    return address is None or address.is_global
 
 
 def is_loopback(host: str) -> bool:
     """True for addresses that only this machine itself comes from."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = ip_of(host)
+    return address is not None and address.is_loopback
 
 
 def _is_ip(host: str) -> bool:

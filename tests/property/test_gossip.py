@@ -115,6 +115,18 @@ def test_a_flood_from_one_subnet_crowds_out_itself() -> None:
     assert len(here) == 50
 
 
+def test_names_that_cost_nothing_crowd_out_themselves() -> None:
+    here = View("f" * 40, NETWORK, is_orchestrator=lambda n: n == f"{7000:040x}", salt=b"s", max_pnodes=50)
+    honest = [verified(n, f"8.8.{n}.1:1") for n in range(40)]
+    for node in (*honest, verified(7000, "orchestrator.example:1", orchestrator=True)):
+        here.believe(node, NOW)
+    for n in range(1000, 1300):
+        here.believe(verified(n, f"x{n}.example:1"), NOW)
+    kept = {a.node_id for a in here.members()}
+    assert {a.node_id for a in honest} | {f"{7000:040x}"} <= kept
+    assert len(kept) == 51
+
+
 def test_private_addresses_are_no_crowd_and_the_sample_does_not_depend_on_the_order() -> None:
     nodes = [verified(n, "192.168.0.1:1") for n in range(200)]
     samples = []

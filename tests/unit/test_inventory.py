@@ -371,5 +371,23 @@ def test_a_pnode_that_tells_no_address_counts_in_the_subnet_from_which_its_strea
     assert inventory.nodes()[A].subnet == "8.8.4.0/24"
     inventory.advertised(hidden, 1.0)
     assert inventory.nodes()[A].subnet == "8.8.4.0/24", "its next advert does not undo that"
-    inventory.advertised(membership_pb2.Advert(node_id=A, control_addresses=["9.9.9.9:7700"]), 2.0)
-    assert inventory.nodes()[A].subnet == "9.9.9.0/24"
+
+
+def test_a_pnode_counts_in_the_subnet_from_which_its_stream_comes_whatever_it_claims() -> None:
+    """Keys on one machine are in one subnet, also where each tells another address or a name of its own first."""
+    inventory, claims = Inventory(), (["x1.example:7700"], ["x2.example:7700", "8.8.4.4:7700"], ["9.9.9.9:7700"])
+    for number, claimed in enumerate(claims):
+        advert = membership_pb2.Advert(node_id=f"{number:040x}", control_addresses=claimed)
+        inventory.advertised(advert, 0.0)
+        inventory.attached(advert.node_id, 0.0, ("8.8.4.4:5000", "[::ffff:8.8.4.5]:5000", "8.8.4.6:5000")[number])
+        inventory.beat(advert.node_id, 0.0, beat(), 2.0)
+        inventory.advertised(advert, 1.0)
+    assert {offer.subnet for offer in inventory.offers(1.0)} == {"8.8.4.0/24"}
+
+
+def test_what_a_pnode_claims_counts_where_nothing_else_is_known_and_a_name_says_nothing() -> None:
+    inventory = Inventory()
+    for node_id, claimed in ((A, "9.9.9.9:7700"), (B, "node.example:7700")):
+        inventory.advertised(membership_pb2.Advert(node_id=node_id, control_addresses=[claimed]), 0.0)
+        inventory.attached(node_id, 0.0, "192.168.1.7:5000")
+    assert [inventory.nodes()[node_id].subnet for node_id in (A, B)] == ["9.9.9.0/24", ""]
