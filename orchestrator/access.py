@@ -32,7 +32,9 @@ MAINTAINERS_WRITE: Final = frozenset(
 PNODES_WRITE: Final = frozenset((_K.OBJECT_KIND_STATE, _K.OBJECT_KIND_COMMIT, _K.OBJECT_KIND_EVIDENCE))
 MAX_DATASET_MANIFEST_BYTES: Final = 32 * limits.MIB
 STRANGERS_ASK: Final = Rate(per_s=20.0, burst=200.0)
-"""Questions of one subnet by callers that are neither maintainers nor orchestrators, and as many calls that read."""
+"""Questions of one subnet by callers that are neither maintainers nor orchestrators, and as many calls that read, and as many that bring statements."""
+HEADS_ASKED: Final = Rate(per_s=100.0, burst=1000.0)
+"""Statements of the head that one subnet asks for: after a takeover each PNode of a house wants one, at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,9 @@ class CallLimits:
     ``gateways``: their ids, of those that limit whom they ask for.
     """
 
-    def __init__(self, gateways: Collection[str] = ()) -> None:
+    def __init__(self, gateways: Collection[str] = (), rate: Rate = STRANGERS_ASK) -> None:
         self._gateways = frozenset(gateways)
-        self._strangers = TokenBuckets(STRANGERS_ASK)
+        self._strangers = TokenBuckets(rate)
 
     def exempts(self, caller: Caller) -> bool:
         """Whether that one is held to no rate."""
@@ -85,6 +87,7 @@ class CallLimits:
         wait_s = self._strangers.wait_s(subnet, now)
         if wait_s:
             raise Unavailable("too many questions from there", code="rate_limited", retry_after_s=wait_s, remedy="ask more slowly")
+
 
 def key_of(ref: data_pb2.ObjectRef) -> tuple[str, int]:
     """The object's key and the most bytes it may have. Raises InvalidInput."""

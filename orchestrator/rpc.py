@@ -16,7 +16,7 @@ from dcnr.rpc.guard import caller_of as call_of
 from dcnr.rpc.guard import peer_of
 from dcnr.tracing import of_job
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2, orchestrator_pb2_grpc
-from orchestrator.access import Caller, CallLimits, caller_of
+from orchestrator.access import HEADS_ASKED, Caller, CallLimits, caller_of
 from orchestrator.admission import admit, record_cancel
 from orchestrator.asking import MAX_IN_FLIGHT, STRANGERS_AT_ONCE, Asking
 from orchestrator.attach import AttachService
@@ -79,7 +79,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def __init__(self, models: Models, attach: AttachService, directory: Directory, asking: Asking, metering: Metering) -> None:
         self._models, self._attach, self._directory, self._asking, self._metering = models, attach, directory, asking, metering
         self._writing = Generating(asking, models.shared.clock, models.shared.random_bytes)
-        self._ask_limits, self._read_limits = CallLimits(models.shared.gateways), CallLimits(models.shared.gateways)
+        gateways = models.shared.gateways
+        self._ask_limits, self._read_limits, self._statement_limits = (CallLimits(gateways) for _ in range(3))
+        self._head_limits = CallLimits(gateways, HEADS_ASKED)
         self._watchers = Watchers()
         self._shared = models.shared
         self._previews = asyncio.Semaphore(PREVIEW_AT_ONCE)
@@ -91,7 +93,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def SubmitJob(self, request: orchestrator_pb2.SubmitJobRequest, context: Any) -> orchestrator_pb2.SubmitJobResponse:
         """Yes only when the request is in the store."""
-        del context
+        self._limited(context, self._statement_limits)
         shared, began_s = self._shared, self._shared.clock.monotonic()
         stored, existed = await admit(
             request.request,
@@ -141,7 +143,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def CancelJob(self, request: orchestrator_pb2.CancelJobRequest, context: Any) -> orchestrator_pb2.CancelJobResponse:
         """Recorded; the outcome is what the job's end says."""
-        del context
+        self._limited(context, self._statement_limits)
         cancel, _ = await record_cancel(request.cancel, policy=self._shared.policy, store=self._shared.store)
         runtime = self._models.runtime(cancel.model)
         runtime.refresh_jobs.fire()
@@ -151,7 +153,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def PauseJob(self, request: orchestrator_pb2.PauseJobRequest, context: Any) -> orchestrator_pb2.PauseJobResponse:
         """Recorded; the holder acts on it."""
-        del context
+        self._limited(context, self._statement_limits)
         pause, is_new = await record_pause(request.pause, policy=self._shared.policy, store=self._shared.store)
         runtime = self._models.runtime(pause.model)
         runtime.refresh_jobs.fire()
@@ -183,7 +185,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def Resolve(self, request: orchestrator_pb2.ResolveRequest, context: Any) -> orchestrator_pb2.ResolveResponse:
         """The newest advert of a node, or location of a replica."""
-        del context
+        self._reader(context)
         answer = orchestrator_pb2.ResolveResponse()
         if request.node_id:
             found = await self._directory.resolve(check_node_id(request.node_id))
@@ -212,7 +214,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def ConfirmHead(self, request: orchestrator_pb2.ConfirmHeadRequest, context: Any) -> orchestrator_pb2.ConfirmHeadResponse:
         """A statement over an own GET that was made after the question."""
-        del context
+        self._limited(context, self._head_limits)
         if len(request.nonce) != NONCE_BYTES:
             raise InvalidInput(f"the nonce has {NONCE_BYTES} bytes", code="bad_nonce")
         model = check_name(request.model)
@@ -271,7 +273,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """The model's answer, from here or, where too few PNodes are attached here, from the head's holder."""
         caller = self._admitted(context)
         runtime = self._only(request.model)
-        places, on_behalf = MAX_IN_FLIGHT if self._ask_limits.exempts(caller) else STRANGERS_AT_ONCE, check_on_behalf(request.on_behalf)
+        places, on_behalf = (
+            MAX_IN_FLIGHT if self._ask_limits.exempts(caller) else STRANGERS_AT_ONCE,
+            check_on_behalf(request.on_behalf),
+        )
         with self._shared.tracer.span("Forward", request.traceparent, model=runtime.model):
             answer = await self._asking.forward(runtime, request, may_pass_on=not caller.orchestrator, places=places)
         self._metering.answered(caller, on_behalf, answer)

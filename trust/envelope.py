@@ -7,7 +7,7 @@ passes for another. Every bound is checked before anything is parsed or verified
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -34,10 +34,15 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A payload whose signatures are all valid; each key is named once, in the order of first signature."""
+    """A payload whose signatures are all valid; each key is named once, in the order in which they were looked at."""
 
     payload: bytes
     signers: tuple[Signer, ...]
+
+    @property
+    def keys(self) -> frozenset[bytes]:
+        """Of its signers."""
+        return frozenset(one.public_der for one in self.signers)
 
 
 def seal(domain: identity_pb2.Domain.ValueType, payload: bytes | Message, *keys: NodeKey) -> identity_pb2.Envelope:
@@ -75,9 +80,16 @@ def merge_signatures(envelopes: Sequence[identity_pb2.Envelope]) -> identity_pb2
 
 
 def open_envelope(
-    envelope: identity_pb2.Envelope, domain: identity_pb2.Domain.ValueType, *, max_bytes: int = MAX_ENVELOPE_BYTES
+    envelope: identity_pb2.Envelope,
+    domain: identity_pb2.Domain.ValueType,
+    *,
+    max_bytes: int = MAX_ENVELOPE_BYTES,
+    wanted: Collection[bytes] = (),
 ) -> Opened:
-    """Payload and distinct signers of an envelope of ``domain`` in which every signature is valid. Raises Corrupt."""
+    """Payload and distinct signers of an envelope of ``domain`` in which every signature is valid. Raises Corrupt.
+
+    Signatures by ``wanted`` keys are looked at first: whoever has none of these keys has one signature looked at, however many it brings.
+    """
     if envelope.ByteSize() > max_bytes:
         raise Corrupt(f"an envelope of {envelope.ByteSize()} bytes, at most {max_bytes} are allowed", code="envelope_too_large")
     if domain == identity_pb2.DOMAIN_UNSPECIFIED or envelope.domain != domain:
@@ -88,7 +100,7 @@ def open_envelope(
         raise Corrupt("an envelope with fields that nobody signed", code="not_canonical")
     signed = _signed_bytes(envelope.domain, envelope.payload)
     signers: dict[bytes, Signer] = {}
-    for signature in envelope.signatures:
+    for signature in sorted(envelope.signatures, key=lambda one: one.public_key not in wanted):
         if not verify_signature(signature.public_key, signed, signature.signature):
             raise Corrupt("a signature does not belong to key and payload", code="bad_signature")
         signers.setdefault(signature.public_key, Signer(signature.public_key, node_id_of(signature.public_key)))

@@ -8,7 +8,7 @@ Ours, after The Update Framework's root rotation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -17,7 +17,7 @@ from dcnr.ids import NetworkId, check_node_id, network_id_of
 from dcnr.limits import MAX_BOOTSTRAP_ENTRIES, MAX_MANIFEST_BYTES
 from dcnr.v1 import common_pb2, identity_pb2, model_pb2
 from trust.addresses import split_address
-from trust.envelope import Opened, Signer, open_envelope, parse, seal
+from trust.envelope import MAX_SIGNATURES, Opened, open_envelope, parse, seal
 from trust.identity import NodeKey, check_public_key
 from trust.standing import FIRST_QUARANTINE_S, LONGEST_QUARANTINE_S, ORDINARY, SHADOW_UNITS, Terms
 
@@ -130,7 +130,7 @@ class NetworkPolicy:
         if (manifest.network_id, manifest.model) != (self.network_id, model):
             raise Corrupt("the manifest is of another network or model", code="wrong_network")
         if manifest.number == 0:
-            _require_any_threshold(self._versions, opened.signers, "the manifest")
+            _require_any_threshold(self._versions, opened.keys, "the manifest")
         elif not any(self.has_listed(signer.node_id) and signer.node_id == manifest.holder for signer in opened.signers):
             raise Corrupt("the manifest is not signed by the listed orchestrator that it names", code="wrong_signer")
         return manifest
@@ -148,7 +148,7 @@ class NetworkPolicy:
         if following is None:
             raise Stale(f"version {versions[-1]} of the network document is not new", code="document_not_newer")
         opened = open_envelope(history[following], identity_pb2.DOMAIN_NETWORK_DOCUMENT, max_bytes=MAX_DOCUMENT_BYTES)
-        _require_threshold(self.document, opened.signers, f"version {versions[following]}, by the keys of version {own},")
+        _require_threshold(self.document, opened.keys, f"version {versions[following]}, by the keys of version {own},")
         return verify_chain(history, now_wall=now_wall, network_id=self.network_id)
 
     @property
@@ -163,11 +163,12 @@ class NetworkPolicy:
         self, kind: type[_Statement], envelope: identity_pb2.Envelope, domain: identity_pb2.Domain.ValueType,
         versions: Sequence[identity_pb2.NetworkDocument],
     ) -> _Statement:  # fmt: skip
-        opened = open_envelope(envelope, domain, max_bytes=MAX_DOCUMENT_BYTES)
-        try:
-            _require_any_threshold(versions, opened.signers, "the statement")
+        try:  # by the keys that it claims, all of which have signed if it opens: whoever claims too few maintainers has nothing verified
+            _require_any_threshold(versions, {one.public_key for one in envelope.signatures[:MAX_SIGNATURES]}, "the statement")
         except Refused as error:
             raise Refused(error.message, code="unsigned_job", remedy=error.remedy, **error.details) from error
+        wanted = {key for one in versions for key in one.maintainer_keys}
+        opened = open_envelope(envelope, domain, max_bytes=MAX_DOCUMENT_BYTES, wanted=wanted)
         statement = parse(kind, opened.payload)
         self._require_network(statement.network_id)
         return statement
@@ -264,7 +265,7 @@ def verify_chain(
     found = network_id_of(opened.payload)
     if network_id is not None and found != network_id:
         raise Refused("the network document belongs to another network", code="wrong_network", wanted=network_id, got=found)
-    _require_threshold(first, opened.signers, "version 1")
+    _require_threshold(first, opened.keys, "version 1")
     previous, past, ever_listed = first, list[identity_pb2.NetworkDocument](), set(first.orchestrator_ids)
     for envelope in history[1:]:
         document, opened = _version(envelope)
@@ -272,8 +273,8 @@ def verify_chain(
             raise Stale("versions of the network document only grow", code="document_rolled_back")
         if document.network_id != found:
             raise Corrupt("a version of another network in the chain", code="bad_document")
-        _require_threshold(previous, opened.signers, f"version {document.version}, by the keys of version {previous.version},")
-        _require_threshold(document, opened.signers, f"version {document.version}")
+        _require_threshold(previous, opened.keys, f"version {document.version}, by the keys of version {previous.version},")
+        _require_threshold(document, opened.keys, f"version {document.version}")
         past.append(previous)
         previous = document
         ever_listed.update(document.orchestrator_ids)
@@ -301,15 +302,14 @@ def _version(envelope: identity_pb2.Envelope) -> tuple[identity_pb2.NetworkDocum
     return document, opened
 
 
-def _require_any_threshold(versions: Sequence[identity_pb2.NetworkDocument], signers: Sequence[Signer], what: str) -> None:
+def _require_any_threshold(versions: Sequence[identity_pb2.NetworkDocument], keys: Set[bytes], what: str) -> None:
     """Raises as `_require_threshold` for the first of ``versions`` where none of them is satisfied."""
-    keys = {signer.public_der for signer in signers}
     if not any(len(keys & set(one.maintainer_keys)) >= one.threshold for one in versions):
-        _require_threshold(versions[0], signers, what)
+        _require_threshold(versions[0], keys, what)
 
 
-def _require_threshold(document: identity_pb2.NetworkDocument, signers: Sequence[Signer], what: str) -> None:
-    valid = len({s.public_der for s in signers} & set(document.maintainer_keys))
+def _require_threshold(document: identity_pb2.NetworkDocument, keys: Set[bytes], what: str) -> None:
+    valid = len(keys & set(document.maintainer_keys))
     if valid < document.threshold:
         raise Refused(
             f"{what} is signed by {valid} of the {document.threshold} maintainers needed",

@@ -59,6 +59,7 @@ class Rig:
     address: str = ""
     open: list[Connection] = field(default_factory=list)
     data: DataServicer = field(init=False)
+    services: OrchestratorServicer = field(init=False)
 
     async def dial(self, caller: NodeKey) -> Connection:
         dialer = Dialer(caller, self.policy.network_id, clock=CLOCK, rng=secrets.token_bytes, own_connections=True)
@@ -115,11 +116,8 @@ async def rig() -> AsyncIterator[Rig]:
     asking: Any = None
     metering: Any = None
     server = RpcServer(key, policy.network_id, clock=CLOCK, rng=secrets.token_bytes)
-    server.add(
-        lambda target: add_OrchestratorServiceServicer_to_server(
-            OrchestratorServicer(models, attach, directory, asking, metering), target
-        )
-    )
+    found.services = OrchestratorServicer(models, attach, directory, asking, metering)
+    server.add(lambda target: add_OrchestratorServiceServicer_to_server(found.services, target))
     server.add(lambda target: add_DataServiceServicer_to_server(found.data, target))
     found.address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     try:

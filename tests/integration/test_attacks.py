@@ -12,20 +12,21 @@ import pytest
 from attack_rig import CLOCK, MODEL, Rig, beat, ended, run, until
 
 from dcnr import limits
-from dcnr.errors import Unavailable
+from dcnr.errors import DcnrError, Unavailable
 from dcnr.rpc.connection import Connection
-from dcnr.v1 import common_pb2, data_pb2, membership_pb2, orchestrator_pb2
+from dcnr.v1 import common_pb2, data_pb2, identity_pb2, membership_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from dcnr.varints import varint
 from orchestrator import rpc, service
-from orchestrator.access import STRANGERS_ASK
+from orchestrator.access import STRANGERS_ASK, CallLimits
 from orchestrator.attach import EVENT_RATE, tell_transitions
 from orchestrator.beat_bounds import MAX_BEAT_BYTES
 from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import Shared
 from orchestrator.watchers import EARLY_S, OTHERS_S, PER_CALLER, PER_SUBNET, Picture
 from trust.identity import NodeKey
+from trust.rates import Rate
 
 
 def test_a_beat_of_megabytes_is_not_kept_and_ends_its_own_stream_only() -> None:
@@ -173,6 +174,34 @@ def test_who_is_no_maintainer_reads_at_a_rate_for_its_subnet(attaches: bool) -> 
             with pytest.raises(Unavailable) as refused:
                 await flooding
             assert refused.value.code == "rate_limited"
+
+    run(story)
+
+
+def test_who_is_not_listed_brings_statements_and_asks_for_the_head_at_a_rate_for_its_subnet() -> None:
+    """Any key opens a session, and signatures and reads of the store cost an orchestrator more than whoever asks for them."""
+    unsigned = identity_pb2.Envelope(domain=identity_pb2.DOMAIN_JOB_REQUEST, payload=b"x")
+    calls = (
+        ("SubmitJob", orchestrator_pb2.SubmitJobRequest(request=unsigned), "_statement_limits", "unsigned_job"),
+        ("CancelJob", orchestrator_pb2.CancelJobRequest(cancel=unsigned), "_statement_limits", "unsigned_job"),
+        ("PauseJob", orchestrator_pb2.PauseJobRequest(pause=unsigned), "_statement_limits", "unsigned_job"),
+        ("Resolve", orchestrator_pb2.ResolveRequest(), "_read_limits", "nothing_asked"),
+        ("ConfirmHead", orchestrator_pb2.ConfirmHeadRequest(), "_head_limits", "bad_nonce"),
+    )
+
+    async def story(found: Rig) -> None:
+        strangers, listed = [await found.dial(NodeKey.generate()) for _ in range(2)], await found.dial(found.key)
+
+        async def answer(connection: Connection, name: str, request: Any) -> str:
+            with pytest.raises(DcnrError) as refused:
+                await connection.call(getattr(OrchestratorServiceStub(connection.channel), name), request)
+            return str(refused.value.code)
+
+        for name, request, limit, otherwise in calls:
+            setattr(found.services, limit, CallLimits(rate=Rate(per_s=0.001, burst=2.0)))
+            told = [await answer(one, name, request) for one in (*strangers, *strangers)]
+            assert told == [otherwise, otherwise, "rate_limited", "rate_limited"], name
+            assert await answer(listed, name, request) == otherwise
 
     run(story)
 

@@ -7,7 +7,7 @@ import pytest
 from dcnr.errors import Corrupt, InvalidInput, Refused, Stale
 from dcnr.v1 import common_pb2, identity_pb2, model_pb2
 from trust.envelope import merge_signatures, seal
-from trust.identity import NodeKey
+from trust.identity import NodeKey, verify_signature
 from trust.network import (
     MAX_DOCUMENT_BYTES,
     MAX_HISTORY,
@@ -87,6 +87,31 @@ def test_threshold_of_statements() -> None:
     assert refused.value.code == "wrong_network"
     with pytest.raises(Corrupt):
         policy.open_cancel(request(policy, ALICE, BOB))
+
+
+def test_signatures_of_strangers_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, strangers, looked_at = two_of_three(), [NodeKey.generate() for _ in range(31)], list[bytes]()
+
+    def counted(public_der: bytes, signed: bytes, signature: bytes) -> bool:
+        looked_at.append(public_der)
+        return verify_signature(public_der, signed, signature)
+
+    def refused(made: identity_pb2.Envelope) -> str:
+        looked_at.clear()
+        with pytest.raises((Corrupt, Refused)) as caught:
+            policy.open_job_request(made)
+        return str(caught.value.code)
+
+    monkeypatch.setattr("trust.envelope.verify_signature", counted)
+    assert (refused(request(policy, *strangers, MALLORY)), looked_at) == ("unsigned_job", [])
+    assert (refused(request(policy, *strangers, ALICE)), looked_at) == ("unsigned_job", [])
+    claimed = request(policy, *strangers[:30])
+    claimed.signatures.extend(identity_pb2.Signature(public_key=key.public_der, signature=bytes(64)) for key in (ALICE, BOB))
+    assert (refused(claimed), looked_at) == ("bad_signature", [ALICE.public_der]), "by who would have to have signed first"
+    beside = request(policy, *strangers[:29], ALICE, BOB)
+    assert policy.open_job_request(beside).job_id == "j"
+    beside.signatures[0].signature = bytes(64)
+    assert refused(beside) == "bad_signature", "all have to hold"
 
 
 @pytest.mark.parametrize("kind", ["cancel", "pause"])
