@@ -15,7 +15,7 @@ from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.ledger_check import JobLedger, exposures_of, read_ledgers
-from dcnr.planned import PlannedMerges, newest_plan
+from dcnr.planned import PlannedCommits, newest_plan
 from dcnr.stored import Read, StoredDocuments
 from dcnr.v1 import data_pb2, model_pb2
 from trust.commits import Place
@@ -136,8 +136,8 @@ class LedgerReader:
                 raise Corrupt(f"{entry.vnode}: {entry.cleared.digest[:12]} is called cleared and is not", code="bad_ledger")
 
     async def _receipts(self, audit: LedgerAudit, newest_plan: str) -> None:
-        """Every interval that counts has a statement of its own replica, about just those batches, and its merges are those that plans had."""
-        planned = PlannedMerges(self._documents, newest_plan, Place(self._policy.network_id, self._model, audit.ledger.job_id, ""))
+        """Every interval that counts has a statement of its own replica, about just those batches, and plans had who signed it and what it took in."""
+        planned = PlannedCommits(self._documents, newest_plan, Place(self._policy.network_id, self._model, audit.ledger.job_id, ""))
         ledger, deltas, missing = audit.ledger.chronicle.ledger, set[str](), list[Interval]()
         counting = {name for line in ledger.lines.values() for one in line for name in one.intervals}
         for one in sorted(ledger.intervals.values(), key=lambda one: one.number):
@@ -146,7 +146,7 @@ class LedgerReader:
             except NotFound:
                 missing.append(one)
                 continue
-            await planned.check(commit)
+            await planned.check(commit, pnode_id)
             deltas.update(digest_of_envelope(merged.delta) for merged in commit.merges)
             _check_receipt(one, commit, pnode_id)
             audit.num_receipts += 1

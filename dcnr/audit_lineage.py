@@ -3,8 +3,9 @@
 Shares no code with the orchestrator's decisions. For each VNode of a manifest it reads the stored state with the safetensors library, walks the commits by
 their parents, and holds six things against each other: the lineage in the state file, the lineage in the manifest, the batches that the commits and the
 deltas in them name in order, checkpoint 0 in the manifest that the signed request names, who is credited in the manifests in between, and who was to
-contribute by the plans of the job. A batch is credited once, to whoever brought it into a named state first: where that state was left aside for one that
-goes on from an older one, who learned it again has no credit for it. Every signature (worker keys, their delegations, maintainers) is verified on the way.
+lead and to contribute by the plans of the job. A batch is credited once, to whoever brought it into a named state first: where that state was left aside
+for one that goes on from an older one, who learned it again has no credit for it. Every signature (worker keys, their delegations, maintainers) is verified
+on the way.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dcnr import limits
 from dcnr.errors import Corrupt
 from dcnr.ids import digest_of
-from dcnr.planned import PlannedMerges, newest_plan
+from dcnr.planned import PlannedCommits, newest_plan
 from dcnr.stored import Read, StoredDocuments
 from dcnr.v1 import data_pb2, model_pb2
 from trust.commits import Place, open_delta
@@ -109,7 +110,7 @@ class LineageAudit:
 
     async def run(self, manifest_digest: str, plan_digest: str) -> list[VNodeLineage]:
         """One result per VNode of the manifest. ``plan_digest``: of the newest plan. Raises Corrupt for what is not signed as it must be, does not have its
-        digest, or tells of a merge that no plan had.
+        digest, or tells of a primary or a merge that no plan had.
         """
         manifest = await self._documents.manifest(manifest_digest)
         request = await self._documents.request(manifest.job_id)
@@ -122,7 +123,9 @@ class LineageAudit:
                 "the manifest does not have the VNodes of the manifest that the request names", code="incomplete_manifest"
             )
         chain = await self._chain(manifest, request)
-        self._planned = PlannedMerges(self._documents, plan_digest, Place(self._policy.network_id, self._model, request.job_id, ""))
+        self._planned = PlannedCommits(
+            self._documents, plan_digest, Place(self._policy.network_id, self._model, request.job_id, "")
+        )
         return [await self._vnode(entry, request, first[entry.vnode], chain) for entry in manifest.entries]
 
     async def _vnode(
@@ -180,7 +183,7 @@ class LineageAudit:
                 parent = commit.parent_digest
                 if pnode_id != checkpoint.pnode_id or commit.replica != checkpoint.replica:
                     raise Corrupt(f"{checkpoint.vnode}: the manifest credits another PNode than the commit", code="wrong_signer")
-            await self._planned.check(commit)
+            await self._planned.check(commit, pnode_id)
             newest_first.append(self._learned(commit, pnode_id, request))
             state, commit_digest, count = commit.parent_digest, commit.parent_commit, count + 1
             states |= {commit.state_digest, commit.anchor_digest, state}

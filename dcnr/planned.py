@@ -1,7 +1,8 @@
-"""Holds the merges that commits tell of against the plans of their job, as anybody may who reads a model's documents.
+"""Holds what commits tell of against the plans of their job, as anybody may who reads a model's documents.
 
-A delta has to come from a replica that some plan of the job had contribute, on that PNode, and its primary has to have taken it for one part of as many as
-learned by some plan that had it as the primary.
+Whoever signed a commit has to have been the primary of its VNode in some plan of the job, as that replica on that PNode. A delta in it has to come from a
+replica that some plan had contribute, on that PNode, and its primary has to have taken it for one part of as many as learned by some plan that had it as the
+primary.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ MAX_PLANS: Final = 100_000
 """That are read, of all jobs of the model."""
 FEWEST: Final = 2
 """A primary and who brought the delta."""
+_Said = tuple[int, str, str, str] | tuple[str, int]
+"""A seat (role, VNode, replica, PNode), or how many learned where that replica was the primary."""
 
 
 async def newest_plan(client: AsyncClient, model: str) -> str:
@@ -34,51 +37,55 @@ async def newest_plan(client: AsyncClient, model: str) -> str:
     return head.plan_digest
 
 
-class PlannedMerges:
-    """Of one job. ``newest``: digest of the newest plan of the model; empty: there is none. Plans are read when the first merge is met."""
+class PlannedCommits:
+    """Of one job. ``newest``: digest of the newest plan of the model, or empty. They are read backwards from there, as far as commits ask for it."""
 
     def __init__(self, documents: StoredDocuments, newest: str, place: Place) -> None:
-        self._documents, self._newest, self._job_id = documents, newest, place.job_id
+        self._documents, self._unread, self._job_id = documents, newest, place.job_id
         self._model, self._network_id = place.model, place.network_id
-        self._contributed: set[tuple[str, str, str]] | None = None
-        self._learned: dict[str, set[int]] = {}
+        self._num_read, self._was_there = 0, False
+        self._said: set[_Said] = set()
 
-    async def check(self, commit: model_pb2.Commit) -> None:
-        """Raises Corrupt (``unplanned_merge``), and what reading raises."""
-        if not commit.merges:
-            return
-        if self._contributed is None:
-            self._contributed = await self._read()
+    async def check(self, commit: model_pb2.Commit, pnode_id: str) -> None:
+        """``pnode_id``: whose worker signed it. Raises Corrupt (``unplanned_replica``, ``unplanned_merge``), and what reading raises."""
+        if not await self._plans_say((model_pb2.ROLE_PRIMARY, commit.vnode, commit.replica, pnode_id)):
+            raise Corrupt(
+                f"a commit of {commit.replica} is signed by {pnode_id[:8]}, and no plan of the job had it as a primary there",
+                code="unplanned_replica",
+            )
         place = Place(self._network_id, self._model, self._job_id, commit.vnode)
         for merged in commit.merges:
             delta = open_delta(merged.delta, place)
-            if (commit.vnode, delta.replica, delta.delegation.pnode_id) not in self._contributed:
+            seat = (model_pb2.ROLE_CONTRIBUTOR, commit.vnode, delta.replica, delta.delegation.pnode_id)
+            if not await self._plans_say(seat):
                 raise Corrupt(
                     f"{commit.replica} took in a delta of {delta.replica}, which no plan had contribute", code="unplanned_merge"
                 )
-            if merged.replicas and merged.replicas not in self._learned.get(commit.replica, set()):
+            if merged.replicas and not await self._plans_say((commit.replica, merged.replicas)):
                 raise Corrupt(
                     f"{commit.replica} took a delta for one part of {merged.replicas}, and no plan had so many learn",
                     code="unplanned_merge",
                 )
 
-    async def _read(self) -> set[tuple[str, str, str]]:
-        found: set[tuple[str, str, str]] = set()
-        digest, num_read, was_there = self._newest, 0, False
-        while digest and num_read < MAX_PLANS:
-            plan = await self._documents.plan(digest)
-            digest, num_read = plan.parent_digest, num_read + 1
-            if plan.job_id != self._job_id:
-                if was_there:
-                    break
-                continue
-            was_there = True
-            for vnode in {item.vnode for item in plan.assignments}:
-                here = [item for item in plan.assignments if item.vnode == vnode]
-                num_learning = max(FEWEST, sum(item.weight > 0 for item in here))
-                for item in here:
-                    if item.role == model_pb2.ROLE_CONTRIBUTOR:
-                        found.add((vnode, item.replica, item.pnode_id))
-                    elif item.role == model_pb2.ROLE_PRIMARY:
-                        self._learned.setdefault(item.replica, set()).add(num_learning)
-        return found
+    async def _plans_say(self, wanted: _Said) -> bool:
+        """As many of them are read as that takes."""
+        while wanted not in self._said:
+            if not self._unread or self._num_read >= MAX_PLANS:
+                return False
+            plan = await self._documents.plan(self._unread)
+            self._unread, self._num_read = plan.parent_digest, self._num_read + 1
+            if plan.job_id == self._job_id:
+                self._was_there = True
+                self._see(plan)
+            elif self._was_there:
+                self._unread = ""
+        return True
+
+    def _see(self, plan: model_pb2.Plan) -> None:
+        num_learning: dict[str, int] = {}
+        for item in plan.assignments:
+            num_learning[item.vnode] = num_learning.get(item.vnode, 0) + (item.weight > 0)
+        for item in plan.assignments:
+            self._said.add((item.role, item.vnode, item.replica, item.pnode_id))
+            if item.role == model_pb2.ROLE_PRIMARY:
+                self._said.add((item.replica, max(FEWEST, num_learning[item.vnode])))

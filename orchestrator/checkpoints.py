@@ -1,5 +1,5 @@
 """Judges a recorded checkpoint before any manifest may name it: made by the plan's primary, signed by its worker, whole in the store, a state that can
-be restored, and with a lineage that follows exactly from its ancestors and the deltas that they took in.
+be restored, and with a lineage that follows exactly from its ancestors and the deltas that they took in, all of which plans of the job have.
 
 The ancestry is followed through stored commits until a state whose lineage is known: one that the manifest names, one judged before, or the one
 that the job began with.
@@ -25,7 +25,7 @@ from orchestrator.ancestry import Ancestry, contributions_of, intervals_of
 from orchestrator.documents import get_exact, open_plan
 from orchestrator.jobs import intervals
 from orchestrator.judging import Reads, Refusals, Turns
-from orchestrator.learners import Learners, Merge
+from orchestrator.learners import Learners, Merge, Signer
 from orchestrator.states import StateCheck
 from orchestrator.view import JobFacts, ModelView
 from trust.commits import MAX_COMMIT_BYTES, Place, VerifiedCommit, follows, open_commit, open_delta
@@ -159,29 +159,28 @@ class CheckpointJudge:
         audited = view.chain is not None
         added = intervals_of(chain, place) if audited else (one for _, found in chain for one in contributions_of(found, place))
         known = known.after(added)
-        await self._check_merges(view, place, [found for _, found in chain])
+        await self._check_planned(view, place, [found for _, found in chain])
         for one in known.contributions:
             if audited and is_fenced(view, one.vnode, one.replica):
                 raise Refused(f"{one.replica} may hold what was taken back: nothing that it learned counts", code=FENCED)
         return known
 
-    async def _check_merges(self, view: ModelView, place: Place, chain: list[VerifiedCommit]) -> None:
+    async def _check_planned(self, view: ModelView, place: Place, chain: list[VerifiedCommit]) -> None:
+        """Who signed these commits, and what they took in, has to stand in plans of the job."""
         if view.plan is None:
             return
-        merges: list[Merge] = []
+        stated: list[Signer | Merge] = []
         for found in chain:
+            stated.append(Signer(found.commit.replica, found.delegation.pnode_id))
             for merged in found.commit.merges:
                 delta = open_delta(merged.delta, place)
-                merges.append(Merge(found.commit.replica, delta.replica, delta.delegation.pnode_id, int(merged.replicas)))
+                stated.append(Merge(found.commit.replica, delta.replica, delta.delegation.pnode_id, int(merged.replicas)))
         if self._learners.job_id != place.job_id:
             self._learners = Learners(place.job_id)
-        await self._learners.check(merges, view.plan, view.head.plan_digest, partial(self._plan, place.model))
+        await self._learners.check(stated, view.plan, view.head.plan_digest, partial(self._plan, place.model))
 
     async def _plan(self, model: str, digest: str) -> model_pb2.Plan:
-        try:
-            data = await get_exact(self._store, keys.plan(model, digest), digest, max_bytes=limits.MAX_PLAN_BYTES)
-        except NotFound as error:
-            raise Refused("a plan of the job is not in the store", code="unplanned_merge") from error
+        data = await get_exact(self._store, keys.plan(model, digest), digest, max_bytes=limits.MAX_PLAN_BYTES)
         return open_plan(data, self._policy(), model)
 
     async def _parent(self, place: Place, commit: model_pb2.Commit) -> VerifiedCommit:

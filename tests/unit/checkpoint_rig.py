@@ -149,6 +149,12 @@ class World:
             self.store.rewind(keys.plan(MODEL, made.digest), made.data)
         self.plan, self.plan_digest = plans[-1], digest
 
+    def promote(self) -> None:
+        """The next plan has the contributor lead, alone."""
+        after = self.seats(role=model_pb2.ROLE_PRIMARY)
+        del after.assignments[1]
+        self.planned(self.seats(), after)
+
     def audited(self) -> None:
         """Audits are in force, and the line of the VNode is what the manifest names."""
         line = tuple(Named(one.digest, ()) for one in reversed(self.manifest.entries[0].working))

@@ -84,8 +84,7 @@ def test_an_interval_ends_where_another_replica_goes_on_from_an_anchor() -> None
         world.audited()
         world.commits([0, 1], anchor="a" * 64)
         left = world.commit
-        world.plan.assignments[0].role = model_pb2.ROLE_PRIMARY
-        del world.plan.assignments[1]
+        world.promote()
         made = world.checkpoint(SPAN(0, 5), [4, 2, 3], replica="a.1", node=HELPER, worker=HELPING)
         judged = await world.judge.judge(world.view(), *made)
         found = {one.interval: (one.pnode_id, one.batches) for one in judged.contributions}
@@ -131,8 +130,7 @@ def test_who_learns_the_same_again_is_not_taken_for_the_replica_before() -> None
         world.manifest.fences.add(vnode="a", first_replica=1)
         world.manifest.retracted.append(digest_of(data))
         world.state, world.commit = digest_of(world.zero), ""
-        world.plan.assignments[0].role = model_pb2.ROLE_PRIMARY
-        del world.plan.assignments[1]
+        world.promote()
         again = {"replica": "a.1", "node": HELPER, "worker": HELPING}
         assert await refused(world, world.checkpoint(SPAN(0, 2), [0, 1], data=data, **again)) == "condemned"
         made = world.checkpoint(SPAN(0, 3), [2], **again)
@@ -145,8 +143,7 @@ def test_who_learns_the_same_again_is_not_taken_for_the_replica_before() -> None
 def test_a_promoted_contributor_goes_on_from_an_anchor() -> None:
     async def story(world: World) -> None:
         world.commits([0, 1], anchor="a" * 64)
-        world.plan.assignments[0].role = model_pb2.ROLE_PRIMARY
-        del world.plan.assignments[1]
+        world.promote()
         made = world.checkpoint(SPAN(0, 5), [4, 2, 3], replica="a.1", node=HELPER, worker=HELPING)
         assert await world.learned(made) == {("a.0", PNODE.node_id): SPAN(0, 2), ("a.1", HELPER.node_id): SPAN(2, 5)}
 
@@ -214,6 +211,47 @@ def test_an_ancestry_is_followed_so_far_and_no_further(monkeypatch: pytest.Monke
             assert await world.learned(made) == {("a.0", PNODE.node_id): SPAN(0, 4)}
 
     run(story)
+
+
+def test_what_lies_behind_a_checkpoint_was_signed_by_primaries_of_the_job_on_their_pnodes() -> None:
+    """Goal: whoever leads cannot have its work, and the faults in it, signed by keys that no plan gave the VNode."""
+
+    async def told(world: World, **by: Any) -> str:
+        world.commits([0, 1], anchor="a" * 64, **by)
+        made = world.checkpoint(SPAN(0, 3), [2])
+        try:
+            await world.judge.judge(world.view(), *made)
+        except DcnrError as error:
+            return error.code
+        return ""
+
+    throwaway = {"node": STRANGER, "worker": HELPING}
+    contributor = {"replica": "a.1", "node": HELPER, "worker": HELPING}
+
+    async def plain(world: World) -> None:
+        assert await told(world, **throwaway) == "unplanned_replica"
+
+    async def audited(world: World) -> None:
+        world.audited()
+        assert await told(world, **throwaway) == "unplanned_replica"
+
+    async def invented(world: World) -> None:
+        assert await told(world, replica="a.9") == "unplanned_replica"
+
+    async def contributed(world: World) -> None:
+        assert await told(world, **contributor) == "unplanned_replica", "who contributes signs deltas"
+
+    async def led_before(world: World) -> None:
+        world.promote()
+        world.planned(world.plan, world.seats("a.2"))
+        assert await told(world, **contributor) == ""
+
+    async def lost_plan(world: World) -> None:
+        world.plan.parent_digest = "e" * 64
+        assert await told(world, **contributor) == "unplanned_replica"
+
+    for story in (plain, audited, invented, contributed, led_before, lost_plan):
+        run(story)
 
 
 def test_only_the_primary_makes_checkpoints() -> None:

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from dcnr.errors import Refused
+from dcnr.errors import NotFound, Refused
 from dcnr.v1 import model_pb2
-from orchestrator.learners import Learners, Merge
+from orchestrator.learners import Learners, Merge, Signer
 
 JOB = "job"
 PRIMARY = "middle.0"
@@ -89,12 +89,49 @@ def test_a_plan_of_no_known_digest_adds_its_parent_once() -> None:
     asyncio.run(story())
 
 
-def test_what_no_plan_had_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("stated", "code"),
+    [
+        (merge(7), "unplanned_merge"),
+        (Signer(PRIMARY, "of middle.1"), "unplanned_replica"),
+        (Signer("middle.7", "p0"), "unplanned_replica"),
+        (Signer("middle.1", "of middle.1"), "unplanned_replica"),
+    ],
+)
+def test_what_no_plan_had_is_refused(stated: Signer | Merge, code: str) -> None:
     async def story() -> None:
         learners, reading = Learners(JOB), Reading()
         reading.gate.set()
         with pytest.raises(Refused) as caught:
-            await learners.check([merge(7)], PLANS["4"], "4", reading)
-        assert caught.value.code == "unplanned_merge"
+            await learners.check([stated], PLANS["4"], "4", reading)
+        assert caught.value.code == code
+        assert reading.asked == ["3", "2", "1", "0"]
 
     asyncio.run(story())
+
+
+def test_who_led_in_an_older_plan_signed_its_commits() -> None:
+    async def story() -> None:
+        learners, reading = Learners(JOB), Reading()
+        reading.gate.set()
+        newest = model_pb2.Plan(job_id=JOB, parent_digest="4")
+        newest.assignments.add(vnode="middle", replica="middle.9", pnode_id="p9", role=model_pb2.ROLE_PRIMARY, weight=1)
+        await learners.check([Signer("middle.9", "p9")], newest, "5", reading)
+        assert reading.asked == []
+        await learners.check([Signer("middle.9", "p9"), Signer(PRIMARY, "p0")], newest, "5", reading)
+        assert reading.asked == ["4"]
+
+    asyncio.run(story())
+
+
+def test_a_plan_that_is_lost_is_no_plan() -> None:
+    async def lost(digest: str) -> model_pb2.Plan:
+        raise NotFound("no such object")
+
+    async def story(stated: Signer | Merge, code: str) -> None:
+        with pytest.raises(Refused, match="not in the store") as caught:
+            await Learners(JOB).check([stated], PLANS["4"], "4", lost)
+        assert caught.value.code == code
+
+    asyncio.run(story(merge(0), "unplanned_merge"))
+    asyncio.run(story(Signer("middle.9", "p9"), "unplanned_replica"))

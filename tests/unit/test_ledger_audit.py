@@ -34,6 +34,9 @@ class World:
     commits: list[str] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
     newest: str = ""
+    plan: str = ""
+    led_by: NodeKey = PNODE
+    """The PNode of the primary in the one plan of the job."""
 
     async def read(self, ref: data_pb2.ObjectRef, path: Path, max_bytes: int) -> None:
         data = self.objects.get((ref.kind, ref.owner, ref.digest))
@@ -78,6 +81,9 @@ class World:
         )
         signed = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER).SerializeToString()
         self.put(data_pb2.OBJECT_KIND_JOB_REQUEST, signed, JOB, "")
+        plan = model_pb2.Plan(network_id=POLICY.network_id, model=MODEL, holder=HOLDER.node_id, job_id=JOB)
+        plan.assignments.add(replica="a.0", vnode="a", pnode_id=self.led_by.node_id, role=model_pb2.ROLE_PRIMARY, weight=1.0)
+        self.plan = self.envelope(data_pb2.OBJECT_KIND_PLAN, seal(identity_pb2.DOMAIN_PLAN, plan, HOLDER))
         told: list[model_pb2.Contribution] = []
         for index, verdict in enumerate(("open", "spared", "open")):
             one = self.interval(index, verdict)
@@ -109,7 +115,7 @@ class World:
 
 
 def audit(world: World, directory: Path) -> LedgerAudit:
-    found = asyncio.run(LedgerReader(world.read, POLICY, MODEL, directory).run(world.newest, ""))
+    found = asyncio.run(LedgerReader(world.read, POLICY, MODEL, directory).run(world.newest, world.plan))
     assert list(directory.iterdir()) == [], "temporary files are removed"
     return found
 
@@ -147,6 +153,11 @@ def test_credit_for_somebody_else_is_named(field_name: str, tmp_path: Path) -> N
             setattr(one, field_name, OTHER.node_id if field_name == "pnode_id" else "a.7")
 
     assert "credits" in audit(World(change).train(), tmp_path).trouble
+
+
+def test_a_statement_of_a_pnode_that_no_plan_had_lead_is_named(tmp_path: Path) -> None:
+    found = audit(World(led_by=OTHER).train(), tmp_path)
+    assert found.trouble == f"a commit of a.0 is signed by {PNODE.node_id[:8]}, and no plan of the job had it as a primary there"
 
 
 def test_credit_for_fewer_batches_than_were_signed_is_named(tmp_path: Path) -> None:
@@ -215,4 +226,4 @@ def test_a_store_that_does_not_answer_accuses_nobody(tmp_path: Path) -> None:
         await read(ref, path, max_bytes)
 
     with pytest.raises(Unavailable):
-        asyncio.run(LedgerReader(away, POLICY, MODEL, tmp_path).run(world.newest, ""))
+        asyncio.run(LedgerReader(away, POLICY, MODEL, tmp_path).run(world.newest, world.plan))

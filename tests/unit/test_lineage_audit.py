@@ -79,14 +79,16 @@ class World:
 
     def train(
         self, pieces: list[list[int]], *, rows: list[list[int]] | None = None, named: common_pb2.IntervalSet | None = None,
-        worker: NodeKey = WORKER, credited: str = PNODE.node_id, base_parent: str | None = None, signer: NodeKey = ORCHESTRATOR,
+        worker: NodeKey | None = None, credited: str = PNODE.node_id, base_parent: str | None = None, signer: NodeKey = ORCHESTRATOR,
         asker: NodeKey = MAINTAINER, skip: int | None = None, deltas: dict[int, list[model_pb2.Merged]] | None = None,
         anchored: tuple[int, ...] = (), given: dict[tuple[str, str], list[int]] | None = None,
-        earlier: Sequence[tuple[str, Credits]] = (),
+        earlier: Sequence[tuple[str, Credits]] = (), by: tuple[str, NodeKey, NodeKey] = ("a.0", PNODE, WORKER),
     ) -> str:  # fmt: skip
-        """The digest of the final manifest after commits of these batches. ``earlier``: what manifests before it named, the oldest first: `MIDDLE`, or the
-        digest of a state that none of these commits made; it held just what was credited with it.
+        """The digest of the final manifest after commits of these batches. ``by``: replica, PNode and worker of all but the last. ``earlier``: what manifests
+        before it named, the oldest first: `MIDDLE`, or the digest of a state that none of these commits made; it held just what was credited with it.
         """
+        if not self.plan:
+            self.plans(planned())
         first = state([], "")
         first_digest = self.put(data_pb2.OBJECT_KIND_STATE, first, "a")
         base = model_pb2.Manifest(
@@ -100,19 +102,22 @@ class World:
         self.put(
             data_pb2.OBJECT_KIND_JOB_REQUEST, seal(identity_pb2.DOMAIN_JOB_REQUEST, request, asker).SerializeToString(), JOB, ""
         )
-        delegation = make_delegation(PNODE, POLICY.network_id, WORKER.public_der, 1, ["127.0.0.1:1"], NOW)
         parent, commit_digest = base_parent or first_digest, ""
         for index, piece in enumerate(pieces):
             lineage = [[0, N]] if index == len(pieces) - 1 and rows is None else rows or [[0, index + 1]]
             data = state(lineage, parent)
+            replica, node, key = by if index < len(pieces) - 1 else ("a.0", PNODE, WORKER)
+            delegation = make_delegation(node, POLICY.network_id, key.public_der, 1, ["127.0.0.1:1"], NOW)
             commit = model_pb2.Commit(
-                network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica="a.0", incarnation=1, parent_digest=parent,
+                network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica=replica, incarnation=1, parent_digest=parent,
                 state_digest="" if index in anchored else digest_of(data), batches=piece, losses=[1.0] * len(piece),
                 anchor_digest=digest_of(data) if index in anchored else "", parent_commit=commit_digest, delegation=delegation,
                 merges=(deltas or {}).get(index, ()),
             )  # fmt: skip
             if index != skip:
-                commit_digest = self._envelope(data_pb2.OBJECT_KIND_COMMIT, seal(identity_pb2.DOMAIN_COMMIT, commit, worker), "a")
+                commit_digest = self._envelope(
+                    data_pb2.OBJECT_KIND_COMMIT, seal(identity_pb2.DOMAIN_COMMIT, commit, worker or key), "a"
+                )
             middle, parent = parent, digest_of(data)
         self.put(data_pb2.OBJECT_KIND_STATE, data, "a")
         checkpoint = model_pb2.Checkpoint(
@@ -222,8 +227,6 @@ GIVEN = {("a.0", PNODE.node_id): OWN, ("a.1", HELPER.node_id): HELPED}
 
 def helped(world: World, **lies: Any) -> str:
     """The primary learned `OWN` in two commits, and took in `HELPED` by two deltas, at whose end contributors took an anchor."""
-    if not world.plan:
-        world.plans(planned())
     merges = [model_pb2.Merged(after=2, delta=delta([6, 7])), model_pb2.Merged(after=3, delta=delta([9, 8]))]
     return world.train([OWN[:3], OWN[3:]], **{"deltas": {0: merges}, "anchored": (0,), "given": GIVEN, **lies})
 
@@ -299,36 +302,66 @@ OTHERS = seat("b.5", STRANGER, model_pb2.ROLE_CONTRIBUTOR, vnode="b")
 
 
 @pytest.mark.parametrize(
-    ("plans", "replicas", "fits"),
+    ("plans", "replicas", "code"),
     [
-        ([planned()], 2, True),
-        ([planned()], 0, True),
-        ([planned(), LONE], 2, True),
-        ([planned(THREE), planned()], 3, True),
-        ([planned(STANDBY, OTHERS)], 2, True),
-        ([planned()], 3, False),
-        ([planned(STANDBY, OTHERS)], 3, False),
-        ([planned(THREE)], 2, False),
-        ([LONE], 0, False),
-        ([ELSEWHERE], 0, False),
-        ([ASIDE], 0, False),
-        ([planned(job_id="another")], 0, False),
-        ([planned(), planned(job_id="another"), LONE], 0, False),
+        ([planned()], 2, ""),
+        ([planned()], 0, ""),
+        ([planned(), LONE], 2, ""),
+        ([planned(THREE), planned()], 3, ""),
+        ([planned(STANDBY, OTHERS)], 2, ""),
+        ([planned()], 3, "unplanned_merge"),
+        ([planned(STANDBY, OTHERS)], 3, "unplanned_merge"),
+        ([planned(THREE)], 2, "unplanned_merge"),
+        ([LONE], 0, "unplanned_merge"),
+        ([ELSEWHERE], 0, "unplanned_merge"),
+        ([ASIDE], 0, "unplanned_merge"),
+        ([planned(job_id="another")], 0, "unplanned_replica"),
+        ([planned(), planned(job_id="another"), LONE], 0, "unplanned_merge"),
     ],
 )
 def test_a_merge_has_to_be_one_that_a_plan_of_the_job_had(
-    plans: list[model_pb2.Plan], replicas: int, fits: bool, tmp_path: Path
+    plans: list[model_pb2.Plan], replicas: int, code: str, tmp_path: Path
 ) -> None:
     world = World()
     world.plans(*(model_pb2.Plan.FromString(plan.SerializeToString()) for plan in plans))
     merges = [model_pb2.Merged(after=2, delta=delta(HELPED), replicas=replicas)]
     digest = helped(world, deltas={0: merges})
-    if fits:
+    if not code:
         assert audit(world, digest, tmp_path).exact
         return
     with pytest.raises(Corrupt) as caught:
         audit(world, digest, tmp_path)
-    assert caught.value.code == "unplanned_merge"
+    assert caught.value.code == code
+
+
+LED = model_pb2.Plan(assignments=[seat("a.1", HELPER, model_pb2.ROLE_PRIMARY)])
+
+
+@pytest.mark.parametrize(
+    ("by", "plans", "fits"),
+    [
+        (("a.1", HELPER, HELPING), [LED, planned()], True),
+        (("a.1", HELPER, HELPING), [planned()], False),
+        (("a.0", STRANGER, HELPING), [LED, planned()], False),
+        (("a.0", HELPER, HELPING), [LED, planned()], False),
+    ],
+    ids=["led before", "contributed only", "throwaway key", "another PNode"],
+)
+def test_a_commit_has_to_be_of_a_primary_that_a_plan_of_the_job_had(
+    by: tuple[str, NodeKey, NodeKey], plans: list[model_pb2.Plan], fits: bool, tmp_path: Path
+) -> None:
+    """Goal: a primary cannot have its work signed by keys that no plan gave the VNode."""
+    world = World()
+    world.plans(*(model_pb2.Plan.FromString(plan.SerializeToString()) for plan in plans))
+    given = {(by[0], by[1].node_id): [0, 1, 2, 3], ("a.0", PNODE.node_id): list(range(4, N))}
+    digest = world.train([list(range(4)), list(range(4, N))], by=by, given=given)
+    if fits:
+        result = audit(world, digest, tmp_path)
+        assert (result.exact, result.pnodes) == (True, (HELPER.node_id, PNODE.node_id)), result.reason
+        return
+    with pytest.raises(Corrupt) as caught:
+        audit(world, digest, tmp_path)
+    assert caught.value.code == "unplanned_replica"
 
 
 def test_a_plan_that_no_orchestrator_signed_is_none(tmp_path: Path) -> None:
