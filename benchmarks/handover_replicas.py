@@ -128,6 +128,8 @@ class Target:
     job_id: str = "bench"
     _kinds: set[type[ev.Event]] = field(default_factory=set)
     _arrived: int = 0
+    _num_rows: int = 0
+    """Of the frames that are asked for."""
     _next: dict[int, int] = field(default_factory=dict)
     _sequence: int = 0
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -143,7 +145,7 @@ class Target:
         self._news.set()
 
     def expected(self, edge: int) -> Expected:
-        return Expected(TensorSpec("float32", (WIDTH,)), SIZES[-1] // (4 * WIDTH))
+        return Expected(TensorSpec("float32", (WIDTH,)), self._num_rows)
 
     def attach(self, target: Peer, pnode_id: str, way: Way) -> int:
         raise AssertionError("the target feeds nobody")
@@ -167,6 +169,7 @@ class Target:
         self._next[size] = first + frames
         window = window_batches(size)
         step = max(1, window // 4)
+        self._num_rows = size // (4 * WIDTH)
         self._arrived, told = 0, low + window
         begun = time.perf_counter()
         self._say_need(low, high)

@@ -29,20 +29,21 @@ _MODE_OF: Final = {number: mode for mode, number in _MODES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an edge may carry: samples of ``spec``, at most ``batch_size`` of them."""
+    """What an edge may carry: ``batch_size`` samples of ``spec``; of an evaluation, whose last batch may be smaller, at most so many."""
 
     spec: TensorSpec
     batch_size: int
     proven: bool = False
     """Whether what arrives is to be kept with its sender's signature (`pnode.arrivals.Arrival`)."""
 
-    def check(self, header: TensorHeader) -> None:
+    def check(self, header: TensorHeader, lane: Lane) -> None:
         """Raises RemoteFault for a tensor that this input does not take, before memory is allocated for it."""
         check_header(header)
         shape = header.shape
-        fits = len(shape) > 0 and 0 < shape[0] <= self.batch_size and shape[1:] == tuple(self.spec.shape)
+        fewest = self.batch_size if lane.is_train else 1  # no evidence could be made of less than a whole batch of training
+        fits = len(shape) > 0 and fewest <= shape[0] <= self.batch_size and shape[1:] == tuple(self.spec.shape)
         if header.dtype != self.spec.dtype or not fits:
-            wanted = f"at most {self.batch_size} of {self.spec.dtype} {list(self.spec.shape)}"
+            wanted = f"{'' if lane.is_train else 'at most '}{self.batch_size} of {self.spec.dtype} {list(self.spec.shape)}"
             raise RemoteFault(f"a frame of {header.dtype} {list(shape)}, not {wanted}", code="bad_frame")
 
 
@@ -112,7 +113,7 @@ def header_of(message: vnode_pb2.FrameHeader, expected: Expected) -> tuple[Frame
     if len(message.shape) > limits.MAX_TENSOR_RANK:
         raise RemoteFault(f"a tensor of rank {len(message.shape)}", code="bad_frame")
     header = TensorHeader(message.dtype, tuple(message.shape), message.codec, message.encoded_bytes, message.digest.hex())
-    expected.check(header)
+    expected.check(header, lane)
     number_of(message.step, "step")
     return FrameNumber(lane, number_of(message.batch, "batch"), mode), header
 

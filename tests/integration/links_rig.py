@@ -104,6 +104,7 @@ class Rig:
         await eventually(lambda: any(kind == "link_fault" and code in reason for kind, _, reason in self.told))
 
     async def send(self, batch: int, array: np.ndarray[Any, Any]) -> None:
+        self.target.batch_size = len(array)
         await self.outbox.keep(TRAIN_LANE, batch, array, batch)
         next(reversed(self.source.ways.values())).send(TRAIN_LANE, batch, Mode.TRAIN)
 
