@@ -145,7 +145,7 @@ class Target:
         self._news.set()
 
     def expected(self, edge: int) -> Expected:
-        return Expected(TensorSpec("float32", (WIDTH,)), self._num_rows)
+        return Expected(TensorSpec("float32", (WIDTH,)), self._num_rows, ("raw",))
 
     def attach(self, target: Peer, pnode_id: str, way: Way) -> int:
         raise AssertionError("the target feeds nobody")

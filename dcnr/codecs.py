@@ -44,6 +44,16 @@ _BF16_LIMIT: Final = np.uint32(0x7F7F8000)
 _INFINITY: Final = np.uint32(0x7F800000)
 
 
+def codecs_sent(declared: str) -> tuple[str, ...]:
+    """In which of them frames of training go where a graph declares that one for its edges, or ``auto``: what a lossy one cannot hold goes raw.
+
+    No two of them give as many bytes for as many values, so the bytes alone say which array they are. ``fp16`` and ``bf16`` would.
+    """
+    if declared in ("", "auto"):
+        return ("raw", "int8")
+    return ("raw",) if declared == "raw" else ("raw", declared)
+
+
 def encoded_bytes(codec: str, dtype: str, num_values: int) -> int:
     """The exact size of ``num_values`` values of ``dtype`` in ``codec``; both must be known names."""
     match codec:

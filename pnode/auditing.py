@@ -225,7 +225,7 @@ class _Check:
             raise Refused(f"the graph has no VNode {task.vnode!r:.80} with weights", code="bad_task")
         place = Place(task.network_id, task.model, task.job_id, task.vnode)
         is_read = any(read.id == stage.id for one in stages for read in one.inputs)
-        assigned = Assigned(place, stage, int(graph.train.batch_size), int(order.num_batches), is_read)
+        assigned = Assigned(place, stage, int(graph.train.batch_size), int(order.num_batches), str(graph.train.codec), is_read)
         self._checker = Checker(assigned, self._auditor.registry, int(graph.train.seed), graph_digest(graph))
         self.samples = StagedSamples(Path(order.dataset_manifest_path), Path(order.shard_dir), graph)
         if self.samples.num_batches != order.num_batches:

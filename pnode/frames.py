@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dcnr import limits
+from dcnr.codecs import CODECS
 from dcnr.errors import Corrupt, InvalidInput, RemoteFault
 from dcnr.ids import VNodeId, check_name
 from dcnr.intervals import END, IntervalSet
@@ -33,12 +34,14 @@ class Expected:
 
     spec: TensorSpec
     batch_size: int
+    codecs: tuple[str, ...]
+    """In which frames of training come."""
     proven: bool = False
     """Whether what arrives is to be kept with its sender's signature (`pnode.arrivals.Arrival`)."""
 
     def check(self, header: TensorHeader, lane: Lane) -> None:
         """Raises RemoteFault for a tensor that this input does not take, before memory is allocated for it."""
-        check_header(header)
+        check_header(header, allowed_codecs=self.codecs if lane.is_train else CODECS)
         shape = header.shape
         fewest = self.batch_size if lane.is_train else 1  # no evidence could be made of less than a whole batch of training
         fits = len(shape) > 0 and fewest <= shape[0] <= self.batch_size and shape[1:] == tuple(self.spec.shape)

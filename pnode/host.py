@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dcnr import logs
+from dcnr.codecs import codecs_sent
 from dcnr.errors import DcnrError, InvariantBroken
 from dcnr.groups import first_cause
 from dcnr.ids import digest_of
@@ -121,7 +122,10 @@ class ReplicaHost:
 
     def expected(self, edge: int) -> Expected:
         """What may arrive over an edge."""
-        return Expected(self.fixed.stage.inputs[edge].spec, self.fixed.batch_size, proven=isinstance(self.books, Books))
+        fixed = self.fixed
+        return Expected(
+            fixed.stage.inputs[edge].spec, fixed.batch_size, codecs_sent(fixed.wanted_codec), proven=isinstance(self.books, Books)
+        )
 
     def attach(self, target: Peer, pnode_id: str, way: Way) -> int:
         """A new link to a successor's replica. Raises Stale (older incarnation), Refused (no successor, or not from there)."""

@@ -79,7 +79,7 @@ class Fixed:
     state_digest: str = ""
     state_bytes: int = 0
     wanted_codec: str = "raw"
-    """Of deltas, as the graph says."""
+    """Of frames of training, and of deltas, as the graph says."""
 
     def state_file(self, digest: Digest) -> Path:
         """Where a state of this replica lies, if it is on this disk at all."""

@@ -56,6 +56,8 @@ class Work:
     entries: Sequence[Entry]
     codec: str = "raw"
     state_every: int = 16
+    input_codec: str = "raw"
+    """Of the frames that came in. Inputs are as it leaves them."""
 
 
 @dataclass(slots=True)
@@ -154,7 +156,7 @@ def _frame(
     work: Work, entry: int, batch: int, port: int, array: Array, replica: str, sender: Party
 ) -> tuple[model_pb2.EvidencePart, bytes, bytes]:
     """An input as its sender signed it; the delegation comes with the first one."""
-    sent = encode(array, "raw")
+    sent = encode(array, work.input_codec)
     source = ReplicaId(f"{work.stage.inputs[port].id}.1")
     number = FrameNumber(TRAIN_LANE, batch, Mode.TRAIN)
     said = statement(Peer(source, INCARNATION), ReplicaId(replica), number, sent.header, entry)

@@ -66,7 +66,7 @@ class Recorder:
         self.news.set()
 
     def expected(self, edge: int) -> Expected:
-        return Expected(self.spec, self.batch_size)
+        return Expected(self.spec, self.batch_size, ("raw",))
 
     def attach(self, target: Peer, pnode_id: str, way: Way) -> int:
         if target.incarnation < self.stale_below:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from dcnr.codecs import CODECS, codecs_sent, encoded_bytes
 from dcnr.errors import RemoteFault
 from dcnr.specs import TensorSpec
 from dcnr.tensor import TensorHeader, encode
@@ -15,7 +18,7 @@ from vnode.signed_frames import FrameNumber
 from vnode.vocabulary import TRAIN_LANE, Lane, Mode
 
 ROWS, WIDTH = 8, 12
-EXPECTED = Expected(TensorSpec("float32", (WIDTH,)), ROWS)
+EXPECTED = Expected(TensorSpec("float32", (WIDTH,)), ROWS, ("raw",))
 TRAINING = [(TRAIN_LANE, Mode.TRAIN), (TRAIN_LANE, Mode.FORWARD_ONLY)]
 EVALUATIONS = [(Lane("validation", 1), Mode.EVAL), (Lane("test"), Mode.EVAL)]
 
@@ -46,3 +49,24 @@ def test_the_last_batch_of_an_evaluation_may_be_smaller(lane: Lane, mode: Mode) 
     with pytest.raises(RemoteFault) as caught:
         taken(arriving(lane, mode, ROWS + 1))
     assert caught.value.code == "bad_frame"
+
+
+@pytest.mark.parametrize("declared", ["auto", "", *CODECS])
+def test_a_frame_of_training_comes_in_the_codec_of_its_edge_or_raw(declared: str) -> None:
+    """In another one it would be learned from, and no auditor would take it as evidence."""
+    expected = replace(EXPECTED, codecs=codecs_sent(declared))
+    for codec in CODECS:
+        if codec in ("raw", declared, "int8" if declared in ("auto", "") else ""):
+            assert taken(arriving(TRAIN_LANE, Mode.TRAIN, codec=codec), expected).codec == codec
+            continue
+        for lane, mode in TRAINING:
+            with pytest.raises(RemoteFault) as caught:
+                taken(arriving(lane, mode, codec=codec), expected)
+            assert caught.value.code == "bad_tensor_header"
+
+
+@pytest.mark.parametrize("declared", ["auto", "", *CODECS])
+def test_the_bytes_of_an_edge_are_one_array_whoever_says_in_which_codec_they_are(declared: str) -> None:
+    for num_values in range(1, 4000):
+        sizes = [encoded_bytes(codec, "float32", num_values) for codec in codecs_sent(declared)]
+        assert len(set(sizes)) == len(sizes)

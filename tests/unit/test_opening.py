@@ -12,24 +12,26 @@ import numpy as np
 import pytest
 
 from dcnr.errors import NotFound, Refused
-from dcnr.ids import digest_of
+from dcnr.ids import ReplicaId, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.specs import Config, TensorSpec
 from dcnr.stages import Stage, VNodeSpec, stages_of
-from dcnr.tensor import Array, encode
-from dcnr.v1 import model_pb2
+from dcnr.tensor import Array, TensorHeader, decode, encode
+from dcnr.v1 import identity_pb2, model_pb2
 from examples.byzantine.behaviours import BEHAVIOURS
 from examples.byzantine.interval import INCARNATION, Interval, Party, Work, make_interval
 from trust.commits import Place
 from trust.comparison import judge
+from trust.envelope import sign_apart
 from vnode.bundle import Bundle, read_bundle
 from vnode.checks.opening import UNVERIFIABLE, Assigned, Opened, Source, open_claim, read_stated
 from vnode.checks.torch_check import Checker
 from vnode.checks.torch_record import Entry
 from vnode.registry import default_registry
+from vnode.signed_frames import FrameNumber, statement
 from vnode.state import parse, serialise
 from vnode.torch_stage import initial_state, schema_of
-from vnode.vocabulary import Mode
+from vnode.vocabulary import TRAIN_LANE, Mode, Peer
 
 REGISTRY = default_registry()
 NETWORK = "5" * 40
@@ -64,18 +66,38 @@ class Data:
 DATA = Data()
 
 
-def work_of(stage: Stage, *, codec: str = "raw", first: int = 0) -> Work:
+def decoded(array: Array, codec: str) -> Array:
+    """As whoever gets it in that codec sees it."""
+    sent = encode(array, codec)
+    return decode(sent.header, sent.payload)
+
+
+def work_of(stage: Stage, *, codec: str = "raw", first: int = 0, input_codec: str = "raw") -> Work:
     """Batches from the data set, or as a stage before it might send them; the second one is only passed through."""
     entries = [
-        Entry(first + number, Mode.FORWARD_ONLY if number == 1 else Mode.TRAIN, (DATA.read_input(first + number),), DATA.read_target(first + number))
+        Entry(
+            first + number, Mode.FORWARD_ONLY if number == 1 else Mode.TRAIN, (decoded(DATA.read_input(first + number), input_codec),),
+            DATA.read_target(first + number),
+        )
         for number in range(NUM_STEPS)
     ]  # fmt: skip
     state = initial_state(stage, REGISTRY, seed=7, model="m", graph="", num_batches=NUM_BATCHES)
-    return Work(Place(NETWORK, "m", "j", stage.id), stage, REGISTRY, NUM_BATCHES, 7, state, entries, codec, state_every=2)
+    return Work(
+        Place(NETWORK, "m", "j", stage.id),
+        stage,
+        REGISTRY,
+        NUM_BATCHES,
+        7,
+        state,
+        entries,
+        codec,
+        state_every=2,
+        input_codec=input_codec,
+    )
 
 
-def assigned(stage: Stage = STAGE) -> Assigned:
-    return Assigned(Place(NETWORK, "m", "j", stage.id), stage, BATCH_SIZE, NUM_BATCHES, is_read=stage is SOURCE_STAGE)
+def assigned(stage: Stage = STAGE, codec: str = "auto") -> Assigned:
+    return Assigned(Place(NETWORK, "m", "j", stage.id), stage, BATCH_SIZE, NUM_BATCHES, codec, is_read=stage is SOURCE_STAGE)
 
 
 @pytest.fixture
@@ -91,11 +113,11 @@ def opened_bundle(interval: Interval, folder: Path) -> Iterator[Bundle]:
         yield bundle
 
 
-def opened(interval: Interval, folder: Path, stage: Stage = STAGE) -> Opened:
+def opened(interval: Interval, folder: Path, stage: Stage = STAGE, codec: str = "auto") -> Opened:
     with opened_bundle(interval, folder) as bundle:
-        stated = read_stated(bundle, assigned(stage))
+        stated = read_stated(bundle, assigned(stage, codec))
         assert stated.broken is None
-        return open_claim(stated, bundle, assigned(stage), DATA)
+        return open_claim(stated, bundle, assigned(stage, codec), DATA)
 
 
 def ratio(claimed: Opened, stage: Stage = STAGE) -> float:
@@ -105,10 +127,10 @@ def ratio(claimed: Opened, stage: Stage = STAGE) -> float:
     return outcome.worst.ratio
 
 
-def refused(interval: Interval, folder: Path, stage: Stage = STAGE) -> str:
+def refused(interval: Interval, folder: Path, stage: Stage = STAGE, codec: str = "auto") -> str:
     """The reason for which the interval is unverifiable."""
     with pytest.raises(Refused) as raised:
-        opened(interval, folder, stage)
+        opened(interval, folder, stage, codec)
     assert raised.value.code == UNVERIFIABLE
     return raised.value.message
 
@@ -134,6 +156,14 @@ def test_an_honest_interval_becomes_a_claim_that_passes(tmp_path: Path, codec: s
     claimed = opened(make_interval(work_of(STAGE, codec=codec), ACCUSED, NEIGHBOUR), tmp_path)
     assert claimed.sources == {Source("a", "a.1", NEIGHBOUR.node.node_id, INCARNATION)}
     assert sorted(claimed.claim.states) == [0, 2, 4]
+    assert ratio(claimed) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("declared", "sent"), [("auto", "int8"), ("", "int8"), ("bf16", "bf16"), ("bf16", "raw"), ("fp16", "fp16"), ("raw", "raw")]
+)
+def test_inputs_come_in_the_codec_of_their_edge_or_raw(tmp_path: Path, declared: str, sent: str) -> None:
+    claimed = opened(make_interval(work_of(STAGE, input_codec=sent), ACCUSED, NEIGHBOUR), tmp_path, codec=declared)
     assert ratio(claimed) <= 1.0
 
 
@@ -251,6 +281,33 @@ def test_a_wrong_proof_of_an_input_falls_back_on_the_accused(
 ) -> None:
     change(interval)
     refused(interval, tmp_path)
+
+
+def told_otherwise(interval: Interval, codec: str) -> None:
+    """A proof that the last input was the same bytes in another codec, signed by a stranger under its own delegation."""
+    step = interval.log.steps[-1]
+    part, data = next(one for one in interval.parts if one[0].kind == INPUT and one[0].entry == NUM_STEPS - 1)
+    proof = part.frame
+    proof.codec = codec
+    header = TensorHeader(proof.dtype, tuple(proof.shape), codec, len(data), step.inputs[0].hex())
+    sender = Peer(ReplicaId(proof.source_replica), int(proof.source_incarnation))
+    number = FrameNumber(TRAIN_LANE, int(step.batch), Mode.TRAIN)
+    said = statement(sender, ReplicaId(proof.target_replica), number, header, int(proof.step))
+    proof.signature = sign_apart(identity_pb2.DOMAIN_FRAME, said, STRANGER.worker)
+    proof.delegation.CopyFrom(STRANGER.delegation())
+
+
+@pytest.mark.parametrize(("declared", "other"), [("bf16", "fp16"), ("fp16", "bf16")])
+def test_nobody_can_say_that_the_bytes_of_an_input_were_another_array(tmp_path: Path, declared: str, other: str) -> None:
+    """Goal: an auditor that signs for the sender with a key of its own cannot convict who learned from what came."""
+    interval = make_interval(work_of(STAGE, input_codec=declared), ACCUSED, NEIGHBOUR)
+    told_otherwise(interval, other)
+    assert f"a frame in '{other}', on an edge of {declared}" in refused(interval, tmp_path, codec=declared)
+
+
+@pytest.mark.parametrize("other", ["fp16", "bf16"])
+def test_on_an_edge_of_auto_no_input_came_in_a_codec_that_nobody_chose(tmp_path: Path, other: str) -> None:
+    refused(make_interval(work_of(STAGE, input_codec=other), ACCUSED, NEIGHBOUR), tmp_path)
 
 
 def test_what_the_accused_made_up_and_a_neighbour_never_sent_is_unverifiable(tmp_path: Path) -> None:

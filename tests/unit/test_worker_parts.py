@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from dcnr import limits
+from dcnr.codecs import codecs_sent
 from dcnr.errors import Corrupt, RemoteFault, Unavailable
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
@@ -154,6 +155,7 @@ def test_statements_that_no_receiver_makes_are_faults(message: vnode_pb2.LinkMes
 )
 def test_the_codec_in_force_follows_the_link(wanted: str, link_bytes_s: float, step_s: float, expected: str) -> None:
     assert codec_in_force(wanted, link_bytes_s=link_bytes_s, frame_bytes=1_000_000, step_s=step_s) == expected
+    assert expected in codecs_sent(wanted), "receivers and auditors take it"
 
 
 def test_progress_waits_for_the_next_beat_and_what_decisions_wait_for_does_not() -> None:

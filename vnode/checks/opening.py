@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dcnr.codecs import CODECS
+from dcnr.codecs import CODECS, codecs_sent
 from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Refused
 from dcnr.ids import Digest, ReplicaId, digest_of, vnode_of
 from dcnr.specs import TensorSpec
@@ -44,6 +44,8 @@ class Assigned:
     stage: Stage
     batch_size: int
     num_batches: int
+    codec: str
+    """That the graph declares for its edges."""
     is_read: bool
     """Whether other VNodes read its outputs."""
 
@@ -249,14 +251,23 @@ class _Inputs:
         where = {"entry": entry, "batch": batch, "port": port}
         part, payload = self._bundle.part(_INPUT, **where), self._bundle.data(_INPUT, **where)
         is_signed = part.HasField("frame")
-        if is_signed and (part.frame.dtype != spec.dtype or tuple(part.frame.shape) != (self._assigned.batch_size, *spec.shape)):
-            raise Corrupt("a frame that this input does not take", code="bad_frame")
+        if is_signed:
+            self._check_kind(part.frame, spec)
         values = _decoded(payload, spec, self._assigned.batch_size, part.frame.codec if is_signed else "raw", digest)
         if is_signed:
             self._check_sender(part.frame, len(payload), digest, batch, source)
         else:
             self.sources.add(Source(source))
         return values
+
+    def _check_kind(self, proof: model_pb2.FrameProof, spec: TensorSpec) -> None:
+        """Raises Corrupt for a tensor that this input does not take, or in a codec that no honest sender uses on its edge: the accused's log names bytes, and
+        anybody can sign that the same bytes are another array.
+        """
+        if proof.dtype != spec.dtype or tuple(proof.shape) != (self._assigned.batch_size, *spec.shape):
+            raise Corrupt("a frame that this input does not take", code="bad_frame")
+        if proof.codec not in codecs_sent(self._assigned.codec):
+            raise Corrupt(f"a frame in {proof.codec!r:.20}, on an edge of {self._assigned.codec}", code="bad_frame")
 
     def _check_sender(self, proof: model_pb2.FrameProof, size_bytes: int, digest: bytes, batch: int, source: str) -> None:
         """``digest``: of so many bytes. Raises Corrupt, Refused: what nobody else has signed is the accused's own word, and blames nobody else."""
