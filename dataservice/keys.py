@@ -81,6 +81,18 @@ def job_pause(model: str, job: str, number: int) -> str:
     return f"{job_prefix(model, job)}{PAUSE}{number:04d}"
 
 
+def releases_prefix(model: str) -> str:
+    """All statements which manifest of a model serves."""
+    return f"{_model(model)}/releases/"
+
+
+def release(model: str, number: int) -> str:
+    """One statement which manifest serves; written once. Their keys sort by number."""
+    if not 1 <= number <= 9999:
+        raise InvalidInput(f"{number} is no number of a statement", code="bad_number")
+    return f"{releases_prefix(model)}{number:04d}"
+
+
 def job_cancel(model: str, job: str) -> str:
     """That the job was called off; written once."""
     return f"{job_prefix(model, job)}cancel"

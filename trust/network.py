@@ -35,7 +35,7 @@ AUDITS: Final = ("none", "drawn")
 MAX_REHAB_UNITS: Final = 1000
 PROTOCOL_MIN: Final = 1
 PROTOCOL_MAX: Final = 1
-_Statement = TypeVar("_Statement", model_pb2.JobRequest, model_pb2.JobCancel, model_pb2.JobPause)
+_Statement = TypeVar("_Statement", model_pb2.JobRequest, model_pb2.JobCancel, model_pb2.JobPause, model_pb2.Release)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,14 @@ class NetworkPolicy:
     def read_pause(self, envelope: identity_pb2.Envelope) -> model_pb2.JobPause:
         """One that was accepted once, by k maintainers of any version. Raises as `open_pause`."""
         return self._statement(model_pb2.JobPause, envelope, identity_pb2.DOMAIN_JOB_PAUSE, self._versions)
+
+    def open_release(self, envelope: identity_pb2.Envelope) -> model_pb2.Release:
+        """A statement of this network which manifest serves, by k maintainers. Raises Corrupt, Refused (``unsigned_job``, ``wrong_network``)."""
+        return self._statement(model_pb2.Release, envelope, identity_pb2.DOMAIN_RELEASE, (self.document,))
+
+    def read_release(self, envelope: identity_pb2.Envelope) -> model_pb2.Release:
+        """One that was accepted once, by k maintainers of any version. Raises as `open_release`."""
+        return self._statement(model_pb2.Release, envelope, identity_pb2.DOMAIN_RELEASE, self._versions)
 
     def open_manifest(self, envelope: identity_pb2.Envelope, model: str) -> model_pb2.Manifest:
         """A manifest of that model in this network: number 0 by k maintainers, every other by the orchestrator that it names, each of some version.

@@ -76,6 +76,8 @@ class _DomainEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Domain.ValueTy
     """CostQuote, signed by an orchestrator"""
     DOMAIN_JOB_PAUSE: _Domain.ValueType  # 40
     """JobPause, signed by k of n maintainers"""
+    DOMAIN_RELEASE: _Domain.ValueType  # 41
+    """Release, signed by k of n maintainers"""
 
 class Domain(_Domain, metaclass=_DomainEnumTypeWrapper):
     """What a signed payload is. The domain is part of the signed bytes, so one kind never passes for another."""
@@ -130,6 +132,8 @@ DOMAIN_QUOTE: Domain.ValueType  # 23
 """CostQuote, signed by an orchestrator"""
 DOMAIN_JOB_PAUSE: Domain.ValueType  # 40
 """JobPause, signed by k of n maintainers"""
+DOMAIN_RELEASE: Domain.ValueType  # 41
+"""Release, signed by k of n maintainers"""
 Global___Domain: _TypeAlias = Domain  # noqa: Y015
 
 class _Locality:

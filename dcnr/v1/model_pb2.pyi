@@ -742,6 +742,48 @@ class JobPause(_message.Message):
 Global___JobPause: _TypeAlias = JobPause  # noqa: Y015
 
 @_typing.final
+class Release(_message.Message):
+    """Says which manifest of a model answers and is exported (domain RELEASE, k of n). Of a model's statements the one of the highest number counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CREATED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    network_id: _builtins.str
+    """only valid here"""
+    model: _builtins.str
+    """whose"""
+    number: _builtins.int
+    """one more than the newest statement about the model, from 1; so none is of use twice"""
+    manifest_digest: _builtins.str
+    """of the manifest envelope; empty: what training brings is followed again"""
+    reason: _builtins.str
+    """in words"""
+    created_unix_ms: _builtins.int
+    """when"""
+    def __init__(
+        self,
+        *,
+        network_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        number: _builtins.int = ...,
+        manifest_digest: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        created_unix_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_ms", b"created_unix_ms", "manifest_digest", b"manifest_digest", "model", b"model", "network_id", b"network_id", "number", b"number", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Release: _TypeAlias = Release  # noqa: Y015
+
+@_typing.final
 class Outcome(_message.Message):
     """How a job ended, as decided by a head write."""
 

@@ -124,7 +124,7 @@ class _WeightsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Weights.Value
     WEIGHTS_UNSPECIFIED: _Weights.ValueType  # 0
     """the same as served"""
     WEIGHTS_SERVED: _Weights.ValueType  # 1
-    """the newest cleared manifest's; the newest working one's where audits are not in force"""
+    """those of the released manifest; where none is released, the newest cleared ones, or the newest working ones where audits are not in force"""
     WEIGHTS_LIVE: _Weights.ValueType  # 2
     """those of the training replicas as they are now"""
     WEIGHTS_NAMED: _Weights.ValueType  # 3
@@ -136,7 +136,7 @@ class Weights(_Weights, metaclass=_WeightsEnumTypeWrapper):
 WEIGHTS_UNSPECIFIED: Weights.ValueType  # 0
 """the same as served"""
 WEIGHTS_SERVED: Weights.ValueType  # 1
-"""the newest cleared manifest's; the newest working one's where audits are not in force"""
+"""those of the released manifest; where none is released, the newest cleared ones, or the newest working ones where audits are not in force"""
 WEIGHTS_LIVE: Weights.ValueType  # 2
 """those of the training replicas as they are now"""
 WEIGHTS_NAMED: Weights.ValueType  # 3
@@ -614,10 +614,11 @@ class SeatWish(_message.Message):
     PREVIOUS_MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """whose"""
     manifest_digest: _builtins.str
-    """the manifest envelope, named by the head or an ancestor of it"""
+    """the manifest envelope, named by the head or an ancestor of it, or by `release`"""
     cleared: _builtins.bool
     """their cleared states; false: the newest working ones, where audits are not in force"""
     previous_manifest_digest: _builtins.str
@@ -630,6 +631,10 @@ class SeatWish(_message.Message):
     def vnodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """which VNodes, sorted; empty: none any more"""
 
+    @_builtins.property
+    def release(self) -> _identity_pb2.Envelope:
+        """the Release that names that manifest, k of n; absent where maintainers released another one, or none"""
+
     def __init__(
         self,
         *,
@@ -640,10 +645,11 @@ class SeatWish(_message.Message):
         previous_manifest_digest: _builtins.str = ...,
         job_id: _builtins.str = ...,
         request_digest: _builtins.str = ...,
+        release: _identity_pb2.Envelope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "previous_manifest_digest", b"previous_manifest_digest", "request_digest", b"request_digest", "vnodes", b"vnodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "job_id", b"job_id", "manifest_digest", b"manifest_digest", "model", b"model", "previous_manifest_digest", b"previous_manifest_digest", "release", b"release", "request_digest", b"request_digest", "vnodes", b"vnodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2300,6 +2306,7 @@ class GetModelResponse(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     GRAPH_FIELD_NUMBER: _builtins.int
     MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     graph: _builtins.bytes
     """serialised ModelGraph of the plan or manifest"""
     manifest_digest: _builtins.str
@@ -2316,6 +2323,10 @@ class GetModelResponse(_message.Message):
     def manifest(self) -> _identity_pb2.Envelope:
         """under that head; absent where it does not fit beside the plan: then it is read by its digest"""
 
+    @_builtins.property
+    def release(self) -> _identity_pb2.Envelope:
+        """the newest Release known here, k of n; absent if there was none"""
+
     def __init__(
         self,
         *,
@@ -2324,14 +2335,75 @@ class GetModelResponse(_message.Message):
         manifest: _identity_pb2.Envelope | None = ...,
         graph: _builtins.bytes = ...,
         manifest_digest: _builtins.str = ...,
+        release: _identity_pb2.Envelope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "manifest", b"manifest", "plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "manifest", b"manifest", "plan", b"plan", "release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "head", b"head", "manifest", b"manifest", "manifest_digest", b"manifest_digest", "plan", b"plan"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "head", b"head", "manifest", b"manifest", "manifest_digest", b"manifest_digest", "plan", b"plan", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
+class ReleaseModelRequest(_message.Message):
+    """Says which manifest answers and is exported."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def release(self) -> _identity_pb2.Envelope:
+        """Release, k of n"""
+
+    def __init__(
+        self,
+        *,
+        release: _identity_pb2.Envelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseModelRequest: _TypeAlias = ReleaseModelRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseModelResponse(_message.Message):
+    """Recorded; every orchestrator obeys it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDED_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    recorded: _builtins.bool
+    """the statement is in the store, or the newest one there names the same manifest"""
+    number: _builtins.int
+    """of the newest statement; 0 if there is none"""
+    manifest_digest: _builtins.str
+    """that it names; empty: training is followed"""
+    @_builtins.property
+    def release(self) -> _identity_pb2.Envelope:
+        """the newest statement as it was signed; absent if there is none"""
+
+    def __init__(
+        self,
+        *,
+        recorded: _builtins.bool = ...,
+        number: _builtins.int = ...,
+        manifest_digest: _builtins.str = ...,
+        release: _identity_pb2.Envelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest_digest", b"manifest_digest", "number", b"number", "recorded", b"recorded", "release", b"release"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseModelResponse: _TypeAlias = ReleaseModelResponse  # noqa: Y015
 
 @_typing.final
 class PreviewPlanRequest(_message.Message):

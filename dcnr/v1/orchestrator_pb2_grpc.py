@@ -95,6 +95,11 @@ class OrchestratorServiceStub:
                 request_serializer=dcnr_dot_v1_dot_orchestrator__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.ReleaseModel = channel.unary_unary(
+                '/dcnr.v1.OrchestratorService/ReleaseModel',
+                request_serializer=dcnr_dot_v1_dot_orchestrator__pb2.ReleaseModelRequest.SerializeToString,
+                response_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.ReleaseModelResponse.FromString,
+                _registered_method=True)
         self.PreviewPlan = channel.unary_unary(
                 '/dcnr.v1.OrchestratorService/PreviewPlan',
                 request_serializer=dcnr_dot_v1_dot_orchestrator__pb2.PreviewPlanRequest.SerializeToString,
@@ -205,6 +210,13 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleaseModel(self, request, context):
+        """Records which manifest of a model answers and is exported, or that what training brings does again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PreviewPlan(self, request, context):
         """What the planner would do with a graph, without any effect.
         """
@@ -295,6 +307,11 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.GetModelRequest.FromString,
                     response_serializer=dcnr_dot_v1_dot_orchestrator__pb2.GetModelResponse.SerializeToString,
+            ),
+            'ReleaseModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseModel,
+                    request_deserializer=dcnr_dot_v1_dot_orchestrator__pb2.ReleaseModelRequest.FromString,
+                    response_serializer=dcnr_dot_v1_dot_orchestrator__pb2.ReleaseModelResponse.SerializeToString,
             ),
             'PreviewPlan': grpc.unary_unary_rpc_method_handler(
                     servicer.PreviewPlan,
@@ -642,6 +659,33 @@ class OrchestratorService:
             '/dcnr.v1.OrchestratorService/GetModel',
             dcnr_dot_v1_dot_orchestrator__pb2.GetModelRequest.SerializeToString,
             dcnr_dot_v1_dot_orchestrator__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dcnr.v1.OrchestratorService/ReleaseModel',
+            dcnr_dot_v1_dot_orchestrator__pb2.ReleaseModelRequest.SerializeToString,
+            dcnr_dot_v1_dot_orchestrator__pb2.ReleaseModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

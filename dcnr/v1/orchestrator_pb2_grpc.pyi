@@ -57,6 +57,8 @@ class OrchestratorServiceStub:
     """A signed statement of the head, read after the question."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.GetModelRequest, _orchestrator_pb2.GetModelResponse]
     """Head, plan and manifest of a model."""
+    ReleaseModel: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ReleaseModelRequest, _orchestrator_pb2.ReleaseModelResponse]
+    """Records which manifest of a model answers and is exported, or that what training brings does again."""
     PreviewPlan: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.PreviewPlanRequest, _orchestrator_pb2.PreviewPlanResponse]
     """What the planner would do with a graph, without any effect."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.GetStatusRequest, _orchestrator_pb2.GetStatusResponse]
@@ -95,6 +97,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """A signed statement of the head, read after the question."""
     GetModel: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.GetModelRequest, _orchestrator_pb2.GetModelResponse]  # type: ignore[assignment]
     """Head, plan and manifest of a model."""
+    ReleaseModel: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ReleaseModelRequest, _orchestrator_pb2.ReleaseModelResponse]  # type: ignore[assignment]
+    """Records which manifest of a model answers and is exported, or that what training brings does again."""
     PreviewPlan: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.PreviewPlanRequest, _orchestrator_pb2.PreviewPlanResponse]  # type: ignore[assignment]
     """What the planner would do with a graph, without any effect."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.GetStatusRequest, _orchestrator_pb2.GetStatusResponse]  # type: ignore[assignment]
@@ -202,6 +206,14 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.GetModelResponse, _abc.Awaitable[_orchestrator_pb2.GetModelResponse]]:
         """Head, plan and manifest of a model."""
+
+    @_abc_1.abstractmethod
+    def ReleaseModel(
+        self,
+        request: _orchestrator_pb2.ReleaseModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.ReleaseModelResponse, _abc.Awaitable[_orchestrator_pb2.ReleaseModelResponse]]:
+        """Records which manifest of a model answers and is exported, or that what training brings does again."""
 
     @_abc_1.abstractmethod
     def PreviewPlan(

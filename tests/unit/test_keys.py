@@ -134,6 +134,7 @@ MAKERS: list[tuple[Callable[..., str], tuple[object, ...]]] = [
     (keys.job_request, ("m", "job-1")),
     (keys.job_cancel, ("m", "job-1")),
     (keys.job_end, ("m", "job-1")),
+    (keys.releases_prefix, ("m",)),
     (keys.graph, (DIGEST,)),
     (keys.evidence, ("m", "conv1", DIGEST)),
     (keys.evidence_prefix, ("m", "conv1")),
@@ -170,3 +171,4 @@ def test_the_documented_layout() -> None:
     assert keys.state("m", "conv1", DIGEST) == f"models/m/state/conv1/{DIGEST}.safetensors"
     assert keys.evidence("m", "conv1", DIGEST) == f"models/m/evidence/conv1/{DIGEST}"
     assert keys.job_end("m", "j") == "models/m/jobs/j/end"
+    assert keys.release("m", 7) == "models/m/releases/0007"

@@ -114,14 +114,17 @@ def test_signatures_of_strangers_are_not_looked_at(monkeypatch: pytest.MonkeyPat
     assert refused(beside) == "bad_signature", "all have to hold"
 
 
-@pytest.mark.parametrize("kind", ["cancel", "pause"])
-def test_a_cancellation_and_a_pause_are_the_maintainers_too(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["cancel", "pause", "release"])
+def test_a_cancellation_a_pause_and_a_release_are_the_maintainers_too(kind: str) -> None:
     policy = two_of_three()
 
     def opened(*keys: NodeKey, network_id: str = policy.network_id) -> str:
         if kind == "cancel":
             cancel = model_pb2.JobCancel(network_id=network_id, job_id="j")
             return policy.open_cancel(seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, *keys)).job_id
+        if kind == "release":
+            release = model_pb2.Release(network_id=network_id, model="j")
+            return policy.open_release(seal(identity_pb2.DOMAIN_RELEASE, release, *keys)).model
         pause = model_pb2.JobPause(network_id=network_id, job_id="j")
         return policy.open_pause(seal(identity_pb2.DOMAIN_JOB_PAUSE, pause, *keys)).job_id
 
