@@ -21,7 +21,7 @@ from chaos.work import Clouds
 from dcnr import crashpoints
 from dcnr.audit_lineage import VNodeLineage
 from dcnr.children import Starting, executed
-from dcnr.errors import DcnrError, Unavailable
+from dcnr.errors import DcnrError, NotFound, Unavailable
 from dcnr.testing import ORCHESTRATOR, LocalNetwork, LocalPNode
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from trust.folding import AUDITS_DRAWN
@@ -101,6 +101,7 @@ class Networks:
                 | Where.SWEEP
                 | Where.CANCEL
                 | Where.PAUSE
+                | Where.RELEASE
                 | Where.INDEX
                 | Where.STRAY
                 | Where.PASSING
@@ -145,7 +146,7 @@ class Networks:
         early = {} if round_.where is Where.START else {"o1": setting, "o2": setting}
         brisk = round_.where is Where.SWEEP
         stand = new_stand(stack, num_orchestrators=2, pnodes=PNODES, additions=early, brisk=brisk)
-        work = SWEPT if brisk else LASTING if round_.where in (Where.PAUSE, Where.STRAY) else WORK
+        work = SWEPT if brisk else LASTING if round_.where in (Where.PAUSE, Where.RELEASE, Where.STRAY) else WORK
         stand.stage(work)
         if round_.where is Where.PASSING:
             Drives(stand, self._number).passed_on()
@@ -158,6 +159,8 @@ class Networks:
             return _played(stand, round_, note, 0, lambda: _cancelled(stand, job_id))
         if round_.where is Where.PAUSE:
             _paused(stand, job_id)
+        if round_.where is Where.RELEASE:
+            _released(stand, job_id)
         if round_.where is Where.STRAY:
             _returns_late(stand, job_id, work)
         return _played(stand, round_, note, 0, lambda: stand.completed(job_id, work.name, COMPLETE_S))
@@ -253,6 +256,29 @@ def _paused(stand: Stand, job_id: str) -> None:
     stand.ask(lambda client: client.pause(job_id, [stand.key], model=WORK.name), 60.0, "the pause is recorded")
     stand.ask(lambda client: client.resume(job_id, [stand.key], model=WORK.name), 60.0, "that it goes on is recorded")
     stand.until(lambda: said() == (2, False), 60.0, "the second of two statements counts")
+
+
+def _released(stand: Stand, job_id: str) -> None:
+    """A release whose answer got lost is repeated, and counts once; then training is followed again."""
+
+    named: list[str] = []
+
+    def released() -> bool:
+        view = stand.job(job_id, WORK.name)
+        named.extend([view.manifest_digest] if view is not None and view.manifest_digest and not named else ())
+        with contextlib.suppress(DcnrError), stand.client() as client:
+            try:
+                return bool(named) and client.release(WORK.name, [stand.key], manifest=named[0]).number == 1
+            except NotFound:
+                named.clear()  # not every VNode has learned something in it
+        return False
+
+    stand.until(released, REACH_S, "a release is recorded")
+    found = stand.ask(
+        lambda client: client.release(WORK.name, [stand.key], manifest=""), 60.0, "that training is followed is recorded"
+    )
+    if found.number != 2:
+        raise Unavailable(f"release {found.number} is in force after two", code="release_lost")
 
 
 def _returns_late(stand: Stand, job_id: str, work: Clouds) -> None:

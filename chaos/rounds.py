@@ -19,6 +19,7 @@ class Where(StrEnum):
     SWEEP = "orchestrator that deletes"
     CANCEL = "orchestrator that is told to cancel"
     PAUSE = "orchestrator that is told to pause"
+    RELEASE = "orchestrator that is told to release"
     INDEX = "orchestrator that takes a data set"
     STRAY = "orchestrator that empties a PNode"
     AUDITING = "orchestrator that audits"
@@ -65,7 +66,8 @@ _ELSEWHERE: Final = {
     "manifest0.stored": (Where.SUBMIT, 1), "draft.drafted": (Where.DRAFT, 1), "export.written": (Where.EXPORT, 2),
     "demo.emptied": (Where.DEMO, 1), "demo.marked": (Where.DEMO, 1), "secret.drafted": (Where.STORE, 1), "secret.linked": (Where.STORE, 1),
     "import.drafted": (Where.IMPORT, 2), "apikey.written": (Where.API_KEY, 1), "apikey.committed": (Where.API_KEY, 1),
-    "pause.stored": (Where.PAUSE, 1), "dataset.indexed": (Where.INDEX, 1), "stray.stored": (Where.STRAY, 1), "donation.received": (Where.GIVEN, 1),
+    "pause.stored": (Where.PAUSE, 1), "release.stored": (Where.RELEASE, 1),
+    "dataset.indexed": (Where.INDEX, 1), "stray.stored": (Where.STRAY, 1), "donation.received": (Where.GIVEN, 1),
     "evidence.added": (Where.AUDITED, 5), "evidence.drafted": (Where.AUDITED, 3), "evidence.renamed": (Where.AUDITED, 3),
     "evidence.taken": (Where.AUDITED, 2), "evidence.unnamed": (Where.AUDITED, 1), "bundle.written": (Where.AUDITED, 1),
     "bundle.renamed": (Where.AUDITED, 1), "laid.drafted": (Where.AUDITING, 1), "laid.renamed": (Where.AUDITING, 1),

@@ -74,6 +74,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "request.stored": "a job request is in the store, the caller has not heard yes",
         "cancel.stored": "a cancellation is in the store, the caller has not heard",
         "pause.stored": "a pause is in the store, the caller has not heard",
+        "release.stored": "a release is in the store, the caller has not heard",
         "stray.stored": "a desired state that empties a PNode of an older plan is in the store, nobody was told",
         "laid.drafted": "what an orchestrator checks itself is in its draft",
         "laid.renamed": "what an orchestrator checks itself lies on its disk",

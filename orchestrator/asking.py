@@ -174,6 +174,7 @@ class Asking:
         if request.weights == orchestrator_pb2.WEIGHTS_LIVE:
             return Unavailable("nothing trains now", code="no_server", remedy="ask the served weights", retry_after_s=5.0)
         newest = head.manifest_digest if head is not None else ""
+        newest = runtime.serving.following(newest) or newest
         why = runtime.serving.versions.why_not(newest)
         if not newest or why:
             return NotFound(

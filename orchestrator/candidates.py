@@ -52,7 +52,7 @@ class Workers:
 
 
 def served_tables(runtime: ModelRuntime, workers: Workers) -> list[Table]:
-    """Of the versions of one graph that seats are ready for, the newest first."""
+    """Of the versions of one graph that seats are ready for, the newest first; the graph is that of the newest that is whole, if any is."""
     seats: dict[str, list[tuple[NodeRecord, orchestrator_pb2.SeatReport, VerifiedDelegation]]] = {}
     named: set[str] = set()
     for record in runtime.shared.inventory.nodes().values():
@@ -69,8 +69,9 @@ def served_tables(runtime: ModelRuntime, workers: Workers) -> list[Table]:
     versions = sorted(
         (version for version in read if version is not None), key=lambda version: (-version.number, version.manifest_digest)
     )
-    graph = versions[0].job.request.graph_digest if versions else ""
-    return [_table(version, seats) for version in versions if version.job.request.graph_digest == graph]
+    made = [(version.job.request.graph_digest, _table(version, seats)) for version in versions]
+    graph = next((graph for graph, table in made if all(table.candidates.values())), made[0][0] if made else "")
+    return [table for of_graph, table in made if of_graph == graph]
 
 
 def _table(version: Version, seats: dict[str, list[tuple[NodeRecord, orchestrator_pb2.SeatReport, VerifiedDelegation]]]) -> Table:

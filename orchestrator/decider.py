@@ -36,6 +36,7 @@ from orchestrator.offers import PlanPolicy
 from orchestrator.planner import Planner
 from orchestrator.planning import handed_over, plan_changes, plan_reason, plan_request
 from orchestrator.progress import progress_of, reports_of
+from orchestrator.releases import ReleaseBook
 from orchestrator.signal import Signal
 from orchestrator.track import TrackRecords
 from orchestrator.view import ModelView, ViewLoader
@@ -79,14 +80,14 @@ class Decider:
         self, *, key: NodeKey, policy: Callable[[], NetworkPolicy], store: ObjectStore, clock: Clock, loop: HeadLoop, view: Callable[[], ModelView | None],
         jobs: JobBook, jobs_read_at: Callable[[], float], inventory: Inventory, nodes_changed: Signal, exits: ExitBook, history: History,
         plan_policy: PlanPolicy, loader: ViewLoader, drawing: Drawing, observer: Observer, records: TrackRecords,
-        tracer: Tracer = UNTRACED,
+        releases: ReleaseBook, tracer: Tracer = UNTRACED,
     ) -> None:  # fmt: skip
         self._key, self._policy, self._store, self._clock, self._loop = key, policy, store, clock, loop
         self._view, self._jobs, self._jobs_read_at = view, jobs, jobs_read_at
         self._inventory, self._nodes_changed, self._exits, self._history = inventory, nodes_changed, exits, history
         self._planner, self._observer, self._records, self._loader = Planner(plan_policy), observer, records, loader
         self._term: _Term | None = None
-        self.naming = Naming(key=key, store=store, clock=clock, loader=loader, history=history, drawing=drawing)
+        self.naming = Naming(key=key, store=store, clock=clock, loader=loader, history=history, drawing=drawing, releases=releases)
         self._tracer = tracer
         self._emptied: set[tuple[str, str]] = set()
         self._seen_ends: set[str] = set()

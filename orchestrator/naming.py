@@ -29,6 +29,7 @@ from orchestrator.documents import Stored, put_all, sealed
 from orchestrator.drawing import Drawing
 from orchestrator.history import History
 from orchestrator.jobs import JobRecord
+from orchestrator.releases import ReleaseBook
 from orchestrator.verdicts import BACK, Taken, Verdicts, behind_of, news, take
 from orchestrator.view import ModelView, ViewLoader
 from trust.identity import NodeKey
@@ -57,6 +58,7 @@ class Naming:
 
     def __init__(
         self, *, key: NodeKey, store: ObjectStore, clock: Clock, loader: ViewLoader, history: History, drawing: Drawing,
+        releases: ReleaseBook,
     ) -> None:  # fmt: skip
         self.verdicts: Verdicts = lambda _view: ()
         """What the audit desk has decided; the desk puts itself here."""
@@ -68,7 +70,7 @@ class Naming:
         """VNodes that the manifest fences for that which `next` made last."""
         self.went_back = False
         """Whether the manifest that `next` made last takes something back."""
-        self._drawing, self._evidence = drawing, EvidenceKeeper(store)
+        self._drawing, self._evidence, self._releases = drawing, EvidenceKeeper(store), releases
         self._key, self._store, self._clock, self._loader, self._history = key, store, clock, loader, history
         self._pending: dict[tuple[str, str], Judged] = {}
         self._taken: list[Judged] = []
@@ -128,7 +130,8 @@ class Naming:
         kept: frozenset[Digest] = frozenset()
         if sweep:
             self._swept_at = now
-            kept, left = await retention.kept_states(view, self._loader, jobs), False
+            await self._releases.refresh()  # what another orchestrator was told a moment ago counts
+            kept, left = await retention.kept_states(view, self._loader, jobs, self._releases.kept), False
             vnodes = [entry.vnode for entry in view.manifest.entries]
             if view.chain is not None:
                 kept |= kept_for_return(view.chain.ledger)

@@ -38,10 +38,15 @@ async def stored_states(store: ObjectStore, model: str, vnodes: Iterable[str]) -
     return found
 
 
-async def kept_states(view: ModelView, loader: ViewLoader, jobs: Mapping[str, JobRecord]) -> frozenset[Digest]:
-    """States that are never condemned: those that any job of the model began with or ended in. Raises what reading a manifest raises."""
+async def kept_states(
+    view: ModelView, loader: ViewLoader, jobs: Mapping[str, JobRecord], released: Iterable[str]
+) -> frozenset[Digest]:
+    """States that are never condemned: those that any job of the model began with or ended in, and those of ``released`` manifests.
+
+    Raises what reading a manifest raises.
+    """
     ends = [*view.head.decided, *(record.end for record in jobs.values() if record.end is not None)]
-    digests = {item.manifest_digest for item in ends if item.state == model_pb2.JOB_STATE_COMPLETED}
+    digests = {item.manifest_digest for item in ends if item.state == model_pb2.JOB_STATE_COMPLETED} | set(released)
     digests |= {
         record.request.initial_manifest_digest for record in jobs.values() if record.request is not None and not record.problem
     }

@@ -32,6 +32,7 @@ from orchestrator.metering import Metering, check_on_behalf
 from orchestrator.offers import PlanRequest
 from orchestrator.pauses import record_pause
 from orchestrator.planner import make_plan, seconds_per_batch
+from orchestrator.releases import Said, record_release, recorded
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView, ViewLoader
 from orchestrator.watchers import EARLY_S, Watchers, interval_of
@@ -163,6 +164,22 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         state = state_of(pause.job_id, runtime.head, runtime.jobs.records.get(pause.job_id)) or model_pb2.JOB_STATE_QUEUED
         return orchestrator_pb2.PauseJobResponse(recorded=True, state=state, paused=pause.paused)
 
+    async def ReleaseModel(
+        self, request: orchestrator_pb2.ReleaseModelRequest, context: Any
+    ) -> orchestrator_pb2.ReleaseModelResponse:
+        """Recorded; every orchestrator obeys it."""
+        self._limited(context, self._statement_limits)
+        shared, models = self._shared, self._models
+        said, is_new = await record_release(
+            request.release, policy=shared.policy, store=shared.store, loader=models.loader, newest=self._newest_manifest
+        )
+        if said is not None:
+            models.runtime(said.release.model).releases.heard(said)
+        if said is not None and is_new:
+            reason = said.release.reason or "signed by its maintainers"
+            shared.history.say("release_recorded", said.release.model, reason, number=said.release.number)
+        return recorded(said)
+
     async def ListJobs(self, request: orchestrator_pb2.ListJobsRequest, context: Any) -> orchestrator_pb2.ListJobsResponse:
         """Newest first, without VNodes."""
         self._reader(context)
@@ -236,7 +253,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         elif view.manifest is not None and view.manifest.graph_digest:
             key = keys.graph(view.manifest.graph_digest)
             graph = (await self._shared.store.get(key, max_bytes=limits.MAX_GRAPH_BYTES)).data
-        return model_answer(view, graph)
+        return model_answer(view, graph, runtime.releases.newest)
 
     async def PreviewPlan(self, request: orchestrator_pb2.PreviewPlanRequest, context: Any) -> orchestrator_pb2.PreviewPlanResponse:
         """What the planner would do now; nothing follows from it."""
@@ -273,10 +290,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """The model's answer, from here or, where too few PNodes are attached here, from the head's holder."""
         caller = self._admitted(context)
         runtime = self._only(request.model)
-        places, on_behalf = (
-            MAX_IN_FLIGHT if self._ask_limits.exempts(caller) else STRANGERS_AT_ONCE,
-            check_on_behalf(request.on_behalf),
-        )
+        places = MAX_IN_FLIGHT if self._ask_limits.exempts(caller) else STRANGERS_AT_ONCE
+        on_behalf = check_on_behalf(request.on_behalf)
         with self._shared.tracer.span("Forward", request.traceparent, model=runtime.model):
             answer = await self._asking.forward(runtime, request, may_pass_on=not caller.orchestrator, places=places)
         self._metering.answered(caller, on_behalf, answer)
@@ -338,6 +353,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         own = open_advert(self._directory.own_advert, network_id=shared.policy.network_id, now_wall=shared.clock.wall())
         return node_views(shared, self._models.runtimes.values(), [own, *self._directory.orchestrators()])
 
+    def _newest_manifest(self, model: str) -> model_pb2.Manifest | None:
+        runtime = self._models.runtimes.get(model)
+        return runtime.view.manifest if runtime is not None and runtime.view is not None else None
+
     def _only(self, model: str) -> ModelRuntime:
         if model:
             runtime = self._models.runtimes.get(check_name(model))
@@ -369,9 +388,12 @@ def _trouble(runtime: ModelRuntime) -> str:
     return runtime.trouble or runtime.jobs_trouble or runtime.lacking or runtime.decider.trouble
 
 
-def model_answer(view: ModelView, graph: bytes) -> orchestrator_pb2.GetModelResponse:
+def model_answer(view: ModelView, graph: bytes, said: Said | None) -> orchestrator_pb2.GetModelResponse:
     """What is known of a model, within the bound of a message: each document has its own bound, only the manifest may be one too many."""
-    answer = orchestrator_pb2.GetModelResponse(head=view.head_envelope, manifest_digest=view.head.manifest_digest, graph=graph)
+    release = said.envelope if said is not None else None
+    answer = orchestrator_pb2.GetModelResponse(
+        head=view.head_envelope, manifest_digest=view.head.manifest_digest, graph=graph, release=release
+    )
     if view.plan is not None:
         answer.plan.ParseFromString(view.plan_bytes)
     if view.manifest is not None and answer.ByteSize() + len(view.manifest_bytes) + FRAMING_BYTES <= limits.MAX_MESSAGE_BYTES:

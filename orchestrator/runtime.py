@@ -36,6 +36,7 @@ from orchestrator.mailbox import Mailbox
 from orchestrator.observing import Observer
 from orchestrator.offers import PlanPolicy
 from orchestrator.own_eyes import OwnEyes
+from orchestrator.releases import ReleaseBook
 from orchestrator.reported import Reported
 from orchestrator.serving import Serving
 from orchestrator.signal import Signal
@@ -139,6 +140,7 @@ class ModelRuntime:
         self.view: ModelView | None = None
         self.loader = ViewLoader(shared.store, lambda: shared.policy, shared.registry, shared.clock)
         self.jobs = JobBook(model, shared.store, lambda: shared.policy, self.loader)
+        self.releases = ReleaseBook(model, shared.store, lambda: shared.policy)
         self.judge = CheckpointJudge(shared.store, lambda: shared.policy, shared.clock, shared.reads)
         self.refresh_jobs = Signal()
         self.trouble = self.jobs_trouble = ""
@@ -169,7 +171,7 @@ class ModelRuntime:
             key=shared.key, policy=lambda: shared.policy, store=shared.store, clock=shared.clock, loop=self.loop, view=lambda: self.view,
             jobs=self.jobs, jobs_read_at=lambda: self._jobs_read_at, inventory=shared.inventory, nodes_changed=shared.nodes_changed,
             exits=self.exits, history=shared.history, plan_policy=shared.plan_policy, loader=self.loader, drawing=self.drawing,
-            observer=shared.observer, records=shared.records, tracer=shared.tracer,
+            observer=shared.observer, records=shared.records, releases=self.releases, tracer=shared.tracer,
         )  # fmt: skip
         self.auditing = Auditing(
             model, shared, view=lambda: self.view, job=lambda job_id: self.loader.job(model, job_id), plan=self._plan,
@@ -178,8 +180,9 @@ class ModelRuntime:
         self.decider.naming.verdicts, self.drawing.standing = self.auditing.decisions, self.auditing.standing
         self.waits, self.decider.num_late = self.auditing.waits, self.auditing.num_late
         self.serving = Serving(
-            model, versions=Versions(model, self.loader), inventory=shared.inventory, mailbox=shared.mailbox, now=shared.clock.monotonic,
-            view=lambda: self.view, is_holder=lambda: self.is_holder, tell=lambda kind, reason: shared.history.say(kind, model, reason),
+            model, versions=Versions(model, self.loader), releases=self.releases, inventory=shared.inventory, mailbox=shared.mailbox,
+            now=shared.clock.monotonic, view=lambda: self.view, is_holder=lambda: self.is_holder,
+            tell=lambda kind, reason: shared.history.say(kind, model, reason),
         )  # fmt: skip
 
     @property
@@ -374,6 +377,7 @@ class ModelRuntime:
             started = self.shared.clock.monotonic()
             try:
                 await self.jobs.refresh()
+                await self.releases.refresh()
                 self._jobs_read_at, self.jobs_trouble = started, ""
             except DcnrError as error:
                 self.jobs_trouble = f"the jobs cannot be read: {error.message}"

@@ -1,7 +1,8 @@
 """Keeps a model answering: while this process holds the head it asks PNodes to serve, by `orchestrator.seating`, also when no job runs any more.
 
 Nothing of it is decided by a head write and nothing is kept: wishes are advice, and what PNodes report is all that a new holder needs to go on.
-Every orchestrator reads the versions that are served, so that each of them can bring questions.
+Every orchestrator reads the versions that are served, so that each of them can bring questions. What is asked for is the manifest that maintainers released;
+where they released none, the newest that training brought.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from orchestrator.builds import lacks
 from orchestrator.inventory import Inventory
 from orchestrator.mailbox import Mailbox
 from orchestrator.offers import PLACEABLE, USABLE
+from orchestrator.releases import ReleaseBook
 from orchestrator.seating import Host, SeatCost, Served, is_whole, next_served, seat_costs, seating, seating_kept
 from orchestrator.silence import NodeRecord
 from orchestrator.versions import Version, Versions
@@ -39,13 +41,14 @@ Wish = orchestrator_pb2.SeatWish
 
 
 class Serving:
-    """One per model. ``versions`` are those that may answer."""
+    """One per model. ``versions`` are those that may answer, ``releases`` what maintainers said of them."""
 
     def __init__(
-        self, model: str, *, versions: Versions, inventory: Inventory, mailbox: Mailbox, now: Callable[[], float],
+        self, model: str, *, versions: Versions, releases: ReleaseBook, inventory: Inventory, mailbox: Mailbox, now: Callable[[], float],
         view: Callable[[], ModelView | None], is_holder: Callable[[], bool], tell: Callable[[str, str], object],
     ) -> None:  # fmt: skip
         self._model, self.versions, self._inventory, self._mailbox, self._now = model, versions, inventory, mailbox, now
+        self._releases = releases
         self._view, self._is_holder, self._tell = view, is_holder, tell
         self._served: Served | None = None
         self._wishes: dict[str, Wish] = {}
@@ -53,6 +56,8 @@ class Serving:
         self._lacking_since: dict[tuple[str, str], float] = {}
         self._refused: dict[tuple[str, str], float] = {}
         self._told = ""
+        self._unreadable = 0
+        """Number of the release of which that was told last."""
 
     async def run(self) -> None:
         """Rounds until cancelled."""
@@ -62,12 +67,16 @@ class Serving:
                 await self.round(view)
             await asyncio.sleep(max(ROUND_S, SPARING * (self._now() - began)))
 
+    def following(self, newest: str) -> str:
+        """Digest of the manifest that is to answer, where ``newest`` is what training brought; empty: none, or what was released is not known yet."""
+        released = self._releases.in_force
+        return "" if released is None else released or newest
+
     async def round(self, view: ModelView) -> None:
         """Reads what is served, and asks for what should be."""
         now, reported = self._now(), self._reported()
-        newest = view.head.manifest_digest
         wanted = [self._served.manifest_digest] if self._served is not None else []
-        await self.versions.read([*wanted, *reported, newest], view, now)
+        await self.versions.read([*wanted, *reported, self.following(view.head.manifest_digest)], view, now)
         if not self._is_holder():
             self._served = None
             self._forget()
@@ -91,21 +100,31 @@ class Serving:
 
     def _choose(self, view: ModelView, reported: list[str], now: float) -> None:
         """Which version is asked for."""
-        newest = view.head.manifest_digest
+        newest = self.following(view.head.manifest_digest)
         if self._served is None:
             known = next((digest for digest in reported if self.versions.get(digest) is not None), "")
             if known:
                 self._served = Served(known, now)
         candidate = newest if self.versions.get(newest) is not None else ""
+        self._tell_unreadable()
         if self._served is None and not candidate:
             return
         current = self.versions.get(self._served.manifest_digest) if self._served is not None else None
         whole = current is not None and is_whole(seat_costs(current.stages, current.batch_size), self._ready(current))
         following = candidate or (self._served.manifest_digest if self._served is not None else "")
-        self._served = next_served(self._served, following, now, is_whole=whole, is_final=not view.head.active.job_id)
+        is_final = bool(self._releases.in_force) or not view.head.active.job_id
+        self._served = next_served(self._served, following, now, is_whole=whole, is_final=is_final)
         if whole and current is not None and self._told != current.manifest_digest == self._served.manifest_digest:
             self._told = current.manifest_digest
             self._tell("serving", f"manifest {current.number} answers questions: every VNode of it has a seat")
+
+    def _tell_unreadable(self) -> None:
+        """That what was released cannot be read is told once; what answers goes on answering."""
+        said = self._releases.newest
+        why = self.versions.why_not(said.release.manifest_digest) if said is not None else ""
+        if said is not None and why and self._unreadable != said.release.number:
+            self._unreadable = said.release.number
+            self._tell("release_unreadable", f"release {said.release.number} cannot be served, what answers goes on: {why}")
 
     def _ready(self, version: Version) -> Counter[str]:
         """Ready seats of a version by VNode."""
@@ -115,10 +134,13 @@ class Serving:
         """Brings what is wished up to date and says it where it is not followed."""
         costs = seat_costs(version.stages, version.batch_size)
         found, ready = self._found(version, costs, now), self._ready(version)
+        said = self._releases.newest
+        release = said.envelope if said is not None and said.release.manifest_digest == version.manifest_digest else None
         for node_id in {*found, *self._wishes, *(record.node_id for record, _ in self._seats())}:
             wish = Wish(
                 model=self._model, manifest_digest=version.manifest_digest, vnodes=found.get(node_id, ()), cleared=version.is_cleared,
                 previous_manifest_digest=served.previous, job_id=version.job.request.job_id, request_digest=version.job.request_digest,
+                release=release,
             )  # fmt: skip
             changed, self._wishes[node_id] = self._wishes.get(node_id) != wish, wish
             due = now - self._said_at.get(node_id, -REPEAT_S) >= REPEAT_S and not self._follows(node_id, wish, version, now, ready)

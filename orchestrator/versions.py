@@ -79,7 +79,7 @@ class Versions:
                 continue
             num_read += 1
             try:
-                self._known[digest] = await self._load(digest, view)
+                self._known[digest] = await read_version(self._loader, self._model, digest, view.job)
                 self._failed.pop(digest, None)
             except DcnrError as error:
                 self._failed[digest] = (now, error.message)
@@ -89,18 +89,22 @@ class Versions:
         while len(self._failed) > MAX_FAILED:
             self._failed.popitem(last=False)
 
-    async def _load(self, digest: str, view: ModelView) -> Version:
-        manifest, _ = await self._loader.manifest(self._model, digest)
-        states = released(manifest)
-        fresh = sorted(vnode for vnode, checkpoint in states.items() if not checkpoint.job_id)
-        if fresh:
-            raise NotFound(f"nothing that {fresh[0]} learned is released yet", code="not_trained")
-        job = view.job
-        if job is None or job.request.graph_digest != manifest.graph_digest:
-            if not manifest.job_id:
-                raise NotFound("no job of this manifest's graph is known", code="no_job")
-            job = await self._loader.job(self._model, manifest.job_id)
-        lacking = sorted({stage.id for stage in job.stages} - states.keys())
-        if job.request.graph_digest != manifest.graph_digest or lacking:
-            raise NotFound(f"the manifest is not of the job's graph, or lacks {', '.join(lacking) or 'nothing'}", code="not_whole")
-        return Version(digest, int(manifest.number), manifest.audits != "none", job, states)
+
+async def read_version(loader: ViewLoader, model: str, digest: str, job: JobFacts | None) -> Version:
+    """The manifest with everything that serving it takes. ``job``: one that is known, used where its graph is the manifest's.
+
+    Raises NotFound (``not_cleared``, ``not_trained``, ``no_job``, ``not_whole``), and what reading raises.
+    """
+    manifest, _ = await loader.manifest(model, digest)
+    states = released(manifest)
+    fresh = sorted(vnode for vnode, checkpoint in states.items() if not checkpoint.job_id)
+    if fresh:
+        raise NotFound(f"nothing that {fresh[0]} learned is released yet", code="not_trained")
+    if job is None or job.request.graph_digest != manifest.graph_digest:
+        if not manifest.job_id:
+            raise NotFound("no job of this manifest's graph is known", code="no_job")
+        job = await loader.job(model, manifest.job_id)
+    lacking = sorted({stage.id for stage in job.stages} - states.keys())
+    if job.request.graph_digest != manifest.graph_digest or lacking:
+        raise NotFound(f"the manifest is not of the job's graph, or lacks {', '.join(lacking) or 'nothing'}", code="not_whole")
+    return Version(digest, int(manifest.number), manifest.audits != "none", job, states)

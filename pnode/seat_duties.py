@@ -1,8 +1,8 @@
 """The daemon's side of seats: takes the wish of a head's holder, verifies what it names, and makes the worker serve what the volunteer's limits leave room for.
 
-Nothing is believed of a wish but what is wanted: the manifest must lie on the chain under the confirmed head, the graph is that of a job which k of n
-maintainers signed, and a state is one that the manifest names. An accepted wish stays in force until the holder of a confirmed head sends another one, so
-questions are answered while every orchestrator is away.
+Nothing is believed of a wish but what is wanted: the manifest must lie on the chain under the confirmed head, or be the one that k of n maintainers
+released; the graph is that of a job which they signed, and a state is one that the manifest names. An accepted wish stays in force until the holder of a
+confirmed head sends another one, so questions are answered while every orchestrator is away.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from typing import Final
 
 from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput, Refused, Unavailable
-from dcnr.ids import NodeId, check_digest, check_name
+from dcnr.ids import NodeId, check_name
 from dcnr.ports import Clock
-from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.budget import Budget
 from pnode.duties import Duties, Say
-from pnode.home import read_whole
 from pnode.orders import HostingOptions
 from pnode.provision import Job, Provisioner
+from pnode.seat_manifests import SeatManifests
 from pnode.seating import FILE_GONE, LOADING, Held, Key, Told, Wanted, settle
 from pnode.trail import Fetch
-from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 from vnode.costs import seat_alone_bytes, seat_bytes
 
@@ -40,8 +39,6 @@ MAX_GONE: Final = 3
 """So often a state is brought again whose file was gone when the worker came to read it; once more, and it is told as a failure."""
 MAX_CACHE_BYTES: Final = 1024 * limits.MIB
 """For keys and values of texts, however much is lent."""
-MAX_CHAIN: Final = 1024
-"""Manifests from the head's back to the wished one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ class SeatDuties:
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._read: dict[str, _Read] = {}
         self._trouble: dict[str, str] = {}
-        self._parents: dict[str, str] = {}
+        self._manifests = SeatManifests(around.policy, around.fetch)
         self._seats: dict[Key, _Seat] = {}
         self._refused: dict[tuple[str, str], str] = {}
         self._told = Told()
@@ -271,8 +268,7 @@ class SeatDuties:
         if self._around.policy().audits_drawn and not wish.cleared:
             raise Refused("where audits are in force only cleared states are served", code="not_cleared")
         newest = dict(self._around.duties.manifests()).get(wish.model, "")
-        await self._check_chain(wish.model, newest, check_digest(wish.manifest_digest))
-        manifest, retracted = await self._manifest(wish.model, wish.manifest_digest), await self._retracted(wish.model, newest)
+        manifest, retracted = await self._manifests.wished(wish, newest)
         desired = model_pb2.DesiredState(model=wish.model, job_id=wish.job_id, request_digest=wish.request_digest)
         job = await self._around.provisioner.job(desired)
         if job.request.graph_digest != manifest.graph_digest:
@@ -289,29 +285,6 @@ class SeatDuties:
             else:
                 read.checkpoints[vnode] = named
         return read
-
-    async def _check_chain(self, model: str, newest: str, wanted: str) -> None:
-        """Raises Unavailable (``not_on_chain``) where no step back from the newest manifest leads to the wanted one."""
-        digest = newest
-        for _ in range(MAX_CHAIN):
-            if digest == wanted:
-                return
-            if not digest:
-                break
-            if digest not in self._parents:
-                if len(self._parents) >= 4 * MAX_CHAIN:
-                    self._parents.clear()
-                self._parents[digest] = (await self._manifest(model, digest)).parent_digest
-            digest = self._parents[digest]
-        raise Unavailable("the head known here does not lead to that manifest", code="not_on_chain")
-
-    async def _retracted(self, model: str, newest: str) -> frozenset[str]:
-        return frozenset((await self._manifest(model, newest)).retracted)
-
-    async def _manifest(self, model: str, digest: str) -> model_pb2.Manifest:
-        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=model, digest=digest)
-        path = await self._around.fetch(ref, limits.MAX_MANIFEST_BYTES)
-        return self._around.policy().open_manifest(parse_envelope(read_whole(path), limits.MAX_MANIFEST_BYTES), model)
 
     # -- what is done about it -------------------------------------------------------------------------------------------------
 

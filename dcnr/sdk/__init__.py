@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from dcnr.sdk.asking import Answer, Ask
     from dcnr.sdk.blocking import Client, connect
     from dcnr.sdk.client import AsyncClient, connect_async
+    from dcnr.sdk.releasing import Released
     from dcnr.sdk.signing import Draft
     from dcnr.sdk.staging import Source
     from dcnr.sdk.submission import JobOptions
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from vnode.importing.model import Chosen, Imported, from_torch
 
 __all__ = [
-    "Answer", "Ask", "AsyncClient", "Chosen", "Client", "Draft", "Imported", "JobOptions", "Part", "Source", "Write", "connect", "connect_async",
-    "from_torch", "read_weights",
+    "Answer", "Ask", "AsyncClient", "Chosen", "Client", "Draft", "Imported", "JobOptions", "Part", "Released", "Source", "Write", "connect",
+    "connect_async", "from_torch", "read_weights",
 ]  # fmt: skip
 
 _HOMES = {
@@ -31,6 +32,7 @@ _HOMES = {
     "Imported": "vnode.importing.model",
     "JobOptions": "dcnr.sdk.submission",
     "Part": "dcnr.texts",
+    "Released": "dcnr.sdk.releasing",
     "Source": "dcnr.sdk.staging",
     "Write": "dcnr.sdk.writing",
     "connect": "dcnr.sdk.blocking",

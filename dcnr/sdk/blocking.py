@@ -15,6 +15,7 @@ from dcnr.ids import Digest
 from dcnr.sdk.asking import Answer, Ask, Inputs
 from dcnr.sdk.client import AsyncClient, connect_async
 from dcnr.sdk.progress import Shown
+from dcnr.sdk.releasing import Released
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source
 from dcnr.sdk.submission import JobOptions
@@ -199,6 +200,14 @@ class Client:
     ) -> orchestrator_pb2.PauseJobResponse:
         """Lets a paused job go on."""
         return self._loop.run(self._client.resume(job_id, keys, model=model, reason=reason))
+
+    def release(self, model: str, keys: Sequence[NodeKey], *, manifest: str, reason: str = "") -> Released:
+        """Says which manifest answers and is exported; empty: what training brings."""
+        return self._loop.run(self._client.release(model, keys, manifest=manifest, reason=reason))
+
+    def released(self, model: str) -> Released:
+        """Which manifest maintainers released last."""
+        return self._loop.run(self._client.released(model))
 
     def manifest(self, model: str, digest: str = "") -> tuple[Digest, model_pb2.Manifest]:
         """A verified manifest."""

@@ -5,7 +5,6 @@ Nothing is decided in this module: it asks, uploads, signs with the maintainer's
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
@@ -17,18 +16,18 @@ from typing import TYPE_CHECKING, cast
 from dataservice.addresses import AddressRule
 from dataservice.dataset_manifest import MAX_MANIFEST_BYTES, DatasetManifest, parse_manifest
 from dataservice.objects import ObjectClient
-from dataservice.released import released
 from dcnr import limits
 from dcnr.client import Orchestrators
-from dcnr.errors import Corrupt, InvalidInput, NotFound, Stale, Unavailable
-from dcnr.export import Export, weights_of_state, write_export
-from dcnr.graph import dataset_refs, graph_digest, graph_from_bytes, graph_to_bytes, stages_of_graph
+from dcnr.errors import InvalidInput, NotFound, Stale, Unavailable
+from dcnr.export import Export
+from dcnr.graph import graph_digest, graph_from_bytes, graph_to_bytes
 from dcnr.ids import Digest, check_digest, job_id_of
 from dcnr.rpc.dialer import Dialer
-from dcnr.sdk import pausing, submission, writing
+from dcnr.sdk import pausing, releasing, submission, taking, writing
 from dcnr.sdk.asking import Answer, Ask, Inputs, answer_of, patiently, request_of
 from dcnr.sdk.contact import Contact, find
 from dcnr.sdk.progress import Shown, batches_of, shown
+from dcnr.sdk.releasing import Released, released_of
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.staging import Source, stage_source
 from dcnr.sdk.submission import JobOptions, Planned
@@ -296,6 +295,16 @@ class AsyncClient:
         """Records that a paused job goes on, signed by ``keys``. Raises as `pause`."""
         return await self.pause(job_id, keys, model=model, reason=reason, paused=False)
 
+    async def release(self, model: str, keys: Sequence[NodeKey], *, manifest: str, reason: str = "") -> Released:
+        """Records that the manifest of that digest answers and is exported, signed by ``keys``; empty: what training brings does again. What is in force.
+
+        Releasing what is in force changes nothing. Raises Refused, NotFound (``no_manifest``, ``states_gone``, ...), Stale.
+        """
+        before = await self.released(model)
+        return await releasing.say(
+            self.orchestrators, self.policy, before, keys, manifest=manifest, reason=reason, now_wall=self._clock.wall()
+        )
+
     # -- taking the model home -------------------------------------------------------------------------------------------------
 
     async def model(self, model: str = "") -> orchestrator_pb2.GetModelResponse:
@@ -304,6 +313,11 @@ class AsyncClient:
             OrchestratorServiceStub, "GetModel", orchestrator_pb2.GetModelRequest(model=model), timeout_s=limits.CALL_TIMEOUT_S
         )
         return cast(orchestrator_pb2.GetModelResponse, answer)
+
+    async def released(self, model: str) -> Released:
+        """Which manifest maintainers released last, as one orchestrator knows it, their signatures verified."""
+        answer = await self.model(model)
+        return released_of(self.policy, model, answer.release if answer.HasField("release") else None)
 
     async def manifest(self, model: str, digest: str = "") -> tuple[Digest, model_pb2.Manifest]:
         """A verified manifest of the model: that one, or the newest under its head."""
@@ -325,21 +339,9 @@ class AsyncClient:
         return await self.objects.read_bytes(ref, max_bytes=limits.MAX_OBJECT_BYTES, directory=self.scratch)
 
     async def export(self, model: str, directory: Path, *, manifest: str = "", progress: Shown = False) -> tuple[Digest, Export]:
-        """Writes the released weights of a manifest (the newest if not named) as files; the manifest's digest and what was written."""
-        digest, content = await self.manifest(model, manifest)
-        graph = await self.graph(content.graph_digest)
-        checkpoints = released(content)
-        stages = stages_of_graph(graph, self.registry)
-        if {stage.id for stage in stages} != set(checkpoints):
-            raise Corrupt("the manifest does not name every VNode with weights", code="incomplete_manifest")
-        weights = {}
+        """Writes the released weights of a manifest as files: if none is named, of the one in force, or the newest. Its digest and what was written."""
         with shown(progress) as tell:
-            tell("states", 0, len(stages))
-            for number, stage in enumerate(stages, 1):
-                data = await self.state(model, checkpoints[stage.id])
-                weights[stage.id] = await asyncio.to_thread(weights_of_state, data, stage, self.registry, checkpoints[stage.id])
-                tell("states", number, len(stages))
-        return digest, await asyncio.to_thread(write_export, directory, graph, self.registry, weights, manifest_digest=digest)
+            return await taking.export(self, model, directory, manifest=manifest, progress=tell)
 
     async def dataset(self, name: str) -> DatasetManifest:
         """The verified manifest of a staged data set. Raises NotFound (``no_dataset``), Corrupt."""
@@ -357,20 +359,9 @@ class AsyncClient:
     async def evaluate(
         self, model: str, *, use: str = "test", manifest: str = "", progress: Shown = False
     ) -> tuple[Digest, tuple[Exit, ...]]:
-        """Every exit of the released weights over the split named for ``use``, computed on this machine; the manifest's digest and the results."""
-        from dcnr.sdk.evaluation import evaluate  # torch
-
-        digest, content = await self.manifest(model, manifest)
-        graph = await self.graph(content.graph_digest)
-        checkpoints = released(content)
-        stages = stages_of_graph(graph, self.registry)
-        states = [await self.state(model, checkpoints[stage.id]) for stage in stages]
-        dataset = await self.dataset(dataset_refs(graph)[use].name)
+        """Every exit of the weights that `export` would write over the split named for ``use``, computed on this machine; the manifest's digest too."""
         with shown(progress) as tell:
-            exits = await evaluate(
-                graph, self.registry, states, dataset, self.objects, use=use, scratch=self.scratch, progress=tell
-            )
-        return digest, exits
+            return await taking.judge(self, model, use=use, manifest=manifest, progress=tell)
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import pytest
 
 from dcnr import limits
 from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator.releases import Said
 from orchestrator.rpc import model_answer
 from orchestrator.view import ModelView
 
@@ -22,7 +23,9 @@ def test_every_document_at_its_bound_gives_an_answer(manifest_bytes: int, is_the
         plan=model_pb2.Plan(), plan_bytes=envelope(limits.MAX_PLAN_BYTES),
         manifest=model_pb2.Manifest(), manifest_bytes=envelope(manifest_bytes),
     )  # fmt: skip
-    answer = model_answer(view, b"g" * limits.MAX_GRAPH_BYTES)
+    said = Said(model_pb2.Release(), identity_pb2.Envelope.FromString(envelope(limits.MAX_ENVELOPE_BYTES)))
+    answer = model_answer(view, b"g" * limits.MAX_GRAPH_BYTES, said)
     assert answer.ByteSize() <= limits.MAX_MESSAGE_BYTES
     assert (answer.HasField("manifest"), answer.HasField("plan"), len(answer.graph)) == (is_there, True, limits.MAX_GRAPH_BYTES)
+    assert answer.release == said.envelope
     assert answer.manifest_digest == "a" * 64, "by which it can be read"

@@ -16,6 +16,7 @@ from dcnr.v1 import model_pb2
 from orchestrator.drawing import Drawing
 from orchestrator.history import History
 from orchestrator.naming import FENCE_AGAIN_S, Naming
+from orchestrator.releases import ReleaseBook
 from orchestrator.view import JobFacts, ModelView, ViewLoader
 from trust.envelope import parse_envelope
 from trust.identity import NodeKey
@@ -45,6 +46,7 @@ class _Held:
         self.naming = Naming(
             key=key, store=self.store, clock=clock, loader=loader, history=history,
             drawing=Drawing(None, pytest.fail, clock, lambda _: False),
+            releases=ReleaseBook("m", self.store, pytest.fail),
         )  # fmt: skip
         self.naming.begin(self.now)
         self._placed = {"a": "a.0", "b": "b.0"}

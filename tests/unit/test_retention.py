@@ -1,4 +1,6 @@
-"""Goal: condemned states go as fast as large networks make them, and a store that fails is left alone until the next round."""
+"""Goal: condemned states go as fast as large networks make them, a store that fails is left alone until the next round, and what maintainers
+released stays.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import asyncio
 import random
 
 import pytest
+from releases_rig import CLOCK, JOB, ORCHESTRATOR, VNODES, Shelf
+from releases_rig import MODEL as RELEASED_MODEL
 
 from dataservice import keys
 from dataservice.manifests import StoredState
@@ -16,7 +20,11 @@ from dcnr.ids import Digest, digest_of
 from dcnr.system import SystemClock
 from dcnr.v1 import model_pb2
 from orchestrator import retention
-from orchestrator.naming import SWEEP_AGAIN_S
+from orchestrator.drawing import Drawing
+from orchestrator.history import History
+from orchestrator.naming import SWEEP_AGAIN_S, Naming
+from orchestrator.releases import ReleaseBook
+from orchestrator.view import ModelView
 
 MODEL = "m"
 
@@ -82,3 +90,49 @@ def test_a_store_that_fails_is_asked_no_further() -> None:
 def test_a_round_keeps_up_with_the_largest_network() -> None:
     """Each VNode brings a checkpoint a minute; a round that leaves something is followed by another one soon."""
     assert retention.MAX_DELETED / SWEEP_AGAIN_S >= limits.MAX_GRAPH_VNODES / limits.CHECKPOINT_S
+
+
+class Tomorrow(SystemClock):
+    """Every upload is old by then."""
+
+    def wall(self) -> float:
+        return super().wall() + 86_400.0
+
+
+def test_whoever_took_the_head_over_condemns_and_deletes_no_state_of_what_is_released() -> None:
+    """It reads what another orchestrator was told before it looks for what may go."""
+    shelf = Shelf()
+    digests = [shelf.manifest(number) for number in (1, 2, 3, 4)]
+    assert shelf.say(1, digests[1])
+    assert shelf.say(2, digests[2])
+    naming = Naming(
+        key=ORCHESTRATOR, store=shelf.store, clock=Tomorrow(), loader=shelf.loader, history=History(None, ORCHESTRATOR.node_id, CLOCK),
+        drawing=Drawing(None, lambda: shelf.policy, CLOCK, lambda _: False),
+        releases=ReleaseBook(RELEASED_MODEL, shelf.store, lambda: shelf.policy),
+    )  # fmt: skip
+
+    async def sweep(digest: str, now: float) -> str:
+        manifest, _ = await shelf.loader.manifest(RELEASED_MODEL, digest)
+        head = model_pb2.Head(epoch=1, manifest_digest=digest, active=model_pb2.ActiveJob(job_id=JOB))
+        job = await shelf.loader.job(RELEASED_MODEL, JOB)
+        made = await naming.next(
+            ModelView(RELEASED_MODEL, head, b"", model_pb2.Plan(), manifest=manifest, job=job),
+            {},
+            now,
+            sweep_s=1.0,
+            grant_lifetime_s=1,
+        )
+        return made.digest if made is not None else digest
+
+    async def story() -> list[str]:
+        naming.begin(0.0)
+        condemning = await sweep(digests[3], 1000.0)
+        await sweep(condemning, 2000.0)
+        manifest, _ = await shelf.loader.manifest(RELEASED_MODEL, condemning)
+        return list(manifest.condemned)
+
+    assert sorted(asyncio.run(story())) == sorted(shelf.state(1, vnode) for vnode in VNODES)
+    there = [
+        n for n in (1, 2, 3, 4) for vnode in VNODES if shelf.store.peek(keys.state(RELEASED_MODEL, vnode, shelf.state(n, vnode)))
+    ]
+    assert there == [2, 2, 3, 3, 4, 4]

@@ -257,6 +257,62 @@ def test_what_the_chain_does_not_name_is_not_loaded(
     play(world, scenario)
 
 
+def released(world: World, manifest: str, *, model: str = MODEL, key: NodeKey = MAINTAINER) -> identity_pb2.Envelope:
+    """Maintainers say that it answers."""
+    release = model_pb2.Release(network_id=world.policy.network_id, model=model, number=1, manifest_digest=manifest)
+    return seal(identity_pb2.DOMAIN_RELEASE, release, key)
+
+
+def test_what_maintainers_released_is_loaded_though_no_chain_leads_there(tmp_path: Path) -> None:
+    """A job that began anew leaves every manifest before it behind."""
+    world = World(tmp_path)
+    world.head = world.manifest(b"anew", "")
+
+    async def scenario(duties: SeatDuties) -> None:
+        duties.wished(HOLDER.node_id, world.wish(world.first, "a"))
+        await reported(duties, "not_on_chain")
+        duties.wished(HOLDER.node_id, world.wish(world.first, "a", release=released(world, world.first)))
+        await world.until(lambda: bool(world.sent))
+        assert world.sent[0].state_digest == digest_of(STATES[0])
+
+    play(world, scenario)
+
+
+@pytest.mark.parametrize(
+    ("release", "reason"),
+    [
+        (lambda world: released(world, world.first, key=HOLDER), "unsigned_job"),
+        (lambda world: released(world, world.second), "not_released"),
+        (lambda world: released(world, world.first, model="other"), "not_released"),
+        (lambda world: identity_pb2.Envelope(), "wrong_domain"),
+    ],
+)
+def test_what_is_said_to_be_released_and_is_not_is_not_loaded(
+    tmp_path: Path, release: Callable[[World], identity_pb2.Envelope], reason: str
+) -> None:
+    world = World(tmp_path)
+    world.head = world.manifest(b"anew", "")
+
+    async def scenario(duties: SeatDuties) -> None:
+        duties.wished(HOLDER.node_id, world.wish(world.first, "a", release=release(world)))
+        await reported(duties, reason)
+        assert world.sent == []
+
+    play(world, scenario)
+
+
+def test_what_was_taken_back_is_not_served_though_it_is_released(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.head = world.manifest(b"third", world.second, retracted=[digest_of(STATES[0])])
+
+    async def scenario(duties: SeatDuties) -> None:
+        duties.wished(HOLDER.node_id, world.wish(world.first, "a", release=released(world, world.first)))
+        await reported(duties, "retracted")
+        assert world.sent == []
+
+    play(world, scenario)
+
+
 def test_a_state_that_was_taken_back_is_not_served(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.head = world.manifest(b"third", world.second, retracted=[digest_of(STATES[0])])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from stages_rig import LINE
 
+from dataservice.memory import MemoryStore
 from dcnr import limits
-from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
+from dcnr.errors import NotFound
+from dcnr.system import SystemClock
+from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from orchestrator.inventory import Inventory
 from orchestrator.mailbox import Mailbox
+from orchestrator.releases import ReleaseBook, Said
 from orchestrator.seating import OVERLAP_S, TAKE_S
 from orchestrator.serving import REFUSED_S, REPEAT_S, Serving, may_serve
 from orchestrator.silence import NodeRecord
@@ -40,6 +45,8 @@ class Loader:
 
     async def manifest(self, model: str, digest: str) -> tuple[model_pb2.Manifest, bytes]:
         self.num_reads += 1
+        if digest not in self.manifests:
+            raise NotFound("no such manifest")
         return self.manifests[digest], b""
 
     async def job(self, model: str, job_id: str) -> JobFacts:
@@ -60,15 +67,29 @@ class World:
         self.inbox: dict[str, list[orchestrator_pb2.SeatWish]] = {name: [] for name in self.nodes}
         self.seats: dict[str, dict[str, orchestrator_pb2.SeatReport]] = {name: {} for name in self.nodes}
         self.active = JOB
+        self.said: list[str] = []
+        self.releases = self.book()
+        asyncio.run(self.releases.refresh())
         for name in self.nodes:
             self.attach(name)
         self.serving = self.holder()
 
+    def book(self) -> ReleaseBook:
+        """What a process that has just started knows of releases: nothing."""
+        policy: Any = None
+        return ReleaseBook(MODEL, MemoryStore(SystemClock(), random.Random(1)), lambda: policy)
+
+    def release(self, number: int, digest: str) -> identity_pb2.Envelope:
+        """What maintainers say is heard."""
+        envelope = identity_pb2.Envelope(payload=f"release {number}".encode())
+        self.releases.heard(Said(model_pb2.Release(model=MODEL, number=number, manifest_digest=digest), envelope))
+        return envelope
+
     def holder(self) -> Serving:
         loader: Any = self.loader
         return Serving(
-            MODEL, versions=Versions(MODEL, loader), inventory=self.inventory, mailbox=self.mailbox, now=lambda: self.now,
-            view=lambda: None, is_holder=lambda: self.is_holder, tell=lambda kind, reason: None,
+            MODEL, versions=Versions(MODEL, loader), releases=self.releases, inventory=self.inventory, mailbox=self.mailbox, now=lambda: self.now,
+            view=lambda: None, is_holder=lambda: self.is_holder, tell=lambda kind, reason: self.said.append(f"{kind} {reason}"),
         )  # fmt: skip
 
     def attach(self, name: str) -> None:
@@ -203,6 +224,61 @@ def test_a_new_holder_goes_on_with_what_is_served_and_moves_nothing(world: World
     world.round("m2")
     assert world.served() == asked
     assert all(world.inbox[name][-1].manifest_digest == "m1" for name in asked)
+
+
+def obeyed(world: World) -> set[str]:
+    """Everybody who was asked does it; which manifests they were asked for last."""
+    for name in world.served():
+        world.obey(name)
+    return {world.inbox[name][-1].manifest_digest for name in world.served()}
+
+
+def test_what_is_released_is_asked_for_whatever_training_brings_until_training_is_followed_again(world: World) -> None:
+    world.loader.add("m3", 3)
+    world.round("m2")
+    assert obeyed(world) == {"m2"}
+    envelope = world.release(1, "m1")
+    world.round("m2")
+    asked = world.served()
+    for name in asked:
+        wish = world.inbox[name][-1]
+        assert (wish.manifest_digest, wish.previous_manifest_digest, wish.release) == ("m1", "m2", envelope), "what answers goes on"
+    world.round("m2", after_s=OVERLAP_S)
+    assert {world.inbox[name][-1].previous_manifest_digest for name in asked} == {"m2"}, "until every VNode has a seat of the other"
+    assert obeyed(world) == {"m1"}
+    for _ in range(3):
+        world.round("m3", after_s=TAKE_S)
+        assert obeyed(world) == {"m1"}
+    world.release(2, "")
+    world.round("m3")
+    assert obeyed(world) == {"m3"}
+    assert not any(world.inbox[name][-1].HasField("release") for name in world.served())
+
+
+def test_a_released_manifest_that_cannot_be_read_is_told_once_and_what_answers_goes_on(world: World) -> None:
+    world.round("m1")
+    obeyed(world)
+    world.round("m1")
+    world.release(1, "m9")
+    for _ in range(3):
+        world.round("m2", after_s=TAKE_S)
+        assert obeyed(world) == {"m1"}
+    assert [said for said in world.said if said.startswith("release_unreadable")] == [
+        "release_unreadable release 1 cannot be served, what answers goes on: no such manifest"
+    ]
+    world.loader.add("m9", 9)
+    world.round("m2", after_s=TAKE_S)
+    assert obeyed(world) == {"m9"}
+
+
+def test_a_new_holder_asks_for_nothing_else_before_it_has_read_what_is_released(world: World) -> None:
+    world.releases = world.book()
+    world.serving = world.holder()
+    world.round("m2")
+    assert world.served() == {}
+    world.release(1, "m1")
+    world.round("m2")
+    assert obeyed(world) == {"m1"}
 
 
 def test_where_every_seat_is_taken_only_those_that_serve_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
