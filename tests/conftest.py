@@ -20,7 +20,7 @@ FIRST = (
     "test_shared_vnodes", "test_audited_network", "test_chaos", "test_trouble_orchestrators", "test_crash_points", "test_answers", "test_readme",
     "test_control_under_load", "test_narrow_link", "test_commands", "test_proofs_unlike", "test_replicas", "test_auditing",
     "test_trouble_start", "test_store_denied", "test_asking", "test_worker", "test_cpu_share", "test_outside_components", "test_uplink_share",
-    "test_store_out_of_reach",
+    "test_store_out_of_reach", "test_ways_back",
 )  # fmt: skip
 """Networks and workers by what they take on two cores, longest first. All others follow as they come, and the last of several test processes begins at the
 other end (`giving_out`).

@@ -28,7 +28,7 @@ def list_jobs(
     model: ModelOption = "", home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None,
     network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """All jobs, newest first. The manifest of each, and which of a model's is the newest: that one answers questions and is exported."""
+    """All jobs, newest first. The manifest of each, and which of a model's is the newest: that one answers, unless another is released."""
     from dcnr.cli.trained import newest_made
     from dcnr.sdk.plain import plain, word
     from dcnr.v1 import model_pb2
@@ -72,7 +72,7 @@ def watch(
     """
     import json
 
-    from dcnr.cli.trained import told_of_unfinished
+    from dcnr.cli.trained import told_of_released, told_of_unfinished
     from dcnr.cli.unnoticed import told_of_release
     from dcnr.cli.watching import Watcher, watcher
     from dcnr.sdk.plain import plain
@@ -92,7 +92,8 @@ def watch(
         if newest.outcome.manifest_digest and not as_json:
             unnoticed, told = await told_of_release(client, newest.model, newest.outcome.manifest_digest)
             jobs = await client.jobs(newest.model) if newest.state != model_pb2.JOB_STATE_COMPLETED else []
-            then = told_of_unfinished(jobs, newest, audits_drawn=client.policy.audits_drawn)
+            then = told_of_released(await client.released(newest.model), newest.outcome.manifest_digest)
+            then = then or told_of_unfinished(jobs, newest, audits_drawn=client.policy.audits_drawn)
             for line in filter(None, (told if unnoticed is not None else "", then)):
                 print(line, flush=True)  # noqa: T201
         return int(newest.state)
@@ -111,7 +112,7 @@ def cancel(
 ) -> None:  # fmt: skip
     """Call a job off, signed by maintainers. It is recorded at once; how the job ended is what its end says.
 
-    What it has learned by then stays the newest manifest, which answers questions and is exported: dcnr job watch says the ways on and back.
+    What it has learned by then stays the newest manifest, which answers and is exported unless another is released: dcnr job watch says the ways on and back.
     """
     from dcnr.sdk.plain import plain
 

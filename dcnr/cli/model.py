@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dcnr import limits
-from dcnr.cli import import_model, output
+from dcnr.cli import import_model, output, release
 from dcnr.cli.files import text_in, write_whole
 from dcnr.cli.homes import ComponentsOption, HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, KeyOption, NetworkIdOption, NetworkOption, Session
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from trust.identity import NodeKey
     from vnode.reference import Exit
 
-app = typer.Typer(help="Models as graphs: check, plan, submit, export.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Models as graphs: check, plan, submit, export, release.", no_args_is_help=True, rich_markup_mode=None)
 
 import_model.add(app)
+release.add(app)
 
 GraphArgument = Annotated[Path, typer.Argument(help="The graph, model.toml or model.json.")]
 
@@ -177,7 +178,7 @@ def sign(
 def export(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     out: Annotated[Path, typer.Option(help="Directory to write.")],
-    manifest: Annotated[str, typer.Option(help="Digest of a manifest; default: the newest.")] = "",
+    manifest: Annotated[str, typer.Option(help="Digest of a manifest; default: the released one, or the newest.")] = "",
     components: ComponentsOption = None,
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,
@@ -207,7 +208,7 @@ def export(
 def evaluate(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     split: Annotated[str, typer.Option(help="test, validation or train, as the graph names them.")] = "test",
-    manifest: Annotated[str, typer.Option(help="Digest of a manifest; default: the newest.")] = "",
+    manifest: Annotated[str, typer.Option(help="Digest of a manifest; default: the released one, or the newest.")] = "",
     components: ComponentsOption = None,
     home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None,
     as_json: JsonOption = False,

@@ -277,6 +277,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "dcnr model evaluate": holds(
         manifest=TEXT, split=TEXT, exits=items(holds(vnode=TEXT, loss=NUMBER, accuracy=NUMBER, count=WHOLE))
     ),
+    "dcnr model release": holds(model=TEXT, number=WHOLE, manifest=TEXT, reason=TEXT, created_unix_ms=WHOLE, signers=items(TEXT)),
     "dcnr job list": items(message(orchestrator_pb2.JobView)),
     "dcnr job watch": message(orchestrator_pb2.WatchJobResponse),
     "dcnr job cancel": message(orchestrator_pb2.CancelJobResponse),

@@ -1,4 +1,6 @@
-"""What a model has learned, and which job it is from: the newest manifest answers and is exported, whether its job began at checkpoint 0 or ended half-way."""
+"""What a model has learned, and which job it is from: the newest manifest answers and is exported, whether its job began at checkpoint 0 or ended half-way,
+unless maintainers released another.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from dcnr.errors import Refused
 
 if TYPE_CHECKING:
     from dcnr.sdk.client import AsyncClient
+    from dcnr.sdk.releasing import Released
     from dcnr.v1 import orchestrator_pb2
 
 
@@ -47,8 +50,19 @@ def told_of_unfinished(jobs: Sequence[orchestrator_pb2.JobView], job: orchestrat
     if before is not None and before.outcome.manifest_digest != digest:
         trained = before.outcome.manifest_digest
         lines.append(f"  to go back to what job {before.job_id} completed, and on from there: {submit} {trained}")
+        lines.append(f"  to have that answer at once: dcnr model release {job.model} --manifest {trained}")
         lines.append(f"  to export that: dcnr model export {job.model} --manifest {trained} --out {job.model}")
     return "\n".join(lines)
+
+
+def told_of_released(released: Released, made: str) -> str:
+    """Where maintainers released another manifest than the one that a job ``made``: what answers; else empty."""
+    if released.manifest in ("", made):
+        return ""
+    return (
+        f"manifest {released.manifest} answers questions and is exported: it is released (release {released.number})\n"
+        f"  to have what training brings answer again: dcnr model release {released.model} --follow-training"
+    )
 
 
 async def check_untrained(client: AsyncClient, model: str) -> None:

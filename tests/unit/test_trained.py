@@ -11,8 +11,9 @@ import pytest
 
 from dcnr.cli.job import _cancelled_text
 from dcnr.cli.model import _plan_text
-from dcnr.cli.trained import check_untrained, last_trained, newest_made, told_of_unfinished
+from dcnr.cli.trained import check_untrained, last_trained, newest_made, told_of_released, told_of_unfinished
 from dcnr.errors import Refused
+from dcnr.sdk.releasing import Released
 from dcnr.v1 import model_pb2, orchestrator_pb2
 
 COMPLETED, CANCELLED, RUNNING = model_pb2.JOB_STATE_COMPLETED, model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_RUNNING
@@ -69,10 +70,19 @@ def test_a_job_that_ended_half_way_is_told_with_what_answers_now_and_the_way_bac
     assert f"go on from it: dcnr model submit GRAPH --from-manifest {half}" in told
     assert f"back to what job b completed, and on from there: dcnr model submit GRAPH --from-manifest {whole}" in told
     assert f"dcnr model export spiral --manifest {whole}" in told
+    assert f"dcnr model release spiral --manifest {whole}" in told
     assert "back" not in told_of_unfinished([jobs[1]], jobs[1], audits_drawn=False), "nothing completed before it"
     audited = told_of_unfinished(jobs, jobs[1], audits_drawn=True)
     assert half not in audited, "what nobody judged yet would count as cleared"
     assert whole in audited
+
+
+def test_where_something_is_released_that_is_what_answers_whatever_a_job_made() -> None:
+    made, released = "e" * 64, "f" * 64
+    assert told_of_released(Released("spiral"), made) == told_of_released(Released("spiral", 2, made), made) == ""
+    told = told_of_released(Released("spiral", 3, released), made)
+    assert f"manifest {released} answers questions" in told
+    assert "dcnr model release spiral --follow-training" in told
 
 
 @pytest.mark.parametrize(
