@@ -18,6 +18,7 @@ from dcnr.ports import Clock
 from dcnr.rpc.dialer import Dialer
 from dcnr.v1 import identity_pb2, membership_pb2
 from membership.bootstrap import Entry, parse_entry
+from membership.network_time import Said
 from trust.addresses import join_address
 from trust.network import NetworkPolicy, verify_chain
 
@@ -32,6 +33,8 @@ class Introduction:
     entry: Entry
     node_id: NodeId
     response: membership_pb2.JoinResponse
+    said: Said
+    """Its time."""
 
 
 async def discover(
@@ -53,7 +56,7 @@ async def discover(
     request = membership_pb2.JoinRequest(network_id=network_id or "", advert=advert)
     failures: list[tuple[Entry, DcnrError]] = []
     for batch in _batches(parsed):
-        for introduction, failure in await _ask_all(dialer, batch, request):
+        for introduction, failure in await _ask_all(dialer, batch, request, clock):
             if introduction is None:
                 failures += [failure] if failure else []
                 continue
@@ -65,12 +68,12 @@ async def discover(
 
 
 async def introduce(
-    dialer: Dialer, entries: Sequence[Entry], request: membership_pb2.JoinRequest
+    dialer: Dialer, entries: Sequence[Entry], request: membership_pb2.JoinRequest, clock: Clock
 ) -> tuple[list[Introduction], list[tuple[Entry, DcnrError]]]:
     """Asks entries, a few at once, until some have answered; returns the answers and, for the others, why not."""
     failures: list[tuple[Entry, DcnrError]] = []
     for batch in _batches(entries):
-        results = await _ask_all(dialer, batch, request)
+        results = await _ask_all(dialer, batch, request, clock)
         failures += [failure for _, failure in results if failure is not None]
         answers = [introduction for introduction, _ in results if introduction is not None]
         if answers:
@@ -78,8 +81,8 @@ async def introduce(
     return [], failures
 
 
-def document_in(response: membership_pb2.JoinResponse, now_wall: float, network_id: str | None) -> NetworkPolicy:
-    """The policy that a Join's answer proves. Raises Corrupt, Refused, Stale."""
+def document_in(response: membership_pb2.JoinResponse, now_wall: float | None, network_id: str | None) -> NetworkPolicy:
+    """The policy that a Join's answer proves; ``now_wall`` None: also one that has expired. Raises Corrupt, Refused, Stale."""
     history = [*response.document_history, response.network_document]
     return verify_chain(history, now_wall=now_wall, network_id=network_id or None)
 
@@ -102,18 +105,19 @@ def worst_of(failures: Sequence[tuple[Entry, DcnrError]]) -> DcnrError:
 _Answer = tuple[Introduction | None, tuple[Entry, DcnrError] | None]
 
 
-async def _ask_all(dialer: Dialer, entries: Sequence[Entry], request: membership_pb2.JoinRequest) -> list[_Answer]:
+async def _ask_all(dialer: Dialer, entries: Sequence[Entry], request: membership_pb2.JoinRequest, clock: Clock) -> list[_Answer]:
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_ask(dialer, entry, request)) for entry in entries]
+        tasks = [group.create_task(_ask(dialer, entry, request, clock)) for entry in entries]
     return [task.result() for task in tasks]
 
 
-async def _ask(dialer: Dialer, entry: Entry, request: membership_pb2.JoinRequest) -> _Answer:
+async def _ask(dialer: Dialer, entry: Entry, request: membership_pb2.JoinRequest, clock: Clock) -> _Answer:
+    asked_s = clock.monotonic()
     try:
         response, node_id = await dialer.join(join_address(entry.host, entry.port), request, entry.node_id)
     except DcnrError as error:
         return None, (entry, error)
-    return Introduction(entry, node_id, response), None
+    return Introduction(entry, node_id, response, Said(response.time_unix_ms / 1000, asked_s, clock.monotonic())), None
 
 
 def _batches(entries: Sequence[Entry]) -> Iterable[Sequence[Entry]]:

@@ -43,6 +43,8 @@ from trust.records import VerifiedAdvert, VerifiedLocation, advert_key, location
 
 MIN_PAUSE_S: Final = 0.05
 """Between two rounds, however much there is to tell."""
+MISDATED_S: Final = 30.0
+"""An own advert that was issued in the future, or is older than it may be, by more than this is made anew at once."""
 DHT_TICK_S: Final = 2.0
 DHT_ENOUGH_CONTACTS: Final = 4
 DHT_BOOTSTRAP: Final = 8
@@ -186,7 +188,7 @@ class Membership:
         runner = self._runner
         if runner is not None and runner.done():
             return "membership has stopped because of an internal error; see the log"
-        return self._seeker.trouble or self._time.trouble
+        return "; ".join(told for told in (self._seeker.trouble, self._time.trouble) if told)
 
     def find(self, node_id: str) -> VerifiedAdvert | None:
         """The newest advert known here."""
@@ -288,8 +290,9 @@ class Membership:
         while True:
             self._wake.clear()
             now = self._time.monotonic()
-            self._tell(self._view.expire(self._time.wall()))
-            if now >= self._renew_at:
+            if not self._time.is_unsure:
+                self._tell(self._view.expire(self._time.wall()))
+            if now >= self._renew_at or not -MISDATED_S < self._own_age_s() < self._settings.advert_renew_s + MISDATED_S:
                 self._issue()
             await self._exchange_with(self._view.partners(self._rng, self._settings.num_partners, now))
             await self._seeker.look_around(self.own_advert, self._own.control_addresses)
@@ -346,6 +349,10 @@ class Membership:
         self._renew_at = self._time.monotonic() + self._settings.advert_renew_s * self._rng.uniform(0.75, 1.0)
         self._publisher.advert_changed()
         self._wake.set()
+
+    def _own_age_s(self) -> float:
+        """By network time: where that moved, or this machine slept, others may take our advert for expired or not issued yet."""
+        return self._time.wall() - self._view.own.advert.issued_unix_ms / 1000 if self._view.own is not None else 0.0
 
     def _take(self, envelopes: Iterable[identity_pb2.Envelope]) -> None:
         self._tell(self._view.offer_all(envelopes, self._time.wall()))

@@ -10,7 +10,7 @@ from dcnr.errors import DcnrError, TimedOut
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
 from dcnr.v1 import membership_pb2, membership_pb2_grpc
-from membership.network_time import NetworkTime
+from membership.network_time import NetworkTime, Said
 from trust.records import VerifiedAdvert
 
 MAX_PARTNERS: Final = 16
@@ -35,14 +35,17 @@ class Partners:
             async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
                 connection = await self._connection(partner)
                 stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+                await connection.fresh_metadata()  # before the time is taken
+                asked_s = self._time.monotonic()
                 response = await connection.call(stub.Exchange, request, EXCHANGE_TIMEOUT_S)
+                said = Said(response.time_unix_ms / 1000, asked_s, self._time.monotonic())
         except TimeoutError:
             await self._drop(partner.node_id)
             raise TimedOut(f"no exchange with {partner.node_id} within {EXCHANGE_TIMEOUT_S:g} s") from None
         except DcnrError:
             await self._drop(partner.node_id)
             raise
-        self._time.note(partner.node_id, connection.network_time_offset_s)
+        self._time.heard(partner.node_id, said)
         self.observed_address = connection.observed_address
         return response
 

@@ -14,15 +14,16 @@ from typing import Final
 import structlog
 
 from dcnr.errors import DcnrError, InvalidInput
-from dcnr.limits import MAX_BOOTSTRAP_ENTRIES
+from dcnr.limits import MAX_ADVERT_BYTES, MAX_ADVERTS_PER_EXCHANGE, MAX_BOOTSTRAP_ENTRIES
 from dcnr.ports import Random
 from dcnr.rpc.dialer import Dialer
 from dcnr.v1 import identity_pb2, membership_pb2
 from membership.bootstrap import CachedPeer, Entry, merge, parse_entry, read_cache, remember, write_cache
-from membership.discovery import document_in, introduce
+from membership.discovery import AT_ONCE, Introduction, document_in, introduce
 from membership.gossip import View
-from membership.network_time import NetworkTime
+from membership.network_time import MIN_NODES, NetworkTime
 from trust.addresses import join_address
+from trust.envelope import parse
 from trust.network import NetworkPolicy
 from trust.records import VerifiedAdvert
 
@@ -198,21 +199,43 @@ class Seeker:
     async def _ask(self, entries: Sequence[Entry], own: identity_pb2.Envelope) -> list[tuple[Entry, DcnrError]] | None:
         """Joins by these entries; None if one answered well, else why none did."""
         network_id = self._policy().network_id
-        answers, failures = await introduce(self._dialer, entries, membership_pb2.JoinRequest(network_id=network_id, advert=own))
+        request = membership_pb2.JoinRequest(network_id=network_id, advert=own)
+        answers, failures = await introduce(self._dialer, entries, request, self._time)
+        answers = [answer for answer in answers if answer.node_id != self._own_id]
+        good = self._believe(answers, failures)
+        if answers and not self._view.members():
+            good = self._believe(await self._ask_the_time(answers, request), failures) or good
+        if good:
+            self.heard_from_others()
+        return None if good else failures
+
+    def _believe(self, answers: Iterable[Introduction], failures: list[tuple[Entry, DcnrError]]) -> bool:
+        """Takes in what they say; whether one of them said something good. Why not, goes to ``failures``."""
         good = False
         for answer in answers:
-            if answer.node_id == self._own_id:
-                continue
             try:
-                self._heard.adopt(document_in(answer.response, self._time.wall(), network_id))
+                self._heard.adopt(document_in(answer.response, self._time.wall(), self._policy().network_id))
             except DcnrError as error:
                 failures.append((answer.entry, error))
                 continue
             good = True
             self._heard.take(answer.response.adverts)
-        if good:
-            self.heard_from_others()
-        return None if good else failures
+        return good
+
+    async def _ask_the_time(self, answers: list[Introduction], request: membership_pb2.JoinRequest) -> list[Introduction]:
+        """They answered, and no advert of theirs is believed: the clock here may be wrong, so all say what time it is; where they are too few, some of those
+        that they name too. Who answered of this network.
+
+        Strangers' time counts in no other case: where one honest node answers and the clock here is about right, its advert is believed.
+        """
+        named = _named_by(answers, {self._own_id, *(answer.node_id for answer in answers)})
+        if len(answers) < MIN_NODES and named:
+            further, _ = await introduce(self._dialer, self._rng.sample(named, min(AT_ONCE, len(named))), request, self._time)
+            answers = [*answers, *further]
+        ours = [answer for answer in answers if _is_of(answer, request.network_id)]
+        for answer in ours:
+            self._time.met(answer.node_id, answer.said)
+        return ours
 
     def _orchestrators(self) -> list[VerifiedAdvert]:
         return [a for a in self._view.members() if a.is_orchestrator]
@@ -225,6 +248,28 @@ def _reason(entry: Entry, error: DcnrError) -> str:
     """Why an entry did not answer well, with its address once."""
     address = join_address(entry.host, entry.port)
     return error.message if address in error.message else f"{address}: {error.message}"
+
+
+def _is_of(answer: Introduction, network_id: str) -> bool:
+    """Whether it has a document of that network, be it one that has expired by our clock."""
+    try:
+        document_in(answer.response, None, network_id)
+    except DcnrError:
+        return False
+    return True
+
+
+def _named_by(answers: Iterable[Introduction], without: set[str]) -> list[Entry]:
+    """The first address of each node in the adverts of these answers, whether or not those are in force: who is there shows its key."""
+    found: dict[str, Entry] = {}
+    for envelope in [envelope for answer in answers for envelope in answer.response.adverts[:MAX_ADVERTS_PER_EXCHANGE]]:
+        try:
+            advert = parse(membership_pb2.Advert, envelope.payload, MAX_ADVERT_BYTES)
+            if advert.node_id not in without and advert.control_addresses:
+                found[advert.node_id] = parse_entry(f"{advert.node_id}@{advert.control_addresses[0]}")
+        except DcnrError:
+            continue
+    return [found[node_id] for node_id in sorted(found)]
 
 
 def _entries_of(adverts: Iterable[VerifiedAdvert]) -> list[Entry]:

@@ -247,8 +247,6 @@ class OpenedSession:
     expires_at: float
     observed_address: str
     protocol: int
-    offset_s: float
-    """The server's wall clock minus ours, by the middle of the challenge's round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +287,8 @@ class SessionOpening:
         response: identity_pb2.OpenResponse,
         *,
         asked_at: float,
-        asked_wall: float,
-        round_trip_s: float,
     ) -> OpenedSession:
-        """The session that the server's answer gives. ``asked_*``: when the challenge was sent. Raises RemoteFault."""
+        """The session that the server's answer gives. ``asked_at``: when the challenge was sent, monotonic. Raises RemoteFault."""
         if len(response.token) != TOKEN_BYTES or not self.protocol[0] <= response.protocol <= self.protocol[1]:
             raise RemoteFault("the server's answer opens no session", code="bad_session")
         lifetime_s = (response.expires_unix_ms - challenge.time_unix_ms) / 1000  # by the server's clock alone
@@ -301,5 +297,4 @@ class SessionOpening:
             expires_at=asked_at + min(max(lifetime_s, 0.0), SESSION_LIFETIME_S),
             observed_address=response.observed_address[:255],
             protocol=response.protocol,
-            offset_s=challenge.time_unix_ms / 1000 - (asked_wall + round_trip_s / 2),
         )

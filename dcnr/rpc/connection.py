@@ -94,11 +94,6 @@ class Connection:
         return self._last().observed_address
 
     @property
-    def network_time_offset_s(self) -> float:
-        """The peer's wall clock minus ours."""
-        return self._last().offset_s
-
-    @property
     def protocol(self) -> int:
         """The protocol version that both speak."""
         return self._last().protocol
@@ -184,14 +179,13 @@ class Connection:
         opening = SessionOpening(
             self._key, self._network_id, self.peer_id, certificate_sha256(self.certificate), self._rng(NONCE_BYTES)
         )
-        asked_at, asked_wall = self._clock.monotonic(), self._clock.wall()
+        asked_at = self._clock.monotonic()
         challenge = await self._sessions.Challenge(
             identity_pb2.ChallengeRequest(client_nonce=opening.client_nonce), timeout=CONNECT_TIMEOUT_S
         )
-        round_trip_s = self._clock.monotonic() - asked_at
         self._require_open()
         response = await self._sessions.Open(opening.prove(challenge, self._delegation()), timeout=CONNECT_TIMEOUT_S)
-        return opening.opened(challenge, response, asked_at=asked_at, asked_wall=asked_wall, round_trip_s=round_trip_s)
+        return opening.opened(challenge, response, asked_at=asked_at)
 
     async def _watch(self) -> None:
         """Keeps the channel connected; notes reconnects, which end the session; closes when the peer stays away."""

@@ -375,7 +375,7 @@ class ChallengeResponse(_message.Message):
     network_id: _builtins.str
     """network of the server"""
     time_unix_ms: _builtins.int
-    """the server's wall clock, for network time"""
+    """the server's wall clock, by which the session's end is told"""
     @_builtins.property
     def protocol(self) -> _common_pb2.ProtocolRange:
         """versions that the server speaks"""

@@ -173,6 +173,75 @@ def test_network_time_heals_a_wrong_clock() -> None:
     in_town(scene)
 
 
+@pytest.mark.parametrize("ahead_s", [600.0, -600.0])
+@pytest.mark.parametrize("num_entries", [1, 4])
+def test_a_clock_too_wrong_for_any_advert_is_healed_by_those_who_introduce(ahead_s: float, num_entries: int) -> None:
+    """Every advert is expired by such a clock, or not issued yet: without their time no view would ever begin."""
+
+    async def scene(town: Town) -> None:
+        await town.orchestrator()
+        for _ in range(3):
+            await town.add()
+        await until(lambda: all(node.knows(*town.nodes) for node in town.nodes), "not everybody knows everybody")
+        wrong = await town.add(clock=SkewedClock(ahead_s), entries=[node.address for node in town.nodes[:num_entries]])
+        await until(lambda: wrong.knows(*town.nodes), "a wrong clock kept the node out")
+        await until(lambda: all(node.knows(wrong) for node in town.nodes), "nobody heard of it")
+        await until(lambda: abs(wrong.membership.network_time() - time.time()) < 1.0, "network time was not found")
+        assert "600 s ahead of" in wrong.membership.trouble if ahead_s > 0 else "600 s behind" in wrong.membership.trouble
+
+    in_town(scene)
+
+
+def test_too_few_who_tell_the_time_heal_nothing_and_the_owner_hears_of_the_clock() -> None:
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator()
+        wrong = await town.add(clock=SkewedClock(600.0))
+        await until(lambda: "600 s ahead of the one node that answers" in wrong.membership.trouble, "the clock is not named")
+        assert "orchestrators" in wrong.membership.trouble
+        assert not first.knows(wrong)
+
+    in_town(scene)
+
+
+def test_strangers_move_no_clock_by_which_an_honest_advert_is_in_force() -> None:
+    """However many of those that introduce tell another time: what partners say by and by counts, and nothing else."""
+
+    async def scene(town: Town) -> None:
+        await town.orchestrator()
+        for _ in range(3):
+            await town.add(clock=SkewedClock(120.0))
+        await until(lambda: all(node.knows(*town.nodes) for node in town.nodes), "not everybody knows everybody")
+        right = await town.add(entries=[node.address for node in town.nodes])
+        await until(lambda: right.knows(*town.nodes), "no contact")
+        assert not right.membership._time._strangers
+
+    in_town(scene)
+
+
+def test_a_clock_that_is_set_while_the_node_runs_costs_it_nobody() -> None:
+    """Right after it was wrong at the start, and wrong after it was right: each time the others stay known and are believed anew."""
+
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator()
+        for _ in range(3):
+            await town.add()
+        clock = SkewedClock(-250.0)
+        node = await town.add(clock=clock)
+        for set_to_s in (0.0, 600.0, -600.0, 0.0):
+            await until(lambda: node.knows(*town.nodes), "the others are not known")
+            await until(lambda: len(node.membership._time._partners) >= 3, "their time is not known")
+            node.events.clear()
+            clock.ahead_s = set_to_s
+            assert node.membership._time.is_unsure, "it has noticed"
+            await until(lambda: len(node.membership._time._partners) >= 3, "their time is not heard again")
+            assert abs(node.membership.network_time() - time.time()) < 1.0
+            assert [one.node_id for one in node.membership.orchestrators()] == [first.key.node_id]
+        await until(lambda: all(one.knows(node) for one in town.nodes), "the others lost it")
+        assert not [event for event in node.events if isinstance(event, Gone)]
+
+    in_town(scene)
+
+
 def test_nobody_there_is_told_and_tried_for_ever() -> None:
     async def scene(town: Town) -> None:
         seed = await town.add(entries=["127.0.0.1:1"])
