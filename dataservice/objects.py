@@ -19,9 +19,9 @@ from dataservice.addresses import AddressRule
 from dataservice.pacing import Outgoing, Pace, Paced, Sent
 from dataservice.transfer import download, upload
 from dcnr import limits
-from dcnr.client import Orchestrators
+from dcnr.client import Orchestrators, better
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, DcnrError, TimedOut, Unavailable, disk_trouble
+from dcnr.errors import Corrupt, TimedOut, Unavailable, disk_trouble
 from dcnr.ids import Digest, digest_of
 from dcnr.v1 import data_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
@@ -156,7 +156,7 @@ class ObjectClient:
         return data
 
     async def _write_through(self, item: data_pb2.GrantItem, path: Path) -> None:
-        last: DcnrError | None = None
+        last: Unavailable | None = None
         for node_id, addresses in self._orchestrators.known():
             try:
                 connection = await self._orchestrators.connection(node_id, addresses)
@@ -165,8 +165,8 @@ class ObjectClient:
                 await connection.call(DataServiceStub(connection.channel).Write, _parts(item, path, outgoing), timeout_s=timeout_s)
                 self._sent(outgoing.answered())
                 return
-            except (Unavailable, TimedOut) as error:
-                last = error
+            except Unavailable as error:
+                last = better(last, error)
         raise last or Unavailable("no orchestrator is known", code="no_orchestrator")
 
 

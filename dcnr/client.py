@@ -19,9 +19,9 @@ from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.errors import error_from_rpc, unless_closed
 
 TOLD: Final = frozenset(
-    ("answers_differ", "busy", "depth_unavailable", "no_server", "rate_limited", "too_few_ways", "version_not_served")
-)
-"""What an orchestrator says of the model, not of itself: another one is asked, and if none can do better the caller hears it."""
+    ("answers_differ", "busy", "depth_unavailable", "no_server", "rate_limited", "too_few_ways", "unknown_caller", "version_not_served")
+)  # fmt: skip
+"""What an orchestrator says of the model or the caller, not of itself: another one is asked, and if none can do better the caller hears it."""
 FINAL: Final = frozenset(("deadline_exceeded",))
 """What no other orchestrator would say otherwise: the caller's time is over."""
 BROKEN: Final = frozenset(("unreachable", "connection_closed"))
@@ -81,7 +81,7 @@ class Orchestrators:
                 if error.code in FINAL:
                     raise
                 if error.code.startswith("store_") or error.code in TOLD:
-                    told = error
+                    told = better(told, error)
                 elif error.code in BROKEN and connection is not None:
                     await self._drop(node_id, connection)
                 continue
@@ -114,7 +114,7 @@ class Orchestrators:
                 if has_begun or not isinstance(error, Unavailable) or isinstance(error, TimedOut) or error.code in FINAL:
                     raise error from failed
                 if error.code.startswith("store_") or error.code in TOLD:
-                    told = error
+                    told = better(told, error)
                 elif error.code in BROKEN:
                     await self._drop(node_id, connection)
             except Unavailable as failed:
@@ -157,6 +157,11 @@ class Orchestrators:
             code="no_orchestrator",
             remedy="check the bootstrap list and that an orchestrator runs",
         )
+
+
+def better(told: Unavailable | None, error: Unavailable) -> Unavailable:
+    """The newest, but what one says that knows the caller before what one says that does not."""
+    return told if told is not None and error.code == "unknown_caller" else error
 
 
 def _reason(node_id: NodeId, error: DcnrError) -> str:

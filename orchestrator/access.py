@@ -45,7 +45,7 @@ class Caller:
     maintainer: bool
     orchestrator: bool
     pnode: bool
-    """A PNode that this orchestrator knows, or its worker."""
+    """A PNode that this orchestrator knows, or its worker: in a large network nobody knows all, and right after its start an orchestrator knows none."""
 
     @property
     def is_listed(self) -> bool:
@@ -121,14 +121,11 @@ def key_of(ref: data_pb2.ObjectRef) -> tuple[str, int]:
 
 
 def check_read(caller: Caller, ref: data_pb2.ObjectRef) -> None:
-    """Raises Refused unless the caller may read the object."""
+    """Raises Refused unless the caller may read the object, Unavailable (``unknown_caller``) where that is not known here."""
     if ref.kind in PUBLIC or caller.maintainer or caller.orchestrator:
         return
     if not caller.pnode:
-        raise Refused(
-            "only PNodes of this network and its maintainers read this", code="not_allowed",
-            remedy="a maintainer connects with the key: dcnr.connect(..., key=NodeKey.load(FILE)); a PNode attaches first",
-        )  # fmt: skip
+        raise _unknown()
     if ref.kind == _K.OBJECT_KIND_DESIRED and ref.owner != caller.node_id:
         raise Refused("a desired state is read by its own PNode", code="not_allowed")
 
@@ -136,7 +133,7 @@ def check_read(caller: Caller, ref: data_pb2.ObjectRef) -> None:
 def check_write(
     caller: Caller, item: data_pb2.GrantItem, hosts: Callable[[str], bool], shows: Callable[[str], int], max_state_bytes: int
 ) -> int:
-    """The most bytes the object may have. Raises Refused, InvalidInput, and what ``shows`` raises.
+    """The most bytes the object may have. Raises Refused, InvalidInput, Unavailable (``unknown_caller``), and what ``hosts`` and ``shows`` raise.
 
     ``hosts`` says whether the PNode hosts a VNode, ``shows`` how many bytes of evidence about it are awaited from the PNode (`orchestrator.evidence_rights`).
     """
@@ -159,4 +156,14 @@ def check_write(
         elif not hosts(ref.owner):
             raise Refused(f"{ref.owner} is not hosted by this PNode", code="not_hosted")
         return bound
+    if ref.kind in PNODES_WRITE and not caller.is_listed:
+        raise _unknown()
     raise Refused("this object is not yours to write", code="not_allowed", remedy="sign in with a maintainer's key")
+
+
+def _unknown() -> Unavailable:
+    """It may be a PNode all the same, of which another orchestrator knows, or this one soon."""
+    return Unavailable(
+        "only PNodes of this network and its maintainers read and write this, and the caller is not known here as one", code="unknown_caller",
+        remedy="a maintainer connects with the key: dcnr.connect(..., key=NodeKey.load(FILE)); a PNode attaches first",
+    )  # fmt: skip

@@ -237,7 +237,9 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
 
         def hosts(vnode: str) -> bool:
             """By the plan of that very model: what a PNode reports of itself gives it nothing."""
-            return view is not None and any(place.vnode == vnode for place in view.hosted_by(caller.node_id))
+            if view is None:
+                raise Unavailable("the model is not known here yet", code="unknown_model")
+            return any(place.vnode == vnode for place in view.hosted_by(caller.node_id))
 
         def shows(vnode: str) -> int:
             is_asked = runtime.auditing.asks(caller.node_id, vnode) if runtime is not None else None

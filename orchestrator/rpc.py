@@ -83,8 +83,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         gateways = models.shared.gateways
         self._ask_limits, self._read_limits, self._statement_limits = (CallLimits(gateways) for _ in range(3))
         self._head_limits = CallLimits(gateways, HEADS_ASKED)
-        self._watchers = Watchers()
-        self._shared = models.shared
+        self._watchers, self._shared = Watchers(), models.shared
         self._previews = asyncio.Semaphore(PREVIEW_AT_ONCE)
 
     def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[orchestrator_pb2.OrchestratorMessage]:

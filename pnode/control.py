@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -233,6 +233,13 @@ class ControlStreams:
         finally:
             reading.cancel()
             call.cancel()
+
+
+def attached_first(
+    known: Sequence[tuple[NodeId, Sequence[str]]], attached: Collection[NodeId]
+) -> list[tuple[NodeId, Sequence[str]]]:
+    """Those that have a stream of this PNode before all others, which may not know it. Pure."""
+    return sorted(known, key=lambda one: one[0] not in attached)
 
 
 async def _read(call: Any) -> orchestrator_pb2.OrchestratorMessage | None:

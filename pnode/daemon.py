@@ -32,7 +32,7 @@ from pnode.audits import Asked, Audits
 from pnode.authority import Source
 from pnode.budget import Budget
 from pnode.cache import ObjectCache, Shards
-from pnode.control import ControlStreams
+from pnode.control import ControlStreams, attached_first
 from pnode.delegated import Delegated
 from pnode.duties import Duties
 from pnode.gifts import Gifts
@@ -185,7 +185,7 @@ class Daemon:
         self._dialer = Dialer(self._key, self._present().network_id, clock=self._clock, rng=random_bytes)
         self._orchestrators = Orchestrators(self._dialer, self._known_orchestrators)
         bulk = Dialer(self._key, self._present().network_id, clock=self._clock, rng=random_bytes, own_connections=True)
-        self._bulk = Orchestrators(bulk, self._known_orchestrators)
+        self._bulk = Orchestrators(bulk, lambda: attached_first(self._known_orchestrators(), self._streams.attached))
         self._line = Line(
             settings.limits, self._clock, hosted=lambda: self._duties.hosted, leaves=lambda: self._now.is_leaving,
             unnamed=lambda: self._uploads.unnamed(), tell=self._tell_capability,

@@ -33,6 +33,7 @@ def test_saying_that_one_hosts_a_vnode_gives_no_right_to_write_it() -> None:
         call = await found.attach(stranger, connection)
         await call.write(beat(1, replicas=[orchestrator_pb2.ReplicaReport(replica="first.1", vnode="first")]))
         await until(lambda: bool(found.record(stranger).beat.replicas), "the claim is heard")
+        found.runtimes[MODEL] = auditing_model(stranger)
         digest = digest_of(b"junk")
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=MODEL, owner="first", digest=digest)
         item = data_pb2.GrantItem(object=ref, access=data_pb2.ACCESS_WRITE, size_bytes=4, sha256=digest)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dcnr import limits
-from dcnr.errors import InvalidInput, Refused
+from dcnr.errors import DcnrError, InvalidInput, Refused, Unavailable
 from dcnr.ids import digest_of
 from dcnr.v1 import data_pb2
-from orchestrator.access import MAINTAINERS_WRITE, PUBLIC, Caller, check_read, check_write, key_of
+from orchestrator.access import MAINTAINERS_WRITE, PNODES_WRITE, PUBLIC, Caller, check_read, check_write, key_of
 
 KINDS = [value for value in data_pb2.ObjectKind.values() if value]
 ME = "a" * 40
@@ -37,16 +37,22 @@ def test_strangers_read_public_documents_only_and_write_nothing(kind: int) -> No
     if kind in PUBLIC:
         check_read(STRANGER, ref(kind, owner))
     else:
-        with pytest.raises(Refused):
+        with pytest.raises(Unavailable) as unknown:
             check_read(STRANGER, ref(kind, owner))
+        assert (unknown.value.code, "key=" in unknown.value.remedy) == ("unknown_caller", True), "another orchestrator may know it"
         check_read(PNODE, ref(kind, owner))
-    with pytest.raises((Refused, InvalidInput)):
+    with pytest.raises(DcnrError) as refused:
         check_write(STRANGER, item(kind), lambda vnode: True, nothing, 0)
+    assert (refused.value.code == "unknown_caller") == (kind in PNODES_WRITE), "what no PNode may write is refused for good"
 
 
-def test_a_desired_state_is_its_pnodes_own() -> None:
+def test_who_is_known_and_may_not_is_refused() -> None:
+    """Another orchestrator would say the same."""
     with pytest.raises(Refused):
         check_read(PNODE, ref(data_pb2.OBJECT_KIND_DESIRED, "b" * 40))
+    with pytest.raises(Refused) as refused:
+        check_write(MAINTAINER, item(data_pb2.OBJECT_KIND_EVIDENCE), lambda vnode: True, nothing, 0)
+    assert refused.value.code == "not_allowed"
 
 
 @pytest.mark.parametrize("kind", KINDS)

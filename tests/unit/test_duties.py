@@ -134,7 +134,7 @@ def test_what_was_desired_while_a_replica_was_provisioned_reaches_the_worker(tmp
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("code", ["no_state", "disk_trouble"])
+@pytest.mark.parametrize("code", ["no_state", "disk_trouble", "unknown_caller"])
 def test_a_provisioning_tried_again_begins_with_what_is_desired_by_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:

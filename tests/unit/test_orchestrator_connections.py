@@ -1,4 +1,4 @@
-"""Goal: nodes that come and go leave no connections behind at whoever called them."""
+"""Goal: nodes that come and go leave no connections behind at whoever called them, and one that does not know the caller does not end a call."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from dcnr.client import MAX_GONE, Orchestrators
+from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId
+from pnode.control import attached_first
 
 
 def test_only_the_newest_few_connections_to_nodes_that_are_known_no_more_are_kept() -> None:
@@ -32,3 +36,43 @@ def test_only_the_newest_few_connections_to_nodes_that_are_known_no_more_are_kep
         assert not open_
 
     asyncio.run(story())
+
+
+FIRST, SECOND = NodeId("1" * 40), NodeId("2" * 40)
+UNKNOWN = Unavailable("who is that", code="unknown_caller", remedy="attach first")
+AWAY = Unavailable("the store is away", code="store_unavailable")
+
+
+def asked(answers: dict[NodeId, str | DcnrError]) -> tuple[NodeId, str]:
+    """Who answers, and what, where each orchestrator says this."""
+
+    async def connect(node_id: NodeId, addresses: object) -> Any:
+        async def call(method: object, request: object, timeout_s: float) -> str:
+            answer = answers[node_id]
+            if isinstance(answer, DcnrError):
+                raise answer
+            return answer
+
+        return SimpleNamespace(closed=False, channel=None, call=call)
+
+    dialer: Any = SimpleNamespace(connect=connect)
+    orchestrators = Orchestrators(dialer, lambda: [(node_id, ()) for node_id in answers])
+    return asyncio.run(orchestrators.answered(lambda channel: SimpleNamespace(Grant=None), "Grant", None))
+
+
+def test_where_one_does_not_know_the_caller_the_next_is_asked() -> None:
+    assert asked({FIRST: UNKNOWN, SECOND: "granted"}) == (SECOND, "granted")
+
+
+@pytest.mark.parametrize(("first", "second", "told"), [(UNKNOWN, UNKNOWN, UNKNOWN), (UNKNOWN, AWAY, AWAY), (AWAY, UNKNOWN, AWAY)])
+def test_where_nobody_does_better_the_caller_hears_what_to_do(first: DcnrError, second: DcnrError, told: DcnrError) -> None:
+    """What one says that knows the caller comes first."""
+    with pytest.raises(Unavailable) as raised:
+        asked({FIRST: first, SECOND: second})
+    assert raised.value is told
+
+
+def test_bulk_goes_first_to_those_that_this_pnode_is_attached_to() -> None:
+    known = [(NodeId(str(number) * 40), (f"10.0.0.{number}:7700",)) for number in range(5)]
+    assert attached_first(known, (known[3][0], known[4][0])) == [*known[3:], *known[:3]]
+    assert attached_first(known, ()) == known
