@@ -118,6 +118,8 @@ class MergeDesk:
         finally:
             self._coming -= 1
             self._coming_bytes -= size_bytes
+        if self._closed:  # while the weights came: nobody would answer
+            raise _released()
         waiting = _Open(brought, sequence, asyncio.get_running_loop().create_future())
         if sum(one.statement_bytes for one in self._open.values()) + waiting.statement_bytes > MAX_STATEMENTS_BYTES:
             raise Unavailable("this replica can take in nothing more at the moment", code="overloaded", retry_after_s=2.0)
@@ -160,7 +162,7 @@ class MergeDesk:
         """Ends all questions."""
         self._closed = True
         for request in list(self._open):
-            self.defer(request, Unavailable("the replica is being released", code="released"))
+            self.defer(request, _released())
 
     def _source(self, opening: vnode_pb2.MergeOpen, caller: str) -> Peer:
         standing = self._standing
@@ -200,3 +202,7 @@ class MergeDesk:
 
         weights = await asyncio.get_running_loop().run_in_executor(self._executor, checked)
         return Brought(statement, weights, len(delta.batches), data)
+
+
+def _released() -> Unavailable:
+    return Unavailable("the replica is being released", code="released")

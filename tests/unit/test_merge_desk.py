@@ -240,6 +240,21 @@ def test_more_than_a_few_questions_wait_elsewhere_and_all_end_with_the_replica()
     run(story)
 
 
+def test_whose_weights_come_while_the_replica_ends_hears_so_at_once() -> None:
+    """Its core answers no more: the sibling would wait for as long as any question may."""
+
+    async def story(counter: Counter) -> None:
+        async def read(size_bytes: int) -> bytes:
+            counter.desk.close()
+            return DATA
+
+        with pytest.raises(Unavailable) as ended:
+            await asyncio.wait_for(counter.desk.ask(opening(delta()), HELPER.node_id, read), 5.0)
+        assert (ended.value.code, counter.heard) == ("released", [])
+
+    run(story)
+
+
 def test_large_weights_come_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else every sibling of a large VNode would put its weights into this machine's memory at once."""
     monkeypatch.setattr("pnode.merge_desk.MAX_WEIGHTS_BYTES", len(DATA) + 1)
