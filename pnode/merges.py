@@ -5,7 +5,7 @@ and from siblings run beside it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from pnode.chain import CommitChain
 from pnode.held_out import HeldOut
 from pnode.hosted import SLOW_LINK_BYTES_S, Fixed, Neighbours, Planned
 from pnode.merge_calls import MergeCalls
-from pnode.merge_desk import MergeDesk
+from pnode.merge_desk import Brought, MergeDesk
 from trust.commits import DELTA_CODECS
 from trust.delegation import VerifiedDelegation
 from trust.envelope import digest_of_envelope
@@ -149,7 +149,9 @@ class Merges:
                 self._compute.lead()
                 self._delta = None
             case mev.MergeDeltas():
-                self._host.spawn(self._merge, instruction)
+                # taken now: until the task begins, another event may withdraw a question, and its delta with it
+                brought = [self.desk.brought(request) for request in instruction.requests]
+                self._host.spawn(partial(self._merge, brought=brought), instruction)
             case mev.CaptureAnchor():
                 self._host.spawn(self._capture, instruction)
             case mev.AnswerMerge():
@@ -245,8 +247,7 @@ class Merges:
 
     # ---- a primary ----------------------------------------------------------------------------------------------------------
 
-    async def _merge(self, job: mev.MergeDeltas) -> None:
-        brought = [self.desk.brought(request) for request in job.requests]
+    async def _merge(self, job: mev.MergeDeltas, brought: Sequence[Brought]) -> None:
         info = self._host.state_info(job.lineage)
 
         def merge() -> tuple[bytes, Digest]:
