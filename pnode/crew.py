@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from dcnr import logs
 from dcnr.errors import DcnrError, NotFound
@@ -36,6 +36,10 @@ from trust.identity import NodeKey
 from vnode.events import Leave
 
 MAX_REASON: Final = 512
+MAX_LEFT: Final = 16
+"""Replicas that were let go of and have ended, the newest: they are reported, and whoever restores them elsewhere gets their states here. Of older ones only
+the number of the last commit is kept.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class Crew:
         self._clock, self._executor, self._device, self._outlets, self._group = clock, executor, device, outlets, group
         self._pace, self._calls, self._making = pace, calls, making
         self._members: dict[ReplicaId, Member] = {}
+        self._left: dict[ReplicaId, Member] = {}
+        self._sequences: dict[ReplicaId, int] = {}
         self._reading: WeakSet[Inputs] = WeakSet()
         self._num_learned_before = 0
 
@@ -87,17 +93,21 @@ class Crew:
         if not order.state_path:
             self._outlets.told("unknown_replica", replica, "an update for a replica that is not hosted here")
             return
-        self._num_learned_before += member.num_learned if member is not None else 0
-        before, member = member, Member(order)
-        self._members[replica] = member
+        before = member or self._left.pop(replica, None)
+        self._num_learned_before += before.num_learned if before is not None else 0
+        self._members[replica] = member = Member(order, sequence=self._sequences.pop(replica, 0))
         self._spawn(self._life(replica, member, before))
 
     def release(self, replica: str, *, hand_over: bool) -> None:
         """Lets a replica go."""
         member = self._members.get(ReplicaId(replica))
-        if member is not None and (member.state == FAILED or member.has_place):
+        if member is None:
+            return
+        member.is_let_go = True
+        if member.state == FAILED or member.has_place:
             member.forget_handing()
             self._spawn(self._release(member, hand_over=hand_over))
+        self._leave_behind(ReplicaId(replica), member)
 
     async def drain(self, order: local_pb2.WorkerDrain) -> None:
         """Hands everything over; returns when it is, or when the time is up. A replica learns on until those before it on this machine have given
@@ -170,23 +180,23 @@ class Crew:
         return place
 
     def state_file(self, model: str, vnode: str, digest: Digest) -> Path:
-        """Where the file of such a state should lie: that of a replica of the VNode which is hosted here. Raises NotFound."""
-        for member in self._members.values():
-            host = member.host
-            if host is not None and (host.model, host.fixed.standing.vnode) == (model, vnode):
-                path = host.fixed.state_file(digest)
+        """Where the file of such a state should lie: that of a replica of the VNode which is hosted here, or was lately. Raises NotFound."""
+        for member in (*self._members.values(), *self._left.values()):
+            fixed = member.fixed
+            if fixed is not None and (fixed.standing.model, fixed.standing.vnode) == (model, vnode):
+                path = fixed.state_file(digest)
                 if path.exists():
                     return path
         raise NotFound("no such state lies here", code="no_such_state")
 
     def reports(self) -> list[orchestrator_pb2.ReplicaReport]:
-        """One of each replica."""
-        return [self._report(replica, member) for replica, member in sorted(self._members.items())]
+        """One of each replica; of those that were let go of, only of the last few."""
+        return [self._report(replica, member) for replica, member in sorted({**self._left, **self._members}.items())]
 
     @property
     def num_learned(self) -> int:
         """Batches that replicas here learned themselves, as far as the newest reports go."""
-        return self._num_learned_before + sum(member.num_learned for member in self._members.values())
+        return self._num_learned_before + sum(member.num_learned for member in (*self._members.values(), *self._left.values()))
 
     def jobs(self) -> dict[str, str]:
         """By replica, the job that it works for."""
@@ -197,28 +207,46 @@ class Crew:
     async def _life(self, replica: ReplicaId, member: Member, before: Member | None) -> None:
         if before is not None:
             await before.ended.wait()  # it uses the same directory
-            member.sequence = before.chain.sequence if before.chain is not None else before.sequence
+            member.sequence = before.sequence
         thread = hosting.compute_thread(replica)
         try:
-            prepared = await asyncio.get_running_loop().run_in_executor(thread, self._prepare, member.order)
-            if member.state is not PROVISIONING:
-                return
-            member.prepared = prepared
-            member.host = host = self._ready(member, prepared, thread)
-            member.place = LivePlace(prepared, host, self._pace, self._clock)
-            member.state = ACTIVE
-            self._replan(member)
-            self._outlets.news()
-            await host.run()
-            if host.failed:
-                member.state, member.reason = FAILED, host.failed
-                self._outlets.told("replica_failed", replica, host.failed)
+            await self._live(replica, member, thread)
         except Exception as error:  # noqa: BLE001  VNode boundary: whatever goes wrong with one replica, the worker lives
             member.state, member.reason = FAILED, logs.told("replica_failed", error, replica=replica)
         finally:
             thread.shutdown(wait=False, cancel_futures=True)
-            member.ended.set()
+            member.end(self._report(replica, member))
+            self._leave_behind(replica, member)
             self._outlets.news()
+        await member.until_gone()
+
+    async def _live(self, replica: ReplicaId, member: Member, thread: ThreadPoolExecutor) -> None:
+        prepared = await asyncio.get_running_loop().run_in_executor(thread, self._prepare, member.order)
+        member.compute = ref(prepared.compute)
+        if member.state is not PROVISIONING:
+            return
+        member.prepared = prepared
+        member.host = host = self._ready(member, prepared, thread)
+        member.fixed = host.fixed
+        member.place = LivePlace(prepared, host, self._pace, self._clock)
+        member.state = ACTIVE
+        self._replan(member)
+        self._outlets.news()
+        await host.run()
+        if host.failed:
+            member.state, member.reason = FAILED, host.failed
+            self._outlets.told("replica_failed", replica, host.failed)
+
+    def _leave_behind(self, replica: ReplicaId, member: Member) -> None:
+        """One that was let go of and has ended is among the last few from now on; one that follows it here stays what it is."""
+        if not (member.is_let_go and member.ended.is_set()) or self._members.get(replica) is not member:
+            return
+        self._left[replica] = self._members.pop(replica)
+        while len(self._left) > MAX_LEFT:
+            oldest = next(iter(self._left))
+            gone = self._left.pop(oldest)
+            self._sequences[oldest] = gone.sequence
+            self._num_learned_before += gone.num_learned
 
     def _prepare(self, order: local_pb2.HostReplica) -> Prepared:
         acting = self._acting
@@ -232,7 +260,7 @@ class Crew:
             device=self._device,
         )
 
-    def _ready(self, member: Member, prepared: Prepared, thread: Any) -> ReplicaHost:
+    def _ready(self, member: Member, prepared: Prepared, thread: ThreadPoolExecutor) -> ReplicaHost:
         order, standing = member.order, prepared.standing
         wanted = str(prepared.graph.train.codec)
 
@@ -323,15 +351,15 @@ class Crew:
 
     async def _release(self, member: Member, *, hand_over: bool, within_s: float | None = None) -> None:
         """``within_s``: this machine leaves; the replica stays so long at most, until others have taken over what it has."""
+        host, handed = member.host, member.state != FAILED
         member.state = RELEASING
         self._outlets.news()
-        handed = True
-        if member.host is not None:
+        if host is not None:
             try:
                 async with asyncio.timeout(within_s):
-                    handed = await member.host.release(hand_over=hand_over, until_taken=within_s is not None)
+                    handed = await host.release(hand_over=hand_over, until_taken=within_s is not None)
             except TimeoutError:
-                handed = await member.host.release(hand_over=False) and False
+                handed = await host.release(hand_over=False) and False
         member.state = RELEASED if handed else RELEASE_FAILED
         self._outlets.news()
 
@@ -341,6 +369,9 @@ class Crew:
 
     def _report(self, replica: ReplicaId, member: Member) -> orchestrator_pb2.ReplicaReport:
         host, prepared = member.host, member.prepared
+        if member.last is not None:
+            member.last.state = member.state
+            return member.last
         if host is None or prepared is None:
             order = member.order
             return bare_report(

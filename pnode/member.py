@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import dataclass, field
 from typing import Final
+from weakref import ref
 
 from dcnr.v1 import local_pb2, orchestrator_pb2
 from pnode.chain import CommitChain
 from pnode.host import ReplicaHost
+from pnode.hosted import Fixed
 from pnode.hosting import Prepared
 from pnode.infer_live import LivePlace
 from pnode.reports import Rate
+from vnode.compute import Compute
 
 PROVISIONING: Final = orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING
 ACTIVE: Final = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
@@ -19,6 +23,8 @@ RELEASING: Final = orchestrator_pb2.ASSIGNMENT_STATE_RELEASING
 RELEASED: Final = orchestrator_pb2.ASSIGNMENT_STATE_RELEASED
 FAILED: Final = orchestrator_pb2.ASSIGNMENT_STATE_FAILED
 RELEASE_FAILED: Final = orchestrator_pb2.ASSIGNMENT_STATE_RELEASE_FAILED
+COLLECT_FIRST_S: Final = 0.1
+COLLECT_LONGEST_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -29,18 +35,26 @@ class Member:
     state: orchestrator_pb2.AssignmentState.ValueType = PROVISIONING
     reason: str = ""
     prepared: Prepared | None = None
+    compute: ref[Compute] | None = None
+    """As long as somebody holds it."""
     host: ReplicaHost | None = None
     place: LivePlace | None = None
     """Where it answers questions."""
     chain: CommitChain | None = None
+    fixed: Fixed | None = None
+    """Where its states lie, also after its end."""
     sequence: int = 0
-    """Of the last commit that this worker signed for the replica before."""
+    """Of the last commit that this worker signed for the replica, as far as its lives have ended."""
     rate: Rate = field(default_factory=Rate)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     num_learned: int = 0
     """Batches that it learned itself."""
     handing: asyncio.Task[None] | None = None
     """Its VNode moves: it hands over, or has, and stays until a plan is without it."""
+    is_let_go: bool = False
+    """The daemon has released it, and counts its memory as free once it has ended."""
+    last: orchestrator_pb2.ReplicaReport | None = None
+    """Once it has ended."""
 
     @property
     def has_place(self) -> bool:
@@ -52,3 +66,23 @@ class Member:
         if self.handing is not None:
             self.handing.cancel()
             self.handing = None
+
+    def end(self, last: orchestrator_pb2.ReplicaReport) -> None:
+        """Nothing here holds its state any more; what is still asked about it is kept."""
+        self.forget_handing()
+        last.rate = 0.0
+        self.last = last
+        if self.chain is not None:
+            self.sequence = self.chain.sequence
+        self.prepared = self.host = self.place = self.chain = None
+        self.ended.set()
+
+    async def until_gone(self) -> None:
+        """Waits until what it computed with has left the memory. Its parts know each other, so that only a search for garbage finds them, which an idle
+        worker may never make by itself; threads and streams hold them for a moment longer than the replica lives.
+        """
+        pause_s = COLLECT_FIRST_S
+        while self.compute is not None and self.compute() is not None:
+            await asyncio.sleep(pause_s)
+            gc.collect()
+            pause_s = min(COLLECT_LONGEST_S, 2 * pause_s)

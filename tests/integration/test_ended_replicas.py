@@ -1,0 +1,143 @@
+"""Goal: of a replica that has ended nothing stays in its worker that grows: no state, and no more reports than of the last few; its commits are numbered on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from weakref import ref
+
+import psutil
+import pytest
+from worker_rig import MODEL, NETWORK_ID, DaemonEnd, Job, make_job, order, worker
+
+from dcnr.ids import Digest, NodeId, digest_of
+from dcnr.system import SystemClock
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
+from pnode.crew import MAX_LEFT, Acting, Crew, Outlets
+from pnode.hub import LinkHub
+from pnode.making import Making
+from pnode.merge_calls import MergeCalls
+from pnode.pace import Pace
+from pnode.uplink import Uplink
+from trust.identity import NodeKey
+from vnode.registry import default_registry
+from vnode.torch_compute import TorchCompute
+
+STATES = orchestrator_pb2.AssignmentState
+NUM_REPLICAS = MAX_LEFT + 4
+
+
+class Rig:
+    """A crew in this process, with the computes that it made, as long as somebody holds them."""
+
+    def __init__(self, group: asyncio.TaskGroup, executor: ThreadPoolExecutor, *, fails: bool) -> None:
+        clock, key, nobody = SystemClock(), NodeKey.generate(), NodeId("6" * 40)
+        self.computes: list[ref[TorchCompute]] = []
+        self._fails = fails
+        peers: Any = SimpleNamespace(open=None, renew=None)
+        nothing: Any = None
+        self.crew = Crew(
+            Acting(NETWORK_ID, nobody, 1), key=key, delegation=identity_pb2.Envelope, hub=LinkHub(clock, nobody, peers, lambda *_: None),
+            registry=default_registry(), clock=clock, executor=executor, pace=Pace(clock, time.process_time),
+            calls=MergeCalls(nothing, Uplink(clock)), device="cpu", group=group, making=Making(compute=self.compute),
+            outlets=Outlets(snapshot=lambda _: None, shards=self.shards, news=lambda: None, told=lambda *_: None),
+        )  # fmt: skip
+
+    def compute(self, *given: Any, **named: Any) -> TorchCompute:
+        made = TorchCompute(*given, **named)
+        self.computes.append(ref(made))
+        if self._fails:
+            made.learn = self.broken
+        return made
+
+    def shards(self, dataset: str, digests: Sequence[str]) -> None:
+        for digest in digests:
+            self.crew.shard_ready(digest, "")
+
+    def broken(self, *given: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    @property
+    def states(self) -> dict[str, STATES.ValueType]:
+        return {report.replica: report.state for report in self.crew.reports()}
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60.0):
+            while not what():  # noqa: ASYNC110  conditions of parts that have no event for it
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("fails", "audited"), [(False, False), (True, False), (False, True)], ids=["released", "failed", "audited"]
+)
+def test_nobody_holds_what_a_replica_that_has_ended_computed_with(tmp_path: Path, fails: bool, audited: bool) -> None:
+    job = make_job(tmp_path)
+    here: Any = {vnode: SimpleNamespace(pnode_id="6" * 40) for vnode in ("s1", "s2")}
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(2) as executor:
+            async with asyncio.TaskGroup() as group:
+                rig = Rig(group, executor, fails=fails)
+                crew = rig.crew
+                for vnode in ("s1", "s2"):
+                    evidence = {"audited": audited, "evidence_bytes": 64 << 20, "evidence_dir": str(tmp_path / f"evidence-{vnode}")}
+                    crew.host(order(job, vnode, here, **evidence))
+                if fails:
+                    await rig.until(lambda: rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_FAILED)
+                else:
+                    await rig.until(lambda: all(report.num_learned > 5 for report in crew.reports()))
+                    crew.release("s1.1", hand_over=True)
+                    await rig.until(lambda: rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_RELEASED)
+                await rig.until(lambda: len(rig.computes) == 2 and sum(made() is None for made in rig.computes) == 1)
+                [report] = [one for one in crew.reports() if one.replica == "s1.1"]
+                assert (report.vnode, report.num_learned > 5, "RuntimeError" in report.reason) == ("s1", not fails, fails)
+                assert crew.state_file(MODEL, "s1", Digest(digest_of(job.states["s1"].read_bytes()))) == job.states["s1"]
+                for replica in ("s1.1", "s2.1"):
+                    crew.release(replica, hand_over=False)
+                await rig.until(lambda: not any(made() for made in rig.computes))
+
+    asyncio.run(scenario())
+
+
+def own_bytes(end: DaemonEnd) -> int:
+    """Memory of the process itself, without the data set's files that it has mapped."""
+    memory = psutil.Process(end.process.pid).memory_info()
+    return int(memory.rss - memory.shared)
+
+
+def test_a_worker_that_has_let_go_of_many_replicas_is_no_larger_than_after_the_first(tmp_path: Path) -> None:
+    job = make_job(tmp_path, width=1024, samples=32)
+    state_bytes = job.states["s1"].stat().st_size
+
+    async def hosted(end: DaemonEnd, number: int) -> int:
+        """One more; the number of the last commit of its life."""
+        replica = f"s1.{number}"
+        message = order(job, "s1", {"s1": end, "s2": end}, work_dir=str(tmp_path / f"work-{replica}"))
+        message.assignment.replica = replica
+        end.snapshots.clear()
+        await end.pipe.send(local_pb2.ToWorker(host=message))
+        await end.until(lambda: any(one.checkpoint.step == job.num_batches for one in end.snapshots))
+        commit = model_pb2.Commit.FromString(end.snapshots[-1].commit.payload)
+        assert commit.replica == replica
+        await end.pipe.send(local_pb2.ToWorker(release=local_pb2.ReleaseReplica(replica=replica)))
+        await end.until(lambda: end.reports[replica].state == STATES.ASSIGNMENT_STATE_RELEASED)
+        return int(commit.sequence)
+
+    async def scenario(job: Job) -> None:
+        async with worker(tmp_path) as end:
+            first = await hosted(end, 1)
+            before = own_bytes(end)
+            for number in range(2, 2 + NUM_REPLICAS):
+                await hosted(end, number)
+            assert len(end.reports) <= MAX_LEFT + 1
+            assert "s1.1" not in end.reports
+            assert end.num_learned == (1 + NUM_REPLICAS) * job.num_batches
+            assert own_bytes(end) - before < NUM_REPLICAS * state_bytes // 2
+            assert await hosted(end, 1) > first, "two commits of one number would look like an equivocation"
+
+    asyncio.run(scenario(job))
