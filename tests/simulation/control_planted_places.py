@@ -182,11 +182,12 @@ def an_ended_stream_is_a_failed_look(patch: pytest.MonkeyPatch) -> None:
 
 
 def anybody_speaks_for_a_replica(patch: pytest.MonkeyPatch) -> None:
-    """Data rule 9: records of any PNode are taken for the plan's primary, and nobody looks into its states."""
+    """Data rule 9: records of any PNode are taken for the plan's primary, and nobody holds its commits against plans or looks into its states."""
 
     async def unseen(self: CheckpointJudge, *_: Any) -> None: ...
 
     patch.setattr("orchestrator.checkpoints._check_primary", lambda plan, checkpoint: None)
+    patch.setattr(CheckpointJudge, "_check_planned", unseen)
     patch.setattr(CheckpointJudge, "_check_state", unseen)
 
 
