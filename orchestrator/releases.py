@@ -48,7 +48,8 @@ class ReleaseBook:
     def __init__(self, model: str, store: ObjectStore, policy: Callable[[], NetworkPolicy]) -> None:
         self._model, self._store, self._policy = model, store, policy
         self._said: tuple[Said, ...] = ()
-        self._is_read = False
+        self.is_read = False
+        """Whether what was said before this process began is known."""
 
     @property
     def newest(self) -> Said | None:
@@ -58,7 +59,7 @@ class ReleaseBook:
     @property
     def in_force(self) -> str | None:
         """Digest of the manifest that serves; empty: what training brings is followed; None: what was said has not been read yet."""
-        return self._said[0].release.manifest_digest if self._said else "" if self._is_read else None
+        return self._said[0].release.manifest_digest if self._said else "" if self.is_read else None
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -67,9 +68,9 @@ class ReleaseBook:
 
     async def refresh(self) -> None:
         """Reads what is new. Raises Unavailable."""
-        above = self._said[0].release.number if self._said and self._is_read else 0
+        above = self._said[0].release.number if self._said and self.is_read else 0
         self.heard(*await _read(self._store, self._policy(), self._model, above))
-        self._is_read = True
+        self.is_read = True
 
     def heard(self, *said: Said) -> None:
         """Statements that are in the store; an older one than is known takes nothing back."""

@@ -1,6 +1,7 @@
 """An orchestrator of the control world: the real runtime (head, view, jobs, decider, judge) and inventory behind a simulated control stream.
 
-What is left out of the real service: sockets, grants' signatures and the SQLite history. A restart keeps the key and nothing else.
+What is left out of the real service: sockets, grants' signatures, the SQLite history, and releases, which nobody makes here. A restart keeps the key and
+nothing else.
 """
 
 from __future__ import annotations
@@ -95,6 +96,10 @@ class ControlEnd:
             self.stream.send(1, self.shell.world.on_the_wire(message))
 
 
+async def _nothing_said() -> None:
+    """Maintainers released nothing."""
+
+
 class OrchestratorShell:
     """One orchestrator through all its lives."""
 
@@ -135,6 +140,7 @@ class OrchestratorShell:
             draw_secret=Secret(hashlib.sha256(f"{world.seed} {self.host}".encode()).digest()),
         )  # fmt: skip
         self.runtime = ModelRuntime(MODEL, self.shared)
+        self.runtime.releases.is_read, self.runtime.releases.refresh = True, _nothing_said  # type: ignore[method-assign]  # nor is it looked for
         desk = KnowingDesk(world, self.shared)
         self.runtime.auditing.run = desk.run  # type: ignore[method-assign]  # what it asks of PNodes has tests of its own
         self.runtime.decider.naming.verdicts, self.runtime.drawing.standing = desk.verdicts, desk.standing
