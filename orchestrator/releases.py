@@ -72,6 +72,15 @@ class ReleaseBook:
         self.heard(*await _read(self._store, self._policy(), self._model, above))
         self.is_read = True
 
+    async def current(self) -> Said | None:
+        """The statement that counts, looked for anew; where the store does not answer, as it is known. Raises Unavailable where nothing is."""
+        try:
+            await self.refresh()
+        except DcnrError:
+            if not self.is_read:
+                raise
+        return self.newest
+
     def heard(self, *said: Said) -> None:
         """Statements that are in the store; an older one than is known takes nothing back."""
         known = {one.release.number: one for one in (*said, *self._said)}

@@ -252,7 +252,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         elif view.manifest is not None and view.manifest.graph_digest:
             key = keys.graph(view.manifest.graph_digest)
             graph = (await self._shared.store.get(key, max_bytes=limits.MAX_GRAPH_BYTES)).data
-        return model_answer(view, graph, runtime.releases.newest)
+        return model_answer(view, graph, await runtime.releases.current())
 
     async def PreviewPlan(self, request: orchestrator_pb2.PreviewPlanRequest, context: Any) -> orchestrator_pb2.PreviewPlanResponse:
         """What the planner would do now; nothing follows from it."""

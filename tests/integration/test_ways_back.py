@@ -59,7 +59,9 @@ def answered_by(rig: Rig) -> str:
 def check(rig: Rig, manifest: str, directory: Path) -> None:
     """What is asked, taken home and judged is of that manifest."""
     rig.until(lambda: answered_by(rig) == manifest, f"{manifest[:12]} answers", WITHIN_S)
-    assert rig.ask(lambda client: client.export(MODEL, directory))[0] == manifest
+    rig.until(
+        lambda: rig.ask(lambda client: client.export(MODEL, directory))[0] == manifest, f"{manifest[:12]} is exported", WITHIN_S
+    )
     assert rig.ask(lambda client: client.evaluate(MODEL))[0] == manifest
 
 

@@ -11,7 +11,7 @@ from releases_rig import ALICE, BOB, CLOCK, MODEL, STRANGER, Shelf
 
 from dataservice import keys
 from dataservice.memory import Fault, MemoryStore, Operation, PlannedFaults
-from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Stale
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Stale, Unavailable
 from dcnr.sdk import releasing
 from dcnr.sdk.releasing import Released, released_of
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
@@ -202,6 +202,23 @@ def test_a_process_knows_nothing_before_it_has_read(shelf: Shelf) -> None:
     assert (book.in_force, book.kept) == (second, (second,))
     asyncio.run(book.refresh())
     assert book.kept == (second, first), "what was said before counts too"
+
+
+def test_who_is_asked_looks_anew_and_tells_what_it_knows_where_the_store_is_away(shelf: Shelf) -> None:
+    def away() -> PlannedFaults:
+        return PlannedFaults([(Operation.LIST, "", Fault.UNAVAILABLE)])
+
+    first, fresh, book = shelf.manifest(1), ReleaseBook(MODEL, shelf.store, lambda: shelf.policy), shelf.book()
+    shelf.say(1, first)
+    shelf.store.faults = away()
+    with pytest.raises(Unavailable):
+        asyncio.run(fresh.current())
+    shelf.store.faults = away()
+    assert asyncio.run(book.current()) is None, "as it was known"
+    for one in (fresh, book):
+        found = asyncio.run(one.current())
+        assert found is not None
+        assert found.release.manifest_digest == first
 
 
 def test_states_of_the_last_two_manifests_that_were_named_are_kept(shelf: Shelf) -> None:
