@@ -218,7 +218,7 @@ class Crew:
             member.end(self._report(replica, member))
             self._leave_behind(replica, member)
             self._outlets.news()
-        await member.until_gone()
+        member.free()
 
     async def _live(self, replica: ReplicaId, member: Member, thread: ThreadPoolExecutor) -> None:
         prepared = await asyncio.get_running_loop().run_in_executor(thread, self._prepare, member.order)

@@ -77,12 +77,13 @@ class Member:
         self.prepared = self.host = self.place = self.chain = None
         self.ended.set()
 
-    async def until_gone(self) -> None:
-        """Waits until what it computed with has left the memory. Its parts know each other, so that only a search for garbage finds them, which an idle
-        worker may never make by itself; threads and streams hold them for a moment longer than the replica lives.
+    def free(self, pause_s: float = COLLECT_FIRST_S) -> None:
+        """Has what it computed with leave the memory, soon and without anybody waiting for it. Its parts know each other, so that only a search for garbage
+        finds them, which an idle worker may never make by itself; threads and streams hold them for a moment longer than the replica lives.
         """
-        pause_s = COLLECT_FIRST_S
-        while self.compute is not None and self.compute() is not None:
-            await asyncio.sleep(pause_s)
-            gc.collect()
-            pause_s = min(COLLECT_LONGEST_S, 2 * pause_s)
+        if self.compute is not None and self.compute() is not None and pause_s <= COLLECT_LONGEST_S:
+            asyncio.get_running_loop().call_later(pause_s, self._collect, pause_s)
+
+    def _collect(self, pause_s: float) -> None:
+        gc.collect()
+        self.free(2 * pause_s)
