@@ -284,7 +284,7 @@ def test_what_maintainers_released_is_loaded_though_no_chain_leads_there(tmp_pat
         (lambda world: released(world, world.first, key=HOLDER), "unsigned_job"),
         (lambda world: released(world, world.second), "not_released"),
         (lambda world: released(world, world.first, model="other"), "not_released"),
-        (lambda world: identity_pb2.Envelope(), "wrong_domain"),
+        (lambda world: identity_pb2.Envelope(), "unsigned_job"),
     ],
 )
 def test_what_is_said_to_be_released_and_is_not_is_not_loaded(
