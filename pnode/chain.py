@@ -146,6 +146,10 @@ class CommitChain:
                 del self._kept[: at + 1]
                 return
 
+    def hand_over_anew(self) -> None:
+        """The next state is handed over with all `commits`: one of them may never have come into the store, or be there no more."""
+        self._not_handed = {kept.digest: kept.commit for kept in self._kept}
+
     # ---- a contributor ------------------------------------------------------------------------------------------------------
 
     def delta(self, sequence: int, codec: str, digest: Digest, size_bytes: int, *, steps: str = "") -> identity_pb2.Envelope:

@@ -166,7 +166,8 @@ class ReplicaHost:
             self._hub.want(self, edge, {one.replica: one.pnode_id for one in asked})
 
     def snapshot_again(self, reason: str) -> None:
-        """The last snapshot will not be named."""
+        """The last snapshot will not be named: the next one comes with whatever leads to it."""
+        self._chain.hand_over_anew()
         self.post(ev.CheckpointLost(self._clock.monotonic(), reason))
 
     def head_seen(self) -> None:

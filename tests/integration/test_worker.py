@@ -251,6 +251,31 @@ def test_a_replica_given_anew_to_the_same_worker_numbers_its_commits_on(tmp_path
     asyncio.run(scenario())
 
 
+def test_a_snapshot_that_is_wanted_anew_comes_with_all_commits_that_no_manifest_has_named(tmp_path: Path) -> None:
+    """What was thought to be in the store may not be there: whoever refused the last one for that takes the next."""
+    job = make_job(tmp_path)
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as end:
+            for vnode in ("s1", "s2"):
+                await end.host(job, vnode, {"s1": end, "s2": end})
+
+            def mine() -> list[local_pb2.SnapshotReady]:
+                return [one for one in end.snapshots if one.replica == "s1.1"]
+
+            await end.until(lambda: bool(mine()) and mine()[-1].checkpoint.step == job.num_batches)
+            for number in range(2):
+                before = mine()
+                anew = local_pb2.Snapshot(replica="s1.1", reason="an ancestor's commit is not in the store")
+                await end.pipe.send(local_pb2.ToWorker(snapshot=anew))
+                await end.until(lambda num=len(before): len(mine()) > num)
+                commits = {digest_of_envelope(one.commit): one for one in before}
+                told = [digest_of_envelope(commit) for commit in mine()[len(before)].ancestors]
+                assert commits.keys() <= set(told), number
+
+    asyncio.run(scenario())
+
+
 def test_a_replica_that_cannot_be_restored_fails_alone(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     broken = tmp_path / "broken.state"

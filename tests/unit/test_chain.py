@@ -93,6 +93,18 @@ def test_each_commit_is_handed_over_once_and_before_those_that_follow() -> None:
     assert list(ready(made, made.close(state="3" * 64)).ancestors) == []
 
 
+def test_what_may_not_have_come_into_the_store_travels_once_more() -> None:
+    made = chain()
+    links = [made.close(anchor="a" * 64), made.close(state="1" * 64), made.close(anchor="b" * 64), made.close(state="2" * 64)]
+    for link in (links[1], links[3]):
+        ready(made, link)
+    made.named("1" * 64)
+    made.hand_over_anew()
+    newest = made.close(state="3" * 64)
+    assert list(ready(made, newest).ancestors) == [links[2].commit, links[3].commit], "since the newest that a manifest names"
+    assert list(ready(made, made.close(state="4" * 64)).ancestors) == []
+
+
 def test_what_led_to_a_named_checkpoint_no_longer_travels() -> None:
     made = chain()
     links = [made.close(anchor="a" * 64), made.close(state="1" * 64), made.close(anchor="b" * 64)]
