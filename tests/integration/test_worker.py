@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -263,12 +264,15 @@ def test_a_snapshot_that_is_wanted_anew_comes_with_all_commits_that_no_manifest_
             def mine() -> list[local_pb2.SnapshotReady]:
                 return [one for one in end.snapshots if one.replica == "s1.1"]
 
+            def more_than(num: int) -> Callable[[], bool]:
+                return lambda: len(mine()) > num
+
             await end.until(lambda: bool(mine()) and mine()[-1].checkpoint.step == job.num_batches)
             for number in range(2):
                 before = mine()
                 anew = local_pb2.Snapshot(replica="s1.1", reason="an ancestor's commit is not in the store")
                 await end.pipe.send(local_pb2.ToWorker(snapshot=anew))
-                await end.until(lambda num=len(before): len(mine()) > num)
+                await end.until(more_than(len(before)))
                 commits = {digest_of_envelope(one.commit): one for one in before}
                 told = [digest_of_envelope(commit) for commit in mine()[len(before)].ancestors]
                 assert commits.keys() <= set(told), number
