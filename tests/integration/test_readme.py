@@ -45,8 +45,14 @@ NOT_RUN = {
 """By how they begin: why."""
 UP = re.compile(r"^(?:orchestrator|PNode) [0-9a-f]{40}|^ *gateway http://", re.MULTILINE)
 """What a daemon says on its screen when it serves."""
+PNODE = re.compile(r"^PNode [0-9a-f]{40}", re.MULTILINE)
 READY = re.compile(r"^ready: (?:idle|working|serving), ", re.MULTILINE)
 """What a PNode says when it takes part."""
+
+
+def is_up(screen: str) -> bool:
+    """Whether a reader would go on to the next block."""
+    return bool(UP.search(screen)) and (not PNODE.search(screen) or bool(READY.search(screen)))
 
 
 class Shells:
@@ -98,9 +104,9 @@ class Shells:
         self._terminals.append((terminal, log))
 
     def wait_up(self) -> None:
-        """Returns when every terminal says that it serves, or has ended well."""
+        """Returns when every terminal says that it serves, and takes part if it is a PNode's."""
         for terminal, log in self._terminals:
-            while not UP.search(log.read_text()):
+            while not is_up(log.read_text()):
                 assert terminal.poll() is None, f"{log.name} ended with {terminal.returncode}:\n{log.read_text()}"
                 assert time.monotonic() < self._deadline, f"{log.name} is not up in time:\n{self.story()}"
                 time.sleep(POLL_S)
@@ -159,7 +165,7 @@ def test_the_readme_runs_from_top_to_bottom(shells: Shells) -> None:
     ]  # fmt: skip
     asked = [one for one in said if '"output":{"vnode":"deep"' in one]
     assert len(asked) == (shutil.which("curl") is not None), "REST answers"
-    screens = [screen for screen in shells.screens() if re.search(r"^PNode [0-9a-f]{40}", screen, re.MULTILINE)]
+    screens = [screen for screen in shells.screens() if PNODE.search(screen)]
     assert screens
     assert all(READY.search(screen) for screen in screens), "a terminal says when it is ready"
     assert any(screen.rstrip().endswith("stopped") for screen in screens), "and when it has stopped"
