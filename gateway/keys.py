@@ -13,6 +13,7 @@ import hmac
 import os
 import re
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ SHOWN: Final = re.compile(r"dcnr_[0-9a-f]{8}_[A-Za-z0-9_-]{43}")
 PREFIX: Final = re.compile(r"dcnr_[0-9a-f]{8}_")
 _SALT_BYTES: Final = 32
 _BUSY_S: Final = 5.0
+_AGAIN_S: Final = 0.02
 _COLUMNS: Final = "id, name, scope, salt, hash, created, expires, revoked, signed, owner"
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, name TEXT NOT NULL, scope TEXT NOT NULL, salt BLOB NOT NULL, hash BLOB NOT NULL,
@@ -156,6 +158,12 @@ class KeyFile:
             ).fetchall()
         return [Use(*row) for row in rows]
 
+    def prepare(self) -> None:
+        """An empty file for its owner alone, if there is none. One that is there is not opened: closing it would end the locks that this process has on it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
     @contextlib.contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
         with self._open() as database:
@@ -166,11 +174,10 @@ class KeyFile:
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            self.prepare()
             database = sqlite3.connect(self._path, timeout=_BUSY_S)
             try:
-                database.execute("PRAGMA journal_mode=WAL")
+                _begin_log(database)
                 database.executescript(_SCHEMA)
                 if "owner" not in (row[1] for row in database.execute("PRAGMA table_info(keys)")):
                     database.execute(_OWNER_ADDED)
@@ -268,6 +275,19 @@ def hash_of(text: str, salt: bytes) -> bytes:
 
 def _text(key_id: str, rng: RandomBytes) -> str:
     return f"dcnr_{key_id}_{base64.urlsafe_b64encode(rng(32)).decode().rstrip('=')}"
+
+
+def _begin_log(database: sqlite3.Connection) -> None:
+    """The write-ahead log. Two that begin it at once do not wait for each other by themselves: SQLite refuses one of them at once, as a deadlock."""
+    until_s = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() >= until_s:
+                raise
+            time.sleep(_AGAIN_S)
 
 
 def _require(changed: sqlite3.Cursor, key_id: str) -> None:
