@@ -388,8 +388,7 @@ def test_the_daemons_own_parts_live_on_and_its_owner_is_told_why(tmp_path: Path)
                     daemon._uploads._wake.set()
                     await until(lambda: "Read-only" in daemon._uploads.trouble or work.done())
                     assert not work.done(), work
-                    [line] = [line for line in daemon._telling.why() if line.code == "upload_waits"]
-                    assert "Read-only" in line.reason
+                    assert ["Read-only" in line.reason for line in daemon._telling.why() if line.code == "upload_waits"] == [True]
                 assert any(event.kind == "upload_waits" for event in daemon.journal.since(0))
                 work.cancel()
                 daemon._duties.stop()
