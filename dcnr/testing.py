@@ -368,8 +368,11 @@ def _with_store(policy: NetworkPolicy, maintainer: NodeKey, scheme: str, address
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What children inherit: no store credential, no setting of this user."""
-    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT")
+    """What children inherit: no store credential, no setting of this user but which accelerators programs may see."""
+    kept = (
+        "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT",
+        "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES",
+    )  # fmt: skip
     return {
         **{name: environment[name] for name in kept if name in environment},
         "OMP_NUM_THREADS": "1",

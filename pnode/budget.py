@@ -36,6 +36,16 @@ class Budget:
     def __init__(self, allowed: Limits) -> None:
         self.allowed = allowed
         self._reserved: dict[str, Reservation] = {}
+        self._runtime_bytes = self._accelerator_bytes = 0
+
+    def computes_on(self, *, accelerator_bytes: int, runtime_bytes: int) -> None:
+        """The worker computes on an accelerator with so much memory of its own that was free (0: it has none), and took so much of the machine's to use it."""
+        self._accelerator_bytes, self._runtime_bytes = accelerator_bytes, runtime_bytes
+
+    @property
+    def own_bytes(self) -> int:
+        """Of what is lent, for the processes themselves."""
+        return DAEMON_BYTES + self._runtime_bytes
 
     @property
     def reserved(self) -> Mapping[str, Reservation]:
@@ -44,8 +54,9 @@ class Budget:
 
     @property
     def usable_memory_bytes(self) -> int:
-        """For replicas, after what the processes themselves need."""
-        return max(0, self.allowed.memory_bytes - DAEMON_BYTES)
+        """For replicas, after what the processes themselves need: of an accelerator's own memory as much as of the machine's that is lent."""
+        usable = max(0, self.allowed.memory_bytes - self.own_bytes)
+        return min(usable, self._accelerator_bytes) if self._accelerator_bytes else usable
 
     @property
     def free_memory_bytes(self) -> int:
@@ -59,7 +70,7 @@ class Budget:
         if wanted.memory_bytes > free_memory:
             raise Refused(
                 f"{replica} needs {_mib(wanted.memory_bytes)} MiB of memory, {_mib(free_memory)} of {_mib(self.usable_memory_bytes)} MiB are free",
-                code="too_little_memory", remedy="raise limits.memory_mb, or lend a larger machine",
+                code="too_little_memory", remedy=self._more_memory(),
                 needed_bytes=wanted.memory_bytes, free_bytes=free_memory,
             )  # fmt: skip
         free_disk = min(
@@ -72,6 +83,11 @@ class Budget:
                 needed_bytes=wanted.disk_bytes, free_bytes=free_disk,
             )  # fmt: skip
         self._reserved[replica] = wanted
+
+    def _more_memory(self) -> str:
+        if 0 < self._accelerator_bytes < self.allowed.memory_bytes - self.own_bytes:
+            return f'the accelerator had {_mib(self._accelerator_bytes)} MiB free: free more of it, or set limits.device to "cpu"'
+        return "raise limits.memory_mb, or lend a larger machine"
 
     def found(self, name: str, used: Reservation) -> None:
         """Counts what is in use already, whether it fits or not: whoever wants room next is refused the sooner."""

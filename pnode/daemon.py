@@ -213,8 +213,7 @@ class Daemon:
         )  # fmt: skip
         self._streams = ControlStreams(
             self._dialer, self._known_orchestrators, hello=lambda: self._telling.hello(), beat=lambda sequence: self._telling.beat(sequence),
-            on_message=self._from_orchestrator,
-            holder=lambda: self._duties.holder(), clock=self._clock, rng=self._rng,
+            on_message=self._from_orchestrator, holder=lambda: self._duties.holder(), clock=self._clock, rng=self._rng,
         )  # fmt: skip
         self._supervisor = Supervisor(
             WorkerOptions(
@@ -282,8 +281,8 @@ class Daemon:
     # -- orchestrators ---------------------------------------------------------------------------------------------------------
 
     def _known_orchestrators(self) -> list[tuple[NodeId, Sequence[str]]]:
-        listed = self._present().orchestrator_ids
-        return [(a.node_id, tuple(a.advert.control_addresses)) for a in self._membership.orchestrators() if a.node_id in listed]
+        known, listed = self._membership.orchestrators(), self._present().orchestrator_ids
+        return [(one.node_id, tuple(one.advert.control_addresses)) for one in known if one.node_id in listed]
 
     def _amended(self, amended: Amended) -> None:
         self.journal.say("network_amended", self._key.node_id, str(amended))
@@ -321,12 +320,13 @@ class Daemon:
 
     async def _worker_up(self, worker: Worker) -> None:
         await asyncio.to_thread(self._shelf.sweep, self._home.work)
-        self._now.worker = WorkerFacts(worker.pid, worker.incarnation, worker.hello.device, worker.hello.device_name, reason="")
+        self._now.worker, hello = WorkerFacts.of(worker.pid, worker.incarnation, worker.hello), worker.hello
+        self._budget.computes_on(accelerator_bytes=hello.memory_bytes, runtime_bytes=hello.runtime_bytes)
         await self._delegated.begin(worker)
         self._membership.update_self(capability=self._telling.capability())
         self._neighbours.worker_up()
         await self._relaying.worker_up()
-        self.journal.say("worker_started", self._key.node_id, f"incarnation {worker.incarnation} on {worker.hello.device or 'cpu'}")
+        self.journal.say("worker_started", self._key.node_id, f"incarnation {worker.incarnation} on {hello.device or 'cpu'}")
         await self._seats.worker_up()
         await self._duties.worker_up()
         await self._neighbours.refresh()

@@ -54,17 +54,21 @@ def capability_of(
     device: str,
     accepts_work: bool,
     device_name: str = "",
+    device_gflops: float = 0.0,
     relay_mbit: float = 0.0,
     uplink_mbit: float = 0.0,
 ) -> membership_pb2.Capability:
-    """What the advert says. ``device_name``: the accelerator's, as the worker says it; a processor's is known here. ``relay_mbit``: passed on for others.
+    """What the advert says. ``device_name`` and ``device_gflops``: an accelerator's, as the worker says them; a processor's are known here.
+    ``relay_mbit``: passed on for others.
 
+    An accelerator is lent for as much of the time as a core of those that are lent: with less than one, `pnode.pace` keeps it waiting.
     ``uplink_mbit``: see `pnode.line.Line.uplink_mbit`.
     """
     return membership_pb2.Capability(
         cores=allowed.cores, memory_bytes=budget.usable_memory_bytes, disk_bytes=allowed.disk_bytes, device=device or "cpu",
         device_name=printable(device_name) or (machine.processor if (device or "cpu") == "cpu" else ""),
-        gflops=machine.gflops_per_core * allowed.cores, architecture=machine.architecture, system=machine.system, accepts_work=accepts_work,
+        gflops=device_gflops * min(1.0, allowed.cores) or machine.gflops_per_core * allowed.cores,
+        architecture=machine.architecture, system=machine.system, accepts_work=accepts_work,
         relay_mbit=relay_mbit, uplink_mbit=uplink_mbit,
     )  # fmt: skip
 

@@ -52,6 +52,8 @@ class WorkerFacts:
     incarnation: int = 0
     device: str = ""
     device_name: str = ""
+    device_gflops: float = 0.0
+    """Of an accelerator; 0: a processor computes."""
     reason: str = NOT_STARTED
     last_words: str = ""
     """Of one that ended by an error; for its owner alone."""
@@ -65,6 +67,11 @@ class WorkerFacts:
     listens_at: Sequence[str] = ()
     """Relays at which connections to it may come in."""
     replicas: dict[str, orchestrator_pb2.ReplicaReport] = field(default_factory=dict)
+
+    @staticmethod
+    def of(pid: int, incarnation: int, hello: local_pb2.WorkerHello) -> WorkerFacts:
+        """One that has just said hello."""
+        return WorkerFacts(pid, incarnation, hello.device, hello.device_name, hello.gflops, reason="")
 
     @property
     def alive(self) -> bool:

@@ -37,7 +37,11 @@ UNKNOWN_CODE = 255
 """What asyncio says of a process that a signal came too late for: sending it looked for the end, and took the exit code along."""
 MAX_LAST_WORDS = 400
 """Bytes of the worker's log that are searched for the reason of its end."""
-_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SYSTEMROOT", "LD_LIBRARY_PATH", VARIABLE)
+_INHERITED = (
+    "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SYSTEMROOT", "LD_LIBRARY_PATH", VARIABLE,
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES",
+)  # fmt: skip
+"""The last three: which accelerators their owner lets programs see."""
 ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(16 * limits.MIB), "MALLOC_TRIM_THRESHOLD_": str(32 * limits.MIB)}
 """For glibc; others ignore it. The memory of a chunk or frame serves the next one: given back to the kernel each time, its pages cost more than
 the rest of the hand-over. A worker keeps at most so much more than it uses.

@@ -138,6 +138,7 @@ class Telling:
             device=self.now.worker.device,
             accepts_work=accepts_work,
             device_name=self.now.worker.device_name,
+            device_gflops=self.now.worker.device_gflops,
             relay_mbit=self.now.relay_mbit,
             uplink_mbit=self.line.uplink_mbit,
         )

@@ -84,11 +84,12 @@ class Worker:
     """One worker from its delegation to the end of its pipe."""
 
     def __init__(
-        self, pipe: LocalPipe[local_pb2.ToWorker], key: NodeKey, clock: Clock, device: str, making: Making, *, registry: Registry,
-        device_name: str = "", tracing: TracingSettings = NO_TRACING,
+        self, pipe: LocalPipe[local_pb2.ToWorker], key: NodeKey, clock: Clock, computing: local_pb2.WorkerHello, making: Making, *, registry: Registry,
+        tracing: TracingSettings = NO_TRACING,
     ) -> None:  # fmt: skip
-        self._device_name, self._tracing, self._registry = device_name, tracing, registry
-        self._pipe, self._key, self._clock, self._device, self._making = pipe, key, NetworkClock(clock), device, making
+        """``computing``: what it says about its device."""
+        self._computing, self._device, self._tracing, self._registry = computing, computing.device, tracing, registry
+        self._pipe, self._key, self._clock, self._making = pipe, key, NetworkClock(clock), making
         self._executor = ThreadPoolExecutor(max_workers=EXECUTOR_THREADS, thread_name_prefix="worker-io")
         self._out: asyncio.Queue[local_pb2.FromWorker] = asyncio.Queue(MAX_QUEUED)
         self._news = asyncio.Event()
@@ -106,9 +107,8 @@ class Worker:
 
     async def run(self, held: HeldPort) -> None:
         """Until the daemon is gone."""
-        hello = local_pb2.WorkerHello(
-            public_key=self._key.public_der, data_port=held.port, device=self._device, device_name=self._device_name
-        )
+        hello = local_pb2.WorkerHello(public_key=self._key.public_der, data_port=held.port)
+        hello.MergeFrom(self._computing)
         await self._pipe.send(local_pb2.FromWorker(hello=hello))
         first = await self._pipe.receive()
         if first is None:
@@ -371,17 +371,21 @@ def main(arguments: Sequence[str] | None = None, making: Making = Making()) -> i
 
 
 async def _main(options: argparse.Namespace, making: Making) -> int:
-    from vnode.devices import found_device, name_of_device  # torch
+    from vnode.devices import opened  # torch
 
     clock, key = SystemClock(), NodeKey.generate()
     logs.configure(level="info", as_json=False)
     try:
         crashpoints.arm(os.environ)
         pipe = await LocalPipe.over(socket.socket(fileno=options.fd), local_pb2.ToWorker)
-        device = found_device(options.device)
+        device = opened(options.device)
         tracing = TracingSettings(options.trace_endpoint, options.trace_share)
         registry = registry_with(options.components)
-        worker = Worker(pipe, key, clock, device, making, registry=registry, device_name=name_of_device(device), tracing=tracing)
+        computing = local_pb2.WorkerHello(
+            device=device.name, device_name=device.title, gflops=device.gflops, memory_bytes=device.memory_bytes,
+            runtime_bytes=device.runtime_bytes,
+        )  # fmt: skip
+        worker = Worker(pipe, key, clock, computing, making, registry=registry, tracing=tracing)
         await worker.run(HeldPort(options.host, options.port))
     except (DcnrError, OSError) as error:
         sys.stderr.write(f"worker: {error}\n")

@@ -87,6 +87,8 @@ def _memory_lent(capability: membership_pb2.Capability) -> str:
     """What VNodes may take, and why that is less than its owner allowed."""
     if not capability.memory_bytes:
         return f"no memory (the daemon itself needs {DAEMON_BYTES // MIB} MiB)"
+    if capability.device not in ("", "cpu"):
+        return f"{size(capability.memory_bytes)} memory (what is free of the accelerator's and of what is allowed)"
     allowed = (capability.memory_bytes + DAEMON_BYTES) // MIB
     return f"{size(capability.memory_bytes)} memory (of {allowed} MiB allowed; {DAEMON_BYTES // MIB} MiB are the daemon's own)"
 

@@ -33,6 +33,9 @@ class WorkerHello(_message.Message):
     DATA_PORT_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     DEVICE_NAME_FIELD_NUMBER: _builtins.int
+    GFLOPS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    RUNTIME_BYTES_FIELD_NUMBER: _builtins.int
     public_key: _builtins.bytes
     """SubjectPublicKeyInfo, DER"""
     data_port: _builtins.int
@@ -41,6 +44,12 @@ class WorkerHello(_message.Message):
     """device that torch offers"""
     device_name: _builtins.str
     """an accelerator's name as torch says it; empty for a processor"""
+    gflops: _builtins.float
+    """measured on an accelerator; 0 for a processor, which the daemon measures"""
+    memory_bytes: _builtins.int
+    """an accelerator's own that is free; 0: it shares the machine's"""
+    runtime_bytes: _builtins.int
+    """of the machine's memory, that this process took to use the accelerator"""
     def __init__(
         self,
         *,
@@ -48,10 +57,13 @@ class WorkerHello(_message.Message):
         data_port: _builtins.int = ...,
         device: _builtins.str = ...,
         device_name: _builtins.str = ...,
+        gflops: _builtins.float = ...,
+        memory_bytes: _builtins.int = ...,
+        runtime_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_port", b"data_port", "device", b"device", "device_name", b"device_name", "public_key", b"public_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_port", b"data_port", "device", b"device", "device_name", b"device_name", "gflops", b"gflops", "memory_bytes", b"memory_bytes", "public_key", b"public_key", "runtime_bytes", b"runtime_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

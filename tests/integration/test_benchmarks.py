@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import audit_plot, machine, report
+from benchmarks import accelerator, audit_plot, machine, report
 from benchmarks.bad_deltas import WAYS as BAD_WAYS
 from benchmarks.detection import decided
 from benchmarks.merging import WAYS
@@ -23,6 +23,7 @@ from benchmarks.result import Options, Result, Target
 from benchmarks.tolerances import table_of
 from trust.ledger import Verdict
 from vnode.checks.tolerances import table, tolerances_for
+from vnode.devices import Device
 
 
 def concluded(document: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +100,25 @@ def test_honest_machines_are_judged_with_data_that_no_tolerance_was_made_from(tm
     document = run_short("honest", tmp_path)
     assert {row["level"] for row in document["rounds"]} == {"replay", "sketch"}
     assert [row for row in document["rounds"] if row["faults"]] == []
+
+
+def test_an_accelerator_is_judged_by_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With this processor in its place: what is measured is how it is done. Where torch finds none the benchmark says so."""
+    monkeypatch.setattr(accelerator, "STEPS", {64: 1})
+    monkeypatch.setattr(accelerator, "CPU_STEPS", 1)
+    result = accelerator.measured(Device("cpu", gflops=1.0), Options(1, tmp_path, quick=True))
+    document = json.loads(json.dumps(result.document({})))
+    assert concluded(document | {"machine": {}})["ratios"] == document["ratios"]
+    assert document["ratios"]["ieee"] == {
+        "intervals": 4,
+        "steps": 64,
+        "doubts": 0,
+        "faults": 0,
+        "worst": document["ratios"]["ieee"]["worst"],
+    }
+    assert all(target["met"] for target in document["targets"])
+    monkeypatch.setattr(accelerator, "opened", lambda wanted: Device("cpu"))
+    assert command.main(["accelerator", "--quick", "--out", str(tmp_path)]) == 1
 
 
 @pytest.mark.long

@@ -74,3 +74,18 @@ def test_any_order_of_requests_stays_within_the_limits(orders: list[tuple[bool, 
     held = budget.reserved.values()
     assert sum(item.memory_bytes for item in held) <= budget.usable_memory_bytes
     assert sum(item.disk_bytes for item in held) <= ALLOWED.disk_bytes
+
+
+def test_an_accelerator_s_memory_bounds_what_is_admitted_and_its_runtime_is_the_machines() -> None:
+    budget = Budget(ALLOWED)
+    budget.computes_on(accelerator_bytes=0, runtime_bytes=30 * MIB)
+    assert budget.usable_memory_bytes == 70 * MIB
+    with pytest.raises(Refused, match=r"70 of 70 MiB are free") as refused:
+        budget.admit("conv1.0", Reservation(71 * MIB, 0), free_disk_bytes=FREE)
+    assert "limits.memory_mb" in refused.value.remedy
+    budget.computes_on(accelerator_bytes=50 * MIB, runtime_bytes=30 * MIB)
+    with pytest.raises(Refused, match=r"conv1\.0 needs 60 MiB of memory, 50 of 50 MiB are free") as refused:
+        budget.admit("conv1.0", Reservation(60 * MIB, 0), free_disk_bytes=FREE)
+    assert "the accelerator had 50 MiB free" in refused.value.remedy
+    budget.computes_on(accelerator_bytes=0, runtime_bytes=0)
+    assert budget.usable_memory_bytes == 100 * MIB, "a worker that begins anew on a processor has what it had"

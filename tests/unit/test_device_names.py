@@ -41,3 +41,13 @@ def test_this_machines_processor_name_holds_no_host_name(tmp_path: Path) -> None
     found = probe_machine(tmp_path).processor
     assert found == printable(found)
     assert socket.gethostname() not in found
+
+
+def test_an_accelerator_is_advertised_by_its_own_measure_for_the_time_that_is_lent() -> None:
+    def gflops(cores: float, measured: float) -> float:
+        allowed = Limits(cores, 4 << 30, 1 << 30, 0)
+        return capability_of(allowed, Budget(allowed), MACHINE, device="cuda", accepts_work=True, device_gflops=measured).gflops
+
+    assert gflops(2.0, 500.0) == 500.0, "two cores drive one accelerator"
+    assert gflops(0.25, 500.0) == 125.0, "a quarter of the time"
+    assert gflops(0.25, 0.0) == 2.5, "a processor's are the cores that are lent"

@@ -65,7 +65,9 @@ def test_a_worker_judges_delegations_by_the_networks_time_and_not_by_its_own_clo
         ours, theirs = socket.socketpair()
         daemon = await LocalPipe.over(ours, local_pb2.FromWorker)
         pipe = await LocalPipe.over(theirs, local_pb2.ToWorker)
-        worker = Worker(pipe, NodeKey.generate(), SystemClock(), "cpu", Making(), registry=default_registry())
+        worker = Worker(
+            pipe, NodeKey.generate(), SystemClock(), local_pb2.WorkerHello(device="cpu"), Making(), registry=default_registry()
+        )
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             group.create_task(worker.run(HeldPort("127.0.0.1", 0)))
             hello = await daemon.receive()
