@@ -368,27 +368,27 @@ class Daemon:
             self._streams.nudge()
 
     async def _watch(self) -> None:
-        """Keeps neighbours and locations fresh, renews the delegation at half its life, notices that this machine slept."""
-        measured_s = float("-inf")
+        """Keeps neighbours fresh; beside that, which may take long, keeps delegation and locations, and notices that this machine slept."""
+        async with asyncio.TaskGroup() as beside:
+            beside.create_task(self._woke_up())
+            beside.create_task(self._delegated.run(lambda: self._duties.hosted))
+            while True:
+                self._now.disk_bytes = await asyncio.to_thread(self._home.disk_bytes)
+                for _ in range(int(MEASURE_DISK_S / REFRESH_S)):
+                    await asyncio.sleep(REFRESH_S)
+                    self._passing.review()
+                    if self._line.review():
+                        self._group.create_task(self._duties.reconcile())
+                    await asyncio.gather(self._relaying.refresh(), self._neighbours.refresh())
+
+    async def _woke_up(self) -> None:
+        """Others may have taken a machine that slept for gone: it says that it is here, on new streams, and hears what it is still to do."""
         while True:
             await asyncio.sleep(REFRESH_S)
-            now_s = self._clock.monotonic()
-            self._woke_up(self._gaps.look(now_s, self._clock.wall()))
-            if now_s - measured_s >= MEASURE_DISK_S:
-                measured_s, self._now.disk_bytes = now_s, await asyncio.to_thread(self._home.disk_bytes)
-            self._passing.review()
-            if self._line.review():
-                self._group.create_task(self._duties.reconcile())
-            await self._relaying.refresh()
-            await self._neighbours.refresh()
-            await self._delegated.keep(self._duties.hosted)
-
-    def _woke_up(self, stood_s: float) -> None:
-        """Others may have taken this machine for gone: it says that it is here, on new streams, and hears what it is still to do."""
-        if stood_s:
-            self.journal.say("woke_up", self._key.node_id, f"this machine stood still for {stood_s:.0f} s")
-            self._membership.update_self()
-            self._streams.renew()
+            if stood_s := self._gaps.look(self._clock.monotonic(), self._clock.wall()):
+                self.journal.say("woke_up", self._key.node_id, f"this machine stood still for {stood_s:.0f} s")
+                self._membership.update_self()
+                self._streams.renew()
 
     def status(self) -> local_pb2.StatusResponse:
         """One screen that tells all."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from dcnr import limits
 from dcnr.errors import DcnrError
@@ -16,9 +18,12 @@ from trust.addresses import join_address
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
 
+KEEP_S: Final = 1.0
+"""Between one look at what is due and the next."""
+
 
 class Delegated:
-    """One per daemon; `begin` for each worker, `keep` now and then."""
+    """One per daemon; `begin` for each worker, `run` beside everything else."""
 
     def __init__(
         self,
@@ -71,6 +76,12 @@ class Delegated:
         for replica, model in self._locations.items():
             self._membership.withdraw_location(model, replica)
         self._locations.clear()
+
+    async def run(self, hosted: Callable[[], Sequence[Hosted]]) -> None:
+        """Keeps all, one thing after the other, until cancelled. The directory may take seconds for each replica: nothing else may wait for this."""
+        while True:
+            await asyncio.sleep(KEEP_S)
+            await self.keep(hosted())
 
     async def keep(self, hosted: Sequence[Hosted]) -> None:
         """Renews the delegation at half its life; publishes locations until somebody keeps them, and again when they are due; withdraws those of replicas
