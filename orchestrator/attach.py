@@ -88,29 +88,29 @@ class AttachService:
         self._probes: set[asyncio.Task[None]] = set()
 
     async def attach(self, peer_id: str, address: str, requests: Any) -> AsyncIterator[orchestrator_pb2.OrchestratorMessage]:
-        """Serves one stream until it ends. Raises RemoteFault, Refused, InvalidInput for a bad greeting."""
+        """Serves one stream until it ends; it counts as soon as its greeting is good. Raises RemoteFault, Refused, InvalidInput for a bad one."""
         first = await self._first(requests)
         greeting = self._greeting(peer_id, first)
         stream = _Stream(peer_id, address, builds=builds_of(first))
-        shared = self._shared
-        welcome = await self._welcome(stream, greeting.advert)
-        yield orchestrator_pb2.OrchestratorMessage(welcome=welcome)
+        shared, reason = self._shared, "the stream was closed"
+        reader: asyncio.Task[None] | None = None
+        put = partial(self._put, stream)
         shared.inventory.advertised(greeting.advert, shared.clock.monotonic(), greeting.owner)
         shared.inventory.attached(peer_id, shared.clock.monotonic(), address, stream.builds)
-        if welcome.reachable:
-            shared.inventory.probed(peer_id, shared.clock.monotonic(), reachable=True)
-        shared.nodes_changed.fire()
-        shared.history.say("node_attached", peer_id, "its control stream is open", address=address)
-        for envelope in first.heads[:4]:
-            self._shown(envelope)
-        reader = asyncio.create_task(self._read(stream, requests))
-        reason = "the stream was closed"
-        put = partial(self._put, stream)
-        shared.mailbox.opened(peer_id, put)
-        older, self._readers[peer_id] = self._readers.get(peer_id), reader
-        if older is not None:
-            older.cancel()  # a PNode has one stream here: the newest
         try:
+            shared.nodes_changed.fire()
+            shared.history.say("node_attached", peer_id, "its control stream is open", address=address)
+            welcome = await self._welcome(stream, greeting.advert)
+            if welcome.reachable:
+                shared.inventory.probed(peer_id, shared.clock.monotonic(), reachable=True)
+            yield orchestrator_pb2.OrchestratorMessage(welcome=welcome)
+            for envelope in first.heads[:4]:
+                self._shown(envelope)
+            reader = asyncio.create_task(self._read(stream, requests))
+            shared.mailbox.opened(peer_id, put)
+            older, self._readers[peer_id] = self._readers.get(peer_id), reader
+            if older is not None:
+                older.cancel()  # a PNode has one stream here: the newest
             async for message in self._messages(stream, reader):
                 yield message
             if reader.cancelled():
@@ -124,10 +124,11 @@ class AttachService:
             reason = "the connection broke"
             raise
         finally:
-            reader.cancel()
+            if reader is not None:
+                reader.cancel()
+                if self._readers.get(peer_id) is reader:
+                    del self._readers[peer_id]
             shared.mailbox.closed(peer_id, put)
-            if self._readers.get(peer_id) is reader:
-                del self._readers[peer_id]
             left = shared.inventory.is_leaving(peer_id)
             reason = "it left politely" if left else reason
             shared.inventory.detached(peer_id, shared.clock.monotonic(), reason)
