@@ -268,7 +268,7 @@ class Inventory:
             if gone and before.state in USABLE and record.beat_at is not None and not record.beat.draining:
                 record.lost_at = [*record.lost_at[1 - MAX_LOSSES :], now]
                 record.lost_with = frozenset(item.vnode for item in record.beat.replicas if item.state in HOSTED)
-        if record.gone_at is not None and now >= record.gone_at + FORGET_S:
+        if record.gone_at is not None and now >= record.gone_at + FORGET_S and record.streams == 0:
             self._drop(record)
             return changes
         if record.is_missed(now) and record.answers and not record.probe_asked:

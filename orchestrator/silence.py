@@ -27,7 +27,7 @@ WITNESSED_BEATS: Final = 2.0
 WITNESSES: Final = 2
 BARRED: Final = frozenset((orchestrator_pb2.NODE_STATE_QUARANTINED, orchestrator_pb2.NODE_STATE_REHAB))
 FORGET_S: Final = 3600.0
-"""A node that is gone for longer is dropped from the inventory."""
+"""A node that is gone for longer is dropped from the inventory, unless it has a stream."""
 
 
 @dataclass(frozen=True, slots=True)
