@@ -262,8 +262,8 @@ class AttachService:
             reachable = await self._reaches(node_id, address)
             if reachable is not None:
                 now = self._shared.clock.monotonic()
-                self._shared.inventory.probed(node_id, now, reachable=reachable, asked_at=asked_at)
-                self._shared.nodes_changed.fire()
+                if self._shared.inventory.probed(node_id, now, reachable=reachable, asked_at=asked_at):
+                    self._shared.nodes_changed.fire()
 
         task = asyncio.create_task(look(record.address))
         self._probes.add(task)

@@ -17,11 +17,12 @@ from heapq import heappop, heappush
 from typing import Final
 
 from dcnr.errors import Corrupt
-from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
 from orchestrator.beat_bounds import bounded_capability, shown_text
 from orchestrator.lending import MAX_REFUSED, counted_steps, is_passing, offer_of, refused_anew
 from orchestrator.offers import NO_TRACK, PLACEABLE, USABLE, NodeOffer, TrackRecord
 from orchestrator.silence import FORGET_S, Judgement, NodeRecord, judge, next_look
+from orchestrator.ties import NO_FEEDS, Feeds, Hosted, Ties
 from trust.addresses import public_subnet
 from trust.envelope import parse
 from trust.public_names import shown_name
@@ -35,6 +36,8 @@ HOSTED: Final = frozenset((orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrato
 MAX_NODES: Final = 12_288
 MAX_ACCUSERS: Final = 16
 """Neighbours whose word is kept per node."""
+LOOK_AGAIN_S: Final = 5.0
+"""Whoever is accused is looked at for that at most once in this time: it costs connections, ours and those of a few others."""
 MAX_LOSSES: Final = 8
 MAX_SAID: Final = 64
 """Different sets of what PNodes can build that are remembered."""
@@ -71,8 +74,7 @@ class Inventory:
         self._standings: Mapping[str, Judgement] = {}
         self._newcomer: Judgement | None = None
         self._tracks: Mapping[str, TrackRecord] = {}
-        self._given: dict[str, Mapping[str, Collection[model_pb2.Assignment]]] = {}
-        """By model: what its plan gives each PNode."""
+        self._ties = Ties()
         self._said: dict[frozenset[str] | None, frozenset[str] | None] = {}
         """What PNodes can build, each kept once: of thousands nearly all say the same."""
 
@@ -124,7 +126,7 @@ class Inventory:
         self._stirred.add(node_id)
 
     def beat(self, node_id: str, now: float, beat: orchestrator_pb2.Beat, interval_s: float) -> list[str]:
-        """A heartbeat. Returns PNodes that it accuses: the shell probes them."""
+        """A heartbeat. Returns PNodes that it accuses, and that are to be looked at: the shell probes them."""
         record = self._record(node_id, now)
         if record.beat_at is None:
             self._renewed.add(node_id)
@@ -157,16 +159,18 @@ class Inventory:
         return self._accuse(node_id, now, beat)
 
     def _accuse(self, node_id: str, now: float, beat: orchestrator_pb2.Beat) -> list[str]:
-        accused: set[str] = set()
-        for evidence in beat.evidence:
-            other = self._nodes.get(evidence.pnode_id)
-            if other is None or evidence.pnode_id == node_id:
-                continue
+        """Only whom a plan makes a neighbour can a PNode fail to reach; whoever is accused, however often and by whomever, is looked at now and then."""
+        due: list[str] = []
+        said = {evidence.pnode_id: evidence.broken for evidence in beat.evidence if evidence.pnode_id in self._nodes}
+        for name in sorted(self._ties.tied(node_id, said)):
+            other = self._nodes[name]
             if node_id in other.accusers or len(other.accusers) < MAX_ACCUSERS:
-                other.accusers[node_id] = (now, evidence.broken)
-            accused.add(evidence.pnode_id)
-        self._stirred |= accused
-        return sorted(accused)
+                other.accusers[node_id] = (now, said[name])
+            self._stirred.add(name)
+            if now >= other.look_asked_at + LOOK_AGAIN_S:
+                other.look_asked_at = now
+                due.append(name)
+        return due
 
     def _note_hosting(self, record: NodeRecord, plan_digest: str | None) -> None:
         """``plan_digest`` None: it hosts nothing."""
@@ -184,18 +188,20 @@ class Inventory:
     def _note_refusals(self, record: NodeRecord, now: float, beat: orchestrator_pb2.Beat) -> None:
         """An assignment that stays failed under a living worker is the node's refusal; one that a dead worker took along is not, nor what no plan gave it."""
         failed = [item for item in beat.replicas if beat.worker_alive and item.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED]
-        plans = self._given.values() if failed else ()
-        given = {item.replica: item.vnode for hosted in plans for item in hosted.get(record.node_id, ())}
+        given = self._ties.given(record.node_id) if failed else {}
         if refused_anew(record, now, {item.vnode: item.reason for item in failed if given.get(item.replica) == item.vnode}):
             self._renewed.add(record.node_id)
 
-    def probed(self, node_id: str, now: float, *, reachable: bool, asked_at: float = math.inf) -> None:
-        """The answer to our own probe, which was begun then; a beat since says more than a failure."""
+    def probed(self, node_id: str, now: float, *, reachable: bool, asked_at: float = math.inf) -> bool:
+        """The answer to our own probe, which was begun then; a beat since says more than a failure. Returns whether it may change anything."""
         record = self._nodes.get(node_id)
-        if record is not None and (reachable or record.beat_at is None or record.beat_at <= asked_at):
-            record.answers = record.answers or reachable
-            record.probe_failed_at = None if reachable else now
-            self._stirred.add(node_id)
+        if record is None or not (reachable or record.beat_at is None or record.beat_at <= asked_at):
+            return False
+        changes = (not record.answers or record.probe_failed_at is not None) if reachable else record.answers
+        record.answers = record.answers or reachable
+        record.probe_failed_at = None if reachable else now
+        self._stirred.add(node_id)
+        return changes
 
     def vanished(self, node_id: str) -> None:
         """Gossip knows the node no longer: one that was never attached here, or has been offline since, is forgotten with it."""
@@ -227,9 +233,9 @@ class Inventory:
                 record.track = track
                 self._renewed.add(node_id)
 
-    def planned(self, model: str, hosted: Mapping[str, Collection[model_pb2.Assignment]]) -> None:
-        """The plan under that model's head, by PNode: only what a plan gave it can a PNode refuse."""
-        self._given[model] = hosted
+    def planned(self, model: str, hosted: Hosted, feeds: Feeds = NO_FEEDS) -> None:
+        """The plan under that model's head, by PNode, and by VNode what feeds it: only what a plan gave it can a PNode refuse, or miss."""
+        self._ties.planned(model, hosted, feeds)
 
     def tick(self, now: float) -> list[Transition]:
         """Judges every node whose state may have changed and returns what did."""
@@ -358,8 +364,7 @@ class Inventory:
         if record is None:
             if len(self._nodes) >= MAX_NODES:
                 idle = [item for item in self._nodes.values() if item.streams == 0]
-                oldest = min(idle or self._nodes.values(), key=lambda item: (item.seen_at, item.node_id))
-                self._drop(oldest)
+                self._drop(min(idle or self._nodes.values(), key=lambda item: (item.seen_at, item.node_id)))
             standing = self._standings.get(node_id, self._newcomer)
             record = self._nodes[node_id] = NodeRecord(node_id, now, standing=standing, track=self._tracks.get(node_id, NO_TRACK))
         record.seen_at = now

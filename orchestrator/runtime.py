@@ -330,7 +330,7 @@ class ModelRuntime:
     def _look_again(self, before: ModelView | None, view: ModelView) -> None:
         """Beats that came before this plan was read are held against it, before anything is decided by them."""
         self.shared.reported.follow(view)
-        self.shared.inventory.planned(self.model, view.hosted)
+        self.shared.inventory.planned(self.model, view.hosted, view.feeds)
         if before is not None and before.head.plan_digest == view.head.plan_digest and before.job is view.job:
             return  # only the manifest is a new one: they were held against this plan when they came
         nodes = self.shared.inventory.nodes()

@@ -1,8 +1,8 @@
 """When a PNode counts as silent, suspect or gone: one function of what is known of it and the time, and when to look again. Pure.
 
 Silence alone takes `limits.SILENT_BEATS` told intervals. Two witnesses of different kinds are as good sooner: an ended stream with a failed probe
-since; a missed beat with a neighbour's evidence and our own failed probe; a little over two intervals with a failed probe of an address that answered
-before; two intervals with several neighbours' word that their connections broke.
+since; a missed beat with a neighbour's evidence and our own failed probe; a little over two intervals with a failed probe; two intervals with several
+neighbours' word that their connections broke. A failed probe is a witness only of an address that answered before.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class NodeRecord:
     probe_failed_at: float | None = None
     probe_asked: bool = False
     """Whether we looked ourselves since its last beat, and since its last stream ended."""
+    look_asked_at: float = float("-inf")
+    """When a neighbour's word last had us look ourselves."""
     expected_until: float = 0.0
     gone_at: float | None = None
     lost_at: list[float] = field(default_factory=list)
@@ -188,12 +190,12 @@ def _silence(record: NodeRecord, now: float, witnesses: list[str]) -> str | None
     interval_s = record.interval_s
     if now >= record.due(limits.SILENT_BEATS):
         return f"silent for {limits.SILENT_BEATS} told intervals of {interval_s:.1f} s"
-    if record.probe_failed_at is not None:
-        if record.answers and record.streams == 0 and record.probe_failed_at >= record.detached_at:
+    if record.probe_failed_at is not None and record.answers:
+        if record.streams == 0 and record.probe_failed_at >= record.detached_at:
             return f"its stream ended: {record.detached_reason}; and it does not answer this orchestrator any more"
         if witnesses and now >= record.due(1.0):
             return f"neither {_short(witnesses)} nor this orchestrator reaches it"
-        if record.answers and now >= record.due(PROBED_BEATS):
+        if now >= record.due(PROBED_BEATS):
             return f"silent for {PROBED_BEATS:g} told intervals of {interval_s:.1f} s, and it does not answer this orchestrator any more"
     broken = [name for name in witnesses if record.accusers[name][1]]
     if len(broken) >= WITNESSES and now >= record.due(WITNESSED_BEATS):

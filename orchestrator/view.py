@@ -95,6 +95,11 @@ class ModelView:
         return is_of_job and any((one.vnode, one.replica) == made_by for one in self.hosted_by(checkpoint.pnode_id))
 
     @property
+    def feeds(self) -> Mapping[str, tuple[str, ...]]:
+        """By VNode of the job: those whose output it reads."""
+        return {cost.vnode: cost.predecessors for cost in self.job.costs} if self.job is not None else {}
+
+    @property
     def head_envelope(self) -> identity_pb2.Envelope:
         """As it was read."""
         return identity_pb2.Envelope.FromString(self.head_bytes)

@@ -237,8 +237,8 @@ class OrchestratorShell:
         reachable = pnode is not None and self.can_reach(pnode)
         if not reachable:
             self.unreached_s[node_id] = self.world.kernel.now_s
-        self.shared.inventory.probed(node_id, self.clock.monotonic(), reachable=reachable)
-        self.shared.nodes_changed.fire()
+        if self.shared.inventory.probed(node_id, self.clock.monotonic(), reachable=reachable):
+            self.shared.nodes_changed.fire()
 
     def can_reach(self, pnode: PNodeShell) -> bool:
         """Whether a call of ours would be answered now."""

@@ -1,4 +1,4 @@
-"""Goal: a PNode counts as attached as soon as its greeting is good: dialling it back takes its time, and no stream that ends meanwhile is counted for ever."""
+"""Goal: a PNode counts as attached as soon as its greeting is good, whatever happens while it is dialled back; and what it says of others costs little."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from dcnr.v1 import membership_pb2, orchestrator_pb2
-from orchestrator.attach import AttachService
+from dcnr.ids import NodeId
+from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
+from membership.probing import Findings
+from orchestrator.attach import BEAT_RATE, MAX_REACH_CHECKS, AttachService, _Stream
 from orchestrator.history import History
-from orchestrator.inventory import Inventory
+from orchestrator.inventory import LOOK_AGAIN_S, Inventory
 from orchestrator.runtime import Shared
 from orchestrator.silence import REATTACH_GRACE_S
 from trust.identity import NodeKey
@@ -42,15 +44,20 @@ class Orchestrator:
 
     def __init__(self, dialled: Callable[[], object]) -> None:
         self.clock, self.inventory, self._dialled = Clock(), Inventory(), dialled
+        self.probed: list[str] = []
         nothing: Any = None
         self.shared = Shared(
             ORCHESTRATOR, InForce(POLICY), nothing, self.clock, nothing, self.inventory, History(None, ORCHESTRATOR.node_id, self.clock)
         )
-        self.service = AttachService(self.shared, {}, head_url=lambda model: ("", 0), reach=self._reach)
+        self.service = AttachService(self.shared, {}, head_url=lambda model: ("", 0), reach=self._reach, probe=self._probe)
 
     async def _reach(self, node_id: str, addresses: list[str]) -> bool:
         self._dialled()
         return False
+
+    async def _probe(self, node_id: str) -> Findings:
+        self.probed.append(node_id)
+        return Findings(NodeId(node_id), direct=True, num_asked=0, answers=())
 
     def attach(self) -> AsyncIterator[orchestrator_pb2.OrchestratorMessage]:
         """A stream that greets and then says nothing."""
@@ -114,3 +121,39 @@ def test_a_stream_that_ends_while_its_pnode_is_dialled_back_is_not_counted() -> 
     assert orchestrator.inventory.num_attached() == 0
     assert orchestrator.inventory.nodes()[PNODE.node_id].streams == 0
     assert orchestrator.kinds() == ["node_attached", "node_detached"]
+
+
+def test_what_a_stranger_says_of_others_costs_nothing_and_what_a_neighbour_says_one_look_now_and_then() -> None:
+    """Each beat accuses as many as a beat may, and beats come as fast as they may."""
+    orchestrator = Orchestrator(lambda: None)
+    accused = [f"{number:040x}" for number in range(MAX_REACH_CHECKS)]
+    neighbour, stranger = "a" * 40, "b" * 40
+    for name in (neighbour, stranger, *accused):
+        orchestrator.inventory.advertised(membership_pb2.Advert(node_id=name, control_addresses=["192.0.2.1:7700"]), 0.0)
+        orchestrator.inventory.attached(name, 0.0)
+    hosted = {name: [model_pb2.Assignment(replica=f"v.{name}", vnode="v")] for name in (neighbour, accused[0])}
+    orchestrator.inventory.planned("m", hosted)
+
+    async def beats(of: str) -> list[str]:
+        """Whom a hundred beats of that PNode have looked at."""
+        stream = _Stream(of, "192.0.2.2:7700", outbox=asyncio.Queue())
+        orchestrator.probed.clear()
+        for sequence in range(100):
+            orchestrator.clock.now += 1 / BEAT_RATE.per_s
+            beat = orchestrator_pb2.Beat(sequence=sequence, worker_alive=True)
+            for name in accused:
+                beat.evidence.add(replica="v.1", pnode_id=name, broken=True, since_s=1.0)
+            orchestrator.service._beat(stream, beat)
+            await asyncio.sleep(0)
+        await asyncio.gather(*orchestrator.service._probes)
+        return list(orchestrator.probed)
+
+    async def story() -> None:
+        assert await beats(stranger) == []
+        assert await beats(neighbour) == [accused[0]]
+        orchestrator.clock.now += LOOK_AGAIN_S
+        told = orchestrator.shared.nodes_changed.version
+        assert await beats(neighbour) == [accused[0]]
+        assert orchestrator.shared.nodes_changed.version == told, "what was known before is no news"
+
+    asyncio.run(story())

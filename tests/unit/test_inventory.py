@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
+from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from orchestrator import inventory as inventory_module
 from orchestrator import lending
 from orchestrator.inventory import Inventory
@@ -31,7 +31,9 @@ def beat(*, alive: bool = True, draining: bool = False, accuses: str = "") -> or
 
 
 def living(*names: str) -> Inventory:
+    """All of them host replicas of one VNode, so that each would notice where it cannot reach another one."""
     inventory = Inventory()
+    inventory.planned("m", {name: [model_pb2.Assignment(replica=f"v.{name}", vnode="v", pnode_id=name)] for name in names})
     for name in names:
         inventory.attached(name, 0.0)
         inventory.beat(name, 0.0, beat(), 2.0)
@@ -100,6 +102,7 @@ def test_an_observer_that_stood_still_accuses_nobody() -> None:
 
 def test_evidence_and_an_own_failed_probe_come_sooner() -> None:
     inventory = living(A, B)
+    inventory.probed(A, 0.0, reachable=True)
     watch(inventory, 2.1)
     assert inventory.beat(B, 2.1, beat(accuses=A), 2.0) == [A]
     assert state(inventory, 2.2) == SUSPECT
