@@ -1,6 +1,7 @@
 """Dead PNodes leave the view within seconds: whoever does not answer, or is called dead by somebody, is probed here, and buried if nobody reaches it.
 
-A claim costs at most one probe of a node in `AGAIN_S`, and kills nobody: each node believes its own probe and its own helpers only.
+A claim costs at most one probe of a node in `AGAIN_S`, all claims together at most `CLAIM_RATE`, and kills nobody: each node believes its own probe and its
+own helpers only.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from dcnr.ids import NodeId
 from membership.network_time import NetworkTime
 from membership.prober import Prober
 from membership.probing import Findings, Verdict
+from trust.rates import Rate, TokenBuckets
 from trust.records import VerifiedAdvert
 
 AGAIN_S: Final = 5.0
 """A node is probed for a doubt at most once in this time."""
 MAX_DOUBTS: Final = 32
 """Doubts that are looked into at once; further ones come up again."""
+CLAIM_RATE: Final = Rate(per_s=4.0, burst=24.0)
+"""Probes for what others claim, of all nodes together: a look costs connections, ours and those of the helpers. Further claims come up again."""
 MAX_REMEMBERED: Final = 1024
 _log = structlog.get_logger("membership")
 
@@ -33,14 +37,18 @@ class Doubts:
         self._prober, self._time, self._dead = prober, time, dead
         self._looked_at: OrderedDict[NodeId, float] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._claims = TokenBuckets(CLAIM_RATE)
+
+    def claimed(self, adverts: Iterable[VerifiedAdvert]) -> None:
+        """Somebody calls them dead: as `about`, as far as `CLAIM_RATE` goes."""
+        now = self._time.monotonic()
+        self.about(advert for advert in adverts if self._is_due(advert, now) and not self._claims.wait_s("", now))
 
     def about(self, adverts: Iterable[VerifiedAdvert]) -> None:
-        """Begins to look into each of them; returns at once."""
+        """This node itself had no answer of them: begins to look into each of them; returns at once."""
         now = self._time.monotonic()
         for advert in adverts:
-            if not advert.advert.control_addresses:
-                continue  # nobody can dial it, which says nothing: it goes when its advert expires
-            if len(self._tasks) >= MAX_DOUBTS or now - self._looked_at.get(advert.node_id, float("-inf")) < AGAIN_S:
+            if not self._is_due(advert, now):
                 continue
             self._looked_at[advert.node_id] = now
             self._looked_at.move_to_end(advert.node_id)
@@ -58,6 +66,11 @@ class Doubts:
         if tasks:
             await asyncio.wait(tasks)
         await self._prober.close()
+
+    def _is_due(self, advert: VerifiedAdvert, now: float) -> bool:
+        """Where nobody can dial it a probe would say nothing: it goes when its advert expires."""
+        is_again = now - self._looked_at.get(advert.node_id, float("-inf")) < AGAIN_S
+        return bool(advert.advert.control_addresses) and len(self._tasks) < MAX_DOUBTS and not is_again
 
     async def _look_into(self, advert: VerifiedAdvert) -> None:
         found = await self._prober.probe(advert)

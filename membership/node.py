@@ -45,6 +45,8 @@ MIN_PAUSE_S: Final = 0.05
 """Between two rounds, however much there is to tell."""
 MISDATED_S: Final = 30.0
 """An own advert that was issued in the future, or is older than it may be, by more than this is made anew at once."""
+DENIAL_S: Final = 3.0
+"""Who is called dead makes a newer advert at once where its last one is so old, else when it is: claims cost the network no flood of adverts."""
 DHT_TICK_S: Final = 2.0
 DHT_ENOUGH_CONTACTS: Final = 4
 DHT_BOOTSTRAP: Final = 8
@@ -121,7 +123,7 @@ class Membership:
         network.follow(lambda amended: self._tell(self._view.reconsider(self._time.wall())))
         self._wake = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
-        self._renew_at = float("-inf")
+        self._renew_at = self._issued_at = float("-inf")
         self.dht_lookups = 0
 
     # Life
@@ -346,7 +348,8 @@ class Membership:
         self._own.rise_above(self._view.own_seen)
         envelope = self._own.make(self._time.wall(), lifetime_s or self._settings.advert_lifetime_s)
         self._view.set_own(envelope, self._time.wall())
-        self._renew_at = self._time.monotonic() + self._settings.advert_renew_s * self._rng.uniform(0.75, 1.0)
+        self._issued_at = self._time.monotonic()
+        self._renew_at = self._issued_at + self._settings.advert_renew_s * self._rng.uniform(0.75, 1.0)
         self._publisher.advert_changed()
         self._wake.set()
 
@@ -360,11 +363,13 @@ class Membership:
             self._issue()
 
     def _suspect(self, named: Sequence[membership_pb2.KnownNode]) -> None:
-        """Somebody calls nodes dead: they are probed. Where it is ourselves, a newer advert says otherwise."""
-        self._doubts.about(self._view.suspected(named))
+        """Somebody calls nodes dead: they are probed. Where it is ourselves, a newer advert says otherwise, now or within `DENIAL_S` or so."""
+        self._doubts.claimed(self._view.suspected(named))
         own = (item for item in named[:MAX_SUSPECTS_PER_EXCHANGE] if item.node_id == self.node_id)
         if self._runner is not None and any((item.incarnation, item.sequence) == self._own.order for item in own):
-            self._issue()
+            self._renew_at = min(self._renew_at, self._issued_at + DENIAL_S)
+            if self._time.monotonic() >= self._renew_at:
+                self._issue()
 
     def _bury(self, advert: VerifiedAdvert) -> None:
         self._tell(self._view.bury(advert.node_id, advert.order, self._time.wall()))

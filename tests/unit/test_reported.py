@@ -46,7 +46,7 @@ def plan() -> model_pb2.Plan:
 def view(*, job_id: str = JOB) -> ModelView:
     """``job_id``: of the active job, of which N is known."""
     made = plan()
-    job: Any = SimpleNamespace(num_batches=NUM_BATCHES, request=SimpleNamespace(job_id=job_id))
+    job: Any = SimpleNamespace(num_batches=NUM_BATCHES, costs=(), request=SimpleNamespace(job_id=job_id))
     hosted = {item.pnode_id: (item,) for item in made.assignments}
     return ModelView("m", model_pb2.Head(plan_digest=PLAN), b"", made, job=job, hosted=hosted)
 
