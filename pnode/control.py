@@ -27,7 +27,7 @@ from dcnr.v1 import local_pb2, orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
 ATTACHED = 3
-"""Orchestrators to be attached to at once; the holder is always among them once it is known."""
+"""Orchestrators to be attached to at once; the holders of all models are always among them once they are known."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
 REVIEW_S = 0.5
@@ -64,10 +64,10 @@ class ControlStreams:
     def __init__(
         self, dialer: Dialer, known: Known, *, hello: Callable[[], orchestrator_pb2.Hello], beat: Callable[[int], orchestrator_pb2.Beat],
         on_message: Callable[[NodeId, orchestrator_pb2.OrchestratorMessage], Awaitable[None]],
-        holder: Callable[[], NodeId | None], clock: Clock, rng: Random,
+        holders: Callable[[], Collection[NodeId]], clock: Clock, rng: Random,
     ) -> None:  # fmt: skip
         self._dialer, self._known = dialer, known
-        self._hello, self._beat, self._on_message, self._holder = hello, beat, on_message, holder
+        self._hello, self._beat, self._on_message, self._holders = hello, beat, on_message, holders
         self._clock, self._rng = clock, rng
         self._streams: dict[NodeId, _Stream] = {}
         self._inbox: asyncio.Queue[tuple[NodeId, orchestrator_pb2.OrchestratorMessage]] = asyncio.Queue(MAX_WAITING)
@@ -134,14 +134,12 @@ class ControlStreams:
         for node_id in [node_id for node_id, stream in self._streams.items() if stream.task.done()]:
             del self._streams[node_id]
         known = {node_id for node_id, _ in self._known()}
-        holder = self._holder()
-        wanted = [holder] if holder in known and holder not in self._streams else []
+        wanted = sorted(known.intersection(self._holders()) - set(self._streams))
         since = self._clock.monotonic() - TRYING_S
         room = ATTACHED - sum(item.attached or item.since_s > since for item in self._streams.values()) - len(wanted)
         others = sorted(known - set(self._streams) - set(wanted))
         wanted.extend(self._rng.sample(others, max(0, min(room, len(others)))))
         for node_id in wanted:
-            assert node_id is not None
             nudge = asyncio.Event()
             self._streams[node_id] = _Stream(group.create_task(self._keep(node_id)), nudge, since_s=self._clock.monotonic())
 

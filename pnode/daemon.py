@@ -213,7 +213,7 @@ class Daemon:
         )  # fmt: skip
         self._streams = ControlStreams(
             self._dialer, self._known_orchestrators, hello=lambda: self._telling.hello(), beat=lambda sequence: self._telling.beat(sequence),
-            on_message=self._from_orchestrator, holder=lambda: self._duties.holder(), clock=self._clock, rng=self._rng,
+            on_message=self._from_orchestrator, holders=lambda: self._duties.holders(), clock=self._clock, rng=self._rng,
         )  # fmt: skip
         self._supervisor = Supervisor(
             WorkerOptions(

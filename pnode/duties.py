@@ -225,6 +225,10 @@ class Duties:
         term = self.term()[1]
         return term.holder if term else None
 
+    def holders(self) -> list[NodeId]:
+        """The holders of all models' confirmed terms."""
+        return sorted({entry.authority.term.holder for entry in self._models if entry.authority.term is not None})
+
     def term_of(self, model: str) -> Term | None:
         """The confirmed term of one model; None where none is."""
         entry = self._models.get(model)

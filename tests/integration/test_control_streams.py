@@ -88,7 +88,7 @@ def test_beats_go_on_while_a_message_is_being_handled_and_over_a_connection_of_t
 
         streams = ControlStreams(
             dialer, known, hello=orchestrator_pb2.Hello, beat=lambda sequence: orchestrator_pb2.Beat(sequence=sequence),
-            on_message=handle, holder=lambda: None, clock=SystemClock(), rng=random.Random(1),
+            on_message=handle, holders=list, clock=SystemClock(), rng=random.Random(1),
         )  # fmt: skip
         orchestrators = Orchestrators(dialer, known)
         running = asyncio.create_task(streams.run())
@@ -133,7 +133,7 @@ def test_news_for_an_orchestrator_that_has_not_welcomed_us_cost_nothing_while_it
 
         streams = ControlStreams(
             dialer, lambda: [(SERVER.node_id, (f"127.0.0.1:{port}",))], hello=orchestrator_pb2.Hello,
-            beat=lambda sequence: orchestrator_pb2.Beat(sequence=sequence), on_message=handle, holder=lambda: None, clock=clock,
+            beat=lambda sequence: orchestrator_pb2.Beat(sequence=sequence), on_message=handle, holders=list, clock=clock,
             rng=random.Random(1),
         )  # fmt: skip
         running = asyncio.create_task(streams.run())

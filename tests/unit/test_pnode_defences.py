@@ -150,7 +150,7 @@ def streams_of(dialer: Any, known: list[NodeKey], clock: Any = None) -> ControlS
     clock = clock or SimpleNamespace(monotonic=lambda: 0.0)
     return ControlStreams(
         dialer, lambda: [(key.node_id, ("127.0.0.1:1",)) for key in known], hello=orchestrator_pb2.Hello,
-        beat=lambda sequence: orchestrator_pb2.Beat(sequence=sequence), on_message=heard, holder=lambda: None, clock=clock, rng=random.Random(1),
+        beat=lambda sequence: orchestrator_pb2.Beat(sequence=sequence), on_message=heard, holders=list, clock=clock, rng=random.Random(1),
     )  # fmt: skip
 
 
