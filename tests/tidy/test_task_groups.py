@@ -31,6 +31,7 @@ LISTED: Final = {
     "orchestrator/runtime.py::ModelRuntime.run": "`ModelTable._keep` looks into the group, and makes another one",
     "orchestrator/service.py::_serve": COMMAND,
     "pnode/crew.py::Crew.drain": "its tasks end replicas, and meet their troubles themselves",
+    "pnode/daemon.py::Daemon._watch": "inside `run`, into whose group its caller looks",
     "pnode/daemon.py::Daemon.run": COMMAND,
     "pnode/hub.py::LinkHub.run": PROCESS,
     "pnode/infer_desk.py::InferDesk.run": PROCESS,

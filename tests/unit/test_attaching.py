@@ -47,7 +47,13 @@ class Orchestrator:
         self.probed: list[str] = []
         nothing: Any = None
         self.shared = Shared(
-            ORCHESTRATOR, InForce(POLICY), nothing, self.clock, nothing, self.inventory, History(None, ORCHESTRATOR.node_id, self.clock)
+            ORCHESTRATOR,
+            InForce(POLICY),
+            nothing,
+            self.clock,
+            nothing,
+            self.inventory,
+            History(None, ORCHESTRATOR.node_id, self.clock),
         )
         self.service = AttachService(self.shared, {}, head_url=lambda model: ("", 0), reach=self._reach, probe=self._probe)
 

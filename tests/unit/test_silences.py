@@ -7,7 +7,11 @@ from orchestrator.inventory import LOOK_AGAIN_S, PAUSE_S, Inventory
 from orchestrator.silence import FORGET_S
 
 A, B, C, D, STRANGER = ("a" * 40, "b" * 40, "c" * 40, "d" * 40, "e" * 40)
-ACTIVE, SUSPECT, OFFLINE = orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_SUSPECT, orchestrator_pb2.NODE_STATE_OFFLINE
+ACTIVE, SUSPECT, OFFLINE = (
+    orchestrator_pb2.NODE_STATE_ACTIVE,
+    orchestrator_pb2.NODE_STATE_SUSPECT,
+    orchestrator_pb2.NODE_STATE_OFFLINE,
+)
 INTERVAL_S = 2.0
 
 

@@ -73,7 +73,9 @@ class Watched:
         async with asyncio.TaskGroup() as group:
             daemon._wire(group)
             pipe: Any = SilentPipe()
-            await daemon._delegated.begin(Worker(4711, 1, local_pb2.WorkerHello(public_key=WORKER_KEY.public_der, data_port=7701), pipe))
+            await daemon._delegated.begin(
+                Worker(4711, 1, local_pb2.WorkerHello(public_key=WORKER_KEY.public_der, data_port=7701), pipe)
+            )
             hosted = daemon._duties._models.entry("m", with_work=True).hosted
             for number in range(self._num_replicas):
                 hosted[f"v.{number}"] = Hosted(model_pb2.DesiredAssignment(replica=f"v.{number}", vnode="v"), "m")
