@@ -231,12 +231,12 @@ class Membership:
         """Lets the location expire."""
         self._publisher.withdraw_location(model, replica)
 
-    async def locate(self, model: str, replica: str) -> VerifiedLocation | None:
-        """Where the directory says a replica lives; the plan says whether that PNode should host it."""
+    async def locate(self, model: str, replica: str, pnode_id: str) -> VerifiedLocation | None:
+        """What a PNode, which the plan names, says in the directory of a replica that it hosts."""
         if not self._directory_runs:
             return None
         self.dht_lookups += 1
-        record = await self._directory.get(location_key(self._network.policy.network_id, model, replica))
+        record = await self._directory.get(location_key(self._network.policy.network_id, model, replica, pnode_id))
         if record is None:
             return None
         try:

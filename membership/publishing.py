@@ -86,7 +86,8 @@ class Publisher:
         )
         now = self._time.monotonic()
         published.due = now + AGAIN_S
-        kept = await self._directory.put(location_key(self._network_id, model, replica), envelope.SerializeToString())
+        key = location_key(self._network_id, model, replica, self._key.node_id)
+        kept = await self._directory.put(key, envelope.SerializeToString())
         if kept:
             published.due = now + DHT_REPUBLISH_S
         return kept

@@ -57,7 +57,7 @@ class Directory(Protocol):
 
     def orchestrators(self) -> list[VerifiedAdvert]: ...
     async def resolve(self, node_id: str) -> VerifiedAdvert | None: ...
-    async def locate(self, model: str, replica: str) -> VerifiedLocation | None: ...
+    async def locate(self, model: str, replica: str, pnode_id: str) -> VerifiedLocation | None: ...
     @property
     def own_advert(self) -> identity_pb2.Envelope: ...
 
@@ -200,22 +200,20 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         return orchestrator_pb2.ListNodesResponse(nodes=[row for row in self._nodes() if row.kind in kinds][:MAX_NODES])
 
     async def Resolve(self, request: orchestrator_pb2.ResolveRequest, context: Any) -> orchestrator_pb2.ResolveResponse:
-        """The newest advert of a node, or location of a replica."""
+        """The newest advert of a node; or location of a replica, and advert of its PNode, where the plan has it."""
         self._reader(context)
-        answer = orchestrator_pb2.ResolveResponse()
-        if request.node_id:
-            found = await self._directory.resolve(check_node_id(request.node_id))
-            if found is not None:
-                answer.advert.CopyFrom(found.envelope)
-        elif request.model and request.replica:
-            place = await self._directory.locate(check_name(request.model), request.replica)
+        answer, node_id = orchestrator_pb2.ResolveResponse(), request.node_id
+        if not node_id and request.model and request.replica:
+            view = self._only(request.model).view
+            node_id = view.host_of(request.replica) if view is not None else ""
+            place = await self._directory.locate(request.model, request.replica, node_id) if node_id else None
             if place is not None:
                 answer.location.CopyFrom(place.envelope)
-                advert = await self._directory.resolve(place.pnode_id)
-                if advert is not None:
-                    answer.advert.CopyFrom(advert.envelope)
-        else:
+        elif not node_id:
             raise InvalidInput("name a node, or a model and a replica", code="nothing_asked")
+        advert = await self._directory.resolve(check_node_id(node_id)) if node_id else None
+        if advert is not None:
+            answer.advert.CopyFrom(advert.envelope)
         return answer
 
     async def Explain(self, request: orchestrator_pb2.ExplainRequest, context: Any) -> orchestrator_pb2.ExplainResponse:

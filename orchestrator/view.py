@@ -88,6 +88,10 @@ class ModelView:
         """What the plan puts on a PNode."""
         return self.hosted.get(pnode_id, ())
 
+    def host_of(self, replica: str) -> str:
+        """The id of the PNode on which the plan puts a replica; empty for none."""
+        return next((pnode_id for pnode_id, items in self.hosted.items() if any(one.replica == replica for one in items)), "")
+
     def has_placed(self, checkpoint: model_pb2.Checkpoint) -> bool:
         """Whether it is of this job, and of a replica that the plan has on its PNode."""
         is_of_job = self.job is not None and checkpoint.job_id == self.job.request.job_id

@@ -132,8 +132,11 @@ class Neighbours:
         return advert.delegation if advert.node_id == node_id else None
 
     async def _locate(self, model: str, replica: str, node_id: NodeId) -> VerifiedDelegation | None:
-        location = await self._membership.locate(model, replica)
-        return location.delegation if location is not None and location.pnode_id == node_id else None
+        location = await self._membership.locate(model, replica, node_id)
+        if location is not None:
+            return location.delegation
+        advert = await self._membership.resolve(node_id)
+        return advert.delegation if advert is not None else None
 
 
 def _order_of(worker: VerifiedDelegation) -> tuple[int, float]:

@@ -213,9 +213,9 @@ def advert_key(node_id: str) -> bytes:
     return _dht_key("advert", check_node_id(node_id))
 
 
-def location_key(network_id: str, model: str, replica: str) -> bytes:
-    """The DHT key of a replica's location, 20 bytes."""
-    return _dht_key("location", network_id, check_name(model), check_replica_id(replica))
+def location_key(network_id: str, model: str, replica: str, pnode_id: str) -> bytes:
+    """The DHT key of a replica's location at a PNode, 20 bytes: no record of another signer belongs there."""
+    return _dht_key("location", network_id, check_name(model), check_replica_id(replica), check_node_id(pnode_id))
 
 
 def dht_facts(network_id: str, key: bytes, record: bytes, now_wall: float) -> DhtFacts | None:
@@ -238,7 +238,7 @@ def _advert_facts(verified: VerifiedAdvert) -> DhtFacts:
 
 def _location_facts(verified: VerifiedLocation) -> DhtFacts:
     location = verified.location
-    key = location_key(location.network_id, location.model, location.replica)
+    key = location_key(location.network_id, location.model, location.replica, verified.pnode_id)
     return DhtFacts(key, verified.pnode_id, location.sequence, min(verified.expires_wall, verified.delegation.expires_wall))
 
 

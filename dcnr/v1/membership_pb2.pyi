@@ -251,7 +251,7 @@ Global___Advert: _TypeAlias = Advert  # noqa: Y015
 
 @_typing.final
 class Location(_message.Message):
-    """Where a replica lives (domain LOCATION), the DHT's record for `location/<model>/<replica>`. At most 1 KiB with its envelope."""
+    """Where a replica lives (domain LOCATION), the DHT's record for `location/<network>/<model>/<replica>/<PNode>`. At most 1 KiB with its envelope."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -2085,11 +2085,11 @@ class ResolveResponse(_message.Message):
     LOCATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def advert(self) -> _identity_pb2.Envelope:
-        """newest advert of the node"""
+        """newest advert of the node, or of the PNode on which the plan has the replica"""
 
     @_builtins.property
     def location(self) -> _identity_pb2.Envelope:
-        """newest location of the replica, if known"""
+        """newest location of the replica at that PNode, if known"""
 
     def __init__(
         self,

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from town_rig import MAINTAINER, Town, in_town, until
 
+from dcnr.client import Orchestrators
 from dcnr.errors import DcnrError, NotFound, Refused, RemoteFault, Unavailable
 from dcnr.rpc.dialer import Dialer
 from dcnr.system import SystemClock
-from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
+from dcnr.v1 import identity_pb2, local_pb2, membership_pb2, membership_pb2_grpc, model_pb2
 from membership.discovery import discover
 from membership.gossip import Gone, GoneReason, Joined, Updated, View
 from membership.node import MembershipSettings
+from pnode.neighbours import Neighbours
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
 from trust.records import make_advert
@@ -75,10 +77,10 @@ def test_a_node_and_a_replica_are_found_in_the_directory() -> None:
             lambda: all(n.membership._directory.stats().num_contacts >= 3 for n in town.nodes), "the directory is not joined"
         )
         assert await host.membership.publish_location("mnist", "conv1.0", delegation) >= 3
-        found = await seeker.membership.locate("mnist", "conv1.0")
+        found = await seeker.membership.locate("mnist", "conv1.0", host.key.node_id)
         assert found is not None
         assert (found.pnode_id, found.delegation.worker_id) == (host.key.node_id, worker.node_id)
-        assert await seeker.membership.locate("mnist", "conv1.1") is None
+        assert await seeker.membership.locate("mnist", "conv1.1", host.key.node_id) is None
         assert await seeker.membership.resolve(host.key.node_id) is not None
         assert seeker.membership.dht_lookups == 2, "known nodes cost no look-up"
         await until(lambda: host.membership._directory.stats().puts >= 2, "the advert was not published")
@@ -93,6 +95,63 @@ def test_a_node_and_a_replica_are_found_in_the_directory() -> None:
         assert advert is not None
         assert advert.advert.control_addresses == [host.address]
         assert await seeker.membership.resolve("0" * 40) is None
+
+    in_town(scene)
+
+
+def test_a_stranger_who_speaks_first_keeps_no_replica_out_of_the_directory() -> None:
+    async def scene(town: Town) -> None:
+        await town.orchestrator()
+        for _ in range(4):
+            await town.add()
+        host, seeker, stranger = town.nodes[1], town.nodes[4], town.nodes[2]
+        await until(
+            lambda: all(n.membership._directory.stats().num_contacts >= 3 for n in town.nodes), "the directory is not joined"
+        )
+        for node in (stranger, host):
+            worker = NodeKey.generate()
+            delegation = make_delegation(node.key, town.policy.network_id, worker.public_der, 5, ["127.0.0.1:9"], time.time())
+            assert await node.membership.publish_location("mnist", "conv1.0", delegation) >= 3
+        found = await seeker.membership.locate("mnist", "conv1.0", host.key.node_id)
+        assert found is not None
+        assert (found.pnode_id, found.delegation.worker_id) == (host.key.node_id, worker.node_id)
+
+    in_town(scene)
+
+
+def test_a_neighbour_that_told_no_location_is_found_by_its_advert() -> None:
+    async def scene(town: Town) -> None:
+        await town.orchestrator()
+        for _ in range(3):
+            await town.add()
+        host, seeker = town.nodes[1], town.nodes[3]
+        await until(
+            lambda: all(n.membership._directory.stats().num_contacts >= 2 for n in town.nodes), "the directory is not joined"
+        )
+        worker, told = NodeKey.generate(), []
+        delegation = make_delegation(host.key, town.policy.network_id, worker.public_der, 5, ["127.0.0.1:9"], time.time())
+        host.membership.update_self(delegation=delegation)
+
+        def knows() -> bool:
+            advert = seeker.membership.find(host.key.node_id)
+            return advert is not None and advert.delegation is not None
+
+        async def send(message: local_pb2.ToWorker) -> bool:
+            told.append(message.neighbour)
+            return True
+
+        async with asyncio.TaskGroup() as group:
+            neighbours = Neighbours(
+                membership=seeker.membership, orchestrators=Orchestrators(seeker.dialer, dict), network_id=town.policy.network_id,
+                wanted=lambda: [("mnist", model_pb2.Neighbour(replica="conv1.0", pnode_id=host.key.node_id))], send=send,
+                clock=SystemClock(), say=lambda *_: None, group=group,
+            )  # fmt: skip
+            await neighbours.refresh()
+            assert not told, "the advert that it had named no worker"
+            await until(knows, "the advert did not spread")
+            await until(lambda: bool(told), "the neighbour was not found")
+            neighbours.stop()
+        assert told[0].delegation == delegation
 
     in_town(scene)
 

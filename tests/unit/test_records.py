@@ -92,7 +92,7 @@ def test_what_was_signed_comes_out() -> None:
 
 
 def test_every_byte_of_a_record_counts() -> None:
-    records = [(advert_key(NODE.node_id), advert()), (location_key(NETWORK, "mnist", "conv1.0"), location())]
+    records = [(advert_key(NODE.node_id), advert()), (location_key(NETWORK, "mnist", "conv1.0", NODE.node_id), location())]
     for key, envelope in records:
         data = envelope.SerializeToString()
         assert dht_facts(NETWORK, key, data, NOW) is not None
@@ -166,11 +166,13 @@ def test_a_location_fits_a_dht_record_or_is_not_made() -> None:
 
 def test_keys_are_made_of_checked_names_only() -> None:
     for key in (
-        lambda: advert_key("x"), lambda: location_key(NETWORK, "No Name", "conv1.0"), lambda: location_key(NETWORK, "mnist", "conv1"),
+        lambda: advert_key("x"), lambda: location_key(NETWORK, "No Name", "conv1.0", NODE.node_id),
+        lambda: location_key(NETWORK, "mnist", "conv1", NODE.node_id), lambda: location_key(NETWORK, "mnist", "conv1.0", "x"),
     ):  # fmt: skip
         with pytest.raises(InvalidInput):
             key()
-    assert len({advert_key(NODE.node_id), location_key(NETWORK, "m", "v.0"), location_key(OTHER, "m", "v.0")}) == 3
+    places = [(NETWORK, "m", "v.0", NODE), (OTHER, "m", "v.0", NODE), (NETWORK, "m", "v.1", NODE), (NETWORK, "m", "v.0", MALLORY)]
+    assert len({advert_key(NODE.node_id), *(location_key(*place, key.node_id) for *place, key in places)}) == 5
 
 
 def test_newer_records_have_higher_sequences() -> None:
@@ -285,7 +287,7 @@ def test_a_location_says_in_every_part_what_can_be(envelope: identity_pb2.Envelo
 
 def test_a_location_ends_with_its_delegation() -> None:
     short = location(delegation=delegation(60.0))
-    facts = dht_facts(NETWORK, location_key(NETWORK, "mnist", "conv1.0"), short.SerializeToString(), NOW)
+    facts = dht_facts(NETWORK, location_key(NETWORK, "mnist", "conv1.0", NODE.node_id), short.SerializeToString(), NOW)
     assert facts is not None
     assert facts.expires_wall == NOW + 60.0
     assert code_of(lambda: open_location(short, network_id=NETWORK, now_wall=NOW + 60.0)) == "delegation_expired"
