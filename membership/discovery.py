@@ -7,7 +7,7 @@ that reason, not silence.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,30 +55,31 @@ async def discover(
         raise InvalidInput("no bootstrap entry is known", code="no_bootstrap", remedy="pass HOST:PORT or ID@HOST:PORT of any node")
     request = membership_pb2.JoinRequest(network_id=network_id or "", advert=advert)
     failures: list[tuple[Entry, DcnrError]] = []
-    for batch in _batches(parsed):
-        for introduction, failure in await _ask_all(dialer, batch, request, clock):
-            if introduction is None:
-                failures += [failure] if failure else []
-                continue
+    for batch in in_batches(parsed):
+        answers, silent = await introduce(dialer, batch, request, clock)
+        failures += silent
+        for answer in answers:
             try:
-                return document_in(introduction.response, clock.wall(), network_id), introduction.response
+                return document_in(answer.response, clock.wall(), network_id), answer.response
             except DcnrError as error:
-                failures.append((introduction.entry, error))
+                failures.append((answer.entry, error))
     raise worst_of(failures)
 
 
 async def introduce(
     dialer: Dialer, entries: Sequence[Entry], request: membership_pb2.JoinRequest, clock: Clock
 ) -> tuple[list[Introduction], list[tuple[Entry, DcnrError]]]:
-    """Asks entries, a few at once, until some have answered; returns the answers and, for the others, why not."""
-    failures: list[tuple[Entry, DcnrError]] = []
-    for batch in _batches(entries):
-        results = await _ask_all(dialer, batch, request, clock)
-        failures += [failure for _, failure in results if failure is not None]
-        answers = [introduction for introduction, _ in results if introduction is not None]
-        if answers:
-            return answers, failures
-    return [], failures
+    """Asks these entries, all at once; returns the answers, whatever they are worth, and for the others why not."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_ask(dialer, entry, request, clock)) for entry in entries]
+    results = [task.result() for task in tasks]
+    return [found for found in results if isinstance(found, Introduction)], [why for why in results if isinstance(why, tuple)]
+
+
+def in_batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """The entries in their order, each once, `AT_ONCE` together, for `introduce`; bounded."""
+    bounded = list(dict.fromkeys(entries))[: 4 * MAX_BOOTSTRAP_ENTRIES]
+    return (bounded[i : i + AT_ONCE] for i in range(0, len(bounded), AT_ONCE))
 
 
 def document_in(response: membership_pb2.JoinResponse, now_wall: float | None, network_id: str | None) -> NetworkPolicy:
@@ -102,24 +103,12 @@ def worst_of(failures: Sequence[tuple[Entry, DcnrError]]) -> DcnrError:
     return error
 
 
-_Answer = tuple[Introduction | None, tuple[Entry, DcnrError] | None]
-
-
-async def _ask_all(dialer: Dialer, entries: Sequence[Entry], request: membership_pb2.JoinRequest, clock: Clock) -> list[_Answer]:
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_ask(dialer, entry, request, clock)) for entry in entries]
-    return [task.result() for task in tasks]
-
-
-async def _ask(dialer: Dialer, entry: Entry, request: membership_pb2.JoinRequest, clock: Clock) -> _Answer:
+async def _ask(
+    dialer: Dialer, entry: Entry, request: membership_pb2.JoinRequest, clock: Clock
+) -> Introduction | tuple[Entry, DcnrError]:
     asked_s = clock.monotonic()
     try:
         response, node_id = await dialer.join(join_address(entry.host, entry.port), request, entry.node_id)
     except DcnrError as error:
-        return None, (entry, error)
-    return Introduction(entry, node_id, response, Said(response.time_unix_ms / 1000, asked_s, clock.monotonic())), None
-
-
-def _batches(entries: Sequence[Entry]) -> Iterable[Sequence[Entry]]:
-    bounded = list(dict.fromkeys(entries))[: 4 * MAX_BOOTSTRAP_ENTRIES]
-    return (bounded[i : i + AT_ONCE] for i in range(0, len(bounded), AT_ONCE))
+        return entry, error
+    return Introduction(entry, node_id, response, Said(response.time_unix_ms / 1000, asked_s, clock.monotonic()))

@@ -32,7 +32,7 @@ from membership.prober import Prober
 from membership.probing import Findings
 from membership.publishing import Publisher
 from membership.record_verify import verify_dht_record
-from membership.seeking import Heard, Seeker
+from membership.seeking import Heard, Presented, Seeker
 from membership.service import Gossip, MembershipServicer
 from trust.addresses import join_address, split_address
 from trust.envelope import parse_envelope
@@ -282,6 +282,7 @@ class Membership:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._gossip())
+                group.create_task(self._seeker.run(self._presented, self._wake.set, pause_s=self._settings.exchange_s))
                 if self._directory_runs:
                     group.create_task(self._keep_directory())
         except Exception as error:
@@ -297,11 +298,10 @@ class Membership:
             if now >= self._renew_at or not -MISDATED_S < self._own_age_s() < self._settings.advert_renew_s + MISDATED_S:
                 self._issue()
             await self._exchange_with(self._view.partners(self._rng, self._settings.num_partners, now))
-            await self._seeker.look_around(self.own_advert, self._own.control_addresses)
+            self._seeker.save_what_is_due()
             await asyncio.sleep(MIN_PAUSE_S)
-            pause_s = min(self._settings.exchange_s * self._rng.uniform(0.75, 1.25), self._seeker.next_look_s())
             try:
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(self._settings.exchange_s * self._rng.uniform(0.75, 1.25)):
                     await self._wake.wait()
             except TimeoutError:
                 pass
@@ -337,7 +337,7 @@ class Membership:
         self._view.answered(partner.node_id)
         self._take(response.adverts)
         self._seeker.heard_from_others()
-        self._seeker.hear_of(response.bootstrap)
+        self._seeker.hear_of(response.bootstrap, partner.node_id)
         self._suspect(response.suspects)
         await self._agreeing.with_partner(partner, int(response.document_version))
 
@@ -352,6 +352,9 @@ class Membership:
         self._renew_at = self._issued_at + self._settings.advert_renew_s * self._rng.uniform(0.75, 1.0)
         self._publisher.advert_changed()
         self._wake.set()
+
+    def _presented(self) -> Presented:
+        return self.own_advert, self._own.control_addresses
 
     def _own_age_s(self) -> float:
         """By network time: where that moved, or this machine slept, others may take our advert for expired or not issued yet."""

@@ -6,8 +6,11 @@ Also asks an orchestrator for a newer network document now and then, and remembe
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +22,7 @@ from dcnr.ports import Random
 from dcnr.rpc.dialer import Dialer
 from dcnr.v1 import identity_pb2, membership_pb2
 from membership.bootstrap import CachedPeer, Entry, merge, parse_entry, read_cache, remember, write_cache
-from membership.discovery import AT_ONCE, Introduction, document_in, introduce
+from membership.discovery import AT_ONCE, Introduction, document_in, in_batches, introduce
 from membership.gossip import View
 from membership.network_time import MIN_NODES, NetworkTime
 from trust.addresses import join_address
@@ -31,11 +34,18 @@ LONELY_S: Final = 10.0
 """Without a successful exchange for so long the entries are asked again."""
 RETRY_FIRST_S: Final = 0.5
 RETRY_LONGEST_S: Final = 30.0
+MIN_PAUSE_S: Final = 0.05
 SAVE_SOON_S: Final = 1.0
 """While few contacts are saved, new ones are on disk after this long: whoever is killed soon after its start must find others again when all
 that it was given are gone."""
 FEW_SAVED: Final = 16
+TOLD_BY_EACH: Final = 8
+"""Entries that one teller's word puts among those that may be asked."""
+MAX_TELLERS: Final = 4
 _log = structlog.get_logger("membership")
+
+Presented = tuple[identity_pb2.Envelope, Sequence[str]]
+"""Our advert, and the addresses at which we are reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ class _Growing:
 
 
 class Seeker:
-    """See the module; `look_around` is called after every round of gossip."""
+    """See the module; `run` is a task of its node."""
 
     def __init__(
         self,
@@ -83,7 +93,7 @@ class Seeker:
         self._cached: tuple[CachedPeer, ...] = ()
         self._saved: frozenset[Entry] = frozenset()
         self._save_again_at = float("-inf")
-        self._heard_of: list[Entry] = []
+        self._told: OrderedDict[str, list[Entry]] = OrderedDict()
         self._answered_at = self._document_at = self._cache_at = float("-inf")
         self._retry, self._retry_apart = _Growing(), _Growing()
         self.trouble = ""
@@ -110,17 +120,23 @@ class Seeker:
         except OSError as error:
             _log.warning("contacts_not_saved", reason=error.strerror)
 
-    def hear_of(self, texts: Iterable[str]) -> None:
-        """Entries that a partner sent: hints with an id, dialled only when lonely."""
+    def hear_of(self, texts: Iterable[str], teller: str) -> None:
+        """Entries that a partner, or a caller from a subnet, sent: hints with an id, dialled only when lonely. Of each teller the first few of its last word
+        are kept, and of tellers the last few: nobody's word takes the places of other entries.
+        """
         found: list[Entry] = []
-        for text, _ in zip(texts, range(MAX_BOOTSTRAP_ENTRIES), strict=False):
+        for text, _ in zip(texts, range(TOLD_BY_EACH), strict=False):
             try:
                 entry = parse_entry(text)
             except InvalidInput:
                 continue
             if entry.node_id is not None:
                 found.append(entry)
-        self._heard_of = merge(found, self._heard_of)
+        if found:
+            self._told[teller] = found
+            self._told.move_to_end(teller)
+            if len(self._told) > MAX_TELLERS:
+                self._told.popitem(last=False)
 
     def entries_for_others(self) -> list[Entry]:
         """Reachable orchestrators, ourselves among them."""
@@ -133,31 +149,46 @@ class Seeker:
         if self._orchestrators() or self._listed():
             self.trouble = ""
 
-    def next_look_s(self) -> float:
-        """Seconds until the entries may be asked again, if that is needed."""
-        return max(0.0, self._retry.at - self._time.monotonic()) if self.trouble else float("inf")
+    async def run(self, own: Callable[[], Presented], asked: Callable[[], None], *, pause_s: float) -> None:
+        """Looks around for ever, beside gossip, which goes on and renews our advert however long those take that are asked; ``asked`` after each time."""
+        while True:
+            if await self.look_around(*own()):
+                asked()
+            await asyncio.sleep(max(MIN_PAUSE_S, min(pause_s * self._rng.uniform(0.75, 1.25), self._next_look_s())))
 
-    async def look_around(self, own: identity_pb2.Envelope, own_addresses: Sequence[str]) -> None:
-        """Does what is due: asks entries while lonely, else sometimes an orchestrator for the newest document; saves the cache."""
+    async def look_around(self, own: identity_pb2.Envelope, own_addresses: Sequence[str]) -> bool:
+        """Asks whom it is time to ask: entries while lonely, else sometimes an orchestrator for the newest document. Whether anybody was."""
         now = self._time.monotonic()
         if self._is_lonely(now):
-            if now >= self._retry.at:
-                await self._ask_entries(own, own_addresses)
-                self._retry.later(self._time.monotonic(), self._rng)
-        elif self._is_apart():
-            if now >= self._retry_apart.at:
-                await self._ask(self._entries(own_addresses), own)
-                self._retry_apart.later(self._time.monotonic(), self._rng)
-        else:
-            self._retry_apart.pause_s = RETRY_FIRST_S
-            if now >= self._document_at:
-                self._document_at = now + self._document_s * self._rng.uniform(0.75, 1.25)
-                known = _entries_of(self._orchestrators())
-                if known:
-                    await self._ask([self._rng.choice(known)], own)
+            if now < self._retry.at:
+                return False
+            was_asked = await self._ask_entries(own, own_addresses)
+            self._retry.later(self._time.monotonic(), self._rng)
+            return was_asked
+        if self._is_apart():
+            if now < self._retry_apart.at:
+                return False
+            await self._ask(self._entries(own_addresses), own)
+            self._retry_apart.later(self._time.monotonic(), self._rng)
+            return True
+        self._retry_apart.pause_s = RETRY_FIRST_S
+        known = _entries_of(self._orchestrators())
+        if now < self._document_at or not known:
+            return False
+        self._document_at = now + self._document_s * self._rng.uniform(0.75, 1.25)
+        await self._ask([self._rng.choice(known)], own)
+        return True
+
+    def save_what_is_due(self) -> None:
+        """Saves the cache now and then, and soon where few are saved; called after every round of gossip."""
+        now = self._time.monotonic()
         if now >= self._cache_at or self._few_are_saved(now):
             self._cache_at = now + self._cache_s
             self.save_cache()
+
+    def _next_look_s(self) -> float:
+        """Seconds until the entries may be asked again, if that is needed."""
+        return max(0.0, self._retry.at - self._time.monotonic()) if self.trouble else float("inf")
 
     def _few_are_saved(self, now: float) -> bool:
         if len(self._saved) >= FEW_SAVED or now < self._save_again_at:
@@ -174,19 +205,30 @@ class Seeker:
         others = self._policy().orchestrator_ids - {self._own_id}
         return self._listed() and bool(others) and others.isdisjoint(advert.node_id for advert in self._view.members())
 
+    def _is_led(self) -> bool:
+        """Whether somebody is known by whom all others are found: an orchestrator; for a listed one, another of those where there are others."""
+        if self._listed():
+            return bool(self._view.members()) and not self._is_apart()
+        return bool(self._orchestrators())
+
     def _entries(self, own_addresses: Sequence[str]) -> list[Entry]:
-        """All that may be asked, none of them this node."""
+        """All that may be asked, none of them this node. Those met earlier and those that others told take turns. Where an address is known
+        otherwise, the others' word on it does not count: with an id that is not there it would make the entry useless.
+        """
         document = [parse_entry(text) for text in self._policy().document.bootstrap]
-        cached = [peer.entry for peer in self._cached]
-        every = merge(_entries_of(self._orchestrators()), self._given, document, self._heard_of, cached)
+        known, cached = merge(_entries_of(self._orchestrators()), self._given, document), [peer.entry for peer in self._cached]
+        places = {(entry.host, entry.port) for entry in (*known, *cached)}
+        told = [entry for entries in reversed(self._told.values()) for entry in entries if (entry.host, entry.port) not in places]
+        in_turn = [entry for pair in zip_longest(cached, told) for entry in pair if entry is not None]
+        every = merge(known, in_turn)
         return [e for e in every if e.node_id != self._own_id and join_address(e.host, e.port) not in own_addresses]
 
-    async def _ask_entries(self, own: identity_pb2.Envelope, own_addresses: Sequence[str]) -> None:
+    async def _ask_entries(self, own: identity_pb2.Envelope, own_addresses: Sequence[str]) -> bool:
         entries = self._entries(own_addresses)
         if not entries:
             alone = not self._view.members() and not self._listed()
             self.trouble = "no bootstrap entry is known: pass --bootstrap ID@HOST:PORT of any node" if alone else ""
-            return
+            return False
         failures = await self._ask(entries, own)
         if failures is not None:
             reasons = "; ".join(_reason(entry, error) for entry, error in failures[:3])
@@ -195,14 +237,25 @@ class Seeker:
             self.trouble = "none of the network's orchestrators has been heard of yet; asking again"
         else:
             self.trouble = ""
+        return True
 
     async def _ask(self, entries: Sequence[Entry], own: identity_pb2.Envelope) -> list[tuple[Entry, DcnrError]] | None:
-        """Joins by these entries; None if one answered well, else why none did."""
-        network_id = self._policy().network_id
-        request = membership_pb2.JoinRequest(network_id=network_id, advert=own)
-        answers, failures = await introduce(self._dialer, entries, request, self._time)
-        answers = [answer for answer in answers if answer.node_id != self._own_id]
-        good = self._believe(answers, failures)
+        """Joins by these entries, a few at once, until one is believed and leads to the others; None if one answered well, else why none did.
+
+        An answer that is worth nothing, a replayed document without adverts or our own under another name, hides nobody behind it.
+        """
+        request = membership_pb2.JoinRequest(network_id=self._policy().network_id, advert=own)
+        answers: list[Introduction] = []
+        failures: list[tuple[Entry, DcnrError]] = []
+        good = False
+        for batch in in_batches(entries):
+            found, silent = await introduce(self._dialer, batch, request, self._time)
+            others = [answer for answer in found if answer.node_id != self._own_id]
+            answers += others
+            failures += silent
+            good = self._believe(others, failures) or good
+            if good and self._is_led():
+                break
         if answers and not self._view.members():
             good = self._believe(await self._ask_the_time(answers, request), failures) or good
         if good:

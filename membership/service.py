@@ -40,7 +40,7 @@ class Gossip:
     view: View
     network: InForce
     take: Callable[[Iterable[identity_pb2.Envelope]], None]
-    hear_of: Callable[[Iterable[str]], None]
+    hear_of: Callable[[Iterable[str], str], None]
     entries: Callable[[], list[Entry]]
     suspect: Callable[[Sequence[membership_pb2.KnownNode]], None]
 
@@ -91,7 +91,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             raise InvalidInput("more adverts, nodes or entries than an exchange may hold", code="exchange_too_large")
         lacking = self._gossip.view.news_for(request.known, self._rng, self._time.wall())
         self._gossip.take(request.adverts)
-        self._gossip.hear_of(request.bootstrap)
+        self._gossip.hear_of(request.bootstrap, caller_of(context).subnet)
         self._gossip.suspect(request.suspects)
         return membership_pb2.ExchangeResponse(
             adverts=lacking,
