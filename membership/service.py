@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,13 +22,20 @@ from membership.relay_desk import RelayDesk
 from membership.relay_streams import CallStream
 from trust.in_force import InForce
 from trust.rates import Rate, TokenBuckets
+from trust.records import VerifiedAdvert
 
 PROBE_TIMEOUT_S: Final = 2.0
 MAX_PROBES_AT_ONCE: Final = 16
+MAX_PROBES_PER_SUBNET: Final = 8
+"""Of those, for callers of one subnet: the others find a place."""
 JOIN_RATE: Final = Rate(per_s=20.0, burst=200.0)
 """Per subnet: many machines of one house may start at once."""
 EXCHANGE_RATE: Final = Rate(per_s=5.0, burst=60.0)
+SUBNET_EXCHANGE_RATE: Final = Rate(per_s=100.0, burst=600.0)
+"""Besides, since ids cost nothing. A node hears one or two exchanges a second, however large the network; an orchestrator fifty of ten thousand nodes."""
 PROBE_RATE: Final = Rate(per_s=1.0, burst=20.0)
+SUBNET_PROBE_RATE: Final = Rate(per_s=5.0, burst=100.0)
+"""Besides; whoever dies is probed by each once, over three helpers of many."""
 DOCUMENT_RATE: Final = Rate(per_s=1.0, burst=30.0)
 """Per subnet, since ids cost nothing; a large chain counts for as many as it has pieces of `DOCUMENT_PIECE_BYTES`, since reading it takes as much longer."""
 DOCUMENT_PIECE_BYTES: Final = 64 * KIB
@@ -50,9 +58,11 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
 
     def __init__(self, gossip: Gossip, *, dialer: Dialer, clock: Clock, time: NetworkTime, rng: Random) -> None:
         self._gossip, self._dialer, self._clock, self._time, self._rng = gossip, dialer, clock, time, rng
-        self._joins, self._exchanges, self._probes = TokenBuckets(JOIN_RATE), TokenBuckets(EXCHANGE_RATE), TokenBuckets(PROBE_RATE)
-        self._documents = TokenBuckets(DOCUMENT_RATE)
-        self._probing = asyncio.Semaphore(MAX_PROBES_AT_ONCE)
+        self._joins, self._documents = TokenBuckets(JOIN_RATE), TokenBuckets(DOCUMENT_RATE)
+        self._exchanges, self._subnet_exchanges = TokenBuckets(EXCHANGE_RATE), TokenBuckets(SUBNET_EXCHANGE_RATE)
+        self._probes, self._subnet_probes = TokenBuckets(PROBE_RATE), TokenBuckets(SUBNET_PROBE_RATE)
+        self._probing: Counter[str] = Counter()
+        """Probes under way by the subnet of their callers."""
         self.relay: RelayDesk | None = None
         """Passes bytes on between others; None: this node does not."""
         self.reach: ReachDesk | None = None
@@ -83,6 +93,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     async def Exchange(self, request: membership_pb2.ExchangeRequest, context: Any) -> membership_pb2.ExchangeResponse:
         """Takes the caller's news and answers with what it lacks."""
         self._limit(self._exchanges, peer_of(context).node_id)
+        self._limit(self._subnet_exchanges, caller_of(context).subnet)
         if (
             len(request.adverts) > MAX_ADVERTS_PER_EXCHANGE
             or len(request.known) > MAX_KNOWN_PER_EXCHANGE
@@ -113,27 +124,24 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
 
     async def Probe(self, request: membership_pb2.ProbeRequest, context: Any) -> membership_pb2.ProbeResponse:
         """Tries to reach a third node at the addresses known here, never at ones that the caller names. Of one that is gone from here, it says so."""
+        subnet = caller_of(context).subnet
         self._limit(self._probes, peer_of(context).node_id)
+        self._limit(self._subnet_probes, subnet)
         advert = self._gossip.view.find(request.node_id, self._time.wall())
         if advert is None:
             gone = self._gossip.view.gone(request.node_id)
             if gone is None:
                 raise NotFound("the node is not known here", code="unknown_node")
             return membership_pb2.ProbeResponse(reachable=False, incarnation=gone[0])
-        if self._probing.locked():
+        if self._probing.total() >= MAX_PROBES_AT_ONCE or self._probing[subnet] >= MAX_PROBES_PER_SUBNET:
             raise Unavailable("too many probes at once", code="overloaded")
-        asked_at = self._clock.monotonic()
-        answer = membership_pb2.ProbeResponse(incarnation=advert.order[0])
-        async with self._probing:
-            try:
-                async with asyncio.timeout(PROBE_TIMEOUT_S):
-                    connection = await self._dialer.connect(advert.node_id, advert.advert.control_addresses, own_connection=True)
-            except (TimeoutError, DcnrError):
-                return answer
-            answer.reachable, answer.round_trip_s = True, self._clock.monotonic() - asked_at
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await connection.close()
-        return answer
+        self._probing[subnet] += 1
+        try:
+            return await self._probe(advert)
+        finally:
+            self._probing[subnet] -= 1
+            if not self._probing[subnet]:
+                del self._probing[subnet]
 
     async def Relay(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # a stream handler may write itself
         """See `membership.relay_desk`."""
@@ -146,6 +154,19 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         if self.reach is None:
             raise Refused("this node tests nobody", code="not_a_tester", remedy="ask an orchestrator")
         return await self.reach.serve(request, peer_of(context), caller_of(context))
+
+    async def _probe(self, advert: VerifiedAdvert) -> membership_pb2.ProbeResponse:
+        asked_at = self._clock.monotonic()
+        answer = membership_pb2.ProbeResponse(incarnation=advert.order[0])
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                connection = await self._dialer.connect(advert.node_id, advert.advert.control_addresses, own_connection=True)
+        except (TimeoutError, DcnrError):
+            return answer
+        answer.reachable, answer.round_trip_s = True, self._clock.monotonic() - asked_at
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await connection.close()
+        return answer
 
     def _limit(self, buckets: TokenBuckets, name: str, *, cost: float = 1.0) -> None:
         wait_s = buckets.wait_s(name, self._clock.monotonic(), cost=cost)
