@@ -18,14 +18,17 @@ from dcnr.errors import InvalidInput, RemoteFault, TimedOut, Unavailable
 from dcnr.ports import Clock
 from dcnr.tokens import Logits
 from dcnr.v1 import orchestrator_pb2
-from orchestrator.asking import Asking
+from orchestrator.asking import MAX_IN_FLIGHT, Asking
 from orchestrator.generation import Generation, Pass, Wanted
 from orchestrator.runtime import ModelRuntime
 from trust.session import RandomBytes
 
 DEFAULT_DEADLINE_S: Final = 120.0
-MAX_AT_ONCE: Final = 32
-"""Texts that are written at once; more are told to come again. A caller that reads no further holds its place until its own deadline."""
+PLACES_PER_TEXT: Final = 2
+"""Of the places that a caller has for questions: half as many texts are written at once, and more are told to come again. A caller that reads no further
+holds its place until its own deadline."""
+PER_SUBNET: Final = 8
+"""Texts of one subnet; keys cost nothing."""
 SEED_BYTES: Final = 8
 
 
@@ -34,24 +37,25 @@ class Generating:
 
     def __init__(self, asking: Asking, clock: Clock, random_bytes: RandomBytes) -> None:
         self._asking, self._clock, self._random_bytes = asking, clock, random_bytes
-        self._running: dict[object, float] = {}
-        """By text, when its time is up."""
+        self._running: dict[object, tuple[float, str | None]] = {}
+        """By text, when its time is up, and the subnet of a caller that is bounded."""
 
     async def generate(
-        self, runtime: ModelRuntime, request: orchestrator_pb2.GenerateRequest
-    ) -> AsyncGenerator[orchestrator_pb2.GenerateResponse, None]:
-        """The parts of the text; the last one says why it ends. Raises what `Asking.forward` raises, InvalidInput (``bad_generation``, ``not_text``)."""
+        self, runtime: ModelRuntime, request: orchestrator_pb2.GenerateRequest, *, places: int = MAX_IN_FLIGHT, subnet: str | None = None
+    ) -> AsyncGenerator[orchestrator_pb2.GenerateResponse, None]:  # fmt: skip
+        """The parts of the text; the last one says why it ends. ``places``: as for `Asking.forward`, which each pass asks. ``subnet``: of a caller that
+        leaves places to other subnets.
+
+        Raises what `Asking.forward` raises, Unavailable (``busy``), InvalidInput (``bad_generation``, ``not_text``).
+        """
         now_s = self._clock.monotonic()
         until_s = now_s + _deadline_of(request)
-        if sum(ends_s > now_s for ends_s in self._running.values()) >= MAX_AT_ONCE:
-            raise Unavailable(
-                f"{MAX_AT_ONCE} texts are being written already", code="busy", retry_after_s=1.0, remedy="ask again a little later"
-            )
+        self._check_place(now_s, places // PLACES_PER_TEXT, subnet)
         text = object()
-        self._running[text] = until_s
+        self._running[text] = (until_s, subnet)
         try:
             seed = request.seed if request.HasField("seed") else int.from_bytes(self._random_bytes(SEED_BYTES), "big")
-            writer = _Writer(self._asking, self._clock, runtime, request, seed, until_s)
+            writer = _Writer(self._asking, self._clock, runtime, request, seed, until_s, places)
             try:
                 while not writer.generation.finish_reason:
                     yield await writer.part()
@@ -60,15 +64,24 @@ class Generating:
         finally:
             del self._running[text]
 
+    def _check_place(self, now_s: float, texts: int, subnet: str | None) -> None:
+        running = [whose for ends_s, whose in self._running.values() if ends_s > now_s]
+        theirs = running.count(subnet) if subnet is not None else 0
+        if len(running) >= texts or theirs >= PER_SUBNET:
+            raise Unavailable(
+                f"{len(running)} texts are being written already, {theirs} of them for this subnet", code="busy", retry_after_s=1.0,
+                remedy="ask again a little later, or another orchestrator",
+            )  # fmt: skip
+
 
 class _Writer:
     """One text. ``version`` is the manifest that has written so far."""
 
     def __init__(
-        self, asking: Asking, clock: Clock, runtime: ModelRuntime, request: orchestrator_pb2.GenerateRequest, seed: int, until_s: float
+        self, asking: Asking, clock: Clock, runtime: ModelRuntime, request: orchestrator_pb2.GenerateRequest, seed: int, until_s: float, places: int,
     ) -> None:  # fmt: skip
         self._asking, self._clock, self._runtime, self._request = asking, clock, runtime, request
-        self._seed, self._until_s, self._version = seed, until_s, ""
+        self._seed, self._until_s, self._places, self._version = seed, until_s, places, ""
         self.generation = Generation(_wanted(request, seed), asking.context(runtime, self._question()))
         self._session = asking.session(runtime, self._question())
 
@@ -105,7 +118,7 @@ class _Writer:
             raise TimedOut(
                 "the text was not written in time", code="deadline_exceeded", remedy="give it more time, or ask for fewer tokens"
             )
-        return await self._asking.forward(self._runtime, question, may_pass_on=True, session=self._session)
+        return await self._asking.forward(self._runtime, question, may_pass_on=True, places=self._places, session=self._session)
 
     def _question(self) -> orchestrator_pb2.ForwardRequest:
         request = self._request

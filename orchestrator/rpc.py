@@ -125,7 +125,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         caller, shared, after = self._reader(context), self._shared, int(request.after_event)
         runtime = await self._runtime_of(request.model, request.job_id)
         interval_s, job = interval_of(caller, request.interval_s), (runtime.model, request.job_id)
-        is_bounded = not (caller.maintainer or caller.orchestrator or caller.node_id in shared.gateways)
+        is_bounded = not self._read_limits.exempts(caller)
 
         def build() -> orchestrator_pb2.WatchJobResponse:
             view = job_view(runtime, request.job_id, with_vnodes=True)
@@ -260,23 +260,12 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             graph = graph_from_bytes(request.graph)
             stages = await asyncio.to_thread(stages_of_graph, graph, shared.registry)
             asked = PlanRequest(
-                network_id=shared.policy.network_id,
-                model=graph.name,
-                job_id="preview",
-                graph_digest="",
-                epoch=0,
-                holder=shared.key.node_id,
+                network_id=shared.policy.network_id, model=graph.name, job_id="preview", graph_digest="", epoch=0, holder=shared.key.node_id,
                 stages=stage_costs(stages, shared.registry, int(graph.train.batch_size)),
-                nodes=able(shared.inventory.offers(shared.clock.monotonic()), needs_of(graph)),
-                previous=None,
-                previous_digest="",
-                lead_batches=limits.LEAD_BATCHES,
-                unit_batches=1,
-                since_last_plan_s=0.0,
-                allow_moves=False,
-                reason="a preview",
+                nodes=able(shared.inventory.offers(shared.clock.monotonic()), needs_of(graph)), previous=None, previous_digest="",
+                lead_batches=limits.LEAD_BATCHES, unit_batches=1, since_last_plan_s=0.0, allow_moves=False, reason="a preview",
                 expected=shared.records.paces(),
-            )
+            )  # fmt: skip
             plan = await asyncio.to_thread(make_plan, asked, shared.plan_policy)
         slowest_s = seconds_per_batch(plan)
         return orchestrator_pb2.PreviewPlanResponse(
@@ -286,8 +275,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def Forward(self, request: orchestrator_pb2.ForwardRequest, context: Any) -> orchestrator_pb2.ForwardResponse:
         """The model's answer, from here or, where too few PNodes are attached here, from the head's holder."""
         caller = self._admitted(context)
-        runtime = self._only(request.model)
-        places = MAX_IN_FLIGHT if self._ask_limits.exempts(caller) else STRANGERS_AT_ONCE
+        runtime, (places, _) = self._only(request.model), self._room(caller, context)
         on_behalf = check_on_behalf(request.on_behalf)
         with self._shared.tracer.span("Forward", request.traceparent, model=runtime.model):
             answer = await self._asking.forward(runtime, request, may_pass_on=not caller.orchestrator, places=places)
@@ -299,9 +287,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> AsyncIterator[orchestrator_pb2.GenerateResponse]:
         """Text, part by part."""
         caller, on_behalf = self._admitted(context), check_on_behalf(request.on_behalf)
-        runtime = self._only(request.model)
+        runtime, (places, subnet) = self._only(request.model), self._room(caller, context)
         with self._shared.tracer.span("Generate", request.traceparent, model=runtime.model):
-            async with contextlib.aclosing(self._writing.generate(runtime, request)) as parts:
+            async with contextlib.aclosing(self._writing.generate(runtime, request, places=places, subnet=subnet)) as parts:
                 async for part in parts:
                     self._metering.wrote(caller, on_behalf, part)
                     yield part
@@ -309,6 +297,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def _admitted(self, context: Any) -> Caller:
         """Who asks the model. Raises Unavailable (``rate_limited``)."""
         return self._limited(context, self._ask_limits)
+
+    def _room(self, caller: Caller, context: Any) -> tuple[int, str | None]:
+        """The places for that one's questions, and its subnet, where it leaves places to others."""
+        return (MAX_IN_FLIGHT, None) if self._ask_limits.exempts(caller) else (STRANGERS_AT_ONCE, call_of(context).subnet)
 
     def _reader(self, context: Any) -> Caller:
         """Who reads what is known here. Raises Unavailable (``rate_limited``)."""

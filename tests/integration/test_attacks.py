@@ -18,12 +18,16 @@ from dcnr.v1 import common_pb2, data_pb2, identity_pb2, membership_pb2, orchestr
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from dcnr.varints import varint
-from orchestrator import rpc, service
+from orchestrator import generating, rpc, service
 from orchestrator.access import STRANGERS_ASK, CallLimits
+from orchestrator.asking import MAX_IN_FLIGHT, STRANGERS_AT_ONCE
 from orchestrator.attach import EVENT_RATE, tell_transitions
 from orchestrator.beat_bounds import MAX_BEAT_BYTES
+from orchestrator.generating import Generating
+from orchestrator.metering import Metering
 from orchestrator.rpc import OrchestratorServicer
 from orchestrator.runtime import Shared
+from orchestrator.usage import HistoryBooks
 from orchestrator.watchers import EARLY_S, OTHERS_S, PER_CALLER, PER_SUBNET, Picture
 from trust.identity import NodeKey
 from trust.rates import Rate
@@ -202,6 +206,45 @@ def test_who_is_not_listed_brings_statements_and_asks_for_the_head_at_a_rate_for
             told = [await answer(one, name, request) for one in (*strangers, *strangers)]
             assert told == [otherwise, otherwise, "rate_limited", "rate_limited"], name
             assert await answer(listed, name, request) == otherwise
+
+    run(story)
+
+
+def test_texts_of_strangers_without_end_keep_nobody_who_is_listed_from_a_place() -> None:
+    logits = orchestrator_pb2.NamedTensor(dtype="float32", shape=(1, 1, 256), data=bytes(1024))
+    passed: dict[bytes, int] = {}
+
+    async def forward(runtime: Any, request: Any, *, places: int, **how: Any) -> orchestrator_pb2.ForwardResponse:
+        prompt = request.inputs[0].data
+        passed.setdefault(prompt, places)
+        if len(prompt) > len(b"theirs"):
+            await asyncio.Event().wait()  # the text goes on as long as it may
+        return orchestrator_pb2.ForwardResponse(output=logits, manifest_digest="m")
+
+    async def story(found: Rig) -> None:
+        found.runtimes[MODEL] = SimpleNamespace(model=MODEL)
+        pipeline: Any = SimpleNamespace(context=lambda *asked: 16, session=lambda *asked: None, forward=forward)
+        found.services._writing = Generating(pipeline, CLOCK, bytes)
+        found.services._metering = Metering(found.shared, HistoryBooks(found.shared.history, found.policy.network_id))
+        strangers, listed = [await found.dial(NodeKey.generate()) for _ in range(2)], await found.dial(found.key)
+        calls: list[Any] = []
+
+        async def begins(connection: Connection, prompt: bytes) -> None:
+            request = orchestrator_pb2.GenerateRequest(prompt=prompt, max_tokens=4096, deadline_s=limits.MAX_TEXT_S)
+            stub: Any = OrchestratorServiceStub(connection.channel)
+            calls.append(stub.Generate(request, metadata=connection.metadata))
+            assert (await calls[-1].read()).num_tokens == 1
+
+        for number in range(generating.PER_SUBNET):
+            await begins(strangers[number % 2], b"theirs")
+        for connection in strangers:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await begins(connection, b"theirs")
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        await begins(listed, b"listed")
+        assert (passed[b"theirs"], passed[b"listed"]) == (STRANGERS_AT_ONCE, MAX_IN_FLIGHT)
+        for call in calls:
+            call.cancel()
 
     run(story)
 
