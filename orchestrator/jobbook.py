@@ -4,6 +4,7 @@ one that cannot be read here says what is lacking.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -17,6 +18,7 @@ from dcnr.ports import ObjectStore
 from dcnr.v1 import model_pb2
 from orchestrator.documents import open_end
 from orchestrator.jobs import JobRecord
+from orchestrator.looks import Looks
 from orchestrator.pauses import newest_pause, number_in
 from orchestrator.view import LACKING, ViewLoader
 from trust.envelope import parse_envelope
@@ -24,15 +26,18 @@ from trust.network import NetworkPolicy
 
 MISSING_LOOKS: Final = 20
 """An object of a listed job that is not found is looked for this often before the job counts as one that can never run: a read may be stale."""
+LOOK_S: Final = 1.0
+"""Whoever asks for a job that nobody knows costs the store no more than one look in this time."""
 
 
 class JobBook:
-    """Refreshed by its owner; reads only what it has not seen."""
+    """Refreshed by its owner, and looked into for others; reads only what it has not seen, once at a time."""
 
     def __init__(self, model: str, store: ObjectStore, policy: Callable[[], NetworkPolicy], loader: ViewLoader) -> None:
         self._model, self._store, self._policy, self._loader = model, store, policy, loader
         self._records: dict[str, JobRecord] = {}
         self._missing: dict[str, int] = {}
+        self._reading, self._looks = asyncio.Lock(), Looks(lambda: self._read(counts=False), LOOK_S)
 
     @property
     def records(self) -> Mapping[str, JobRecord]:
@@ -41,6 +46,17 @@ class JobBook:
 
     async def refresh(self) -> None:
         """Lists the jobs to the last one and reads what is new. Raises Unavailable: then some may have been read and others not."""
+        await self._read(counts=True)
+
+    async def look(self) -> None:
+        """As `refresh`, in a look that others who ask share and that began after this call; says of no job that it can never run since something is missing."""
+        await self._looks.anew()
+
+    async def _read(self, *, counts: bool) -> None:
+        async with self._reading:
+            await self._read_alone(counts)
+
+    async def _read_alone(self, counts: bool) -> None:
         prefix = keys.jobs_prefix(self._model)
         kinds: dict[str, dict[str, float]] = {}
         for row in await all_below(self._store, prefix):
@@ -51,7 +67,7 @@ class JobBook:
                 continue
             record = self._records.get(job_id)
             if record is None:
-                record = await self._read_request(job_id, found["request"])
+                record = await self._read_request(job_id, found["request"], counts)
                 if record is None:
                     continue
             if record.cancel_reason is None and "cancel" in found:
@@ -78,7 +94,7 @@ class JobBook:
         if record is not None:
             self._records[outcome.job_id] = replace(record, end=outcome)
 
-    async def _read_request(self, job_id: str, requested_at: float) -> JobRecord | None:
+    async def _read_request(self, job_id: str, requested_at: float, counts: bool) -> JobRecord | None:
         """None: something of it was not found, which may pass."""
         try:
             stored = await self._store.get(keys.job_request(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
@@ -89,7 +105,7 @@ class JobBook:
         except Unavailable:
             raise
         except NotFound as error:
-            if self._may_appear(job_id):
+            if not counts or self._may_appear(job_id):
                 return None
             return JobRecord(job_id, requested_at, None, "", problem=f"its request is not there: {error.message}")
         except (Corrupt, Refused, InvalidInput) as error:
@@ -104,7 +120,7 @@ class JobBook:
                 raise
             lacks = error.message
         except NotFound as error:
-            if self._may_appear(job_id):
+            if not counts or self._may_appear(job_id):
                 return None
             problem = f"it cannot run: {error.message}"
         except DcnrError as error:

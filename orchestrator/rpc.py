@@ -365,7 +365,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 if model not in ("", name):
                     continue
                 if fresh:
-                    await runtime.jobs.refresh()
+                    await runtime.jobs.look()
                 if job_id in runtime.jobs.records:
                     return runtime
         raise NotFound(f"there is no job {job_id}", code="job_not_found")

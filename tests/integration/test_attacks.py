@@ -26,7 +26,7 @@ from orchestrator.beat_bounds import MAX_BEAT_BYTES
 from orchestrator.generating import Generating
 from orchestrator.metering import Metering
 from orchestrator.rpc import OrchestratorServicer
-from orchestrator.runtime import Shared
+from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.usage import HistoryBooks
 from orchestrator.watchers import EARLY_S, OTHERS_S, PER_CALLER, PER_SUBNET, Picture
 from trust.identity import NodeKey
@@ -245,6 +245,28 @@ def test_texts_of_strangers_without_end_keep_nobody_who_is_listed_from_a_place()
         assert (passed[b"theirs"], passed[b"listed"]) == (STRANGERS_AT_ONCE, MAX_IN_FLIGHT)
         for call in calls:
             call.cancel()
+
+    run(story)
+
+
+def test_questions_for_jobs_that_nobody_knows_list_the_store_once_in_a_while() -> None:
+    async def story(found: Rig) -> None:
+        listed: list[str] = []
+        there = found.store.list
+
+        async def counted(prefix: str, **how: Any) -> Any:
+            listed.append(prefix)
+            return await there(prefix, **how)
+
+        store: Any = found.store
+        store.list = counted
+        found.runtimes[MODEL] = ModelRuntime(MODEL, found.shared)
+        stranger = await found.dial(NodeKey.generate())
+        ask = OrchestratorServiceStub(stranger.channel).GetJob
+        requests = (orchestrator_pb2.GetJobRequest(job_id=f"job-{number}") for number in range(50))
+        answers = await asyncio.gather(*(stranger.call(ask, one) for one in requests), return_exceptions=True)
+        assert {one.code for one in answers if isinstance(one, DcnrError)} == {"job_not_found"}
+        assert (len(answers), 0 < len(listed) <= 2) == (50, True)
 
     run(story)
 
