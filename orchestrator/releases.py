@@ -6,11 +6,13 @@ A number is used once, so a statement that was answered is of no use a second ti
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from dataservice import keys
+from dataservice.memory import timed_out
 from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, Stale
@@ -18,6 +20,7 @@ from dcnr.ids import check_digest, check_name
 from dcnr.ports import ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from orchestrator.documents import put_once
+from orchestrator.looks import Looks
 from orchestrator.retention import missing_states
 from orchestrator.versions import Version, read_version
 from orchestrator.view import ViewLoader
@@ -32,6 +35,9 @@ KEPT: Final = 2
 """Statements that name a manifest whose states stay in the store: the last one, and the one before it."""
 MAX_TOLD: Final = 8
 """VNodes in an error."""
+
+LOOK_S: Final = 1.0
+"""Who asks waits so long for the store; what is known is told then, long before the time of a call is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class ReleaseBook:
     def __init__(self, model: str, store: ObjectStore, policy: Callable[[], NetworkPolicy]) -> None:
         self._model, self._store, self._policy = model, store, policy
         self._said: tuple[Said, ...] = ()
+        self._looks = Looks(self.refresh)
         self.is_read = False
         """Whether what was said before this process began is known."""
 
@@ -73,9 +80,15 @@ class ReleaseBook:
         self.is_read = True
 
     async def current(self) -> Said | None:
-        """The statement that counts, looked for anew; where the store does not answer, as it is known. Raises Unavailable where nothing is."""
+        """The statement that counts, looked for anew, by one look for all who ask at the same time; where the store does not answer within `LOOK_S`, as it is
+        known. Raises Unavailable, TimedOut where nothing is.
+        """
         try:
-            await self.refresh()
+            async with asyncio.timeout(LOOK_S):
+                await self._looks.anew()
+        except TimeoutError:
+            if not self.is_read:
+                raise timed_out("list", keys.releases_prefix(self._model)) from None
         except DcnrError:
             if not self.is_read:
                 raise

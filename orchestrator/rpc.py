@@ -248,8 +248,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         if view.job is not None:
             graph = view.job.graph_bytes
         elif view.manifest is not None and view.manifest.graph_digest:
-            key = keys.graph(view.manifest.graph_digest)
-            graph = (await self._shared.store.get(key, max_bytes=limits.MAX_GRAPH_BYTES)).data
+            graph = await self._models.loader.graph_bytes(view.manifest.graph_digest)
         return model_answer(view, graph, await runtime.releases.current())
 
     async def PreviewPlan(self, request: orchestrator_pb2.PreviewPlanRequest, context: Any) -> orchestrator_pb2.PreviewPlanResponse:

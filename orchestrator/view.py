@@ -145,6 +145,7 @@ class ViewLoader:
         self._plans: OrderedDict[str, tuple[model_pb2.Plan, bytes]] = OrderedDict()
         self._manifests: OrderedDict[str, tuple[model_pb2.Manifest, bytes]] = OrderedDict()
         self._jobs: OrderedDict[tuple[str, str], JobFacts] = OrderedDict()
+        self._graphs: OrderedDict[str, bytes] = OrderedDict()
         self._desired = DesiredReader(store, policy, clock)
         self._chains = ChainReader()
 
@@ -207,6 +208,13 @@ class ViewLoader:
             raise Unavailable(
                 f"this orchestrator {lacks(self._registry.names, needs_of(graph))}", code=LACKING, remedy=error.remedy
             ) from error
+
+    async def graph_bytes(self, digest: str) -> bytes:
+        """A stored graph for whoever is shown it: read once, so that a store that is away later hides it from nobody. Raises NotFound, Corrupt, Unavailable."""
+        if digest not in self._graphs:
+            data = await get_exact(self._store, keys.graph(digest), digest, max_bytes=limits.MAX_GRAPH_BYTES)
+            _remember(self._graphs, digest, data)
+        return self._graphs[digest]
 
     async def desired(self, view: ModelView, pnode_id: str) -> identity_pb2.Envelope | None:
         """The desired state of a PNode under the view's plan; None if the plan has none for it. Raises Unavailable, Corrupt."""

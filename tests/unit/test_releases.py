@@ -11,7 +11,8 @@ from releases_rig import ALICE, BOB, CLOCK, MODEL, STRANGER, Shelf
 
 from dataservice import keys
 from dataservice.memory import Fault, MemoryStore, Operation, PlannedFaults
-from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Stale, Unavailable
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Stale, TimedOut, Unavailable
+from dcnr.ports import ObjectInfo
 from dcnr.sdk import releasing
 from dcnr.sdk.releasing import Released, released_of
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
@@ -219,6 +220,34 @@ def test_who_is_asked_looks_anew_and_tells_what_it_knows_where_the_store_is_away
         found = asyncio.run(one.current())
         assert found is not None
         assert found.release.manifest_digest == first
+
+
+def test_a_store_that_stands_still_keeps_nobody_from_what_is_known(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Still(MemoryStore):
+        """Never says what it has."""
+
+        num_asked = 0
+
+        async def list(self, prefix: str, **how: object) -> list[ObjectInfo]:  # type: ignore[override]
+            self.num_asked += 1
+            await asyncio.Event().wait()
+            return []
+
+    monkeypatch.setattr(releases, "LOOK_S", 0.01)
+    first, still = shelf.manifest(1), Still(CLOCK, random.Random(1))
+    shelf.say(1, first)
+    book, fresh = shelf.book(), ReleaseBook(MODEL, still, lambda: shelf.policy)
+    book._store = still
+
+    async def asked() -> list[str]:
+        async with asyncio.timeout(30):
+            found = [await book.current() for _ in range(3)] + await asyncio.gather(*(book.current() for _ in range(3)))
+            with pytest.raises(TimedOut):
+                await fresh.current()
+        return [one.release.manifest_digest for one in found if one is not None]
+
+    assert asyncio.run(asked()) == [first] * 6
+    assert still.num_asked == 2, "one look of each book, for all who ask"
 
 
 def test_states_of_the_last_two_manifests_that_were_named_are_kept(shelf: Shelf) -> None:
