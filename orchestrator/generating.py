@@ -7,6 +7,7 @@ the delay of one question asked another way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator
 from typing import Final
 
@@ -20,6 +21,7 @@ from dcnr.tokens import Logits
 from dcnr.v1 import orchestrator_pb2
 from orchestrator.asking import MAX_IN_FLIGHT, Asking
 from orchestrator.generation import Generation, Pass, Wanted
+from orchestrator.questions import NUM_TOKENS, READOUT_DTYPE
 from orchestrator.runtime import ModelRuntime
 from trust.session import RandomBytes
 
@@ -149,9 +151,11 @@ def _logits(answer: orchestrator_pb2.ForwardResponse) -> Logits:
     """[places, tokens] of the one sequence that was asked. Raises RemoteFault."""
     output = answer.output
     shape = tuple(int(length) for length in output.shape)
-    if output.dtype != "float32" or len(shape) != 3 or shape[0] != 1:
+    dtype = NUMPY_DTYPES[READOUT_DTYPE]
+    is_sequence = len(shape) == 3 and (shape[0], shape[2]) == (1, NUM_TOKENS)
+    if output.dtype != READOUT_DTYPE or not is_sequence or len(output.data) != math.prod(shape) * dtype.itemsize:
         raise RemoteFault(f"an answer of {output.dtype[:16]} {list(shape[:8])} says nothing of tokens", code="bad_answer")
-    logits: Logits = np.frombuffer(output.data, NUMPY_DTYPES["float32"]).reshape(shape)[0]
+    logits: Logits = np.frombuffer(output.data, dtype).reshape(shape)[0]
     return logits
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from dcnr import limits
 from dcnr.codecs import CODECS, NUMPY_DTYPES
-from dcnr.errors import DcnrError, InvalidInput
+from dcnr.errors import DcnrError, InvalidInput, RemoteFault
 from dcnr.ids import check_digest
 from dcnr.specs import TensorSpec
 from dcnr.stages import INPUT, Stage
@@ -27,6 +27,7 @@ MAX_DEADLINE_S: Final = 120.0
 MAX_REDUNDANCY: Final = 4
 RAW: Final = "raw"
 """Outputs as they are: the network answers as one process would."""
+READOUT_DTYPE: Final = "float32"
 NUM_TOKENS: Final = 256
 """Texts are bytes."""
 
@@ -131,6 +132,32 @@ def context_of(job: JobFacts) -> int:
             remedy="ask it with dcnr infer, or POST /v1/forward",
         )  # fmt: skip
     return sources[0].shape[0]
+
+
+def check_readout(
+    stages: Sequence[Stage], exit_: str, question: Question, num_drafted: int, dtype: str, shape: tuple[int, ...]
+) -> None:
+    """Returns only for what that exit can answer: logits [samples, classes], of sequences [samples, places, classes]. Raises RemoteFault (``bad_answer``)."""
+    stage = next(one for one in stages if one.id == exit_)
+    target = stage.target.shape
+    places = _places(stages, target[0], question, num_drafted) if len(target) == 1 else ()
+    has_drafts = num_drafted == question.draft or (num_drafted < question.draft and stage.num_classes > NUM_TOKENS)
+    fits = shape == (question.num_samples, *target, stage.num_classes)
+    if places:
+        fits = len(shape) == 3 and (shape[0], shape[2]) == (question.num_samples, stage.num_classes) and shape[1] in places
+    if dtype != READOUT_DTYPE or not fits or not has_drafts:
+        raise RemoteFault(
+            f"an answer of {dtype[:16]} {list(shape[:8])} with {num_drafted} drafts is none of {exit_} to {question.num_samples} samples", code="bad_answer"
+        )  # fmt: skip
+
+
+def _places(stages: Sequence[Stage], whole: int, question: Question, num_drafted: int) -> Collection[int]:
+    """For how many places an exit may answer that has ``whole`` of them: where what comes has as many, for those that came; else for any number of them."""
+    specs = {stage.id: _input_spec(stage) for stage in stages if stage.is_source}
+    came = {(specs[name].shape[0], one.header.shape[1]) for name, one in question.inputs.items() if specs[name].is_sequence}
+    is_alike = len(came) <= 1 and all(longest == whole for longest, _ in came)
+    counts = {whole, *(brought + num_drafted for _, brought in came)} if is_alike else range(1, whole + 1)
+    return {min(count, question.last or count) for count in counts}
 
 
 def _check_draft(

@@ -18,7 +18,7 @@ from dcnr.tensor import Array, TensorAssembler
 from dcnr.v1 import vnode_pb2
 from orchestrator.company import Fits
 from orchestrator.infer_streams import InferStream, InferStreams
-from orchestrator.questions import MAX_INPUT_BYTES, Question
+from orchestrator.questions import MAX_INPUT_BYTES, Question, check_readout
 from orchestrator.routing import Way
 from trust.delegation import VerifiedDelegation
 
@@ -197,8 +197,7 @@ class Try:
             raise Unavailable(f"an answer of {len(answer.tensors)} tensors", code="bad_answer")
         item = answer.tensors[0]
         shape = tuple(int(length) for length in item.shape)
-        if not shape or shape[0] != self._question.num_samples:
-            raise Unavailable(f"an answer of shape {shape[:8]} to {self._question.num_samples} samples", code="bad_answer")
+        check_readout(self.way.table.stages, last.vnode, self._question, len(self._drafted(answer)), item.dtype, shape)
         self._head, self._assembler = answer, TensorAssembler(header_of(item), max_bytes=MAX_INPUT_BYTES)
         self._finish()
 
@@ -208,16 +207,17 @@ class Try:
             return
         head, names = self._head, {hop.vnode for hop in self.way.hops}
         timings = {item.vnode: item for item in head.timings if item.vnode in names}
-        first = timings.get(self.way.hops[0].vnode)
-        drafted = first.drafted if first is not None else b""
-        if len(drafted) > self._question.draft:
-            raise Unavailable("more drafts than were asked for", code="bad_answer")
         kept = min((int(timings[name].kept) if name in timings else 0) for name in names)
         self._done.set_result(
             Answer(
-                self._assembler.finite_array(), head.state_digest, head.replica, int(head.step), timings, drafted, self._session, kept,
+                self._assembler.finite_array(), head.state_digest, head.replica, int(head.step), timings, self._drafted(head), self._session, kept,
             )
         )  # fmt: skip
+
+    def _drafted(self, answer: vnode_pb2.InferAnswer) -> bytes:
+        """By which tokens the first hop extended the question, as the last one that told says."""
+        told = [item.drafted for item in answer.timings if item.vnode == self.way.hops[0].vnode]
+        return told[-1] if told else b""
 
     def _fail(self, error: WayFailed) -> None:
         if not self._done.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dcnr.errors import InvalidInput
 from dcnr.graph import stages_of_graph
 from dcnr.v1 import local_pb2, orchestrator_pb2, vnode_pb2
 from orchestrator.generating import Generating
+from orchestrator.trying import Try
 from trust.identity import NodeKey
 from vnode.costs import session_bytes
 from vnode.registry import default_registry
@@ -170,6 +172,45 @@ def test_what_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.Monk
                 assert (await refusal(lambda asked=asked, draft=draft: here.ask(asked, draft=draft))).code == "bad_draft"
             late = await refusal(lambda: written(here, deadline_s=1e-9))
             assert late.code == "deadline_exceeded"
+
+    asyncio.run(scenario())
+
+
+def swapped(tensor: vnode_pb2.InferTensor) -> None:
+    tensor.shape[1], tensor.shape[2] = tensor.shape[2], tensor.shape[1]
+
+
+def other_dtype(tensor: vnode_pb2.InferTensor) -> None:
+    tensor.dtype = "int32"
+
+
+@pytest.mark.parametrize("lie", [swapped, other_dtype])
+def test_a_last_seat_that_answers_with_what_its_exit_cannot_give_fails_its_way_and_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Callable[[vnode_pb2.InferTensor], None]
+) -> None:
+    """As many samples as were asked, and bytes that bear their digest: only the graph says that it is none."""
+    one, liars, heard = served_text(tmp_path), list[str](), Try.heard
+
+    def lied(this: Try, pnode_id: str, message: Any) -> None:
+        """Whoever answers first lies from then on."""
+        if isinstance(message, vnode_pb2.InferMessage) and message.HasField("answer"):
+            if not liars:
+                liars.append(pnode_id)
+            if pnode_id in liars:
+                lie(message.answer.tensors[0])
+        heard(this, pnode_id, message)
+
+    async def scenario() -> None:
+        async with town(one, monkeypatch) as here, workers(tmp_path, 2) as (first, second):
+            monkeypatch.setattr(Try, "heard", lied)
+            await here.seat(first, "head", "tail")
+            await here.seat(second, "head", "tail")
+            parts = await written(here, full_depth=True)
+            assert text_of(parts) == plain_text(one, PROMPT)
+            assert [{part.stages[-1].pnode_id for part in parts}] == [{first.pnode_id, second.pnode_id} - set(liars)]
+            asked = np.frombuffer(PROMPT[:CONTEXT], np.uint8)[None]
+            answers = [await here.ask(asked, full_depth=True) for _ in range(5)]
+            assert {tuple(answer.output.shape) for answer in answers} == {(1, CONTEXT, 256)}
 
     asyncio.run(scenario())
 

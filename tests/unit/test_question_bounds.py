@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,13 +12,15 @@ import pytest
 from stages_rig import FORK, LINE
 
 from dcnr.client import Orchestrators
-from dcnr.errors import Corrupt, DcnrError, InvalidInput, TimedOut, Unavailable
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.sdk.asking import Ask, answer_of, request_of
-from dcnr.stages import Stage
+from dcnr.specs import TensorSpec
+from dcnr.stages import INPUT, Stage, StageInput
+from dcnr.tensor import encode
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.access import STRANGERS_ASK, Caller, CallLimits
-from orchestrator.questions import MAX_INPUT_BYTES, question_of, version_of
+from orchestrator.questions import MAX_INPUT_BYTES, Question, check_readout, question_of, version_of
 from orchestrator.view import JobFacts
 
 BATCH = 8
@@ -113,6 +116,67 @@ def test_bytes_that_are_not_the_shape_are_refused() -> None:
         request_of(samples(), Ask(weights="best"))
     with pytest.raises(InvalidInput):
         request_of(np.array(["text"]), Ask())
+
+
+def stages_of_texts(*sources: int, length: int, num_classes: int = 256) -> tuple[Stage, ...]:
+    """One exit that reads sequences of bytes of these lengths and says what follows each of so many places."""
+    after = TensorSpec("float32", (length, 4))
+    read = [
+        Stage(
+            f"s{number}", "byte_embedding", {}, (INPUT,), (TensorSpec("uint8", (one,)),), (), (StageInput(INPUT, TensorSpec("uint8", (one,))),), "", {},
+            "", {}, after, TensorSpec("uint8", (length,)), num_classes,
+        )
+        for number, one in enumerate(sources)
+    ]  # fmt: skip
+    inputs = tuple(StageInput(one.id, after) for one in read)
+    return (*read, replace(read[0], id="out", inputs=inputs))
+
+
+def asked_of(*shapes: tuple[int, ...], draft: int = 0, last: int = 0) -> Question:
+    inputs = {f"s{number}": encode(np.zeros(shape, np.uint8), "raw") for number, shape in enumerate(shapes)}
+    return Question(inputs, shapes[0][0], "out", False, 1.0, 1, draft, last)
+
+
+def fits(stages: tuple[Stage, ...], question: Question, *shape: int, num_drafted: int = 0, dtype: str = "float32") -> bool:
+    try:
+        check_readout(stages, stages[-1].id, question, num_drafted, dtype, shape)
+    except RemoteFault:
+        return False
+    return True
+
+
+def test_an_exit_answers_with_a_score_for_each_class_and_nothing_else() -> None:
+    line = tuple(replace(stage, target=TensorSpec("int64", ())) for stage in LINE)
+    question, classes = question_of(request_of(samples(2), Ask("toy")), facts(line)), line[-1].num_classes
+    assert fits(line, question, 2, classes)
+    for shape in ((), (2,), (2, classes + 1), (3, classes), (2, classes, 1), (2, 1, classes), (classes, 2), (2, 0)):
+        assert not fits(line, question, *shape), shape
+    for dtype in ("int32", "float16", "", "x" * 1000):
+        assert not fits(line, question, 2, classes, dtype=dtype)
+
+
+def test_an_exit_of_sequences_answers_for_the_places_that_came() -> None:
+    one = stages_of_texts(8, length=8)
+    for num_places in (1, 5, 8):
+        assert fits(one, asked_of((2, num_places)), 2, num_places, 256)
+    for shape in ((2, 4, 256), (2, 9, 256), (2, 256, 5), (2, 5, 255), (2, 5), (1, 5, 256), (2, 0, 256)):
+        assert not fits(one, asked_of((2, 5)), *shape), shape
+    drafted = asked_of((1, 3), draft=4, last=5)
+    assert fits(one, drafted, 1, 5, 256, num_drafted=4)
+    assert not fits(one, drafted, 1, 7, 256, num_drafted=4)
+    assert not fits(one, drafted, 1, 4, 256, num_drafted=3), "who drafts bytes always can"
+    assert fits(stages_of_texts(8, length=8, num_classes=300), drafted, 1, 5, 300, num_drafted=3), "but for tokens that are none"
+    assert not fits(one, drafted, 1, 5, 256, num_drafted=5)
+
+
+def test_an_exit_that_has_more_places_than_came_answers_for_any_number_up_to_these() -> None:
+    for stages, question in (
+        (stages_of_texts(8, 8, length=16), asked_of((1, 3), (1, 4))),
+        (stages_of_texts(4, length=16), asked_of((1, 3))),
+    ):
+        assert all(fits(stages, question, 1, num_places, 256) for num_places in range(1, 17))
+        assert not fits(stages, question, 1, 17, 256)
+        assert not fits(stages, question, 1, 0, 256)
 
 
 def test_an_answer_is_the_array_that_was_sent_or_is_refused() -> None:
