@@ -53,15 +53,14 @@ def generate(
         async for part in client.generate(begins, wanted):
             parts.append(part)
             if not as_json:
-                sys.stdout.write(part.text)
-                sys.stdout.flush()
+                output.write(part.text)
         return parts
 
     parts = Session(home, network, bootstrap, network_id).run(work)
     if as_json:
         output.emit(_data(parts), str, as_json=True)
     else:
-        sys.stdout.write("\n")
+        output.write("\n")
         output.say(_told(parts[-1]))
 
 

@@ -27,6 +27,12 @@ def say(text: str) -> None:
     print(text.translate(_DROPPED), file=sys.stderr, flush=True)  # noqa: T201
 
 
+def write(text: str) -> None:
+    """A part of a text on standard output as it comes: as it is for a file or another program, without what steers a terminal where somebody watches."""
+    sys.stdout.write(text.translate(_DROPPED) if is_terminal() else text)
+    sys.stdout.flush()
+
+
 def is_terminal() -> bool:
     """Whether somebody watches standard output."""
     return sys.stdout.isatty()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
+import sys
+from collections.abc import AsyncGenerator
 
 import pytest
 
-from dcnr.cli.output import emit, say
+from dcnr.cli.output import emit, say, write
+from dcnr.texts import parts_of
+from dcnr.v1 import orchestrator_pb2
 
 SAID = "relay_refused: \x1b]0;owned\x07\x1b[2J\x9bHno\r"
 
@@ -22,3 +28,32 @@ def test_nothing_that_is_printed_steers_the_terminal(*, as_json: bool, capsys: p
         assert json.loads(printed) == {"reason": SAID}
     else:
         assert printed == "events\n\tÄ 值 relay_refused: ]0;owned[2JHno\n"
+
+
+class Terminal(io.StringIO):
+    """Somebody watches."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stdout", "shown"), [(Terminal(), "Ä 值\n\t[2J0;no]"), (io.StringIO(), "Ä 值\n\t\x1b[2J\x9b0;no]\x07\r")])
+def test_a_text_that_comes_in_parts_steers_no_terminal_and_is_what_it_is_elsewhere(
+    stdout: io.StringIO, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However its bytes are cut, also within a character."""
+    text = "Ä 值\n\t\x1b[2J\x9b0;no]\x07\r".encode()
+    monkeypatch.setattr(sys, "stdout", stdout)
+
+    async def told(size: int) -> AsyncGenerator[orchestrator_pb2.GenerateResponse, None]:
+        for start in range(0, len(text), size):
+            is_last = start + size >= len(text)
+            yield orchestrator_pb2.GenerateResponse(text=text[start : start + size], finish_reason="stop" if is_last else "")
+
+    async def written() -> None:
+        for size in (1, 2, 3, len(text)):
+            async for part in parts_of(told(size)):
+                write(part.text)
+
+    asyncio.run(written())
+    assert stdout.getvalue() == 4 * shown

@@ -51,6 +51,14 @@ def parts(**changes: Any) -> tuple[Part, Part]:
     return Part("one ", "", orchestrator_pb2.GenerateResponse(model="toy")), Part("two", "stop", last(**changes))
 
 
+def test_what_is_written_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    steers = Part("\x1b[2J\x1b]0;owned\x07one\n", "", orchestrator_pb2.GenerateResponse(model="toy"))
+    written = (steers, Part("ä\x9bH", "stop", last()))
+    assert call(monkeypatch, Client(*written), "--prompt", "abc").stdout == "".join(part.text for part in written) + "\n"
+    monkeypatch.setattr("dcnr.cli.output.is_terminal", lambda: True)
+    assert call(monkeypatch, Client(*written), "--prompt", "abc").stdout == "[2J]0;ownedone\näH\n"
+
+
 def test_the_text_comes_alone_and_what_it_is_worth_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(*parts())
     shown = call(monkeypatch, client, "--prompt", "abc", "--max-tokens", "9", "--stop", "x", "--stop", "y", "--seed", "3")
