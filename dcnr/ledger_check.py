@@ -5,7 +5,6 @@ Shares no code with the orchestrator's decisions. A correction is a new entry in
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -55,34 +54,95 @@ class Account:
     credibility: float = field(default=0.0)
 
 
+class LedgerFold:
+    """A chain of manifests as far as it was read, oldest first: what they say is kept, and of themselves only the newest."""
+
+    def __init__(self, digest: str, first: model_pb2.Manifest) -> None:
+        self.digest, self.num_manifests = digest, 1
+        """Of the newest one, and how many were read."""
+        self._digests, self._newest = {digest}, first
+        self._ended: list[JobLedger] = []
+        self._job: _JobFold | None = None
+
+    def read(self, digest: str, manifest: model_pb2.Manifest) -> None:
+        """The one that follows."""
+        if self._job is None or self._newest.job_id != manifest.job_id:
+            if self._job is not None:
+                self._ended.append(self._job.ledger())
+            self._job = _JobFold(self.digest, self._newest)
+        self._job.read(manifest)
+        self.digest, self._newest, self.num_manifests = digest, manifest, self.num_manifests + 1
+        self._digests.add(digest)
+
+    def __contains__(self, digest: str) -> bool:
+        """Whether the manifest of that digest was read."""
+        return digest in self._digests
+
+    def ledgers(self) -> list[JobLedger]:
+        """The jobs, oldest first."""
+        return [*self._ended, self._job.ledger()] if self._job is not None else []
+
+
 async def read_ledgers(newest: str, read: ReadManifest) -> list[JobLedger]:
     """The jobs in which audits were in force, oldest first, back from the manifest of that digest. Raises what ``read`` raises."""
-    digests, chain = [newest], [await read(newest)]
-    while chain[-1].audits == AUDITS_DRAWN and chain[-1].parent_digest and len(chain) < MAX_MANIFESTS:
-        digests.append(chain[-1].parent_digest)
-        chain.append(await read(digests[-1]))
-    chain.reverse()
-    jobs: list[tuple[str, list[model_pb2.Manifest]]] = []
-    for digest, (before, manifest) in zip(reversed(digests), itertools.pairwise(chain), strict=False):
-        if not jobs or jobs[-1][1][-1].job_id != manifest.job_id:
-            jobs.append((digest, [before]))
-        jobs[-1][1].append(manifest)
-    return [folded_job(beginning, job) for beginning, job in jobs]
+    return (await read_on(None, newest, read)).ledgers()
+
+
+async def read_on(known: LedgerFold | None, newest: str, read: ReadManifest) -> LedgerFold:
+    """The chain back from the manifest of that digest, while audits were in force. Of one that goes on from what is ``known`` only what is new is read, and
+    ``known`` goes on with it; where ``known`` has gone further already, it is the answer. Raises what ``read`` raises; ``known`` is then what it was.
+    """
+    if known is not None and newest in known:
+        return known
+    chain: list[tuple[str, model_pb2.Manifest]] = []
+    wanted = newest
+    while (known is None or wanted != known.digest) and len(chain) < MAX_MANIFESTS:
+        chain.append((wanted, await read(wanted)))
+        manifest = chain[-1][1]
+        if manifest.audits != AUDITS_DRAWN or not manifest.parent_digest:
+            break
+        wanted = manifest.parent_digest
+    fold = known if known is not None and wanted == known.digest else LedgerFold(*chain.pop())
+    for digest, manifest in reversed(chain):
+        fold.read(digest, manifest)
+    return fold
 
 
 def folded_job(beginning: str, job: Sequence[model_pb2.Manifest]) -> JobLedger:
     """What the manifests of one job say, oldest first; the first, of digest ``beginning``, is what the job began with."""
-    folding, problem, count = Folding(job[0]), "", 0
-    try:
-        for before, manifest in itertools.pairwise(job):
+    fold = _JobFold(beginning, job[0])
+    for manifest in job[1:]:
+        fold.read(manifest)
+    return fold.ledger()
+
+
+class _JobFold:
+    """The manifests of one job up to the first that cannot be; ``first``, of digest ``beginning``, is what the job began with."""
+
+    def __init__(self, beginning: str, first: model_pb2.Manifest) -> None:
+        self._beginning, self._folding, self._newest = beginning, Folding(first), first
+        self._problem, self._count = "", 0
+
+    def read(self, manifest: model_pb2.Manifest) -> None:
+        before, self._newest = self._newest, manifest
+        if self._problem:
+            return
+        try:
             if manifest.number != before.number + 1:
                 raise Corrupt(f"manifest {manifest.number} follows number {before.number}", code="bad_ledger")
-            folding.read(manifest)
-            count += 1
-        folding.chronicle().ledger.check()
-    except (Corrupt, InvariantBroken) as error:
-        problem = error.message
-    return JobLedger(job[-1].job_id, count, folding.chronicle(), problem, beginning)
+            self._folding.read(manifest)
+            self._count += 1
+        except (Corrupt, InvariantBroken) as error:
+            self._problem = error.message
+
+    def ledger(self) -> JobLedger:
+        chronicle, problem = self._folding.chronicle(), self._problem
+        try:
+            if not problem:
+                chronicle.ledger.check()
+        except (Corrupt, InvariantBroken) as error:
+            problem = error.message
+        return JobLedger(self._newest.job_id, self._count, chronicle, problem, self._beginning)
 
 
 def accounts_of(ledgers: Sequence[JobLedger], since_s: float = -math.inf) -> list[Account]:

@@ -14,14 +14,15 @@ from typing import Any, Final, TypeVar, cast
 
 from dcnr import limits, tracing
 from dcnr.client import Orchestrators
-from dcnr.errors import Corrupt, NotFound, Refused
-from dcnr.ledger_check import Account, JobLedger, accounts_of, read_ledgers
+from dcnr.errors import Corrupt, NotFound
+from dcnr.ledger_check import Account, JobLedger, accounts_of
 from dcnr.ports import Clock
-from dcnr.receipts import gather_receipt, no_contribution, receipt_bytes
+from dcnr.receipts import ReadEnvelope, Receipt, gather_receipt, no_contribution, receipt_bytes
 from dcnr.stored import StoredDocuments
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from gateway.ledgers import MAX_CHAIN, Chains, ReadSigned
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy
 
@@ -34,8 +35,6 @@ FOR_EVER_S: Final = 1e18
 """What is named by its digest does not change."""
 MAX_KEPT: Final = 256
 LEDGER_S: Final = 10.0
-MAX_CHAIN: Final = 500
-"""Manifests that a gateway reads for the ledger, and puts into a receipt."""
 KEPT_RECEIPTS: Final = 4
 
 
@@ -80,7 +79,7 @@ class Views:
 
     def __init__(self, orchestrators: Orchestrators, policy: Callable[[], NetworkPolicy], clock: Clock) -> None:
         self.orchestrators, self._policy, self.clock = orchestrators, policy, clock
-        self._fresh, self._receipts = Fresh(clock), Fresh(clock, KEPT_RECEIPTS)
+        self._fresh, self._receipts, self._chains = Fresh(clock), Fresh(clock, KEPT_RECEIPTS), Chains()
 
     @property
     def policy(self) -> NetworkPolicy:
@@ -179,16 +178,7 @@ class Views:
 
     async def _fold(self, model: str) -> tuple[str, list[JobLedger], list[Account]]:
         digest, newest = await self.manifest(model)
-        num_read = 0
-
-        async def read(wanted: str) -> model_pb2.Manifest:
-            nonlocal num_read
-            num_read += 1
-            if num_read > MAX_CHAIN:
-                raise Refused(f"the chain has more than {MAX_CHAIN} manifests", code="ledger_too_long", remedy="dcnr ledger scores")
-            return newest if wanted == digest else (await self.manifest(newest.model, wanted))[1]
-
-        ledgers = await read_ledgers(digest, read)
+        digest, ledgers = await self._chains.ledgers(newest.model, digest, self._signed_manifest(newest.model, digest))
         return digest, ledgers, await asyncio.to_thread(accounts_of, ledgers)
 
     async def receipt(self, pnode_id: str, model: str = "") -> bytes:
@@ -202,16 +192,25 @@ class Views:
         digest, _, accounts = await self.ledger(model)
         name = (await self.head(model)).model
 
-        async def manifest(wanted: str) -> identity_pb2.Envelope:
-            return (await self._kept_manifest(name, wanted))[0]
-
         async def request(job_id: str) -> identity_pb2.Envelope:
             return await self._read_request(name, job_id)
 
         if accounts and pnode_id not in {one.pnode_id for one in accounts}:
             raise no_contribution(pnode_id)
-        receipt = await gather_receipt(manifest, request, self.policy, name, pnode_id, digest, most=MAX_CHAIN)
+
+        async def gathered(manifest: ReadEnvelope) -> Receipt:
+            return await gather_receipt(manifest, request, self.policy, name, pnode_id, digest, most=MAX_CHAIN)
+
+        receipt = await self._chains.receipt(self._signed_manifest(name, digest), gathered)
         return await asyncio.to_thread(receipt_bytes, receipt)
+
+    def _signed_manifest(self, model: str, newest: str) -> ReadSigned:
+        """Reads manifests of a chain; the newest one may be here already."""
+
+        async def read(digest: str) -> tuple[identity_pb2.Envelope, model_pb2.Manifest]:
+            return await (self._kept_manifest if digest == newest else self._read_manifest)(model, digest)
+
+        return read
 
     async def _kept_manifest(self, model: str, digest: str) -> tuple[identity_pb2.Envelope, model_pb2.Manifest]:
         """As it was signed, and opened."""
