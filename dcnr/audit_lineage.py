@@ -32,7 +32,7 @@ MAX_COMMITS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class VNodeLineage:
-    """What one VNode learned from. ``exact``: state, manifest and commits agree on exactly [0, N), each batch once."""
+    """What one VNode learned from. ``exact``: state, manifest and commits agree, and on exactly [0, N)."""
 
     vnode: str
     state_digest: str
@@ -44,6 +44,8 @@ class VNodeLineage:
     """Why not; empty where ``exact``."""
     learned: tuple[tuple[str, str, int], ...]
     """Who contributed, in order of first contribution: replica, PNode, batches."""
+    agrees: bool
+    """State, manifest and commits name the same batches of the job, each once and credited, however many of them are there yet."""
 
     @property
     def pnodes(self) -> tuple[str, ...]:
@@ -136,36 +138,26 @@ class LineageAudit:
         chain: _Chain,
     ) -> VNodeLineage:
         if not entry.working:
-            return VNodeLineage(entry.vnode, "", 0, 0, False, "the manifest names no checkpoint", ())
+            return VNodeLineage(entry.vnode, "", 0, 0, False, "the manifest names no checkpoint", (), False)
         checkpoint = entry.working[0]
         metadata, stored = await self._state(checkpoint)
         walk = await self._walk(checkpoint, request, first)
         batches = [batch for piece in walk.pieces for batch in piece.batches]
-        wanted = [[0, int(request.num_batches)]]
         named = [[int(interval.first), int(interval.end)] for interval in checkpoint.lineage.intervals]
         by_whom: dict[tuple[str, str], list[int]] = {}
         for piece in walk.pieces:
             by_whom.setdefault((piece.replica, piece.pnode_id), []).extend(piece.batches)
-        reason = ""
-        if metadata.get("vnode") != entry.vnode or metadata.get("graph") != request.graph_digest:
-            reason = "the state file is of another VNode or graph"
-        elif metadata.get("parent") != walk.parent:
-            reason = "the state file names another parent than its commit"
-        elif stored != wanted:
-            reason = f"the state file holds the lineage {stored}"
-        elif named != wanted:
-            reason = f"the manifest says the lineage {named}"
-        elif len(batches) != int(request.num_batches):
-            reason = f"the commits name {len(batches)} batches"
-        elif sorted(batches) != list(range(int(request.num_batches))):
-            reason = "the commits name a batch twice"
-        else:
-            again = chain.left_aside(entry.vnode, walk.states)
-            for (replica, pnode_id), own in by_whom.items():
-                if not (chain.credited.get((entry.vnode, replica, pnode_id), set()) | again).issuperset(own):
-                    reason = reason or f"no manifest credits {replica} with what it learned"
+        wrong = _of_another(metadata, entry.vnode, request, walk) or _apart(stored, named, batches, int(request.num_batches))
+        again = chain.left_aside(entry.vnode, walk.states)
+        for (replica, pnode_id), own in by_whom.items():
+            if not (chain.credited.get((entry.vnode, replica, pnode_id), set()) | again).issuperset(own):
+                wrong = wrong or f"no manifest credits {replica} with what it learned"
+        missing = int(request.num_batches) - len(batches)
+        reason = wrong or (f"{missing} batches of {request.num_batches} are not learned" if missing else "")
         learned = tuple((replica, pnode_id, len(own)) for (replica, pnode_id), own in by_whom.items() if own)
-        return VNodeLineage(entry.vnode, checkpoint.digest, len(batches), walk.num_commits, not reason, reason, learned)
+        return VNodeLineage(
+            entry.vnode, checkpoint.digest, len(batches), walk.num_commits, not reason, reason, learned, agrees=not wrong
+        )
 
     async def _walk(self, checkpoint: model_pb2.Checkpoint, request: model_pb2.JobRequest, first: str) -> _Walk:
         """Raises Corrupt where the chain breaks. A commit begins where its parent ended: at its state, or at the anchor that contributors took."""
@@ -246,6 +238,33 @@ class LineageAudit:
             return await asyncio.to_thread(_header, path, checkpoint.digest)
         finally:
             path.unlink(missing_ok=True)
+
+
+def _of_another(metadata: dict[str, str], vnode: str, request: model_pb2.JobRequest, walk: _Walk) -> str:
+    """Why the state file is not the one that the walk began at; empty where it is. Checkpoint 0, which no commit made, may descend from an earlier job."""
+    if metadata.get("vnode") != vnode or metadata.get("graph") != request.graph_digest:
+        return "the state file is of another VNode or graph"
+    if walk.num_commits and metadata.get("parent") != walk.parent:
+        return "the state file names another parent than its commit"
+    return ""
+
+
+def _apart(stored: list[list[int]], named: list[list[int]], batches: list[int], num_batches: int) -> str:
+    """Where state file, manifest and commits do not name the same batches of the job, each once; empty where they do."""
+    if stored != named:
+        return f"the state file holds the lineage {stored}, the manifest says {named}"
+    numbers = sorted(batches)
+    if len(set(numbers)) != len(numbers):
+        return "the commits name a batch twice"
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number:
+            runs[-1][1] = number + 1
+        else:
+            runs.append([number, number + 1])
+    if runs != stored:
+        return f"the commits name {len(numbers)} batches, and not those that the state file holds"
+    return "the state file holds batches that the job does not have" if runs and runs[-1][1] > num_batches else ""
 
 
 def _header(path: Path, digest: str) -> tuple[dict[str, str], list[list[int]]]:

@@ -38,6 +38,7 @@ def verify(
     """Check the ledger of a model anew. Every job's chain of manifests; of the newest job receipts, evidence and states too. Exits with 1 at the first bad one.
 
     Where no audits were in force nobody checked what was computed, and that is said; then the signed statements are held against states and manifests.
+    Disagreement is bad at any time, batches that are missing once the job has completed.
 
     Example: dcnr ledger verify mnist-residual
     """
@@ -259,7 +260,12 @@ def _verify_statements(session: Session, model: str, manifest: str, *, as_json: 
         return await audit_lineage(client, model, manifest=digest), is_done
 
     lineages, is_done = session.run(work)
-    problem = next((f"{one.vnode}: {one.reason}" for one in lineages if not one.exact), "") if is_done else ""
+    tell_statements(lineages, is_done=is_done, as_json=as_json)
+
+
+def tell_statements(lineages: list[VNodeLineage], *, is_done: bool, as_json: bool) -> None:
+    """Says what was found; exits with 1 where states, commits and manifests disagree, or batches are missing of a job that is said to be completed."""
+    problem = next((f"{one.vnode}: {one.reason}" for one in lineages if not (one.exact if is_done else one.agrees)), "")
     data = {
         "audits": "none", "completed": is_done, "problem": problem,
         "vnodes": [
@@ -275,7 +281,7 @@ def _verify_statements(session: Session, model: str, manifest: str, *, as_json: 
 
 def _statements_text(lineages: list[VNodeLineage], problem: str, *, is_done: bool) -> str:
     def said(one: VNodeLineage) -> str:
-        return "every batch of the job once" if one.exact else one.reason if is_done else "so far"
+        return "every batch of the job once" if one.exact else "so far" if one.agrees and not is_done else one.reason
 
     rows = [
         (one.vnode, one.num_batches, one.num_commits, ", ".join(map(output.short, one.pnodes)) or "-", said(one))

@@ -99,7 +99,7 @@ def job(
 
 def lineage(vnode: str, *pnodes: str, num_batches: int = N, exact: bool = True) -> VNodeLineage:
     learned = tuple((f"{vnode}.1", pnode_id, num_batches) for pnode_id in pnodes or (HONEST,))
-    return VNodeLineage(vnode, "d" * 64, num_batches, 4, exact, "" if exact else "twice", learned)
+    return VNodeLineage(vnode, "d" * 64, num_batches, 4, exact, "" if exact else "twice", learned, exact)
 
 
 LINES = (lineage("a"), lineage("b"))
