@@ -22,6 +22,7 @@ from dcnr import crashpoints
 from dcnr.demo.run import MARK
 from dcnr.errors import DcnrError, TimedOut, Unavailable
 from dcnr.graph_text import graph_table
+from dcnr.home_lock import LOCK_FILE
 from dcnr.ids import Digest, digest_of
 from dcnr.sdk.client import connect_async
 from dcnr.testing import clean_environment, free_ports
@@ -128,7 +129,7 @@ class Drives:
             (where / MARK).touch()
         arguments = ("dcnr.cli.dcnr", "demo", "--directory", str(where))
         row = _dies(*arguments, setting=setting)
-        if [path.name for path in where.iterdir()] != [MARK]:
+        if {path.name for path in where.iterdir()} != {MARK, LOCK_FILE}:
             raise Unavailable("the directory of the demo is not as it says", code="demo_directory")
         _dies(*arguments, setting=crashpoints.setting("demo.marked", directory / "again"))
         return row

@@ -14,7 +14,7 @@ from dcnr.cli import output
 from dcnr.cli.completion import among
 from dcnr.cli.files import write_whole
 from dcnr.cli.homes import JsonOption, home_of, settings_of
-from dcnr.errors import NotRunning, Refused, TimedOut, Unavailable
+from dcnr.errors import NotRunning, TimedOut, Unavailable
 from dcnr.settings import ClientSettings
 
 if TYPE_CHECKING:
@@ -84,11 +84,12 @@ def up(
     Kill what you like: it says which process has ended and how it is started again, and goes on while an orchestrator runs. In a directory
     where one ran before the same network goes on, with its jobs; it needs as many orchestrators as then.
     """
+    from contextlib import closing
+
+    from dcnr.home_lock import HomeLock
     from dcnr.testing import LocalNetwork, LocalPNode
 
     where = directory.absolute()
-    if _pid(where) is not None:
-        raise Refused(f"a local network already runs in {where}", code="already_running", remedy="dcnr local down")
     specs = [LocalPNode(f"p{number + 1}", cores, memory_mb) for number in range(pnodes)]
     stopping = threading.Event()
     network = LocalNetwork(where, num_orchestrators=orchestrators, pnodes=specs, say=output.say, environment=os.environ)
@@ -97,48 +98,49 @@ def up(
         stopping.set()
         network.interrupt()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    try:
-        _run(network, where, stopping)
-    except Unavailable as error:
-        if error.code != "interrupted":
-            raise
-        output.say("interrupted: every process of the network has ended")
+    with closing(HomeLock(where, "a local network", "dcnr local down, or choose another --directory")):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        _write(where, {"pid": os.getpid()})  # at once: what an earlier one left names a process that is no longer ours
+        try:
+            _run(network, where, stopping)
+        except Unavailable as error:
+            if error.code != "interrupted":
+                raise
+            output.say("interrupted: every process of the network has ended")
+        finally:
+            (where / RUN_FILE).unlink(missing_ok=True)
 
 
 def _run(network: LocalNetwork, where: Path, stopping: threading.Event) -> None:
     """From start to end of a network in the foreground. Raises Unavailable (``no_orchestrator``) when its last orchestrator has ended by itself."""
     with network:
         _write(where, {"pid": os.getpid(), "network": str(network.network_file), "bootstrap": network.bootstrap})
-        try:
-            output.say(f"running; in another terminal: dcnr local status --directory {where}")
-            output.say(f"  export DCNR_HOME={network.maintainer_home} DCNR_NETWORK={network.network_file}")
-            output.say(f"  export DCNR_BOOTSTRAP={','.join(network.bootstrap)}")
-            running, has_store = [*network.orchestrators, *network.pnodes], True
-            while not stopping.wait(POLL_S):
-                if has_store and not network.store.running():
-                    has_store = False
-                    output.say(
-                        f"the object store has ended (its log: {network.store.log_path}): training goes on, nothing is decided or kept"
-                    )
-                    output.say("  end this with Ctrl-C; dcnr local up in this directory then goes on with all that was stored")
-                ended = [process for process in running if process.end]
-                for process in ended:
-                    running.remove(process)
-                    output.say(process.end)
-                if not any(process.alive for process in network.orchestrators):
-                    network.stop()
-                    raise Unavailable(
-                        "the last orchestrator has ended", code="no_orchestrator", remedy="dcnr local up goes on with this network"
-                    )
-                for process in ended:
-                    output.say(
-                        f"the network goes on without {process.name}; to start it again, in another terminal:\n  {process.by_hand}"
-                    )
-            network.stop()
-        finally:
-            (where / RUN_FILE).unlink(missing_ok=True)
+        output.say(f"running; in another terminal: dcnr local status --directory {where}")
+        output.say(f"  export DCNR_HOME={network.maintainer_home} DCNR_NETWORK={network.network_file}")
+        output.say(f"  export DCNR_BOOTSTRAP={','.join(network.bootstrap)}")
+        running, has_store = [*network.orchestrators, *network.pnodes], True
+        while not stopping.wait(POLL_S):
+            if has_store and not network.store.running():
+                has_store = False
+                output.say(
+                    f"the object store has ended (its log: {network.store.log_path}): training goes on, nothing is decided or kept"
+                )
+                output.say("  end this with Ctrl-C; dcnr local up in this directory then goes on with all that was stored")
+            ended = [process for process in running if process.end]
+            for process in ended:
+                running.remove(process)
+                output.say(process.end)
+            if not any(process.alive for process in network.orchestrators):
+                network.stop()
+                raise Unavailable(
+                    "the last orchestrator has ended", code="no_orchestrator", remedy="dcnr local up goes on with this network"
+                )
+            for process in ended:
+                output.say(
+                    f"the network goes on without {process.name}; to start it again, in another terminal:\n  {process.by_hand}"
+                )
+        network.stop()
 
 
 @app.command()
@@ -146,13 +148,15 @@ def down(directory: DirectoryOption = _DEFAULT, as_json: JsonOption = False) -> 
     """End the network that `dcnr local up` runs."""
     import time
 
+    from dcnr.home_lock import is_held
+
     where = directory.absolute()
     pid = _pid(where)
     if pid is None:
         raise _not_running(where)
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_LIMIT_S
-    while _pid(where) is not None:
+    while is_held(where):
         if time.monotonic() > deadline:
             raise TimedOut(f"the network has not ended within {STOP_LIMIT_S:.0f} s", code="still_running")
         time.sleep(POLL_S)
@@ -173,6 +177,8 @@ def status(directory: DirectoryOption = _DEFAULT, as_json: JsonOption = False) -
     running = _read(where)
     if _pid(where) is None or running is None:
         raise _not_running(where)
+    if "bootstrap" not in running:
+        raise NotRunning(f"the local network in {where} is still starting", remedy="ask again when it says that it is running")
 
     async def ask() -> list[orchestrator_pb2.NodeView]:
         client: AsyncClient
@@ -205,15 +211,11 @@ def _read(where: Path) -> dict[str, Any] | None:
 
 
 def _pid(where: Path) -> int | None:
-    """The process that runs the network; None if it is gone."""
+    """The process that runs the network; None if it is gone: what it wrote may outlive it, and its number be another process's by now."""
+    from dcnr.home_lock import is_held
+
     running = _read(where)
-    if running is None:
-        return None
-    try:
-        os.kill(running["pid"], 0)
-    except OSError:
-        return None
-    return int(running["pid"])
+    return int(running["pid"]) if running is not None and is_held(where) else None
 
 
 def _not_running(where: Path) -> NotRunning:

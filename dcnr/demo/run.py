@@ -28,6 +28,7 @@ from dcnr.demo.story import ACTIVE, Kill, Story
 from dcnr.demo.verdict import verdict_of
 from dcnr.errors import DcnrError, InvalidInput, NotRunning, Refused, TimedOut, Unavailable
 from dcnr.graph import graph_from_toml, stages_of_graph
+from dcnr.home_lock import LOCK_FILE, HomeLock
 from dcnr.ports import Clock
 from dcnr.sdk.client import AsyncClient, connect_async
 from dcnr.sdk.staging import Source
@@ -50,7 +51,7 @@ LOOK_S = 0.5
 CHECKPOINT_S = 10.0
 MAX_PATH = 60
 MARK = ".dcnr-demo"
-"""A directory with this file in it was made by a demo and may be removed by the next one."""
+"""A directory with this file in it was made by a demo and may be emptied by the next one."""
 T = TypeVar("T")
 
 
@@ -75,13 +76,16 @@ def run_demo(
 ) -> int:  # fmt: skip
     """Runs it and returns the exit code: 0 only if everything held. ``chosen``: another example than the one that the options name.
 
-    Raises what `borrowed_bucket` and `read_store_file` raise, before anything is started, and Refused for a directory with other things in it.
+    Raises what `borrowed_bucket` and `read_store_file` raise, before anything is started, and Refused for a directory with other things in it, or
+    in which a demo runs.
     """
     screen = Screen(Console(no_color="NO_COLOR" in environment, soft_wrap=True))
     chosen = chosen or example(options.model)
     directory = options.directory or _directory(Path.cwd() / ".demo")
+    _check_ours(directory)
     with contextlib.ExitStack() as stack:
-        _make_empty(directory, ours=options.directory is None)
+        stack.enter_context(contextlib.closing(HomeLock(directory, "a demo", "wait until it ends, or choose another --directory")))
+        _make_empty(directory)
         store_file = _borrowed(options, directory / "store.json", stack, screen) if options.store_url else None
         network = _network(directory, pnodes, num_orchestrators, screen, environment, store_file)
         return _run(options, chosen, directory, network, screen, SystemClock())
@@ -303,20 +307,22 @@ def _directory(wanted: Path) -> Path:
     return wanted if len(str(wanted)) <= MAX_PATH else Path(tempfile.mkdtemp(prefix="dcnr-demo-"))
 
 
-def _make_empty(directory: Path, *, ours: bool) -> None:
-    """Removes what an earlier demo left there, and nothing else. Raises Refused for a directory with other things in it."""
-    if directory.exists():
-        if not ours and not (directory / MARK).exists() and any(directory.iterdir()):
-            raise Refused(
-                f"{directory} holds other things than an earlier demo",
-                code="directory_in_use",
-                remedy="choose an empty --directory",
-            )
-        for path in directory.iterdir():
-            if path.name != MARK:  # the mark goes last: half emptied, the directory is still known as ours
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        reached("demo.emptied")
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _check_ours(directory: Path) -> None:
+    """Raises Refused for a directory with other things in it than what a demo left."""
+    if directory.is_dir() and not (directory / MARK).exists() and any(path.name != LOCK_FILE for path in directory.iterdir()):
+        raise Refused(
+            f"{directory} holds other things than an earlier demo",
+            code="directory_in_use",
+            remedy="choose an empty --directory",
+        )
+
+
+def _make_empty(directory: Path) -> None:
+    """Removes what an earlier demo left there; whoever calls holds its lock."""
+    for path in directory.iterdir():
+        if path.name not in (MARK, LOCK_FILE):  # half emptied, the directory is still known as ours
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    reached("demo.emptied")
     (directory / MARK).touch()
     reached("demo.marked")
 
@@ -324,7 +330,7 @@ def _make_empty(directory: Path, *, ours: bool) -> None:
 def _tidy(directory: Path) -> None:
     """Keeps logs and the export, removes the rest."""
     for path in directory.iterdir():
-        if path.name not in ("log", "export", "result.json", MARK):
+        if path.name not in ("log", "export", "result.json", MARK, LOCK_FILE):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 

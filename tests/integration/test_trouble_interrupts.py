@@ -134,3 +134,15 @@ def test_ctrl_c_ends_a_local_network_also_while_it_starts(short: Path) -> None:
         assert network.end(SOON_S) == 0, network.text
         assert "interrupted: every process of the network has ended" in network.text
         assert "Traceback" not in network.text, network.text
+
+
+def test_a_local_network_that_starts_is_known_to_who_asks_elsewhere(short: Path) -> None:
+    """Goal: a second one is refused with the way on, and `down` ends the first, from the moment at which anything of it is there."""
+    where = ("--directory", str(short / "n"))
+    up = ("-m", "dcnr.cli.dcnr", "local", "up", *where, "--orchestrators", "2", "--pnodes", "1")
+    with nothing_left(short / "n", short / "tmp"), Command(*up, cwd=short, environment={"TMPDIR": str(short / "tmp")}) as network:
+        network.line("starting the embedded object store")
+        told(run(*up, code=5), code="already_running", what="already runs", remedy="dcnr local down")
+        assert "stopped" in run("-m", "dcnr.cli.dcnr", "local", "down", *where, code=0)
+        assert network.end(SOON_S) == 0, network.text
+    assert not (short / "n" / "local.json").exists()
