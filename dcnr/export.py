@@ -6,6 +6,7 @@ are computed, with component, configuration and inputs; ``graph.json`` is the ma
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -65,7 +66,10 @@ def weights_of_state(data: bytes, stage: Stage, registry: Registry, checkpoint: 
 def write_export(
     directory: Path, graph: model_pb2.ModelGraph, registry: Registry, weights: Mapping[str, Weights], *, manifest_digest: str
 ) -> Export:
-    """Writes the four files into ``directory`` (made if missing). Raises Refused where it cannot be written."""
+    """Writes the four files into ``directory`` (made if missing): ``model.json`` is that of an earlier export, or absent, until all others are these.
+
+    An export that was interrupted can be written again. Raises Refused where it cannot be written, and as `check_free`.
+    """
     from safetensors.numpy import save
 
     tensors = {
@@ -79,11 +83,9 @@ def write_export(
     contents["model.json"] = _json(model)
     contents["graph.json"] = _json(graph_table(graph))
     contents["README.txt"] = _readme(graph, manifest_digest).encode()
+    check_free(directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            (directory / name).write_bytes(contents[name])
-            reached("export.written")
+        _written(directory, contents)
     except OSError as error:
         raise Refused(
             f"{directory} cannot be written: {error.strerror}", code="disk_trouble", remedy="choose another directory"
@@ -93,6 +95,46 @@ def write_export(
     whole = Digest(hashlib.sha256(listing.encode()).hexdigest())
     parameters = sum(int(array.size) for entry in weights.values() for array in entry.tensors.values() if array.dtype.kind == "f")
     return Export(directory, whole, files, parameters)
+
+
+def check_free(directory: Path) -> None:
+    """Raises Refused (``export_exists``) where a file that is none of an export has the name of one that is to be written."""
+    taken = [name for name in FILES if (directory / name).exists()]
+    if taken and not _is_export(directory / "model.json") and not _is_export(_draft(directory, "model.json")):
+        raise Refused(
+            f"there is a {taken[0]} in {directory} already, which no export wrote",
+            code="export_exists",
+            remedy="choose another directory",
+        )
+
+
+def _is_export(path: Path) -> bool:
+    try:
+        table = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(table, dict) and table.get("format") == FORMAT
+
+
+def _draft(directory: Path, name: str) -> Path:
+    return directory / f".{name}.draft"
+
+
+def _written(directory: Path, contents: Mapping[str, bytes]) -> None:
+    """All drafts are there before the first file has its name, and that of ``model.json`` is to the end: by it half an export is known as one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    drafts = {name: _draft(directory, name) for name in FILES}
+    try:
+        for name, draft in drafts.items():
+            draft.write_bytes(contents[name])
+    except OSError:
+        for draft in drafts.values():
+            with contextlib.suppress(OSError):
+                draft.unlink()
+        raise
+    for name in sorted(FILES, key=lambda name: name == "model.json"):
+        drafts[name].replace(directory / name)
+        reached("export.written")
 
 
 def _model_table(

@@ -11,7 +11,7 @@ import typer
 
 from dcnr.cli import output
 from dcnr.cli.homes import ComponentsOption, HomeOption, JsonOption
-from dcnr.errors import InvalidInput
+from dcnr.errors import InvalidInput, Refused
 
 if TYPE_CHECKING:
     from vnode.importing.model import Chosen, Imported
@@ -28,7 +28,7 @@ def add(app: typer.Typer) -> None:
 
 def import_model(
     source: Annotated[str, typer.Argument(help="FILE.py:FACTORY, a function without arguments that gives a torch.nn.Module, or (module, example).")],
-    out: Annotated[Path, typer.Option(help="Where the graph goes.")] = Path("model.toml"),
+    out: Annotated[Path | None, typer.Option(help="Where the graph goes; default: model.toml, unless there is one.", show_default=False)] = None,
     weights: Annotated[Path | None, typer.Option(help="Where the module's weights go, for: dcnr model submit --weights.", show_default=False)] = None,
     name: Annotated[str, typer.Option(help="Of the model; default: that of the factory.")] = "",
     dataset: Annotated[str, typer.Option(help="Name of the staged data; default: that of the model.")] = "",
@@ -53,6 +53,11 @@ def import_model(
     from vnode.importing.model import Chosen, from_torch  # torch
     from vnode.registry import registry_with
 
+    graph = out or Path("model.toml")
+    if out is None and graph.exists():
+        raise Refused(
+            "there is a model.toml here already", code="graph_exists", remedy="--out model.toml replaces it, or name another file"
+        )
     registry = registry_with(Session(home, None, None, components=components).components)
     file, _, factory = source.rpartition(":")
     module, example = _made(Path(file), factory, shape, as_bytes=as_bytes)
@@ -61,7 +66,7 @@ def import_model(
         name=model, dataset=dataset, passes=passes, batch_size=batch_size, seed=seed, objective=objective, num_classes=classes,
         optimizer=_optimizer(optimizer, lr),
     )  # fmt: skip
-    _written(from_torch(module, example, chosen, registry=registry), chosen, out, weights, as_json=as_json)
+    _written(from_torch(module, example, chosen, registry=registry), chosen, graph, weights, as_json=as_json)
 
 
 def _written(imported: Imported, chosen: Chosen, out: Path, weights: Path | None, *, as_json: bool) -> None:

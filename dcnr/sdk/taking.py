@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dataservice.released import released
 from dcnr.errors import Corrupt
-from dcnr.export import Export, weights_of_state, write_export
+from dcnr.export import Export, check_free, weights_of_state, write_export
 from dcnr.graph import dataset_refs, stages_of_graph
 from dcnr.ids import Digest
 from dcnr.sdk.progress import Progress
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 async def export(client: AsyncClient, model: str, directory: Path, *, manifest: str, progress: Progress) -> tuple[Digest, Export]:
-    """Writes them; the manifest's digest and what was written. Raises Corrupt, NotFound, Unavailable."""
+    """Writes them; the manifest's digest and what was written. Raises Corrupt, NotFound, Unavailable, and what `write_export` raises."""
+    check_free(directory)
     digest, content = await _chosen(client, model, manifest)
     graph, checkpoints = await client.graph(content.graph_digest), released(content)
     stages = stages_of_graph(graph, client.registry)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +17,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from dcnr.errors import Corrupt
+from dcnr import crashpoints
+from dcnr.errors import Corrupt, Refused
 from dcnr.export import FILES, Export, weights_of_state, write_export
 from dcnr.graph import graph_digest, graph_from_json, graph_from_toml, graph_to_bytes, stages_of_graph
 from dcnr.graph_text import graph_table, graph_to_toml
@@ -166,6 +170,79 @@ def test_only_weights_leave(tmp_path: Path) -> None:
         model["weights"]["sha256"] == export.files["model.safetensors"] == digest_of((tmp_path / "model.safetensors").read_bytes())
     )
     assert model["exits"] == [stage.id for stage in stages]
+
+
+EXPORTS = """
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from dcnr import crashpoints
+from dcnr.export import Weights, write_export
+from dcnr.graph import graph_from_toml, stages_of_graph
+from dcnr.v1 import model_pb2
+from vnode.registry import default_registry
+
+crashpoints.arm(__import__("os").environ)
+directory, graph, manifest, number = sys.argv[1:]
+graph, registry = graph_from_toml(Path(graph).read_text()), default_registry()
+weights = {
+    stage.id: Weights(model_pb2.Checkpoint(vnode=stage.id), {"component.w": np.full(9, int(number), np.float32)})
+    for stage in stages_of_graph(graph, registry)
+}
+print(write_export(Path(directory), graph, registry, weights, manifest_digest=manifest * 64).digest)
+"""
+
+
+def export_of(directory: Path, number: int, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """An export of a process of its own."""
+    arguments = [str(directory), str(EXAMPLES / "text" / "model.toml"), "abc"[number], str(number)]
+    return subprocess.run(
+        [sys.executable, "-c", EXPORTS, *arguments], env={**os.environ, **(environment or {})}, capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("has_older", [True, False])
+@pytest.mark.parametrize("num_named", [1, 2, 3, 4])
+def test_what_an_interrupted_export_left_is_told_by_model_json_and_written_anew(
+    tmp_path: Path, has_older: bool, num_named: int
+) -> None:
+    """Goal: no description is there whose weights are not, wherever the export dies, and the next one, of another manifest too, is whole."""
+    where = tmp_path / "a"
+    older, new, other = (dict.fromkeys(FILES, "") for _ in range(3))
+    for number, contents in enumerate((older, new, other)):
+        assert export_of(tmp_path / f"whole{number}", number).returncode == 0
+        contents.update({name: digest_of((tmp_path / f"whole{number}" / name).read_bytes()) for name in FILES})
+    if has_older:
+        assert export_of(where, 0).returncode == 0
+    died = export_of(where, 1, crashpoints.setting("export.written", tmp_path / "note", times=num_named))
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    found = {name: digest_of((where / name).read_bytes()) for name in FILES if (where / name).exists()}
+    assert all(digest in (older[name], new[name]) for name, digest in found.items()), "each of them is whole"
+    assert (found.get("model.json") == new["model.json"]) == (found == new) == (num_named == 4)
+    again = export_of(where, 2)
+    assert again.returncode == 0, again.stderr
+    assert {path.name: digest_of(path.read_bytes()) for path in where.iterdir()} == other
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_no_export_wrote_is_not_replaced(tmp_path: Path, name: str) -> None:
+    graph = graph_of("text")
+    (tmp_path / name).write_text(json.dumps(graph_table(graph)))
+    with pytest.raises(Refused, match=f"there is a {name} in") as refused:
+        write_export(tmp_path, graph, REGISTRY, {}, manifest_digest="e" * 64)
+    assert (refused.value.code, refused.value.remedy) == ("export_exists", "choose another directory")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert json.loads((tmp_path / name).read_text()) == graph_table(graph)
+
+
+def test_a_disk_that_takes_no_export_keeps_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / ".README.txt.draft").mkdir()
+    with pytest.raises(Refused) as refused:
+        write_export(tmp_path, graph_of("text"), REGISTRY, {}, manifest_digest="e" * 64)
+    assert refused.value.code == "disk_trouble"
+    assert [path.name for path in tmp_path.iterdir()] == [".README.txt.draft"]
 
 
 def test_states_that_the_manifest_does_not_name_are_refused() -> None:

@@ -273,9 +273,10 @@ def test_the_command_writes_a_graph_that_validates(
     assert exit_code(command.app, "dcnr", ["model", "validate", "model.toml"]) == 0
     assert "small version 1 is valid" in capsys.readouterr().out
     assert set(read_weights(tmp_path / "first.safetensors")) == {"layer0"}
-    assert exit_code(command.app, "dcnr", ["model", "import", "net.py:Small", "--input", "4"]) == 0
+    again = ["model", "import", "net.py:Small", "--input", "4", "--out", "model.toml"]
+    assert exit_code(command.app, "dcnr", again) == 0
     assert "weights are not carried over" in capsys.readouterr().out
-    assert exit_code(command.app, "dcnr", ["model", "import", "net.py:Small", "--input", "4", "--json"]) == 0
+    assert exit_code(command.app, "dcnr", [*again, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     check_value("dcnr model import", told)
     assert told["vnodes"] == [{"vnode": "layer0", "component": "linear", "operations": ["linear", "relu", "linear_1"]}]
@@ -297,6 +298,12 @@ def test_the_command_writes_a_graph_that_validates(
     assert set(carried["layer0"]) == {
         "component.weight", "component.bias", "objective.head.scores.weight", "objective.head.scores.bias",
     }  # fmt: skip
+    (tmp_path / "model.toml").write_text("of our own")
+    assert exit_code(command.app, "dcnr", again[:-2]) == 5
+    told = capsys.readouterr().err
+    assert ("graph_exists" in told, "--out model.toml" in told) == (True, True)
+    assert (tmp_path / "model.toml").read_text() == "of our own", "only who names it replaces it"
+    (tmp_path / "model.toml").unlink()
     assert exit_code(command.app, "dcnr", ["model", "import", "net.py:strange", "--input", "4"]) == 2
     told = capsys.readouterr().err
     assert "aten.sigmoid.default" in told
