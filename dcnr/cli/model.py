@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -32,6 +32,9 @@ app = typer.Typer(help="Models as graphs: check, plan, submit, export, release."
 
 import_model.add(app)
 release.add(app)
+
+WITH_DRAFT: Final = frozenset(("draft", "components", "home", "network", "bootstrap", "network_id", "as_json"))
+"""What `submit` may be told beside a draft: how it reaches the network, and how it says what came of it."""
 
 GraphArgument = Annotated[Path, typer.Argument(help="The graph, model.toml or model.json.")]
 
@@ -90,6 +93,7 @@ def plan(
 
 @app.command()
 def submit(
+    context: typer.Context,
     graph: Annotated[Path | None, typer.Argument(help="The graph; leave it out with --draft.")] = None,
     key: KeyOption = None,
     idempotency_key: Annotated[str, typer.Option(help="Two submissions with one key are one job; default: a new one.")] = "",
@@ -124,8 +128,7 @@ def submit(
         raise InvalidInput("give either a graph or --draft", code="bad_arguments", remedy="dcnr model submit model.toml")
     session = Session(home, network, bootstrap, network_id, components)
     if graph is None:
-        assert draft is not None
-        signed = _read_draft(draft)
+        signed = _alone(context, draft)
         answer = session.run(lambda client: client.submit_draft(signed))
     else:
         message, _ = _graph(graph, session)
@@ -287,6 +290,20 @@ def _plan_text(answer: orchestrator_pb2.PreviewPlanResponse) -> str:
             f"estimate: {output.duration(answer.estimate_s)} of computation ({1000 * answer.seconds_per_batch:.3g} ms per batch of the slowest stage)"
         )
     return "\n".join(lines)
+
+
+def _alone(context: typer.Context, draft: Path | None) -> Draft:
+    """The draft to be submitted. Raises InvalidInput where an option was given that says how a job is made, or signed: with ``--draft`` it is both."""
+    assert draft is not None
+    for option in context.command.params:
+        name = option.name or ""
+        source = context.get_parameter_source(name)
+        if name not in WITH_DRAFT and source is not None and source.name == "COMMANDLINE":
+            raise InvalidInput(
+                f"{option.opts[0]} can change nothing about a draft", code="bad_arguments",
+                remedy="dcnr model submit --draft FILE sends it as it is, dcnr model sign FILE adds a signature, dcnr model submit model.toml makes a job",
+            )  # fmt: skip
+    return _read_draft(draft)
 
 
 def _read_draft(path: Path) -> Draft:

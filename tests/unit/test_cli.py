@@ -108,6 +108,26 @@ def test_wrong_input_is_2_with_what_would_be_right(line: str, remedy: str, homes
     assert not list(homes.rglob("*.pem")), "nothing was made"
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--save-draft e.json", "--key k.pem", "--idempotency-key one", "--checkpoint-s 5", "--checkpoint-steps 5", "--unit-batches 5",
+        "--lead-batches 5", "--batches-per-s 5", "--settling-deadline-s 5", "--expires-after-s 5", "--from-manifest abc", "--anew",
+        "--weights w.safetensors",
+    ],
+)  # fmt: skip
+def test_a_draft_is_not_submitted_where_something_is_wanted_that_it_does_not_say(
+    more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: no option is ignored, even where its value is the usual one."""
+    monkeypatch.chdir(tmp_path)
+    assert run(f"dcnr model submit --draft d.json {more} --home {tmp_path} --json") == 2
+    said = capsys.readouterr().err
+    assert f"{more.split()[0]} can change nothing about a draft" in said
+    assert "bad_arguments" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_number_that_is_none_is_refused_in_our_own_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert (run("pnode start --memory-mb 1GB"), run("orchestrator start --control-port x")) == (2, 2)
     said = capsys.readouterr().err
