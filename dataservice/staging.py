@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import io
 import math
 import re
 import struct
@@ -124,17 +125,24 @@ def cut(arrays: Arrays, shares: Mapping[str, float], *, seed: int) -> dict[str, 
 
 def read_npz(path: Path) -> dict[str, Array]:
     """All arrays of an npz file. Raises Corrupt for objects (they would need unpickling) and damage."""
+    return npz_in(path, path.name)
+
+
+def npz_in(source: Path | io.BytesIO, name: str) -> dict[str, Array]:
+    """As `read_npz`, of what is called ``name``."""
     try:
-        with zipfile.ZipFile(path) as members:  # before numpy, which takes any other file for a pickle or leaves it open
+        with zipfile.ZipFile(source) as members:  # before numpy, which takes any other file for a pickle or leaves it open
             members.infolist()
-        with np.load(path, allow_pickle=False) as content:
-            return {name: content[name] for name in content.files}
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
+        with np.load(source, allow_pickle=False) as content:
+            return {member: content[member] for member in content.files}
     except zipfile.BadZipFile as error:
-        raise _bad_source(path, "npz", str(error).lower()) from None
+        raise _bad_source(name, "npz", str(error).lower()) from None
     except ValueError:
-        raise _bad_source(path, "npz", "an array holds objects, or is damaged") from None
-    except (EOFError, OSError, KeyError, zlib.error) as error:
-        raise _bad_source(path, "npz", str(error)) from None
+        raise _bad_source(name, "npz", "an array holds objects, or is damaged") from None
+    except (EOFError, OSError, KeyError, RuntimeError, zlib.error) as error:  # RuntimeError: encrypted, or packed otherwise
+        raise _bad_source(name, "npz", str(error)) from None
 
 
 def read_safetensors(path: Path) -> dict[str, Array]:
@@ -145,12 +153,12 @@ def read_safetensors(path: Path) -> dict[str, Array]:
     try:
         return dict(load_file(str(path)))
     except (SafetensorError, ValueError, KeyError, OSError) as error:
-        raise _bad_source(path, "safetensors", str(error)) from None
+        raise _bad_source(path.name, "safetensors", str(error)) from None
 
 
-def _bad_source(path: Path, form: str, why: str) -> Corrupt:
+def _bad_source(name: str, form: str, why: str) -> Corrupt:
     return Corrupt(
-        f"{path.name} is not a plain {form} file: {why}", code="bad_source", remedy="save plain arrays as .npz (numpy.savez) or .safetensors"
+        f"{name} is not a plain {form} file: {why}", code="bad_source", remedy="save plain arrays as .npz (numpy.savez) or .safetensors"
     )  # fmt: skip
 
 

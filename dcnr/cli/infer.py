@@ -13,13 +13,15 @@ from dcnr.cli import output
 from dcnr.cli.completion import among
 from dcnr.cli.homes import HomeOption, JsonOption
 from dcnr.cli.session import BootstrapOption, NetworkIdOption, NetworkOption, Session
-from dcnr.errors import InvalidInput, Unavailable
+from dcnr.errors import Corrupt, InvalidInput, Unavailable
 
 if TYPE_CHECKING:
     from dcnr.sdk.asking import Answer
     from dcnr.sdk.client import AsyncClient
 
 MAX_FILE_BYTES: Final = 16 * limits.MIB
+ZIP: Final = b"PK"
+"""With which an npz file begins."""
 MIN_DEADLINE_S: Final = 0.1
 MAX_SHOWN: Final = 16
 FIRST_VALUES: Final = 6
@@ -39,7 +41,7 @@ def add(app: typer.Typer) -> None:
 
 def infer(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
-    source: Annotated[str, typer.Option("--input", help="Array with the batch dimension first, as .npy; -: standard input.")],
+    source: Annotated[str, typer.Option("--input", help="Array, batch dimension first, as .npy; one for each source VNode: .npz; -: standard input.")],
     weights: WeightsOption = "served",
     manifest: Annotated[str, typer.Option(help="Digest of the version for --weights named.")] = "",
     exit_: Annotated[str, typer.Option("--exit", help="VNode whose readout is wanted; default: the deepest.")] = "",
@@ -75,10 +77,12 @@ def infer(
 
 
 def _read(source: str) -> Any:
-    """The array. Raises InvalidInput."""
+    """The array, or arrays by name. Raises InvalidInput."""
     import io
 
     import numpy as np
+
+    from dataservice.staging import npz_in
 
     try:
         if source == "-":
@@ -88,7 +92,9 @@ def _read(source: str) -> Any:
                 data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise InvalidInput(f"{source} has more than {MAX_FILE_BYTES} bytes", code="input_too_large")
-        return np.load(io.BytesIO(data), allow_pickle=False)
+        return npz_in(io.BytesIO(data), source) if data.startswith(ZIP) else np.load(io.BytesIO(data), allow_pickle=False)
+    except Corrupt as error:
+        raise InvalidInput(error.message, code="bad_input", remedy="numpy.savez(FILE, NAME=array)") from None
     except (OSError, ValueError, EOFError) as error:
         raise InvalidInput(
             f"{source} cannot be read as .npy: {error}", code="bad_input", remedy="numpy.save(FILE, array)"

@@ -62,6 +62,43 @@ def npy(array: Any) -> bytes:
     return out.getvalue()
 
 
+def npz(**arrays: Any) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+def test_inputs_of_several_sources_come_as_npz(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    client, data = Client(answer(), answer()), npz(left=np.ones((2, 4), np.float32), right=np.zeros((2, 3), np.float32))
+    path = tmp_path / "x.npz"
+    path.write_bytes(data)
+    for arguments in (["--input", str(path)], ["--input", "-"]):
+        assert call(monkeypatch, client, "toy", *arguments, data=data).exit_code == 0
+        sent = asking.request_of(client.asked[-1][0], client.asked[-1][1])
+        assert [(one.vnode, list(one.shape)) for one in sent.inputs] == [("left", [2, 4]), ("right", [2, 3])]
+
+
+WHOLE = npz(left=np.arange(4000, dtype=np.float32))
+PACKED = WHOLE.replace(b"\0\0\0\0\0\0!\0", b"\0\0c\0\0\0!\0")
+"""By a method that nobody knows."""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [WHOLE[:-30], WHOLE[:30], WHOLE[:300] + bytes(400) + WHOLE[700:], b"PK", npz(left=np.array([{}, None], object)), PACKED],
+    ids=["without its end", "its beginning", "changed", "two bytes", "objects", "packed otherwise"],
+)
+def test_a_broken_npz_and_one_with_objects_are_refused_before_anybody_is_asked(
+    data: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    client, path = Client(answer()), tmp_path / "x.npz"
+    path.write_bytes(data)
+    shown = call(monkeypatch, client, "toy", "--input", str(path))
+    assert isinstance(shown.exception, InvalidInput), shown.exception
+    assert (shown.exception.code, str(path) in shown.exception.message) == ("bad_input", True)
+    assert not client.asked
+
+
 def test_the_answer_is_shown_with_version_depth_and_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     path.write_bytes(npy(np.ones((2, 4), np.float32)))
