@@ -28,7 +28,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="What the text begins with; -: standard input.")],
     max_tokens: Annotated[int, typer.Option(min=1, max=4096, help="Bytes to be written at most.")] = 128,
     temperature: Annotated[float, typer.Option(min=0, max=10, help="0: the likeliest each time.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Only the likeliest that hold this probability.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Only the likeliest that hold this probability, above 0.")] = 1.0,
     seed: Annotated[int | None, typer.Option(min=0, help="The same seed and version write the same text.", show_default=False)] = None,
     stop: Annotated[list[str] | None, typer.Option(help="The text ends before it. May be repeated.")] = None,
     weights: WeightsOption = "served",
@@ -46,6 +46,7 @@ def generate(
     from dcnr.sdk.writing import Write
 
     wanted = Write(model, max_tokens, temperature, top_p, seed, tuple(stop or ()), weights, manifest, exit_, full_depth, deadline_s)
+    wanted.check()
     begins = _read() if prompt == "-" else prompt.encode()
 
     async def work(client: AsyncClient) -> list[Part]:

@@ -33,13 +33,19 @@ class Write:
     plain: bool = False
     """Without drafts: one token per pass; the same text, slower."""
 
+    def check(self) -> None:
+        """Raises InvalidInput for what cannot travel, or would say something else there."""
+        if self.weights not in WEIGHTS:
+            raise InvalidInput(f"weights are one of {', '.join(WEIGHTS)}, not {self.weights!r}", code="bad_weights")
+        if not 0 < self.max_tokens < 1 << 32 or (self.seed is not None and not 0 <= self.seed < 1 << 64):
+            raise InvalidInput("tokens are counted from 1, and a seed has 64 bits", code="bad_generation")
+        if not 0.0 < self.top_p <= 1.0:  # 0 stands for 1 on the wire
+            raise InvalidInput("top_p is above 0 and at most 1", code="bad_generation")
+
 
 def request_of(prompt: str | bytes, wanted: Write) -> orchestrator_pb2.GenerateRequest:
     """The wish as it travels. Raises InvalidInput."""
-    if wanted.weights not in WEIGHTS:
-        raise InvalidInput(f"weights are one of {', '.join(WEIGHTS)}, not {wanted.weights!r}", code="bad_weights")
-    if not 0 < wanted.max_tokens < 1 << 32 or (wanted.seed is not None and not 0 <= wanted.seed < 1 << 64):
-        raise InvalidInput("tokens are counted from 1, and a seed has 64 bits", code="bad_generation")
+    wanted.check()
     return orchestrator_pb2.GenerateRequest(
         model=wanted.model, prompt=prompt.encode() if isinstance(prompt, str) else prompt, max_tokens=wanted.max_tokens,
         temperature=wanted.temperature, top_p=wanted.top_p, seed=wanted.seed, stop=[text.encode() for text in wanted.stop],

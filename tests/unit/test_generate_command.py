@@ -15,7 +15,7 @@ from dcnr import limits
 from dcnr.cli.dcnr import app
 from dcnr.cli.session import Session
 from dcnr.errors import InvalidInput, Unavailable
-from dcnr.sdk.writing import Write
+from dcnr.sdk.writing import Write, request_of
 from dcnr.texts import Part
 from dcnr.v1 import orchestrator_pb2
 
@@ -69,6 +69,17 @@ def test_the_text_comes_alone_and_what_it_is_worth_behind_it(monkeypatch: pytest
     assert (prompt, wanted.max_tokens, wanted.stop, wanted.seed) == (b"abc", 9, ("x", "y"), 3)
     degraded = call(monkeypatch, Client(*parts(degraded=True, degraded_reason="nobody serves deep now")), "--prompt", "abc")
     assert "nobody serves deep now" in degraded.stderr
+
+
+def test_no_probability_is_none_and_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: 0, which stands for 1 on the wire, is refused as REST refuses it, in the SDK too and before anybody is dialled."""
+    client = Client(*parts())
+    shown = call(monkeypatch, client, "--prompt", "abc", "--top-p", "0", "--temperature", "1")
+    assert isinstance(shown.exception, InvalidInput)
+    assert (shown.exception.code, len(client.asked)) == ("bad_generation", 1)
+    for top_p in (0.0, -0.5, 1.5, float("nan")):
+        with pytest.raises(InvalidInput, match="top_p is above 0"):
+            request_of("abc", Write(top_p=top_p))
 
 
 def test_json_has_all_of_it_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
