@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from dcnr.cli import output
 from dcnr.client import Orchestrators
@@ -24,6 +24,8 @@ from dcnr.tracing import started
 from trust.identity import NodeKey
 from trust.in_force import InForce
 from trust.network_file import load_policy
+
+T = TypeVar("T")
 
 KEY_FILE: Final = "gateway.pem"
 """The gateway's own key: it may do what any stranger with a session may, no more."""
@@ -78,7 +80,10 @@ async def alone(
     try:
         key = NodeKey.load_or_create(home / KEY_FILE)
         dialer = Dialer(key, policy.network_id if policy else network_id or "", clock=clock, rng=secrets.token_bytes)
-        contact = await find(dialer, policy=policy, bootstrap=bootstrap, network_id=network_id, now_wall=clock.wall())
+        finding = find(dialer, policy=policy, bootstrap=bootstrap, network_id=network_id, now_wall=clock.wall())
+        contact = await _unless(stop, finding)
+        if contact is None:
+            return
         if not contact.pinned:
             output.say(f"note: believing the first document seen, network {contact.policy.network_id}; pin it with --network-id")
         found, known = InForce(contact.policy), list(contact.orchestrators)
@@ -91,6 +96,18 @@ async def alone(
             await serving
     finally:
         listening.close()
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of ``work``, which is cancelled where ``stop`` is set before it has ended: then None. Raises what it raises."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.wait([working, stopping])
 
 
 async def _keep_known(
