@@ -171,25 +171,41 @@ def put(stream: InferStream, shape: tuple[int, ...] = LARGE) -> asyncio.Future[s
 async def held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[tuple[InferStream, asyncio.Future[str], asyncio.Event, asyncio.Event]]:
-    """An orchestrator's stream with one strand, to a worker that does not read the part that is on its way over it, and the question that it is of. Then what
+    """An orchestrator's stream with one strand, to a worker that reads none of what is on its way over it, and the question that it is of. Then what
     lets the other strands be dialled, and what lets the worker read.
     """
     monkeypatch.setattr(question_strands, "FAR_S", 0.0)
-    dialling, reading, data_of, num_dialled = asyncio.Event(), asyncio.Event(), infer_strands._data_of, 0
+    dialling, reading, data_of, over = asyncio.Event(), asyncio.Event(), infer_strands._data_of, Strands._over
+    connections: list[Connection] = []
+    writing: list[object] = []
     dialer = Dialer(CALLER, NETWORK, clock=CLOCK, rng=secrets.token_bytes, own_connections=True)
 
     async def dial(worker_id: str, addresses: Sequence[str]) -> Connection:
-        nonlocal num_dialled
-        num_dialled += 1
-        if num_dialled > 2:
+        if len(connections) == 2:
             await dialling.wait()
-        return await dialer.connect(worker_id, addresses)
+        connections.append(await dialer.connect(worker_id, addresses))
+        return connections[-1]
 
     async def later(strand: Any) -> bytes:
         await reading.wait()
         return await data_of(strand)
 
+    async def noted(strands: Strands, call: Any, data: bytes) -> None:
+        writing.append(part := object())
+        await over(strands, call, data)
+        writing.remove(part)
+
+    async def stuck() -> None:
+        """A part is being written over the strand, and was before a call over the same connection went there and back: gRPC takes no more of it unread."""
+        before: object = None
+        while not writing or writing[-1] is not before:
+            before = writing[-1] if writing else None
+            metadata = (*connections[1].metadata, (STRAND_METADATA, bytes(NAME_BYTES + 1)))
+            with pytest.raises(aio.AioRpcError, match="no such stream"):
+                await connections[1].channel.stream_stream(f"/{SERVICE}/Infer")(metadata=metadata).read()
+
     monkeypatch.setattr(infer_strands, "_data_of", later)
+    monkeypatch.setattr(Strands, "_over", noted)
     async with ends() as both, asyncio.timeout(WITHIN_S):
         streams = InferStreams(dial, CLOCK)
         running = asyncio.ensure_future(streams.run())
@@ -199,7 +215,7 @@ async def held(
             assert await put(stream) == await put(stream) == "answer"
             await eventually(lambda: len(stream._strands._open) == 1)
             told = put(stream, (8, 512 * 1024))
-            await asyncio.sleep(0.2)  # its first part is read by now, and the second one does not fit into what gRPC takes unread
+            await stuck()
             yield stream, told, dialling, reading
         finally:
             running.cancel()
