@@ -32,6 +32,7 @@ from vnode.torch_compute import TorchCompute
 
 IEEE: Final = "ieee"
 SHORT: Final = "tf32"
+PACE: Final = "pace"
 STEPS: Final = {64: 200, 1024: 20}
 """Of each pace that is measured, by width."""
 CPU_STEPS: Final = 5
@@ -61,7 +62,7 @@ def measured(device: Device, options: Options) -> Result:
         for rows in pool.map(checked, jobs, timeout=LIMIT_S):
             result.rounds += rows
     result.rounds = [row for name in (IEEE, SHORT) for row in summed([one for one in result.rounds if one["machine"] == name])]
-    result.medians["pace"] = paces(device)
+    result.rounds.append({"machine": PACE, **paces(device)})
     conclude(result)
     return result
 
@@ -126,7 +127,10 @@ def _pace(device: str, width: int, num_steps: int) -> float:
 
 
 def conclude(result: Result) -> None:
-    """Steps, doubts and faults with exact and with shortened products."""
+    """Steps, doubts and faults with exact and with shortened products; the pace."""
+    result.medians = {
+        PACE: {name: value for name, value in row.items() if name != "machine"} for row in result.rounds if row["machine"] == PACE
+    }
     for precision in (IEEE, SHORT):
         rows = [row for row in result.rounds if row["machine"] == precision]
         if rows:

@@ -24,6 +24,9 @@ MARGIN: Final = 10.0
 FLOOR: Final = 5e-5
 """Residuals are taken to be at least this. Other data let honest machines part by many times what a few seeds show (`benchmarks.honest`), and no cheat that
 is worth anything is so small: `benchmarks.detection`."""
+SLOT_FLOOR: Final = 2e-4
+"""The same for slots after a replay: they follow gradients, which part by some times as much as weights do, and mean squares by twice that. On an
+accelerator, which shares no rounding with processors, honest ones were seen to part so far (`benchmarks.accelerator`)."""
 KINKED_FLOOR: Final = 1e-4
 """The same where a replay, or a referee, meets kinks: one value that falls on the other side moves every part of what follows."""
 MAX_TOLERANCE: Final = 2e-3
@@ -132,6 +135,8 @@ def table_of(rows: list[Row], settings: Row) -> dict[str, Any]:
                 outputs.append(_worst(within, "output") or 0.0)
                 by_part = _tolerances(within, settings, floor)
                 by_part.pop(LOOSE, None)
+                if level == "replay" and "slots" in by_part:
+                    by_part["slots"] = max(by_part["slots"], float(f"{SLOT_FLOOR * settings['margin']:.2g}"))
                 if level != "replay":
                     by_part.pop(BULK, None)
                 loose = [row for row in rows if row["optimizer"] == optimizer and row["span"] <= max(span, KINKED_SPAN)]
