@@ -128,9 +128,8 @@ def _pace(device: str, width: int, num_steps: int) -> float:
 
 def conclude(result: Result) -> None:
     """Steps, doubts and faults with exact and with shortened products; the pace."""
-    result.medians = {
-        PACE: {name: value for name, value in row.items() if name != "machine"} for row in result.rounds if row["machine"] == PACE
-    }
+    pace = next(row for row in result.rounds if row["machine"] == PACE)
+    result.medians = {PACE: {name: value for name, value in pace.items() if name != "machine"}}
     for precision in (IEEE, SHORT):
         rows = [row for row in result.rounds if row["machine"] == precision]
         if rows:
