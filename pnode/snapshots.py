@@ -91,7 +91,7 @@ class Shelf:
         newest = _newest(intact)
         for held in without_state:
             later = newest.get(held.ready.replica)
-            if later is not None and later.order > held.order and _is_gone(Path(held.ready.path)):
+            if later is not None and later.order > held.order and is_gone(Path(held.ready.path)):
                 intact.append(held)  # only its commits still go up (`thin`)
             else:
                 damaged.append(held.note)
@@ -240,7 +240,7 @@ def _removed(note: Path) -> str:
     return f"snapshot {note.stem[:12]} is damaged and was removed"
 
 
-def _is_gone(path: Path) -> bool:
+def is_gone(path: Path) -> bool:
     """Whether nothing lies there; not where the disk does not say."""
     try:
         path.lstat()

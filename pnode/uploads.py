@@ -1,7 +1,7 @@
 """Brings snapshots into the store and keeps telling the holder of them until a manifest names them. Never on the training path.
 
-Order per snapshot: the commits before it, oldest first, its own, the state object, RecordCheckpoint, repeated.
-While the store is away the newest snapshot of each replica waits on disk.
+Order per snapshot: the commits before it, oldest first, its own, the state object, RecordCheckpoint, repeated. Of one VNode nothing goes up before what
+failed ahead of it has, so no state is recorded over a gap in its ancestry. While the store is away the newest snapshot of each replica waits on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dcnr.v1 import common_pb2, data_pb2, identity_pb2, local_pb2, orchestrator_
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 from pnode.duties import Say
 from pnode.refusals import Refusals
-from pnode.snapshots import Held, Shelf
+from pnode.snapshots import Held, Shelf, is_gone
 
 RETRY_S = 1.0
 LONGEST_RETRY_S = 10.0
@@ -98,7 +98,11 @@ class Uploads:
         failed: what the next tries settle by themselves, and what is told as `nobody_found`, is no trouble of uploads.
         """
         waiting, trouble, has_failed = False, None, False
+        behind: set[tuple[str, str]] = set()
         for held in list(self._shelf.pending()):
+            place = held.ready.model, held.ready.checkpoint.vnode
+            if place in behind:
+                continue
             try:
                 waiting |= not await self._bring(held)
             except (Corrupt, NotFound) as error:
@@ -107,6 +111,7 @@ class Uploads:
                 self._ask_anew(held.ready.replica, error.message)
             except DcnrError as error:
                 waiting = has_failed = True
+                behind.add(place)
                 if not self._passes(held, error):
                     trouble = trouble or (held.ready.replica, error)
         try:
@@ -170,6 +175,8 @@ class Uploads:
             kind=data_pb2.OBJECT_KIND_STATE, model=ready.model, owner=checkpoint.vnode, digest=checkpoint.digest
         )
         if not held.uploaded:
+            if is_gone(Path(ready.path)):  # its commits are what could still be brought
+                raise NotFound("its state is not on this disk any more")
             await self._objects.write_file(
                 ref, Path(ready.path), size_bytes=int(checkpoint.size_bytes), sha256=Digest(checkpoint.digest)
             )

@@ -18,16 +18,20 @@ from pnode.snapshots import Shelf
 from pnode.uploads import ASK_HOLDER_AFTER, MOST_LOST, Uploads
 
 PENDING, NAMED, MISSING = data_pb2.RECORD_STATUS_PENDING, data_pb2.RECORD_STATUS_NAMED, data_pb2.RECORD_STATUS_MISSING
+REFUSED = data_pb2.RECORD_STATUS_REFUSED
 
 
 class Network:
-    """Orchestrators and the store behind them: ``trouble`` is raised by every write, ``answers`` are given one after the other, the last for ever."""
+    """Orchestrators and the store behind them: ``trouble`` is raised by every write, ``torn`` commits fail once, and ``answers`` are given one after the
+    other, the last for ever; REFUSED to whoever lacks a commit that is ``needed``.
+    """
 
     def __init__(self) -> None:
         self.trouble: list[DcnrError] = []
         self.answers: list[int] = [NAMED]
         self.states: list[str] = []
         self.commits: list[bytes] = []
+        self.torn, self.needed = set[bytes](), set[bytes]()
         self.asked = self.num_refused = 0
         self.listed: list[str] = ["an orchestrator"]
 
@@ -36,7 +40,11 @@ class Network:
 
     async def write_bytes(self, ref: data_pb2.ObjectRef, data: bytes, *, directory: Path) -> Digest:
         self._raise_trouble()
-        self.commits.append(identity_pb2.Envelope.FromString(data).payload)
+        payload = identity_pb2.Envelope.FromString(data).payload
+        if payload in self.torn:
+            self.torn.remove(payload)
+            raise Unavailable("away for a moment", code="store_unavailable")
+        self.commits.append(payload)
         return digest_of(data)
 
     async def write_file(self, ref: data_pb2.ObjectRef, path: Path, *, size_bytes: int, sha256: Digest) -> None:
@@ -52,6 +60,7 @@ class Network:
     async def call(self, stub: Any, method: str, request: data_pb2.RecordCheckpointRequest, **options: Any) -> Any:
         self.asked += 1
         status = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        status = REFUSED if self.needed - set(self.commits) else status
         return data_pb2.RecordCheckpointResponse(status=status, reason="it is not there")  # type: ignore[arg-type]
 
 
@@ -197,6 +206,37 @@ def test_while_the_store_is_away_one_state_waits_and_afterwards_every_commit_goe
         assert scene.network.commits == [f"commit {step}".encode() for step in range(1, 7)]
         assert scene.network.states == [newest.checkpoint.digest]
         assert states_on_disk(scene) == ["6.state"], "what is named stays until a newer one is"
+
+    play(tmp_path, story)
+
+
+def test_no_state_is_recorded_over_a_commit_that_did_not_go_up_before_it(tmp_path: Path) -> None:
+    """The store heals in the middle of a pass: it takes everything but the first commit, which it takes at the next try."""
+
+    async def story(scene: Scene) -> None:
+        scene.network.trouble = [Unavailable("away", code="store_unavailable")]
+        for step in (1, 2, 3):
+            await scene.uploads.added(newest := scene.snapshot(step))
+        await until(lambda: states_on_disk(scene) == ["3.state"])
+        commits = [f"commit {step}".encode() for step in (1, 2, 3)]
+        scene.network.needed, scene.network.torn, scene.network.trouble = set(commits), {commits[0]}, []
+        await until(lambda: scene.uploads.num_pending == 0)
+        assert scene.network.commits == commits
+        assert scene.network.states == [newest.checkpoint.digest]
+        assert (states_on_disk(scene), scene.anew) == (["3.state"], [])
+
+    play(tmp_path, story)
+
+
+def test_a_snapshot_without_its_state_brings_its_commits_and_waits_for_nothing_else(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.network.trouble = [Unavailable("away", code="store_unavailable")]
+        await scene.uploads.added(ready := scene.snapshot(1))
+        Path(ready.path).unlink()
+        scene.network.trouble = []
+        await until(lambda: scene.anew == ["v.1"])
+        assert (scene.network.commits, scene.network.states) == ([b"commit 1"], [])
+        assert (scene.kinds()[-1], scene.uploads.num_pending) == ("snapshot_unusable", 0)
 
     play(tmp_path, story)
 
