@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from dataservice import keys
 from dataservice.manifest_form import Contribution
@@ -19,7 +19,7 @@ from dcnr import limits
 from dcnr.errors import Corrupt, NotFound, Refused, Unavailable
 from dcnr.ids import digest_of, number_of
 from dcnr.intervals import IntervalSet
-from dcnr.ports import Clock, ObjectStore
+from dcnr.ports import Clock, ObjectInfo, ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.ancestry import Ancestry, contributions_of, intervals_of
 from orchestrator.documents import get_exact, open_plan
@@ -40,7 +40,7 @@ MAX_ANCESTRY_BYTES: Final = 128 * limits.MIB
 """Of these commits together: they are held at once."""
 MAX_KNOWN: Final = 16_384
 STATE_MISSING: Final = "state_missing"
-"""Code of the one refusal that an upload cures."""
+"""Code of what an upload cures: the state, or a commit that leads to it, is not in the store."""
 FENCED: Final = "fenced"
 """Code of what a replica brings that holds what was taken back."""
 
@@ -62,6 +62,8 @@ class CheckpointJudge:
         self._known: OrderedDict[tuple[str, str, str, str], Ancestry] = OrderedDict()
         """By the commit that ends in the state: replicas that learn alike come to one state on ways of their own."""
         self._looked_at: OrderedDict[str, str] = OrderedDict()
+        self._lacking: OrderedDict[str, str] = OrderedDict()
+        """By the commit of a checkpoint: the ancestor that was not in the store. Until it is there nothing is read for that checkpoint again."""
         self._learners = Learners("")
         self._reads, self._turns = reads or Reads(), Turns()
         self._refused, self._dead_ends = Refusals(clock), Refusals(clock)
@@ -88,6 +90,7 @@ class CheckpointJudge:
             raise Refused("the commit is not about this checkpoint", code="wrong_commit")
         async with self._turns.turn(checkpoint.vnode):
             self._refused.check(checkpoint.commit_digest)
+            await self._check_lacking(checkpoint.commit_digest)
             ancestry = await self._ancestry(view, job, place, checkpoint, found)
             await self._check_object(view.model, checkpoint)
             if self._looked_at.get(checkpoint.digest) != checkpoint.commit_digest:  # the same record is repeated until it is named
@@ -96,18 +99,26 @@ class CheckpointJudge:
             self._remember(checkpoint, ancestry)
             return Judged(checkpoint, ancestry.contributions, ancestry.base)
 
+    async def _check_lacking(self, commit_digest: str) -> None:
+        key = self._lacking.get(commit_digest)
+        if key is not None:
+            await self._head(key, "an ancestor's commit")
+            self._lacking.pop(commit_digest, None)
+
+    async def _head(self, key: str, what: str) -> ObjectInfo:
+        try:
+            return await self._store.head(key)
+        except NotFound as error:
+            raise Unavailable(f"{what} is not in the store", code=STATE_MISSING) from error
+
     def _remember(self, checkpoint: model_pb2.Checkpoint, ancestry: Ancestry) -> None:
         self._known[(checkpoint.job_id, checkpoint.vnode, checkpoint.digest, checkpoint.commit_digest)] = ancestry
         self._looked_at[checkpoint.digest] = checkpoint.commit_digest
         for table in (self._known, self._looked_at):
-            while len(table) > MAX_KNOWN:
-                table.popitem(last=False)
+            _bound(table)
 
     async def _check_object(self, model: str, checkpoint: model_pb2.Checkpoint) -> None:
-        try:
-            info = await self._store.head(keys.state(model, checkpoint.vnode, checkpoint.digest))
-        except NotFound as error:
-            raise Unavailable("the state object is not in the store", code=STATE_MISSING) from error
+        info = await self._head(keys.state(model, checkpoint.vnode, checkpoint.digest), "the state object")
         if info.size_bytes != checkpoint.size_bytes:
             raise Refused(f"the state object has {info.size_bytes} bytes, not {checkpoint.size_bytes}", code="wrong_size")
 
@@ -152,7 +163,7 @@ class CheckpointJudge:
                     self._dead_ends.note(newest.commit.parent_commit, error)
                 raise error
             digest = current.commit.parent_commit
-            current = await self._parent(place, current.commit)
+            current = await self._parent(place, current.commit, commit_digest)
 
     async def _added(self, view: ModelView, place: Place, known: Ancestry, chain: list[tuple[str, VerifiedCommit]]) -> Ancestry:
         """What these commits add to a known state."""
@@ -183,12 +194,14 @@ class CheckpointJudge:
         data = await get_exact(self._store, keys.plan(model, digest), digest, max_bytes=limits.MAX_PLAN_BYTES)
         return open_plan(data, self._policy(), model)
 
-    async def _parent(self, place: Place, commit: model_pb2.Commit) -> VerifiedCommit:
+    async def _parent(self, place: Place, commit: model_pb2.Commit, newest: str) -> VerifiedCommit:
         key = keys.commit(place.model, place.vnode, commit.parent_commit)
         try:
             data = (await self._store.get(key, max_bytes=MAX_COMMIT_BYTES)).data
         except NotFound as error:
-            raise Refused("an ancestor's commit is not in the store", code="unknown_ancestor") from error
+            self._lacking[newest] = key
+            _bound(self._lacking)
+            raise Unavailable("an ancestor's commit is not in the store", code=STATE_MISSING) from error
         if digest_of(data) != commit.parent_commit:
             raise Corrupt("a stored commit has another digest than its name", code="wrong_digest")
         parent = open_commit(parse_envelope(data, MAX_COMMIT_BYTES), place)
@@ -213,6 +226,11 @@ class CheckpointJudge:
                 return Ancestry(intervals(checkpoint.lineage), base=digest)
         begun = _named(view.beginning, place.vnode)
         return Ancestry(IntervalSet.empty(), base=digest) if begun and begun[0].digest == digest else None
+
+
+def _bound(table: OrderedDict[Any, Any]) -> None:
+    while len(table) > MAX_KNOWN:
+        table.popitem(last=False)
 
 
 def named(view: ModelView, checkpoint: model_pb2.Checkpoint) -> bool:

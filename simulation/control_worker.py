@@ -16,6 +16,7 @@ from dcnr.v1 import common_pb2, data_pb2, identity_pb2, local_pb2, model_pb2, or
 from orchestrator.jobs import intervals
 from pnode.chain import CommitChain, Standing
 from pnode.snapshots import StartingState
+from pnode.uploads import MOST_LOST
 from simulation.control_disk import SimPath
 from simulation.control_identity import MODEL, lineage_in, state_bytes
 from simulation.control_merges import exchange
@@ -43,6 +44,7 @@ class Snapshot:
     """Commits of others that lead to it."""
     commit_stored: bool = False
     uploaded: bool = False
+    num_lost: int = 0
 
     @property
     def order(self) -> tuple[int, int]:
@@ -303,14 +305,23 @@ class WorkerModel:
                 self.durable(checkpoint.replica, answer.durable_lineage, checkpoint.digest)
                 return True
             case data_pb2.RECORD_STATUS_REFUSED | data_pb2.RECORD_STATUS_CONDEMNED:
-                self._pnode.world.checkers.refused(self._pnode, checkpoint, answer.reason)
-                replica = self.replicas.get(checkpoint.replica)
-                if replica is not None:
-                    self.checkpoint_at_once(replica)
+                self._give_up(checkpoint, answer.reason)
                 return True
+            case data_pb2.RECORD_STATUS_MISSING:
+                item.commit_stored = item.uploaded = False
+                item.num_lost += 1
+                if item.num_lost >= MOST_LOST:
+                    self._give_up(checkpoint, answer.reason)
+                    return True
             case data_pb2.RECORD_STATUS_NOT_HOLDER if answer.holder:
                 self._told = NodeId(answer.holder)
         return False
+
+    def _give_up(self, checkpoint: model_pb2.Checkpoint, reason: str) -> None:
+        self._pnode.world.checkers.refused(self._pnode, checkpoint, reason)
+        replica = self.replicas.get(checkpoint.replica)
+        if replica is not None:
+            self.checkpoint_at_once(replica)
 
     async def _put(self, key: str, data: bytes) -> None:
         """An upload under a grant for exactly that object: size and digest are enforced by the store, 412 means that it is there."""

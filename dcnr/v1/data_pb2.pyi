@@ -129,7 +129,7 @@ class _RecordStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RecordSt
     RECORD_STATUS_NOT_HOLDER: _RecordStatus.ValueType  # 5
     """ask `holder`"""
     RECORD_STATUS_MISSING: _RecordStatus.ValueType  # 6
-    """its state is not in the store: bring it again"""
+    """its state, or a commit that leads to it, is not in the store: bring it again"""
 
 class RecordStatus(_RecordStatus, metaclass=_RecordStatusEnumTypeWrapper):
     """Whether it is named."""
@@ -147,7 +147,7 @@ RECORD_STATUS_CONDEMNED: RecordStatus.ValueType  # 4
 RECORD_STATUS_NOT_HOLDER: RecordStatus.ValueType  # 5
 """ask `holder`"""
 RECORD_STATUS_MISSING: RecordStatus.ValueType  # 6
-"""its state is not in the store: bring it again"""
+"""its state, or a commit that leads to it, is not in the store: bring it again"""
 Global___RecordStatus: _TypeAlias = RecordStatus  # noqa: Y015
 
 @_typing.final

@@ -171,8 +171,12 @@ def test_a_delta_that_does_not_hold_spoils_the_lineage(merged: model_pb2.Merged,
 
 def test_ancestors_must_be_there_and_follow_one_another() -> None:
     async def missing(world: World) -> None:
-        world.commits([0], anchor="a" * 64, stored=False)
-        assert await refused(world, world.checkpoint(SPAN(0, 2), [1])) == "unknown_ancestor"
+        lost = world.commits([0], anchor="a" * 64, stored=False)
+        made = world.checkpoint(SPAN(0, 2), [1])
+        for _ in range(2):
+            assert await refused(world, made) == "state_missing", "it is brought again: nothing is refused for good"
+        world.store.rewind(keys.commit(MODEL, "a", digest_of_envelope(lost)), lost.SerializeToString(deterministic=True))
+        assert await world.learned(made) == {("a.0", PNODE.node_id): SPAN(0, 2)}
 
     async def elsewhere(world: World) -> None:
         world.commits([0], anchor="a" * 64)

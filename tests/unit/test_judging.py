@@ -14,6 +14,7 @@ from dcnr.ids import digest_of
 from dcnr.v1 import model_pb2
 from orchestrator import judging
 from orchestrator.judging import MAX_WAITING, READS_AT_ONCE, REFUSED_S, Reads, Refusals, Turns
+from trust.envelope import digest_of_envelope
 
 
 class Gate:
@@ -58,6 +59,21 @@ def test_the_same_lie_told_sixteen_times_at_once_is_read_once(monkeypatch: pytes
         assert gate.num_reads == 2
         assert await refused(world, made) == "unknown_ancestor"
         assert gate.num_reads == 2, "nothing is read again"
+
+    run(story)
+
+
+def test_above_an_ancestor_that_is_not_there_nothing_is_read_again_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(world: World) -> None:
+        lost = world.commits([0], anchor="a" * 64, stored=False)
+        world.commits([1], anchor="b" * 64)
+        made, gate = world.checkpoint(SPAN(0, 3), [2]), Gate(world, monkeypatch)
+        gate.open.set()
+        for _ in range(3):
+            assert await refused(world, made) == "state_missing"
+        assert gate.num_reads == 2
+        world.store.rewind(keys.commit(MODEL, "a", digest_of_envelope(lost)), lost.SerializeToString(deterministic=True))
+        assert await world.learned(made)
 
     run(story)
 
