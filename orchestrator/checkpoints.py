@@ -118,6 +118,8 @@ class CheckpointJudge:
             _bound(table)
 
     async def _check_object(self, model: str, checkpoint: model_pb2.Checkpoint) -> None:
+        """Both that others need: the state, and the commit by which its ancestry is followed."""
+        await self._head(keys.commit(model, checkpoint.vnode, checkpoint.commit_digest), "its commit")
         info = await self._head(keys.state(model, checkpoint.vnode, checkpoint.digest), "the state object")
         if info.size_bytes != checkpoint.size_bytes:
             raise Refused(f"the state object has {info.size_bytes} bytes, not {checkpoint.size_bytes}", code="wrong_size")

@@ -184,6 +184,8 @@ class LyingPNode(PNodeShell):
             commit_digest=digest_of_envelope(envelope), job_id=job_id,
         )  # fmt: skip
         await self.store.put(keys.state(MODEL, item.vnode, digest_of(data)), data, if_none_match=True)
+        name = keys.commit(MODEL, item.vnode, digest_of_envelope(envelope))
+        await self.store.put(name, envelope.SerializeToString(deterministic=True), if_none_match=True)
         request = data_pb2.RecordCheckpointRequest(
             network_id=commit.network_id, model=MODEL, job_id=job_id, checkpoint=checkpoint, commit=envelope
         )

@@ -193,6 +193,20 @@ def test_ancestors_must_be_there_and_follow_one_another() -> None:
         run(story)
 
 
+def test_a_checkpoint_counts_only_with_its_own_commit_in_the_store() -> None:
+    """Goal: whatever a manifest names can be followed by others: the record alone showed the commit to its judge, and to nobody else."""
+
+    async def story(world: World) -> None:
+        made = world.checkpoint(SPAN(0, 2), [0, 1], stored=False)
+        assert await refused(world, made) == "state_missing"
+        world.store.rewind(keys.commit(MODEL, "a", world.commit), made[1].SerializeToString(deterministic=True))
+        assert await world.learned(made) == {("a.0", PNODE.node_id): SPAN(0, 2)}
+        await world.store.delete(keys.commit(MODEL, "a", world.commit))
+        assert await refused(world, made) == "state_missing", "also at a later record, as long as no manifest names it"
+
+    run(story)
+
+
 @pytest.mark.parametrize(
     ("bound", "most", "code"),
     [
