@@ -19,10 +19,10 @@ from dataservice.addresses import AddressRule
 from dataservice.pacing import Outgoing, Pace, Paced, Sent
 from dataservice.transfer import download, upload
 from dcnr import limits
-from dcnr.client import Orchestrators, better
+from dcnr.client import Orchestrators, better, goes_on
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, TimedOut, Unavailable, disk_trouble
-from dcnr.ids import Digest, digest_of
+from dcnr.errors import Corrupt, DcnrError, Refused, TimedOut, Unavailable, disk_trouble
+from dcnr.ids import Digest, NodeId, digest_of
 from dcnr.v1 import data_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 
@@ -73,10 +73,10 @@ class ObjectClient:
         finally:
             _remove(path)
 
-    async def write_file(self, ref: Ref, path: Path, *, size_bytes: int, sha256: Digest) -> None:
-        """The object is in the store (also if it was there before). Raises Refused, Corrupt, Unavailable."""
+    async def write_file(self, ref: Ref, path: Path, *, size_bytes: int, sha256: Digest, prefer: NodeId | None = None) -> None:
+        """The object is in the store (also if it was there before). ``prefer`` is asked first whether it may be. Raises Refused, Corrupt, Unavailable."""
         item = data_pb2.GrantItem(object=ref, access=data_pb2.ACCESS_WRITE, size_bytes=size_bytes, sha256=sha256)
-        grant = await self._grant(item)
+        grant = await self._grant(item, prefer)
         if grant.exists:
             return
 
@@ -93,13 +93,13 @@ class ObjectClient:
         with self._by_orchestrator():
             await self._write_through(item, path)
 
-    async def write_bytes(self, ref: Ref, data: bytes, *, directory: Path) -> Digest:
-        """Stores ``data``; its digest."""
+    async def write_bytes(self, ref: Ref, data: bytes, *, directory: Path, prefer: NodeId | None = None) -> Digest:
+        """Stores ``data``; its digest. Otherwise as `write_file`."""
         digest = digest_of(data)
         path = directory / f".write-{ref.kind}-{digest}"
         try:
             await asyncio.to_thread(_write, path, data)
-            await self.write_file(ref, path, size_bytes=len(data), sha256=digest)
+            await self.write_file(ref, path, size_bytes=len(data), sha256=digest, prefer=prefer)
         finally:
             _remove(path)
         return digest
@@ -132,8 +132,8 @@ class ObjectClient:
             self._store_from_s = -math.inf
             raise
 
-    async def _grant(self, item: data_pb2.GrantItem) -> data_pb2.Grant:
-        answer = await self._orchestrators.call(DataServiceStub, "Grant", data_pb2.GrantRequest(items=[item]))
+    async def _grant(self, item: data_pb2.GrantItem, prefer: NodeId | None = None) -> data_pb2.Grant:
+        answer = await self._orchestrators.call(DataServiceStub, "Grant", data_pb2.GrantRequest(items=[item]), prefer=prefer)
         if len(answer.grants) != 1:
             raise Corrupt("an orchestrator answered one wish with several grants", code="bad_grant")
         grant: data_pb2.Grant = answer.grants[0]
@@ -156,7 +156,7 @@ class ObjectClient:
         return data
 
     async def _write_through(self, item: data_pb2.GrantItem, path: Path) -> None:
-        last: Unavailable | None = None
+        last: DcnrError | None = None
         for node_id, addresses in self._orchestrators.known():
             try:
                 connection = await self._orchestrators.connection(node_id, addresses)
@@ -165,7 +165,9 @@ class ObjectClient:
                 await connection.call(DataServiceStub(connection.channel).Write, _parts(item, path, outgoing), timeout_s=timeout_s)
                 self._sent(outgoing.answered())
                 return
-            except Unavailable as error:
+            except (Unavailable, Refused) as error:
+                if not goes_on(error):
+                    raise
                 last = better(last, error)
         raise last or Unavailable("no orchestrator is known", code="no_orchestrator")
 

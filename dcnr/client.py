@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc
 
 from dcnr import limits
-from dcnr.errors import DcnrError, TimedOut, Unavailable
+from dcnr.errors import DcnrError, Refused, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
@@ -22,6 +22,8 @@ TOLD: Final = frozenset(
     ("answers_differ", "busy", "depth_unavailable", "no_server", "rate_limited", "too_few_ways", "unknown_caller", "version_not_served")
 )  # fmt: skip
 """What an orchestrator says of the model or the caller, not of itself: another one is asked, and if none can do better the caller hears it."""
+ELSEWHERE: Final = frozenset(("not_hosted",))
+"""What an orchestrator refuses by its view of the plan, which may lag: another one is asked, and if none sees it otherwise the caller hears it."""
 FINAL: Final = frozenset(("deadline_exceeded",))
 """What no other orchestrator would say otherwise: the caller's time is over."""
 BROKEN: Final = frozenset(("unreachable", "connection_closed"))
@@ -66,21 +68,21 @@ class Orchestrators:
     ) -> tuple[NodeId, Any]:  # fmt: skip
         """The first answer of an orchestrator with its id, ``prefer`` and the last good one asked first.
 
-        Raises the typed error of whoever answered, also where all say that the store is in trouble or the model cannot answer; Unavailable with all
-        reasons when nobody did.
+        Raises the typed error of whoever answered, also where all say that the store is in trouble, the model cannot answer or the plan places nothing
+        there; Unavailable with all reasons when nobody did.
         """
         reasons: list[str] = []
-        told: Unavailable | None = None
+        told: DcnrError | None = None
         for node_id, addresses in self._ordered(prefer):
             connection: Connection | None = None
             try:
                 connection = await self.connection(node_id, addresses)
                 answer = await connection.call(getattr(stub(connection.channel), method), request, timeout_s=timeout_s)
-            except Unavailable as error:
-                reasons.append(_reason(node_id, error))
-                if error.code in FINAL:
+            except (Unavailable, Refused) as error:
+                if not goes_on(error):
                     raise
-                if error.code.startswith("store_") or error.code in TOLD:
+                reasons.append(_reason(node_id, error))
+                if error.code.startswith("store_") or error.code in TOLD or error.code in ELSEWHERE:
                     told = better(told, error)
                 elif error.code in BROKEN and connection is not None:
                     await self._drop(node_id, connection)
@@ -97,7 +99,7 @@ class Orchestrators:
         Raises as `answered` does where nobody gives any.
         """
         reasons: list[str] = []
-        told: Unavailable | None = None
+        told: DcnrError | None = None
         for node_id, addresses in self._ordered(prefer):
             has_begun = False
             try:
@@ -159,9 +161,22 @@ class Orchestrators:
         )
 
 
-def better(told: Unavailable | None, error: Unavailable) -> Unavailable:
-    """The newest, but what one says that knows the caller before what one says that does not."""
-    return told if told is not None and error.code == "unknown_caller" else error
+def goes_on(error: DcnrError) -> bool:
+    """Whether another orchestrator may say something else."""
+    return error.code not in FINAL if isinstance(error, Unavailable) else error.code in ELSEWHERE
+
+
+def better(told: DcnrError | None, error: DcnrError) -> DcnrError:
+    """The newest, but what one says that answers, knows the caller and sees it placed, before what one says that does not."""
+    return told if told is not None and _weight(error) < _weight(told) else error
+
+
+def _weight(error: DcnrError) -> int:
+    if error.code in BROKEN:
+        return 0
+    if error.code == "unknown_caller":
+        return 1
+    return 2 if error.code in ELSEWHERE else 3
 
 
 def _reason(node_id: NodeId, error: DcnrError) -> str:

@@ -157,17 +157,14 @@ class Uploads:
             return await self._store(held)
         except Refused as error:
             held.not_hosted += error.code == "not_hosted"
-            if held.not_hosted < ASK_HOLDER_AFTER:
+            if error.code != "not_hosted" or held.not_hosted < ASK_HOLDER_AFTER:
                 raise
-            return await self._record(held)  # the plan has it elsewhere by now: the holder says whether it is still of use
+            return await self._record(held)  # the plan may have it elsewhere by now: the holder says whether it is still of use
 
     async def _store(self, held: Held) -> bool:
         ready, checkpoint = held.ready, held.ready.checkpoint
         if not held.commit_stored:
-            for commit in (*ready.ancestors, ready.commit):
-                await self._store_commit(ready.model, checkpoint.vnode, commit)
-            reached("commit.uploaded")
-            held.commit_stored = True
+            await self._store_commits(held)
         if self._shelf.superseded(held):
             self._shelf.discard(held)
             return True
@@ -184,10 +181,26 @@ class Uploads:
             held.uploaded = True
         return await self._record(held)
 
-    async def _store_commit(self, model: str, vnode: str, commit: identity_pb2.Envelope) -> None:
-        data = commit.SerializeToString(deterministic=True)
-        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_COMMIT, model=model, owner=vnode, digest=digest_of(data))
-        await self._objects.write_bytes(ref, data, directory=self._directory)
+    async def _store_commits(self, held: Held, prefer: NodeId | None = None) -> None:
+        ready = held.ready
+        for commit in (*ready.ancestors, ready.commit):
+            data = commit.SerializeToString(deterministic=True)
+            ref = data_pb2.ObjectRef(
+                kind=data_pb2.OBJECT_KIND_COMMIT, model=ready.model, owner=ready.checkpoint.vnode, digest=digest_of(data)
+            )
+            await self._objects.write_bytes(ref, data, directory=self._directory, prefer=prefer)
+        reached("commit.uploaded")
+        held.commit_stored = True
+
+    async def _takes_commits(self, held: Held, holder: NodeId | None) -> bool:
+        """Whether the holder itself lets the commits in, after others did not: later snapshots go on from them, so they come before its word on this one."""
+        try:
+            await self._store_commits(held, holder)
+        except Refused as error:
+            if error.code != "not_hosted":
+                raise
+            return False
+        return True
 
     async def _record(self, held: Held) -> bool:
         ready = held.ready
@@ -199,6 +212,10 @@ class Uploads:
             DataServiceStub, "RecordCheckpoint", request, timeout_s=limits.CALL_TIMEOUT_S, prefer=prefer
         )
         match answer.status:
+            case data_pb2.RECORD_STATUS_NAMED | data_pb2.RECORD_STATUS_REFUSED | data_pb2.RECORD_STATUS_CONDEMNED if (
+                not held.commit_stored and await self._takes_commits(held, prefer)
+            ):
+                return False  # its place is here after all
             case data_pb2.RECORD_STATUS_NAMED:
                 reached("checkpoint.named")
                 held.named = True

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from dataservice import objects
 from dataservice.addresses import AddressRule
 from dataservice.objects import ObjectClient
 from dataservice.pacing import Pace, Paced
-from dcnr.errors import TimedOut, Unavailable, disk_trouble
+from dcnr.errors import Refused, TimedOut, Unavailable, disk_trouble
 from dcnr.ids import digest_of
 from dcnr.v1 import data_pb2
 
@@ -33,14 +34,19 @@ class Orchestrators:
     def __init__(self, grant: data_pb2.Grant) -> None:
         self.grant, self.is_well, self.num_read = grant, True, 0
         self.written: list[bytes] = []
+        self.behind: list[str] = []
+        """Others, whose view of the plan lags: they take nothing."""
 
     def known(self) -> list[tuple[str, list[str]]]:
-        return [("o", [])]
+        return [*((name, []) for name in self.behind), ("o", [])]
 
-    async def connection(self, node_id: str, addresses: list[str]) -> Orchestrators:
-        return self
+    async def connection(self, node_id: str, addresses: list[str]) -> Any:
+        async def refuse(*request: Any, **options: Any) -> None:
+            raise Refused("not placed there", code="not_hosted")
 
-    async def call(self, stub: Any, *request: Any, timeout_s: float = 0.0) -> Any:
+        return SimpleNamespace(channel=None, call=refuse) if node_id in self.behind else self
+
+    async def call(self, stub: Any, *request: Any, timeout_s: float = 0.0, prefer: str | None = None) -> Any:
         if request[0] == "Grant":
             return data_pb2.GrantResponse(grants=[self.grant])
         self._look()
@@ -187,6 +193,15 @@ def test_without_an_address_in_the_grant_nothing_is_tried(play: Play) -> None:
         await world.read()
         await world.write()
         assert (world.num_tried, world.carried) == (0, (1, 1))
+
+    play(story)
+
+
+def test_an_orchestrator_that_does_not_see_the_place_in_the_plan_ends_no_write_that_another_would_carry(play: Play) -> None:
+    async def story(world: World) -> None:
+        world.error, world.orchestrators.behind = DEAD, ["behind"]
+        await world.write()
+        assert world.carried == (0, 1)
 
     play(story)
 

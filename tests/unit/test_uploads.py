@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dcnr.errors import DcnrError, Refused, Unavailable
-from dcnr.ids import Digest, digest_of
+from dcnr.ids import Digest, NodeId, digest_of
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode import refusals
 from pnode import uploads as module
@@ -18,12 +18,13 @@ from pnode.snapshots import Shelf
 from pnode.uploads import ASK_HOLDER_AFTER, MOST_LOST, Uploads
 
 PENDING, NAMED, MISSING = data_pb2.RECORD_STATUS_PENDING, data_pb2.RECORD_STATUS_NAMED, data_pb2.RECORD_STATUS_MISSING
+HOLDER = NodeId("1" * 40)
 REFUSED = data_pb2.RECORD_STATUS_REFUSED
 
 
 class Network:
     """Orchestrators and the store behind them: ``trouble`` is raised by every write, ``torn`` commits fail once, and ``answers`` are given one after the
-    other, the last for ever; REFUSED to whoever lacks a commit that is ``needed``.
+    other, the last for ever; REFUSED to whoever lacks a commit that is ``needed``. The trouble ends when ``only`` is asked.
     """
 
     def __init__(self) -> None:
@@ -32,13 +33,16 @@ class Network:
         self.states: list[str] = []
         self.commits: list[bytes] = []
         self.torn, self.needed = set[bytes](), set[bytes]()
+        self.only: str | None = None
         self.asked = self.num_refused = 0
         self.listed: list[str] = ["an orchestrator"]
 
     def known(self) -> list[str]:
         return self.listed
 
-    async def write_bytes(self, ref: data_pb2.ObjectRef, data: bytes, *, directory: Path) -> Digest:
+    async def write_bytes(self, ref: data_pb2.ObjectRef, data: bytes, *, directory: Path, prefer: str | None = None) -> Digest:
+        if self.only is not None and prefer == self.only:
+            self.trouble = []
         self._raise_trouble()
         payload = identity_pb2.Envelope.FromString(data).payload
         if payload in self.torn:
@@ -79,7 +83,7 @@ class Scene:
 
         self.shelf = Shelf(directory)
         self.uploads = Uploads(
-            network_id="n", shelf=self.shelf, objects=network, orchestrators=network, holder=lambda: None, durable=durable, anew=again,
+            network_id="n", shelf=self.shelf, objects=network, orchestrators=network, holder=lambda: HOLDER, durable=durable, anew=again,
             say=lambda *event: self.said.append(event), directory=directory,
         )  # fmt: skip
 
@@ -255,7 +259,7 @@ def test_what_the_next_tries_settle_by_themselves_is_no_trouble(tmp_path: Path) 
         scene.network.trouble = Refusing([Refused("not placed here", code="not_hosted")])
         await scene.uploads.added(scene.snapshot(3))
         await until(lambda: scene.uploads.num_pending == 0)
-        assert len(tried) == ASK_HOLDER_AFTER
+        assert len(tried) == ASK_HOLDER_AFTER + 1, "at last the holder itself"
         assert scene.said == []
         scene.network.listed, scene.network.trouble = [], Refusing([Unavailable("none is known", code="no_orchestrator")])
         await scene.uploads.added(scene.snapshot(7))
@@ -266,6 +270,26 @@ def test_what_the_next_tries_settle_by_themselves_is_no_trouble(tmp_path: Path) 
         assert not scene.uploads.store_is_away
         scene.network.trouble = [Unavailable("away", code="store_unavailable")]
         await until(lambda: scene.uploads.store_is_away)
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("answer", [REFUSED, NAMED])
+def test_commits_that_others_do_not_let_in_are_brought_by_the_holders_leave_before_its_word_counts(
+    tmp_path: Path, answer: data_pb2.RecordStatus.ValueType
+) -> None:
+    """Named may be another state of that replica with as many batches: later ones go on from the commits of this one."""
+
+    async def story(scene: Scene) -> None:
+        network = scene.network
+        network.trouble, network.only = [Refused("not placed here", code="not_hosted")], HOLDER
+        network.answers = [answer, PENDING, NAMED]
+        for step in (1, 2):
+            await scene.uploads.added(newest := scene.snapshot(step))
+        await until(lambda: scene.uploads.num_pending == 0)
+        assert network.commits == [b"commit 1", b"commit 2"]
+        assert network.states == [newest.checkpoint.digest]
+        assert scene.anew == []
 
     play(tmp_path, story)
 
