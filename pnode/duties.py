@@ -358,7 +358,7 @@ class Duties:
         desired = entry.desired
         assert desired is not None
         try:
-            job = await self._provisioner.job(desired)
+            job = await self._provisioner.job(desired, reads_data=False)
         except DcnrError as error:
             self._say("provisioning_waits", hosted.assignment.replica, error.message)
             return

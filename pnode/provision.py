@@ -64,11 +64,15 @@ class Provisioner:
         self._jobs: dict[str, Job] = {}
         self._given_up: set[str] = set()
 
-    async def job(self, desired: model_pb2.DesiredState) -> Job:
-        """The job of a desired state. Raises Refused (``unsigned_job``, ``component_not_allowed``), InvalidInput, Corrupt, Unavailable."""
+    async def job(self, desired: model_pb2.DesiredState, *, reads_data: bool = True) -> Job:
+        """The job of a desired state, its data set manifest on the disk, for whoever ``reads_data``: the cache may have let go of it since it was first
+        brought. Raises Refused (``unsigned_job``, ``component_not_allowed``), InvalidInput, Corrupt, Unavailable.
+        """
         known = self._jobs.get(desired.request_digest)
         if known is not None:
             _check_request(known.request, desired)
+            if reads_data:
+                await self._dataset_manifest(known.request, known.graph)
             return known
         ref = data_pb2.ObjectRef(
             kind=data_pb2.OBJECT_KIND_JOB_REQUEST, model=desired.model, owner=desired.job_id, digest=desired.request_digest
@@ -81,13 +85,16 @@ class Provisioner:
         graph = graph_from_bytes(graph_bytes)
         self._check_policy(graph)
         stages = {stage.id: stage for stage in stages_of_graph(graph, self._registry)}
-        data_ref = data_pb2.ObjectRef(
-            kind=data_pb2.OBJECT_KIND_DATASET_MANIFEST, owner=dataset_refs(graph)["train"].name, digest=request.dataset_digest
-        )
-        job = Job(request, graph, graph_bytes, stages, await self._fetch(data_ref, MAX_DATASET_MANIFEST_BYTES))
+        job = Job(request, graph, graph_bytes, stages, await self._dataset_manifest(request, graph))
         newest = list(self._jobs.items())[1 - MAX_JOBS :]
         self._jobs = {**dict(newest), desired.request_digest: job}
         return job
+
+    async def _dataset_manifest(self, request: model_pb2.JobRequest, graph: model_pb2.ModelGraph) -> Path:
+        ref = data_pb2.ObjectRef(
+            kind=data_pb2.OBJECT_KIND_DATASET_MANIFEST, owner=dataset_refs(graph)["train"].name, digest=request.dataset_digest
+        )
+        return await self._fetch(ref, MAX_DATASET_MANIFEST_BYTES)
 
     def cost(self, job: Job, vnode: str) -> ReplicaCost:
         """What hosting a VNode of that job takes. Raises Refused for a VNode that the graph does not have."""

@@ -270,7 +270,7 @@ class SeatDuties:
         newest = dict(self._around.duties.manifests()).get(wish.model, "")
         manifest, retracted = await self._manifests.wished(wish, newest)
         desired = model_pb2.DesiredState(model=wish.model, job_id=wish.job_id, request_digest=wish.request_digest)
-        job = await self._around.provisioner.job(desired)
+        job = await self._around.provisioner.job(desired, reads_data=False)
         if job.request.graph_digest != manifest.graph_digest:
             raise Refused("the signed job has another graph than the manifest", code="unsigned_job")
         read = _Read(wish, newest, job)

@@ -45,7 +45,7 @@ class Supply:
         self.asked, self.come = asyncio.Event(), asyncio.Event()
         self.fails: Iterator[Exception] = iter(())
 
-    async def job(self, desired: model_pb2.DesiredState) -> Job:
+    async def job(self, desired: model_pb2.DesiredState, *, reads_data: bool = True) -> Job:
         return self._job
 
     def cost(self, job: Job, vnode: str) -> ReplicaCost:

@@ -270,7 +270,8 @@ def test_a_verified_request_is_no_leave_for_another_model_or_job(tmp_path: Path)
     unused: Any = SimpleNamespace()
     mine = Provisioner(policy=policy, registry=unused, fetch=unused, shelf=Shelf(tmp_path))
     mine._jobs["d"] = Job(request, model_pb2.ModelGraph(), b"", {}, tmp_path)
-    assert asyncio.run(mine.job(model_pb2.DesiredState(model="m", job_id="j", request_digest="d"))).request == request
+    wanted = model_pb2.DesiredState(model="m", job_id="j", request_digest="d")
+    assert asyncio.run(mine.job(wanted, reads_data=False)).request == request
     for model, job in (("n", "j"), ("m", "k")):
         with pytest.raises(Refused) as refused:
             asyncio.run(mine.job(model_pb2.DesiredState(model=model, job_id=job, request_digest="d")))

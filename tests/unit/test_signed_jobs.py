@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dataservice.datasets import LocalCache
-from dcnr.errors import Corrupt, Refused
+from dcnr.errors import Corrupt, Refused, Unavailable
 from dcnr.graph import Graph
 from dcnr.ids import Digest, check_digest, digest_of
 from dcnr.specs import TensorSpec
@@ -71,3 +71,39 @@ def test_a_job_is_one_that_maintainers_signed_with_the_graph_that_it_names(
     assert refused.value.code == code
     assert (signed in asked) is (signer is MAINTAINER), "an unsigned request is followed no further"
     assert digest_of(data) not in asked
+
+
+def test_a_job_that_is_known_has_its_data_set_manifest_on_the_disk_for_whoever_reads_it(tmp_path: Path) -> None:
+    """The cache lets go of what was asked for longest ago; who reads no data waits for no store."""
+    data, shard, quota = b"the data set's manifest", b"s" * 4096, 4096
+    request = model_pb2.JobRequest(
+        network_id=POLICY.network_id, model="m", job_id="j", graph_digest=digest_of(graph_of(0.1)), dataset_name="toy",
+        dataset_digest=digest_of(data),
+    )  # fmt: skip
+    envelope = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER).SerializeToString(deterministic=True)
+    objects = {digest_of(one): one for one in (envelope, graph_of(0.1), data, shard)}
+
+    async def bring(digest: Digest, destination: Path) -> None:
+        if digest not in objects:
+            raise Unavailable("the store is away", code="store_unavailable")
+        destination.write_bytes(objects[digest])
+
+    cache = LocalCache(tmp_path / "cache", quota, bring)
+
+    async def fetch(ref: data_pb2.ObjectRef, max_bytes: int) -> Path:
+        return await cache.path(check_digest(ref.digest))
+
+    async def story() -> None:
+        mine = Provisioner(policy=lambda: POLICY, registry=default_registry(), fetch=fetch, shelf=Shelf(tmp_path))
+        wanted = model_pb2.DesiredState(model="m", job_id="j", request_digest=digest_of(envelope))
+        first = await mine.job(wanted)
+        await cache.path(digest_of(shard))
+        assert not first.dataset_manifest.exists()
+        assert (await mine.job(wanted)).dataset_manifest.read_bytes() == data
+        await cache.path(digest_of(shard))
+        del objects[digest_of(data)]
+        with pytest.raises(Unavailable):
+            await mine.job(wanted)
+        assert await mine.job(wanted, reads_data=False) is first
+
+    asyncio.run(story())
