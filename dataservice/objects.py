@@ -38,12 +38,12 @@ class ObjectClient:
 
     A disk that refuses, or is full, is Unavailable (``disk_trouble``), and no orchestrator is asked in its place.
 
-    ``held``: asked as an upload begins, what else that upload is to keep. ``sent`` hears what each upload took.
+    ``held``: asked as an upload of so many bytes begins, what else that upload is to keep. ``sent`` hears what each upload took.
     """
 
     def __init__(
         self, orchestrators: Orchestrators, rule: Callable[[], AddressRule], *, up: Pace | None = None, down: Pace | None = None,
-        held: Callable[[], Sequence[Pace]] = tuple, sent: Callable[[Sent], None] = lambda sent: None,
+        held: Callable[[int], Sequence[Pace]] = lambda num_bytes: (), sent: Callable[[Sent], None] = lambda sent: None,
     ) -> None:  # fmt: skip
         self._orchestrators, self._rule, self._held, self._sent = orchestrators, rule, held, sent
         self._up, self._down = up or Pace.unlimited(), down or Pace.unlimited()
@@ -81,7 +81,7 @@ class ObjectClient:
             return
 
         async def straight() -> None:
-            outgoing = self._outgoing()
+            outgoing = Outgoing(self._up, *self._held(size_bytes))
             if await upload(
                 grant.url, path, headers=dict(grant.headers), size_bytes=size_bytes, sha256=sha256, rule=self._rule(), pace=outgoing,
                 executor=self._threads,
@@ -103,9 +103,6 @@ class ObjectClient:
         finally:
             _remove(path)
         return digest
-
-    def _outgoing(self) -> Outgoing:
-        return Outgoing(self._up, *self._held())
 
     async def _by_store(self, straight: Callable[[], Awaitable[object]]) -> bool:
         """Whether the store itself did it; False where it is not reached from here, and an orchestrator has to carry the bytes."""
@@ -142,14 +139,16 @@ class ObjectClient:
     async def _read_through(self, ref: Ref, max_bytes: int) -> bytes:
         parts: list[bytes] = []
         received = 0
-        timeout_s = limits.BULK_TIMEOUT_S + self._down.seconds(max_bytes)
+        timeout_s = _longest_s(max_bytes, self._down)
         messages = self._orchestrators.stream(DataServiceStub, "Read", data_pb2.ReadRequest(object=ref), timeout_s=timeout_s)
-        async for message in messages:
-            received += len(message.chunk)
-            await asyncio.sleep(self._down.wait_s(len(message.chunk)))
-            if received > max_bytes or message.size_bytes > max_bytes:
-                raise Corrupt(f"the object has more than {max_bytes} bytes", code="too_large")
-            parts.append(message.chunk)
+        async with contextlib.aclosing(messages), _patience() as moved:
+            async for message in messages:
+                received += len(message.chunk)
+                moved(len(message.chunk), wait_s := self._down.wait_s(len(message.chunk)))
+                await asyncio.sleep(wait_s)
+                if received > max_bytes or message.size_bytes > max_bytes:
+                    raise Corrupt(f"the object has more than {max_bytes} bytes", code="too_large")
+                parts.append(message.chunk)
         data, digest = await asyncio.to_thread(_joined, parts)
         if ref.digest and digest != ref.digest:
             raise Corrupt("an object does not match its digest", code="wrong_digest", digest=ref.digest)
@@ -161,8 +160,10 @@ class ObjectClient:
             try:
                 connection = await self._orchestrators.connection(node_id, addresses)
                 outgoing = Outgoing(self._up)  # places there are few, and who is slow loses its own: only the owner's limit holds
-                timeout_s = limits.BULK_TIMEOUT_S + outgoing.seconds(int(item.size_bytes))
-                await connection.call(DataServiceStub(connection.channel).Write, _parts(item, path, outgoing), timeout_s=timeout_s)
+                timeout_s = _longest_s(int(item.size_bytes), outgoing)
+                async with _patience() as moved:
+                    parts = _parts(item, path, outgoing, moved)
+                    await connection.call(DataServiceStub(connection.channel).Write, parts, timeout_s=timeout_s)
                 self._sent(outgoing.answered())
                 return
             except (Unavailable, Refused) as error:
@@ -172,11 +173,37 @@ class ObjectClient:
         raise last or Unavailable("no orchestrator is known", code="no_orchestrator")
 
 
-async def _parts(item: data_pb2.GrantItem, path: Path, pace: Paced) -> AsyncIterator[Any]:
+def _longest_s(num_bytes: int, pace: Paced) -> float:
+    """Nothing of that size takes longer: the bytes may be as slow as `limits.SLOWEST_BYTES_S`, and wait for ``pace``."""
+    return limits.BULK_TIMEOUT_S + num_bytes / limits.SLOWEST_BYTES_S + pace.seconds(num_bytes)
+
+
+@contextlib.asynccontextmanager
+async def _patience() -> AsyncIterator[Callable[[int, float], None]]:
+    """`limits.BULK_TIMEOUT_S`, and more with every byte that is told as moved, with what our own pace has it wait: who moves next to nothing holds nobody
+    for as long as a whole object may take. Raises TimedOut.
+    """
+    is_over = False
+    try:
+        async with asyncio.timeout(limits.BULK_TIMEOUT_S) as limit:
+
+            def moved(num_bytes: int, wait_s: float) -> None:
+                if not is_over and not limit.expired():
+                    limit.reschedule((limit.when() or 0.0) + num_bytes / limits.SLOWEST_BYTES_S + wait_s)
+
+            yield moved
+    except TimeoutError:
+        raise TimedOut("the transfer took too long", code="transfer_timeout") from None
+    finally:
+        is_over = True
+
+
+async def _parts(item: data_pb2.GrantItem, path: Path, pace: Paced, moved: Callable[[int, float], None]) -> AsyncIterator[Any]:
     yield data_pb2.WriteRequest(item=item)
     with await asyncio.to_thread(_opened, path) as file:
         while chunk := await asyncio.to_thread(file.read, pace.block_bytes):
-            await asyncio.sleep(pace.wait_s(len(chunk)))
+            moved(len(chunk), wait_s := pace.wait_s(len(chunk)))
+            await asyncio.sleep(wait_s)
             yield data_pb2.WriteRequest(chunk=chunk)
 
 

@@ -1,6 +1,7 @@
 """Bytes over presigned URLs without credentials: what arrives is whole and has the wanted digest, or nothing arrives.
 
-Every exchange is bounded in bytes and time, connects only where an `AddressRule` allows, follows no redirect and makes one attempt. The
+Every exchange is bounded in bytes and time, connects only where an `AddressRule` allows, follows no redirect and makes one attempt. Bytes that move gain
+the time that they take at `limits.SLOWEST_BYTES_S`: who moves them faster is never out of time, who moves next to none is after ``timeout_s``. The
 blocking work runs in threads (of ``executor`` where one is given: bulk must not take those that small requests need); a caller that is cancelled or out
 of time closes the connection, and no file appears after that. Time that a ``pace`` asks to wait does not count.
 """
@@ -40,6 +41,8 @@ LONGEST_NAP_S: Final = 0.25
 """A paced transfer that was given up ends within this time."""
 MAX_SHARING: Final = 8
 """Transfers that may share a pace: each takes so many times as long as alone."""
+MAX_UNSENT_BYTES: Final = 4 * limits.MIB
+"""What a socket may hold of an upload when all of it was handed over: the answer comes after that."""
 T = TypeVar("T")
 
 
@@ -124,14 +127,24 @@ class _Exists(Exception):
 class _Exchange:
     """One request on one connection, with a deadline that also holds against a peer who sends a byte at a time."""
 
-    def __init__(self, url: str, rule: AddressRule, timeout_s: float, pace: Paced | None) -> None:
+    def __init__(self, url: str, rule: AddressRule, timeout_s: float, pace: Paced | None, max_bytes: int) -> None:
         self._target = rule.check(url)
         self._rule = rule
         self._pace: Paced = pace if pace is not None else Pace.unlimited()
-        self._deadline = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s + max_bytes / limits.SLOWEST_BYTES_S
+        """While it waits for a thread, behind others that may take so long."""
         self._connection: HTTPConnection | None = None
         self._lock = threading.Lock()
         self._aborted = False
+
+    def begin(self) -> None:
+        """It has a thread: from now on what moves counts."""
+        self._deadline = time.monotonic() + self._timeout_s
+
+    def left_s(self) -> float:
+        """Until it is out of time, if nothing moves."""
+        return self._deadline - time.monotonic()
 
     def abort(self) -> None:
         """Ends the exchange from another thread: no `commit` succeeds after this."""
@@ -160,6 +173,8 @@ class _Exchange:
             sent = {"host": host, "accept-encoding": "identity", "user-agent": "dcnr", **headers}
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent: the answer says why
                 connection.request(method, self._target.path, body=body, headers=sent, preload_content=False, decode_content=False)
+            unsent = min(int(headers.get("content-length", 0)), MAX_UNSENT_BYTES)
+            connection.timeout = limits.STORE_TIMEOUT_S + unsent / limits.SLOWEST_BYTES_S  # in force from the answer on
             with contextlib.closing(connection.getresponse()) as response:
                 _expect_ok(response, method, self._target.path)
                 yield response
@@ -203,9 +218,9 @@ class _Exchange:
         return connection
 
     def _wait(self, num_bytes: int) -> None:
-        """Keeps the pace; the deadline waits too."""
+        """Keeps the pace; the deadline waits too, and for what the bytes may take."""
         left_s = self._pace.wait_s(num_bytes)
-        self._deadline += left_s
+        self._deadline += left_s + num_bytes / limits.SLOWEST_BYTES_S
         self._check()
         while left_s > 0:
             nap_s = min(left_s, LONGEST_NAP_S)
@@ -254,18 +269,23 @@ async def _run(
     executor: Executor | None = None,
 ) -> T:  # fmt: skip
     """``work`` in a thread. The exchange itself ends a slow peer in time; the limit here also holds if the thread hangs, or gets no place."""
-    exchange = _Exchange(url, rule, timeout_s, pace)
+    exchange = _Exchange(url, rule, timeout_s, pace, max_bytes)
     paced_s = MAX_SHARING * pace.seconds(max_bytes) if pace is not None else 0.0
+    working = asyncio.get_running_loop().run_in_executor(executor, _typed, work, exchange)
     try:
-        async with asyncio.timeout(timeout_s + paced_s):
-            return await asyncio.get_running_loop().run_in_executor(executor, _typed, work, exchange)
-    except TimeoutError:
-        raise TimedOut("the transfer took too long", code="transfer_timeout") from None
+        while not working.done():
+            left_s = exchange.left_s() + paced_s
+            if left_s <= 0.0:
+                raise TimedOut("the transfer took too long", code="transfer_timeout")
+            await asyncio.wait((working,), timeout=min(left_s, timeout_s))
+        return working.result()
     finally:
+        working.cancel()
         exchange.abort()
 
 
 def _typed(work: Callable[[_Exchange], T], exchange: _Exchange) -> T:
+    exchange.begin()
     try:
         return work(exchange)
     except DcnrError:

@@ -79,9 +79,9 @@ class Orchestrators:
                 connection = await self.connection(node_id, addresses)
                 answer = await connection.call(getattr(stub(connection.channel), method), request, timeout_s=timeout_s)
             except (Unavailable, Refused) as error:
-                if not goes_on(error):
-                    raise
                 reasons.append(_reason(node_id, error))
+                if error.code in FINAL or not goes_on(error):
+                    raise
                 if error.code.startswith("store_") or error.code in TOLD or error.code in ELSEWHERE:
                     told = better(told, error)
                 elif error.code in BROKEN and connection is not None:
@@ -163,7 +163,7 @@ class Orchestrators:
 
 def goes_on(error: DcnrError) -> bool:
     """Whether another orchestrator may say something else."""
-    return error.code not in FINAL if isinstance(error, Unavailable) else error.code in ELSEWHERE
+    return isinstance(error, Unavailable) or error.code in ELSEWHERE
 
 
 def better(told: DcnrError | None, error: DcnrError) -> DcnrError:

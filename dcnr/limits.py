@@ -65,7 +65,9 @@ CALL_TIMEOUT_S: Final = 10.0
 STORE_TIMEOUT_S: Final = 10.0
 """A small request to the object store (head, plan, manifest)."""
 BULK_TIMEOUT_S: Final = 120.0
-"""Upload or download of one state or shard."""
+"""Upload or download of one state or shard, beside what its bytes take at `SLOWEST_BYTES_S`."""
+SLOWEST_BYTES_S: Final = 256 * KIB
+"""A line that carries less than this, over `BULK_TIMEOUT_S`, carries no bulk."""
 DRAIN_TIMEOUT_S: Final = 20.0
 """SIGTERM until a process stops by itself."""
 

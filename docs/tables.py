@@ -277,6 +277,8 @@ def _plain(name: str, value: float) -> str:
         return f"{value // limits.MIB} MiB"
     if name.endswith("_BYTES"):
         return f"{value // limits.KIB} KiB"
+    if name.endswith("_BYTES_S"):
+        return f"{value / limits.KIB:g} KiB/s"
     return f"{value:g} s" if name.endswith("_S") else f"{value:g}"
 
 

@@ -118,9 +118,10 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
         caller = self._caller(context)
         check_read(caller, request.object)
         key, bound = key_of(request.object)
-        async with self._proxies.passing(Lane.READ, caller.node_id, call_of(context).subnet) as passage:
-            passage.ours(bound)
-            stored = await self._shared.store.get(key, max_bytes=min(bound, MAX_PROXIED_BYTES))
+        max_bytes = min(bound, MAX_PROXIED_BYTES)
+        async with self._proxies.passing(Lane.READ, caller.node_id, call_of(context).subnet, max_bytes) as passage:
+            passage.ours(max_bytes)
+            stored = await self._shared.store.get(key, max_bytes=max_bytes)
             passage.rest()
             data = memoryview(stored.data)
             yield data_pb2.ReadResponse(size_bytes=len(data), etag=stored.etag, chunk=bytes(data[: limits.MAX_CHUNK_BYTES]))
@@ -145,7 +146,7 @@ class DataServicer(data_pb2_grpc.DataServiceServicer):
             )  # fmt: skip
         subnet = call_of(context).subnet
         self._pay(caller, subnet, item, bound)
-        async with self._proxies.passing(self._lane(caller, item, bound), caller.node_id, subnet) as passage:
+        async with self._proxies.passing(self._lane(caller, item, bound), caller.node_id, subnet, int(item.size_bytes)) as passage:
             data = bytearray(first.chunk)
             while len(data) <= item.size_bytes and (message := await self._next(messages)) is not None:
                 data += message.chunk

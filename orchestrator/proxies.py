@@ -22,7 +22,7 @@ WAIT_S: Final = 30.0
 """For a place."""
 GRACE_S: Final = limits.CALL_TIMEOUT_S
 """A passage may rest so long, and no longer whatever it moved before."""
-SLOWEST_BYTES_S: Final = 256 * limits.KIB
+SLOWEST_BYTES_S: Final = limits.SLOWEST_BYTES_S
 """Who takes or gives bytes more slowly than this, over any `GRACE_S`, loses the place."""
 
 
@@ -49,11 +49,11 @@ ROOMS: Final = {Lane.READ: Room(4, 3), Lane.HOSTED: Room(3, 2), Lane.OTHER: Room
 
 
 class Passage:
-    """An object that passes: tell it what moves."""
+    """An object of at most ``max_bytes`` that passes: tell it what moves."""
 
-    def __init__(self, limit: asyncio.Timeout) -> None:
+    def __init__(self, limit: asyncio.Timeout, max_bytes: int) -> None:
         self._limit, self._now = limit, asyncio.get_running_loop().time
-        self._until_s = self._now() + limits.BULK_TIMEOUT_S
+        self._until_s = self._now() + limits.BULK_TIMEOUT_S + max_bytes / SLOWEST_BYTES_S
         self.rest()
 
     def rest(self) -> None:
@@ -83,14 +83,14 @@ class Proxies:
         self._freed = Signal()
 
     @asynccontextmanager
-    async def passing(self, lane: Lane, caller: str, subnet: str) -> AsyncIterator[Passage]:
+    async def passing(self, lane: Lane, caller: str, subnet: str, max_bytes: int) -> AsyncIterator[Passage]:
         """A place. Raises Unavailable (``overloaded``): at once where the caller has its part, else when there was no place, or the bytes were too slow."""
         if self._callers[lane, caller] >= PER_CALLER:
             raise Unavailable(f"{PER_CALLER} objects of yours are passing through already", code="overloaded")
         self._callers[lane, caller] += 1
         try:
             async with asyncio.timeout(WAIT_S) as limit, self._place(lane, subnet):
-                yield Passage(limit)
+                yield Passage(limit, max_bytes)
         except TimeoutError:
             raise Unavailable("there was no place, or the bytes were too slow", code="overloaded") from None
         finally:

@@ -48,10 +48,12 @@ class Line:
         mbit = self._measured.mbit(self._clock.monotonic())
         return min(mbit, self._upload_mbit) if mbit and self._upload_mbit else mbit or rounded(self._upload_mbit)
 
-    def held(self) -> Sequence[Pace]:
-        """What a checkpoint whose upload begins now keeps besides `up`. One that begins free stays free: its limits of time were reckoned so."""
+    def held(self, num_bytes: int) -> Sequence[Pace]:
+        """What a checkpoint of so many bytes whose upload begins now keeps besides `up`. One that begins free stays free."""
         self._review_share()
-        return (self._share,) if self._share.limit_bytes_s else ()
+        if not self._share.limit_bytes_s or self._measured.tries(num_bytes, self._clock.monotonic()):
+            return ()
+        return (self._share,)
 
     def sent(self, sent: Sent) -> None:
         """An upload is done."""
@@ -80,7 +82,7 @@ class Line:
             )
 
     def _review_share(self) -> None:
-        self._share.limit(self._part_bytes_s() if self._measured.is_fresh(self._clock.monotonic()) else 0.0)
+        self._share.limit(self._part_bytes_s())
 
     def _part_bytes_s(self) -> float:
         """For checkpoints, and the same again for what replicas exchange; 0: no limit."""

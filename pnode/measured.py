@@ -7,13 +7,15 @@ too small measures round trips, and one that our own paces held back measures th
 
 That last rule alone would let a machine measure once and never again, for what is measured is what later uploads are held back by. If held-back uploads
 counted, each hour would find a quarter of what the hour before had found. So once the newest measurement is older than the hour one upload is held back by
-nothing, and measures anew: the pacing never measures itself. On a line that has become slower than the pace it is the line that holds back, so uploads count
-again at once, and the hour takes the old rate away. Until there is a new one the last one stands for everything else: a number that went away every hour would
-be news to orchestrators twice an hour.
+nothing, and measures anew: the pacing never measures itself. One that brings no measurement, for it broke off, is the only one for another hour all the same,
+and what comes after it is held back as before. On a line that has become slower than the pace it is the line that holds back, so uploads count again at once,
+and the hour takes the old rate away. Until there is a new one the last one stands for everything else: a number that went away every hour would be news to
+orchestrators twice an hour.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -33,6 +35,7 @@ class MeasuredUplink:
     def __init__(self) -> None:
         self._rates: deque[tuple[float, float]] = deque()
         """(when, Mbit/s), oldest and largest first."""
+        self._tried_s = -math.inf
 
     def uploaded(self, sent: Sent, now_s: float) -> bool:
         """Takes an upload in; whether it counts."""
@@ -54,8 +57,15 @@ class MeasuredUplink:
         return self._rates[0][1] if self._rates else 0.0
 
     def is_fresh(self, now_s: float) -> bool:
-        """Whether the last hour has one. Where it has none the next upload is to be held back by nothing."""
+        """Whether the last hour has one."""
         return bool(self._rates) and self._rates[-1][0] >= now_s - WINDOW_S
+
+    def tries(self, num_bytes: int, now_s: float) -> bool:
+        """Whether an upload that begins now is to be held back by nothing, to measure anew: one that can, where nothing else has or does within the hour."""
+        if num_bytes < MIN_SENT_BYTES or self.is_fresh(now_s) or now_s < self._tried_s + WINDOW_S:
+            return False
+        self._tried_s = now_s
+        return True
 
 
 def rounded(mbit: float) -> float:

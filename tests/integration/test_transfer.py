@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from dcnr.ids import Digest, digest_of
 
 DATA = bytes(range(256)) * 4096
 MAX = len(DATA)
+STEADY_BYTES, STEADY_S = 64 * 1024, 0.04
+"""What a slow line carries at once, and its pause after that."""
 
 
 @pytest.fixture
@@ -108,6 +111,23 @@ class Odd(http.server.BaseHTTPRequestHandler):
                     pass
             case "/silent":
                 time.sleep(2)
+            case "/steady":
+                self.send_response(200)
+                self.send_header("content-length", str(MAX))
+                self.end_headers()
+                for start in range(0, MAX, STEADY_BYTES):
+                    self.wfile.write(DATA[start : start + STEADY_BYTES])
+                    self.wfile.flush()
+                    time.sleep(STEADY_S)
+
+    def do_PUT(self) -> None:
+        left = int(self.headers["content-length"])
+        while left:
+            left -= len(self.rfile.read(min(left, STEADY_BYTES)))
+            time.sleep(STEADY_S)
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
@@ -116,6 +136,7 @@ class Odd(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def odd() -> Iterator[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd)
+    server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, STEADY_BYTES)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -136,6 +157,23 @@ def test_misbehaving_servers_leave_nothing_behind(odd: str, tmp_path: Path, path
         )
     assert time.monotonic() - began < 20
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("up", [True, False], ids=["up", "down"])
+def test_a_line_that_is_slow_and_steady_has_the_time_that_the_bytes_take(odd: str, tmp_path: Path, up: bool) -> None:
+    """Longer than is allowed beside that; faster all the while than the slowest line that carries bulk."""
+    rule, limit_s, source = AddressRule(stores=(odd,)), 0.5, tmp_path / "source"
+    began = time.monotonic()
+    if up:
+        source.write_bytes(data := DATA * 4)  # more than the buffers between the two hold
+        sending = upload(
+            f"{odd}/steady", source, headers={}, size_bytes=len(data), sha256=digest_of(data), rule=rule, timeout_s=limit_s
+        )
+        assert asyncio.run(sending) is True
+    else:
+        fetching = download(f"{odd}/steady", tmp_path / "x", max_bytes=MAX, sha256=digest_of(DATA), rule=rule, timeout_s=limit_s)
+        assert asyncio.run(fetching) == MAX
+    assert time.monotonic() - began > limit_s
 
 
 def test_a_rate_is_kept_and_a_paced_transfer_outlives_its_limit_of_time(

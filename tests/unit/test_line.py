@@ -57,9 +57,12 @@ class Rig:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Of checkpoints and of what replicas exchange, in Mbit/s as they are in force; 0: no limit."""
+        """Of a checkpoint that begins now and of what replicas exchange, in Mbit/s as they are in force; 0: no limit."""
+        return self.rates_of(8 * MIB)
+
+    def rates_of(self, num_bytes: int) -> tuple[float, float]:
         self.line.review()
-        paces = [self.line.up, *self.line.held()]
+        paces = [self.line.up, *self.line.held(num_bytes)]
         checkpoints = min((pace.limit_bytes_s for pace in paces if pace.limit_bytes_s), default=0.0)
         return checkpoints / BYTES_PER_MBIT, self.line.exchange_bytes_s / BYTES_PER_MBIT
 
@@ -123,6 +126,20 @@ def test_one_upload_an_hour_is_free_and_a_rate_is_told_once() -> None:
     assert [line.partition(" Mbit/s")[0] for line in rig.told] == [f"uplink_measured: {mbit}" for mbit in (40, 20, 30)]
 
 
+def test_a_free_upload_that_measures_nothing_is_the_only_one_of_its_hour() -> None:
+    """It broke off, or its line is too slow for it: those after it are held back by what was measured last, and come through."""
+    rig = Rig()
+    rig.measured(40.0)
+    rig.clock.now_s += WINDOW_S + 1.0
+    assert rig.rates_of(1000) == (10.0, 10.0), "a commit measures nothing, and takes nobody's turn"
+    assert rig.rates == (0.0, 10.0)
+    rig.clock.now_s += 60.0
+    rig.measured(10.0, held=0.9)
+    assert rig.rates == (10.0, 10.0)
+    rig.clock.now_s += WINDOW_S
+    assert rig.rates == (0.0, 10.0)
+
+
 def test_the_worker_is_told_when_its_rate_is_another_one() -> None:
     rig = Rig()
     rig.line.sent(Sent(8 * MIB, 2.0, 0.0))
@@ -149,12 +166,12 @@ def test_who_leaves_is_held_back_by_the_owners_limit_alone(how: str, upload_mbit
     rig.unnamed.add("a.1")
     rig.now.worker.replicas["a.1"] = orchestrator_pb2.ReplicaReport(replica="a.1", state=ACTIVE)
     rig.measured(mbit)
-    [running] = rig.line.held()
+    [running] = rig.line.held(8 * MIB)
     assert running.limit_bytes_s > 0.0
     LEAVING[how](rig)
     order = rig.line.drain(15.0)
     assert running.limit_bytes_s == 0.0, "also the upload that is under way"
-    assert rig.line.held() == ()
+    assert rig.line.held(8 * MIB) == ()
     assert rig.rates == (upload_mbit, upload_mbit * UPLINK_SHARE)
     assert (order.within_s, order.bulk_bytes_s) == (15.0, rig.line.exchange_bytes_s)
 

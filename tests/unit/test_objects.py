@@ -16,6 +16,7 @@ from dataservice import objects
 from dataservice.addresses import AddressRule
 from dataservice.objects import ObjectClient
 from dataservice.pacing import Pace, Paced
+from dcnr import limits
 from dcnr.errors import Refused, TimedOut, Unavailable, disk_trouble
 from dcnr.ids import digest_of
 from dcnr.v1 import data_pb2
@@ -34,6 +35,8 @@ class Orchestrators:
     def __init__(self, grant: data_pb2.Grant) -> None:
         self.grant, self.is_well, self.num_read = grant, True, 0
         self.written: list[bytes] = []
+        self.data, self.chunk_bytes, self.pause_s = DATA, len(DATA), 0.0
+        """How they carry what: so much at once, with a pause after it."""
         self.behind: list[str] = []
         """Others, whose view of the plan lags: they take nothing."""
 
@@ -50,13 +53,21 @@ class Orchestrators:
         if request[0] == "Grant":
             return data_pb2.GrantResponse(grants=[self.grant])
         self._look()
-        self.written.append(b"".join([part.chunk async for part in request[0]]))
+        assert timeout_s >= limits.BULK_TIMEOUT_S + len(self.data) / limits.SLOWEST_BYTES_S
+        parts = []
+        async for part in request[0]:
+            parts.append(part.chunk)
+            await asyncio.sleep(self.pause_s)
+        self.written.append(b"".join(parts))
         return data_pb2.WriteResponse()
 
     async def stream(self, *request: Any, timeout_s: float) -> AsyncIterator[data_pb2.ReadResponse]:
         self._look()
         self.num_read += 1
-        yield data_pb2.ReadResponse(size_bytes=len(DATA), chunk=DATA)
+        assert timeout_s >= limits.BULK_TIMEOUT_S + len(self.data) / limits.SLOWEST_BYTES_S
+        for start in range(0, len(self.data), self.chunk_bytes):
+            yield data_pb2.ReadResponse(size_bytes=len(self.data), chunk=self.data[start : start + self.chunk_bytes])
+            await asyncio.sleep(self.pause_s)
 
     def _look(self) -> None:
         if not self.is_well:
@@ -71,7 +82,7 @@ class World:
         self.orchestrators = Orchestrators(data_pb2.Grant(url="http://store/object"))
         self.own, self.share = Pace.unlimited(), Pace.unlimited()
         stand_in: Any = self.orchestrators
-        self.client = ObjectClient(stand_in, AddressRule, up=self.own, held=lambda: [self.share])
+        self.client = ObjectClient(stand_in, AddressRule, up=self.own, held=lambda num_bytes: [self.share])
         monkeypatch.setattr(objects, "download", self._download)
         monkeypatch.setattr(objects, "upload", self._upload)
         monkeypatch.setattr(objects, "DataServiceStub", lambda channel: self.orchestrators)
@@ -183,6 +194,28 @@ def test_what_an_orchestrator_carried_waits_for_the_disk_too(play: Play, tmp_pat
             await world.client.read_file(REF, tmp_path / "nowhere" / "object", max_bytes=len(DATA))
         assert failed.value.code == "disk_trouble"
         assert world.carried == (1, 0)
+
+    play(story)
+
+
+def test_who_carries_bytes_slowly_and_steadily_has_the_time_that_they_take_and_who_carries_next_to_none_has_not(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(world: World) -> None:
+        monkeypatch.setattr(limits, "BULK_TIMEOUT_S", 0.2)
+        carriers, large = world.orchestrators, bytes(4 * limits.MIB)
+        world.error, carriers.data, carriers.pause_s = DEAD, large, 0.04
+        carriers.chunk_bytes = len(large) // 16
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_SHARD, owner="dots", digest=digest_of(large))
+        assert await world.client.read_bytes(ref, max_bytes=len(large), directory=world.directory) == large
+        await world.client.write_bytes(ref, large, directory=world.directory)
+        assert carriers.written == [large]
+        carriers.data, carriers.chunk_bytes = large[:100], 1
+        with pytest.raises(TimedOut):
+            await world.client.read_bytes(ref, max_bytes=len(large), directory=world.directory)
+        carriers.pause_s = 30.0
+        with pytest.raises(TimedOut):
+            await world.client.write_bytes(ref, large, directory=world.directory)
 
     play(story)
 

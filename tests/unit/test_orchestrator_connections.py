@@ -83,9 +83,7 @@ def test_where_one_does_not_see_the_caller_in_the_plan_the_next_is_asked() -> No
         (WRONG, "granted", WRONG),
     ],
 )  # fmt: skip
-def test_where_nobody_does_better_the_caller_hears_what_to_do(
-    first: DcnrError, second: DcnrError | str, told: DcnrError
-) -> None:
+def test_where_nobody_does_better_the_caller_hears_what_to_do(first: DcnrError, second: DcnrError | str, told: DcnrError) -> None:
     """What one says that knows the caller comes first, then what one says that does not see it in the plan."""
     with pytest.raises(DcnrError) as raised:
         asked({FIRST: first, SECOND: second})
