@@ -156,6 +156,7 @@ class Duties:
 
     async def _settle(self, entry: Model, desired: model_pb2.DesiredState) -> None:
         wanted = {assignment.replica: assignment for assignment in desired.assignments}
+        self._provisioner.placed(desired.model, desired.job_id, wanted)
         for replica in [name for name in entry.hosted if name not in wanted]:
             await self._release(replica, hand_over=True)
             self._forget(entry, replica)
@@ -372,6 +373,7 @@ class Duties:
             self._group.create_task(self._release(replica, hand_over=False))
             self._forget(model, replica)
         model.unwritten = None
+        self._provisioner.placed(name, "", ())
         self._home.forget(name)
         self._say("model_forgotten", name, "another model takes its place, and it has no work here")
 

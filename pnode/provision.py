@@ -6,7 +6,7 @@ from that graph. Documents are cached by digest, so a restart with every orchest
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -106,6 +106,10 @@ class Provisioner:
         if cost.state_bytes > bound:
             raise Refused(f"{vnode} has {cost.state_bytes} bytes of state, the network allows {bound}", code="vnode_too_large")
         return cost
+
+    def placed(self, model: str, job_id: str, replicas: Iterable[str]) -> None:
+        """The plan of that model has these replicas here: what others left is kept for a while only (`Shelf.places`)."""
+        self._shelf.places(model, job_id, replicas)
 
     def give_up(self, digest: str) -> bool:
         """The worker could not restore that state: it is not offered again. False if it had been given up before."""

@@ -24,6 +24,8 @@ from pnode.frames import intervals_of
 from pnode.home import read_message, write_atomically
 
 _SUFFIX = ".snapshot"
+MAX_LEFT = 2
+"""States that a manifest names and that replicas left which are placed here no more: nobody's disk budget has room for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Shelf:
         self._held: list[Held] = []
         self._discarded: list[Held] = []
         """Forgotten, with files that are still to go."""
+        self._placed: dict[str, tuple[str, frozenset[str]]] = {}
+        """By model: its job, and the replicas that the plan has here. Of a model that is not in it nothing is known, and all of it stays."""
 
     def load(self) -> list[str]:
         """Takes up what an earlier life left behind; remarks on what was unusable, and is removed where the disk lets it go. Reads every state: for a
@@ -155,6 +159,33 @@ class Shelf:
         for held in [h for h in self._held if h.ready.replica == replica and int(h.ready.checkpoint.step) < step]:
             self.discard(held)
 
+    def places(self, model: str, job_id: str, replicas: Iterable[str]) -> None:
+        """The plan of that model, for that job, has these replicas here and no others."""
+        self._placed[model] = job_id, frozenset(replicas)
+
+    def outlived(self, model: str, newest: model_pb2.Checkpoint) -> None:
+        """A manifest names that as the newest checkpoint of its VNode: what it replaces goes, of replicas that are placed here no more."""
+        for held in self._left():
+            ready = held.ready
+            if (ready.model, ready.checkpoint.vnode) != (model, newest.vnode):
+                continue
+            is_followed = ready.job_id == newest.job_id and int(ready.checkpoint.step) <= int(newest.step)
+            if (is_followed and ready.replica != newest.replica) or ready.job_id != self._placed[model][0]:
+                self.discard(held)
+
+    def let_go(self) -> None:
+        """Of what replicas left that are placed here no more the newest few stay: of a VNode that has gone from here no news comes."""
+        for held in self._left()[:-MAX_LEFT]:
+            self.discard(held)
+
+    def _left(self) -> list[Held]:
+        """Named, and of replicas that are placed here no more."""
+        return [held for held in self._held if held.named and not self._may_be_placed(held.ready)]
+
+    def _may_be_placed(self, ready: local_pb2.SnapshotReady) -> bool:
+        known = self._placed.get(ready.model)
+        return known is None or ready.replica in known[1]
+
     def lost(self, held: Held) -> None:
         """The store does not have it (any more): it is brought again."""
         held.commit_stored = held.uploaded = held.named = False
@@ -165,7 +196,9 @@ class Shelf:
         mine = [
             held
             for held in self._held
-            if (held.ready.model, held.ready.checkpoint.vnode) == (model, named.vnode) and Path(held.ready.path).exists()
+            if (held.ready.model, held.ready.checkpoint.vnode) == (model, named.vnode)
+            and self._may_be_placed(held.ready)  # of others the holder takes nothing
+            and Path(held.ready.path).exists()
         ]
         newest = max(mine, key=lambda held: held.order, default=None)
         if newest is None or not newest.named or newest.ready.checkpoint.digest == named.digest:

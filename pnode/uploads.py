@@ -59,12 +59,15 @@ class Uploads:
         self._wake.set()
 
     async def heard(self, news: orchestrator_pb2.DurableNews) -> None:
-        """A manifest names these checkpoints as their VNodes' newest: a newer one that it named before is brought again."""
+        """A manifest names these checkpoints as their VNodes' newest: a newer one that it named before is brought again, and older ones of replicas that are
+        placed here no more go from the disk.
+        """
         for checkpoint in news.checkpoints:
             held = self._shelf.unnamed(news.model, checkpoint)
             if held is not None:
                 self._say("upload_lost", held.ready.replica, "the manifest does not name it any more: it is brought again")
                 self._wake.set()
+            self._shelf.outlived(news.model, checkpoint)
             await self._durable(checkpoint.replica, checkpoint.lineage, checkpoint.digest)
 
     @property
@@ -114,6 +117,7 @@ class Uploads:
                 behind.add(place)
                 if not self._passes(held, error):
                     trouble = trouble or (held.ready.replica, error)
+        self._shelf.let_go()
         try:
             self._shelf.thin()
             self._shelf.tidy()

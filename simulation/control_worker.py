@@ -6,6 +6,7 @@ Every state is real bytes with a real digest, every snapshot has a signed commit
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -163,6 +164,9 @@ class WorkerModel:
             for item in self.pending
             if item.checkpoint.replica != replica or (int(item.checkpoint.step) > count or not item.commit_stored)
         ]
+
+    def places(self, _model: str, _job_id: str, _replicas: Iterable[str]) -> None:
+        """The disk of this model has room for what released replicas left."""
 
     async def candidates(self, _model: str, job_id: str, vnode: str) -> list[StartingState]:
         """States of that VNode on this disk, for the provisioner."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +44,10 @@ class Supply:
         self._state = StartingState(root / "state", "d" * 64, "", IntervalSet.empty(), "local")
         self.asked, self.come = asyncio.Event(), asyncio.Event()
         self.fails: Iterator[Exception] = iter(())
+        self.places: list[tuple[str, list[str]]] = []
+
+    def placed(self, model: str, job_id: str, replicas: Iterable[str]) -> None:
+        self.places.append((model, sorted(replicas)))
 
     async def job(self, desired: model_pb2.DesiredState, *, reads_data: bool = True) -> Job:
         return self._job
@@ -165,6 +169,11 @@ def test_neither_a_refused_nor_a_released_replica_is_updated(tmp_path: Path) -> 
             await rig.desire(5, halted=False, placed=False)
             rig.supply.come.set()
         assert rig.orders() == [], "the group has ended, and with it every task"
+        assert {frozenset(replicas) for model, replicas in rig.supply.places if model == MODEL} == {
+            frozenset(),
+            frozenset({REPLICA}),
+        }
+        assert rig.supply.places[-1] == (MODEL, []), "what a released replica had named is not kept for ever"
         assert [message.WhichOneof("kind") for message in rig.told if message.HasField("release")] == ["release", "release"]
 
     asyncio.run(story())

@@ -72,8 +72,9 @@ def duties(tmp_path: Path, said: list[tuple[str, str, str]], group: asyncio.Task
         return True
 
     unused: Any = SimpleNamespace()
+    provisioner: Any = SimpleNamespace(placed=lambda *facts: None)
     return Duties(
-        node_id=ME, policy=policy, home=home, provisioner=unused, budget=unused, heads=head_check(),
+        node_id=ME, policy=policy, home=home, provisioner=provisioner, budget=unused, heads=head_check(),
         options=HostingOptions(threads=1, spool_bytes=0, free_disk_bytes=lambda: 0), send=sent, hosted_changed=lambda: None,
         say=lambda *event: said.append(event), clock=unused, group=group,
     )  # fmt: skip

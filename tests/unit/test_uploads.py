@@ -14,7 +14,7 @@ from dcnr.ids import Digest, NodeId, digest_of
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode import refusals
 from pnode import uploads as module
-from pnode.snapshots import Shelf
+from pnode.snapshots import MAX_LEFT, Shelf
 from pnode.uploads import ASK_HOLDER_AFTER, MOST_LOST, Uploads
 
 PENDING, NAMED, MISSING = data_pb2.RECORD_STATUS_PENDING, data_pb2.RECORD_STATUS_NAMED, data_pb2.RECORD_STATUS_MISSING
@@ -169,6 +169,56 @@ def test_what_a_manifest_named_and_names_no_more_is_brought_again(tmp_path: Path
         assert scene.uploads.num_pending == 1
         await until(lambda: scene.uploads.num_pending == 0)
         assert scene.network.states[before:] == [ready.checkpoint.digest]
+
+    play(tmp_path, story)
+
+
+# What is named next, who is placed here by then, and whether the old state stays.
+NEXT: dict[str, tuple[dict[str, Any], list[str], bool]] = {
+    "another replica of the VNode": ({"replica": "v.2", "step": 9, "job_id": "j"}, ["v.2"], False),
+    "another job": ({"replica": "v.2", "step": 1, "job_id": "k"}, [], False),
+    "another one, and it is still placed here": ({"replica": "v.2", "step": 9, "job_id": "j"}, ["v.1"], True),
+    "an older one": ({"replica": "v.2", "step": 2, "job_id": "j"}, ["v.2"], True),
+    "what the job began with": ({"replica": "v.0", "step": 20, "job_id": "i"}, [], True),
+    "its own": ({"replica": "v.1", "step": 7, "job_id": "j"}, [], True),
+}
+
+
+@pytest.mark.parametrize("named", NEXT)
+def test_what_a_replica_left_that_is_placed_here_no_more_goes_when_a_later_one_is_named(tmp_path: Path, named: str) -> None:
+    facts, placed, stays = NEXT[named]
+
+    async def story(scene: Scene) -> None:
+        for step in (3, 7):
+            await scene.uploads.added(scene.snapshot(step))
+            await until(lambda: scene.uploads.num_pending == 0)
+        await until(lambda: states_on_disk(scene) == ["7.state"])
+        scene.shelf.places("m", "k" if named == "another job" else "j", placed)
+        scene.shelf.places("other model", "j", [])
+        await scene.uploads.heard(news("other model", model_pb2.Checkpoint(vnode="v", digest="f" * 64, **facts)))
+        assert states_on_disk(scene) == ["7.state"]
+        await scene.uploads.heard(news("m", model_pb2.Checkpoint(vnode="v", digest="f" * 64, **facts)))
+        assert states_on_disk(scene) == (["7.state"] if stays else [])
+        assert len(list(scene.directory.glob("*.snapshot"))) == stays
+
+    play(tmp_path, story)
+
+
+def test_of_vnodes_that_have_gone_from_here_few_states_stay(tmp_path: Path) -> None:
+    """No news comes of them: the disk would fill with each that had ever been here."""
+
+    async def story(scene: Scene) -> None:
+        for step in range(1, 9):
+            ready = scene.snapshot(step)
+            ready.replica = ready.checkpoint.replica = f"v{step}.1"
+            ready.checkpoint.vnode = f"v{step}"
+            await scene.uploads.added(ready)
+        await until(lambda: scene.uploads.num_pending == 0)
+        assert len(states_on_disk(scene)) == 8, "before the plan is known nothing goes"
+        scene.shelf.places("m", "j", ["v2.1", "v9.1"])
+        await scene.uploads.added(scene.snapshot(9))
+        await until(lambda: scene.uploads.num_pending == 0 and len(states_on_disk(scene)) < 9)
+        assert states_on_disk(scene) == ["2.state", *(f"{step}.state" for step in range(10 - MAX_LEFT, 10))]
 
     play(tmp_path, story)
 
