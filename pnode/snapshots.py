@@ -51,6 +51,8 @@ class Held:
 
     ready: local_pb2.SnapshotReady
     note: Path
+    noted: bool = False
+    """Whether a restart finds it."""
     commit_stored: bool = False
     uploaded: bool = False
     named: bool = False
@@ -73,6 +75,7 @@ class Shelf:
         self._held: list[Held] = []
         self._discarded: list[Held] = []
         """Forgotten, with files that are still to go."""
+        self._noting = asyncio.Lock()
         self._placed: dict[str, tuple[str, frozenset[str]]] = {}
         """By model: its job, and the replicas that the plan has here. Of a model that is not in it nothing is known, and all of it stays."""
 
@@ -91,7 +94,7 @@ class Shelf:
             if ready is None:
                 damaged.append(note)
             else:
-                (intact if _intact(ready) else without_state).append(Held(ready, note))
+                (intact if _intact(ready) else without_state).append(Held(ready, note, noted=True))
         newest = _newest(intact)
         for held in without_state:
             later = newest.get(held.ready.replica)
@@ -122,12 +125,23 @@ class Shelf:
 
     async def add(self, ready: local_pb2.SnapshotReady) -> None:
         """Keeps a new snapshot; the note is on disk before this returns. Raises Unavailable where the disk takes no note: then it is kept in
-        memory only. Raises InvalidInput for a digest that is none.
+        memory only, until `write_notes`. Raises InvalidInput for a digest that is none.
         """
         note = self._directory / f"{check_digest(ready.checkpoint.digest)}{_SUFFIX}"
         self._held.append(Held(ready, note))
-        await asyncio.to_thread(write_atomically, note, ready.SerializeToString())
+        await self.write_notes()
         reached("note.kept")
+
+    async def write_notes(self) -> None:
+        """Notes that the disk took not yet, oldest first and none before an older one: a later commit is of no use to a restart that does not find those
+        before it. Raises Unavailable where the disk takes one not now either.
+        """
+        async with self._noting:
+            for held in [held for held in self._held if not (held.noted or held.named)]:
+                await asyncio.to_thread(write_atomically, held.note, held.ready.SerializeToString())
+                held.noted = True
+                if held not in self._held:  # it was brought, and discarded, meanwhile
+                    self.discard(held)
 
     def pending(self) -> Iterator[Held]:
         """What no manifest names yet, oldest first."""

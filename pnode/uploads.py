@@ -54,7 +54,7 @@ class Uploads:
         """A new snapshot lies on disk."""
         try:
             await self._shelf.add(ready)
-        except Unavailable as error:  # it is brought into the store all the same; only a restart would not find it
+        except Unavailable as error:  # it is brought into the store all the same; a restart finds it once the disk takes the note
             self._say("disk_trouble", ready.replica, error.message)
         self._wake.set()
 
@@ -101,6 +101,7 @@ class Uploads:
         failed: what the next tries settle by themselves, and what is told as `nobody_found`, is no trouble of uploads.
         """
         waiting, trouble, has_failed = False, None, False
+        refused = await self._write_notes()
         behind: set[tuple[str, str]] = set()
         for held in list(self._shelf.pending()):
             place = held.ready.model, held.ready.checkpoint.vnode
@@ -122,9 +123,18 @@ class Uploads:
             self._shelf.thin()
             self._shelf.tidy()
         except Unavailable as error:
-            waiting = has_failed = True
-            trouble = trouble or ("snapshots", error)
+            refused = error
+        if refused is not None:
+            return True, trouble or ("snapshots", refused), True
         return waiting, trouble, has_failed
+
+    async def _write_notes(self) -> Unavailable | None:
+        """What the disk says where it still takes none."""
+        try:
+            await self._shelf.write_notes()
+        except Unavailable as error:
+            return error
+        return None
 
     def _passes(self, held: Held, error: DcnrError) -> bool:
         if error.code == "not_hosted":

@@ -247,6 +247,53 @@ def test_a_note_that_could_not_be_removed_is_left_to_a_snapshot_that_has_it_agai
     asyncio.run(story())
 
 
+def test_notes_that_the_disk_refused_are_written_before_any_later_one(tmp_path: Path) -> None:
+    """A restart finds all commits of a chain, or none of those after a gap."""
+
+    async def story() -> None:
+        shelf = Shelf(tmp_path)
+        with refusing("replace") as met:
+            for step in (1, 2):
+                with pytest.raises(Unavailable):
+                    await shelf.add(snapshot(tmp_path, step))
+        assert met == ["replace", "replace"]
+        assert list(tmp_path.glob("*.snapshot")) == []
+        await shelf.add(snapshot(tmp_path, 3))
+        again = Shelf(tmp_path)
+        assert again.load() == []
+        assert [int(held.ready.checkpoint.step) for held in again.pending()] == [1, 2, 3]
+
+    asyncio.run(story())
+
+
+def test_a_note_that_the_disk_refused_is_written_while_its_snapshot_waits_for_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploading, "RETRY_S", 0.001)
+    monkeypatch.setattr(uploading, "LONGEST_RETRY_S", 0.002)
+
+    async def away(*arguments: object, **options: object) -> None:
+        raise Unavailable("the store is away", code="store_unavailable")
+
+    async def story() -> None:
+        network: Any = SimpleNamespace(write_bytes=away, write_file=away, call=away)
+        mine = Uploads(
+            network_id="n", shelf=Shelf(tmp_path), objects=network, orchestrators=network, holder=lambda: None, durable=away, anew=away,
+            say=lambda kind, *words: None, directory=tmp_path,
+        )  # fmt: skip
+        with refusing("replace") as met:
+            await mine.added(ready := snapshot(tmp_path, 1))
+            running = asyncio.create_task(mine.run())
+            await until(lambda: len(met) > 2 or running.done())
+            assert mine.trouble == "the store is away"
+        note = tmp_path / f"{ready.checkpoint.digest}.snapshot"
+        await until(lambda: note.exists() or running.done())
+        assert not running.done(), running
+        running.cancel()
+
+    asyncio.run(story())
+
+
 def test_a_worker_before_which_nothing_can_be_tidied_up_is_tried_again_and_says_why(tmp_path: Path) -> None:
     async def story() -> None:
         work = tmp_path / "work"
