@@ -16,12 +16,18 @@ HAND_OVER_S: Final = 15.0
 
 
 class HandingOver:
-    """One per replica. ``stored``: the lineage of the newest state on disk. `moved` is called after every event of the replica, `end` at its end."""
+    """One per replica. ``stored``: the lineage of the newest state on disk (`kept`). `moved` is called after every event of the replica, `end` at its end."""
 
     def __init__(self, stored: IntervalSet) -> None:
-        self.stored = stored
+        self.stored, self._step = stored, -1
         self._ended = False
         self._moved = asyncio.Event()
+
+    def kept(self, step: int, lineage: IntervalSet) -> None:
+        """The state with which the commit of that number ended lies on the disk. A later one may lie there already: the disk takes several at once."""
+        if step >= self._step:
+            self._step, self.stored = step, lineage
+        self.moved()
 
     def moved(self) -> None:
         """Something may have changed."""

@@ -380,9 +380,9 @@ class ReplicaHost:
         self._commits += 1
         self.post(ev.SnapshotTaken(self._clock.monotonic(), job.lineage, digest))
         if self._group is not None:  # not among the tasks that an end cancels: what is captured is handed over
-            self._group.create_task(self._store(data, link, job.lineage, ended))
+            self._group.create_task(self._store(data, link, info, ended))
 
-    async def _store(self, data: bytes, link: Link, lineage: IntervalSet, ended: Ended | None) -> None:
+    async def _store(self, data: bytes, link: Link, info: StateInfo, ended: Ended | None) -> None:
         path = self.fixed.work_dir / "snapshots" / f"{link.state}.safetensors"
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, write_whole, path, data)
@@ -394,6 +394,5 @@ class ReplicaHost:
             return
         self._disk_trouble = ""
         await self.books.keep(ended, link.digest, path)
-        self._snapshot(self._chain.ready(link, path=str(path), size_bytes=len(data), lineage=lineage, epoch=self.epoch))
-        self.handing.stored = lineage
-        self.handing.moved()
+        self._snapshot(self._chain.ready(link, path=str(path), size_bytes=len(data), lineage=info.lineage, epoch=self.epoch))
+        self.handing.kept(info.step, info.lineage)
