@@ -47,11 +47,14 @@ class NamePlan:
 
 @dataclass(frozen=True, slots=True)
 class NameManifest:
-    """Puts the successor of ``parent_digest`` under the head."""
+    """Puts the successor of ``parent_digest`` under the head. ``takes_back``: a PNode was found at fault, and what goes back with that has to be learned
+    again, so the time for settling begins anew. Whoever is found at fault is quarantined, so nobody makes a job settle for ever.
+    """
 
     job_id: str
     parent_digest: str
     manifest_digest: str
+    takes_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,8 @@ def _name_manifest(change: NameManifest, head: model_pb2.Head) -> str:
     if head.manifest_digest != change.parent_digest:
         return "the manifest was made for another predecessor"
     head.manifest_digest = change.manifest_digest
+    if change.takes_back:
+        head.active.settling_s = 0.0
     return ""
 
 

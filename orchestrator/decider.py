@@ -214,7 +214,7 @@ class Decider:
             return said or "its maintainers let it go on"
         return {
             "running": "every replica works",
-            "settling": "every source has learned every batch",
+            "settling": "what every source has learned of every batch is durable",
             "paused": said or "its maintainers paused it",
         }.get(state, "")
 
@@ -380,7 +380,8 @@ class Decider:
         made = await self.naming.next(view, self._jobs.records, now, sweep_s=SWEEP_S, grant_lifetime_s=GRANT_LIFETIME_S)
         if made is not None:
             reached("manifest.stored")
-            await self._loop.decide(NameManifest(view.head.active.job_id, view.head.manifest_digest, made.digest))
+            change = NameManifest(view.head.active.job_id, view.head.manifest_digest, made.digest, self.naming.found_fault)
+            await self._loop.decide(change)
             reached("manifest.named")
             self.naming.done()
             if self._term is not None and self.naming.went_back:

@@ -55,8 +55,6 @@ class Progress:
     num_batches: int
     placed: bool
     """The plan names this job, nothing waits and every primary works."""
-    learned: Mapping[str, IntervalSet]
-    """By VNode: the primary's lineage as reported."""
     durable: Mapping[str, IntervalSet]
     """By VNode: lineage of the newest working checkpoint under the head."""
     exits: tuple[model_pb2.ExitResult, ...]
@@ -193,13 +191,10 @@ def _resumed(active: model_pb2.ActiveJob, progress: Progress | None) -> model_pb
 
 
 def _sources_done(progress: Progress) -> bool:
-    """Every source has learned every batch, by its report or in its checkpoint."""
-    empty = IntervalSet.empty()
-    return all(
-        table.is_exactly(0, progress.num_batches)
-        for name in progress.sources
-        for table in (progress.learned.get(name, empty) | progress.durable.get(name, empty),)
-    )
+    """Every source's newest checkpoint holds every batch. What a source only reports does not count: from settling there is no way back, and one source's
+    false word would have the job expire.
+    """
+    return all(progress.durable.get(name, IntervalSet.empty()).is_exactly(0, progress.num_batches) for name in progress.sources)
 
 
 def _settling(head: model_pb2.Head, progress: Progress, ended: frozenset[str]) -> Change | None:

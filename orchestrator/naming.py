@@ -70,6 +70,8 @@ class Naming:
         """VNodes that the manifest fences for that which `next` made last."""
         self.went_back = False
         """Whether the manifest that `next` made last takes something back."""
+        self.found_fault = False
+        """Whether it does so because of somebody's fault, who is quarantined for it."""
         self._drawing, self._evidence, self._releases = drawing, EvidenceKeeper(store), releases
         self._key, self._store, self._clock, self._loader, self._history = key, store, clock, loader, history
         self._pending: dict[tuple[str, str], Judged] = {}
@@ -164,7 +166,7 @@ class Naming:
 
     async def _outcome(self, view: ModelView, manifest: model_pb2.Manifest, rules: Rules, decisions: Sequence[Decision]) -> Outcome:
         """By the rules of a network with audits, or without."""
-        self.went_back = False
+        self.went_back = self.found_fault = False
         parent, digest = from_proto(manifest), view.head.manifest_digest
         if view.chain is None or view.job is None:
             records = [record_from_proto(item.checkpoint) for item in self._taken]
@@ -177,6 +179,7 @@ class Naming:
             taken = take(view.chain.ledger, decisions, behind_of(view.job.costs), kept, rules.now_unix_ms)
         taken = replace(taken, fenced=taken.fenced | self._fencing)
         self.went_back = bool(taken.fenced)
+        self.found_fault = taken.found_fault
         next_replica = int(view.plan.next_replica) if view.plan is not None else 0
         outcome = audited_manifest(
             view.chain, parent, digest, self._taken, taken, rules, lambda one: self._drawing.verdict(view, one), next_replica

@@ -33,7 +33,6 @@ def progress_of(
     if job is None or not job_id or job.request.job_id != job_id:
         return None
     order = tuple(cost.vnode for cost in job.costs)
-    learned: dict[str, IntervalSet] = {}
     placed = view.plan is not None and view.plan.job_id == job_id and not view.plan.waiting
     for item in view.plan.assignments if view.plan is not None and view.plan.job_id == job_id else ():
         if item.role != model_pb2.ROLE_PRIMARY:
@@ -41,14 +40,11 @@ def progress_of(
         found = report(item)
         if found is None or found.state != orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE:
             placed = False
-        if found is not None:
-            learned[item.vnode] = lineage_of(found)
     return Progress(
         stateful=order,
         sources=tuple(cost.vnode for cost in job.costs if cost.is_source),
         num_batches=job.num_batches,
         placed=placed,
-        learned=learned,
         durable=view.durable(job_id),
         exits=exits.test_results(job_id, order),
         since_manifest_complete_s=since_manifest_complete_s,

@@ -51,6 +51,11 @@ class Taken:
     fenced: frozenset[str] = frozenset()
     """VNodes whose replicas hold what is taken back, or may."""
 
+    @property
+    def found_fault(self) -> bool:
+        """Whether checkpoints are taken back because of somebody's fault."""
+        return self.way is not None and bool(self.way.accused and self.way.returns)
+
 
 def news(chain: Chain, decisions: Iterable[Decision]) -> list[Decision]:
     """Those that the chain allows and does not say yet, one per interval, at most one failure or unverifiable one: it comes last."""

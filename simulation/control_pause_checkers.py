@@ -37,13 +37,17 @@ class PauseCheckers:
 
     # ---- the head ----------------------------------------------------------------------------------------------------------
 
-    def moved(self, was: model_pb2.ActiveJob, now: model_pb2.ActiveJob) -> None:
-        """A head about the same job landed: its state only grows, but for a pause and a way back that maintainers have signed, each obeyed once."""
+    def moved(self, was: model_pb2.ActiveJob, now: model_pb2.ActiveJob, *, may_begin_anew: bool) -> None:
+        """A head about the same job landed: its state only grows, but for a pause and a way back that maintainers have signed, each obeyed once.
+
+        ``may_begin_anew``: it names another manifest. Where audits are drawn that may take back a fault, and the time for settling begins anew.
+        """
         world, told = self._world, f"{now.job_id}: {was} then {now}"
-        grows = now.running_s >= was.running_s and now.settling_s >= was.settling_s
+        begins_anew = may_begin_anew and world.knobs.audited and not now.settling_s
+        grows = now.running_s >= was.running_s and (begins_anew or now.settling_s >= was.settling_s)
         world.require(grows, "time_used", told)
         if was.state == PAUSED:
-            still = (now.running_s, now.settling_s) == (was.running_s, was.settling_s)
+            still = now.running_s == was.running_s and (begins_anew or now.settling_s == was.settling_s)
             world.require(still, "time_used", f"a clock runs while {told}")
         if was.state == now.state:
             return

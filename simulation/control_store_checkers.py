@@ -108,7 +108,7 @@ class StoreCheckers:
                 now.job_id,
             )
         if now.job_id == was.job_id and now.job_id:
-            self.pauses.moved(was, now)
+            self.pauses.moved(was, now, may_begin_anew=new.manifest_digest != old.manifest_digest)
 
     def _outcome(self, outcome: model_pb2.Outcome) -> None:
         self._world.require(outcome.state in TERMINAL, "decided_books", f"{outcome.job_id} ends as {outcome.state}")

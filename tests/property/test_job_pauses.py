@@ -21,7 +21,7 @@ STEPS = st.lists(st.sampled_from(["pause", "resume", "place", "lose", "learn", "
 
 def progress_of(placed: bool, learned: int) -> Progress:
     held = {"a": IntervalSet.span(0, learned)}
-    return Progress(("a",), ("a",), N, placed, held, held, EXITS, 0.0)
+    return Progress(("a",), ("a",), N, placed, held, EXITS, 0.0)
 
 
 def settle(head: model_pb2.Head, record: JobRecord, progress: Progress) -> None:

@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 
 from dcnr.intervals import IntervalSet
-from dcnr.v1 import model_pb2
-from orchestrator.changes import Activate, Decide, MoveJob, apply
-from orchestrator.jobs import JobRecord, Progress, ends_to_write, lacking, next_change, state_of
+from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.changes import Activate, Decide, MoveJob, NameManifest, apply
+from orchestrator.costs import StageCost
+from orchestrator.exits import ExitBook
+from orchestrator.jobs import JobRecord, Progress, ends_to_write, intervals_message, lacking, next_change, state_of
+from orchestrator.progress import progress_of
+from orchestrator.view import JobFacts, ModelView
 
 PLACING, RUNNING, SETTLING = model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING, model_pb2.JOB_STATE_SETTLING
 N = 10
@@ -24,7 +28,7 @@ def exit_of(name: str, *, complete: bool = True) -> model_pb2.ExitResult:
     return model_pb2.ExitResult(vnode=name, split="test", step=N, complete=complete)
 
 
-PROGRESS = Progress(("a", "b"), ("a",), N, True, {"a": FULL}, {"a": FULL, "b": FULL}, (exit_of("a"), exit_of("b")), 0.0)
+PROGRESS = Progress(("a", "b"), ("a",), N, True, {"a": FULL, "b": FULL}, (exit_of("a"), exit_of("b")), 0.0)
 
 
 def head(state: int = 0, job: str = "j1", settling_s: float = 0.0, statement: int = 0) -> model_pb2.Head:
@@ -48,12 +52,27 @@ def test_the_oldest_request_is_activated_first() -> None:
 
 def test_placing_running_settling() -> None:
     jobs = {"j1": record()}
-    waiting = replace(PROGRESS, placed=False, learned={}, durable={})
+    waiting = replace(PROGRESS, placed=False, durable={})
     assert next_change(head(PLACING), jobs, waiting, 0) is None
     assert next_change(head(PLACING), jobs, replace(waiting, placed=True), 0) == MoveJob("j1", PLACING, RUNNING)
-    almost = replace(waiting, learned={"a": IntervalSet.span(0, N - 1)})
+    almost = replace(waiting, durable={"a": IntervalSet.span(0, N - 1)})
     assert next_change(head(RUNNING), jobs, almost, 0) is None
-    assert next_change(head(RUNNING), jobs, replace(waiting, learned={"a": FULL}), 0) == MoveJob("j1", RUNNING, SETTLING)
+    assert next_change(head(RUNNING), jobs, replace(waiting, durable={"a": FULL}), 0) == MoveJob("j1", RUNNING, SETTLING)
+
+
+def test_no_sources_word_brings_a_job_to_settling() -> None:
+    """From there is no way back, and its deadline runs: one source that says that it has learned everything would have the job expire."""
+    says = orchestrator_pb2.ReplicaReport(state=orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, lineage=intervals_message(FULL))
+    source = StageCost("a", (), (), True, 1, 1.0, 1, 1, 1)
+    facts = JobFacts(model_pb2.JobRequest(job_id="j1", num_batches=N), "r0", model_pb2.ModelGraph(), b"", (), (source,))
+    plan = model_pb2.Plan(job_id="j1")
+    plan.assignments.add(replica="a.1", vnode="a", pnode_id="p", role=model_pb2.ROLE_PRIMARY)
+    for durable, after in ((IntervalSet.span(0, 1), None), (FULL, MoveJob("j1", RUNNING, SETTLING))):
+        manifest = model_pb2.Manifest()
+        manifest.entries.add(vnode="a", working=[model_pb2.Checkpoint(vnode="a", job_id="j1", lineage=intervals_message(durable))])
+        view = ModelView("m", head(RUNNING), b"", plan=plan, manifest=manifest, job=facts)
+        progress = progress_of(view, lambda _: says, ExitBook(), 0.0, 0)
+        assert next_change(view.head, {"j1": record()}, progress, 0) == after
 
 
 def test_completed_needs_every_lineage_and_every_evaluation() -> None:
@@ -88,6 +107,21 @@ def test_the_settling_deadline_names_what_is_missing() -> None:
     assert "b lacks 1 batches: [4, 5)" in ended.reason
 
 
+def test_a_fault_found_while_it_settles_gives_the_time_for_learning_again_what_goes_back() -> None:
+    gap = replace(PROGRESS, durable={"a": FULL, "b": IntervalSet.of((0, 4), (5, N))})
+    found = head(SETTLING, settling_s=599)
+    assert apply(NameManifest("j1", "m5", "m6"), found) == ""
+    assert found.active.settling_s == 599, "whatever else a manifest says"
+    assert apply(NameManifest("j1", "m5", "m7", takes_back=True), found), "it is not its successor"
+    assert found.active.settling_s == 599
+    assert apply(NameManifest("j1", "m6", "m7", takes_back=True), found) == ""
+    assert (found.active.state, found.active.settling_s) == (SETTLING, 0.0)
+    found.active.settling_s += 599
+    assert next_change(found, {"j1": record()}, gap, 0) is None
+    found.active.settling_s += 1
+    assert outcome(next_change(found, {"j1": record()}, gap, 0)).state == model_pb2.JOB_STATE_EXPIRED
+
+
 PAUSED = model_pb2.JOB_STATE_PAUSED
 
 
@@ -109,7 +143,7 @@ def test_a_job_that_had_come_to_settling_goes_on_settling_though_nobody_has_room
     """In placing no clock runs: without room it would wait there for ever."""
     jobs = {"j1": record(pause=said(False, 2))}
     gap = replace(PROGRESS, placed=False, durable={"a": FULL, "b": IntervalSet.span(0, 4)})
-    forgotten = replace(gap, learned={}, durable={})
+    forgotten = replace(gap, durable={})
     assert next_change(head(PAUSED), jobs, gap, 0) == MoveJob("j1", PAUSED, SETTLING, 2), "every source is done"
     assert next_change(head(PAUSED, settling_s=1.0), jobs, forgotten, 0) == MoveJob("j1", PAUSED, SETTLING, 2), (
         "it had settled before"
@@ -136,7 +170,7 @@ def test_what_was_obeyed_counts_no_more_whoever_reads_an_older_store(
     state: model_pb2.JobState.ValueType, obeyed: int, shown: model_pb2.JobPause | None
 ) -> None:
     """Who takes the head over may read a listing that is stale: what it lacks was said all the same."""
-    waiting = replace(PROGRESS, placed=False, learned={}, durable={}, exits=())
+    waiting = replace(PROGRESS, placed=False, durable={}, exits=())
     assert next_change(head(state, statement=obeyed), {"j1": record(pause=shown)}, waiting, 0) is None
 
 

@@ -7,19 +7,22 @@ import random
 from collections.abc import Callable
 
 import pytest
-from audited_rig import JOB, Job, judged, name_of, piece
+from audited_rig import JOB, Job, drawn, judged, name_of, piece
 
 from dataservice.manifest_form import from_proto
 from dataservice.memory import MemoryStore
 from dcnr.system import SystemClock
 from dcnr.v1 import model_pb2
+from orchestrator.audit_events import Decision
 from orchestrator.drawing import Drawing
 from orchestrator.history import History
 from orchestrator.naming import FENCE_AGAIN_S, Naming
 from orchestrator.releases import ReleaseBook
 from orchestrator.view import JobFacts, ModelView, ViewLoader
 from trust.envelope import parse_envelope
+from trust.going_back import Cause
 from trust.identity import NodeKey
+from trust.ledger import Verdict
 
 
 class _Store(MemoryStore):
@@ -67,7 +70,7 @@ class _Held:
         for vnode, replica in self._placed.items():
             plan.assignments.add(vnode=vnode, replica=replica, role=model_pb2.ROLE_PRIMARY)
         before = self.job.manifests[-1]
-        view = ModelView("m", head, b"", plan, manifest=before, job=facts, chain=self.job.chain())
+        view = ModelView("m", head, b"", plan, manifest=before, job=facts, beginning=self.job.manifests[0], chain=self.job.chain())
         made = asyncio.run(self.naming.next(view, {}, self.now, sweep_s=1e9, grant_lifetime_s=3600))
         if made is None:
             return None
@@ -140,3 +143,18 @@ def test_a_state_that_is_refused_of_one_replica_may_be_named_of_the_next() -> No
     second.CopyFrom(first.checkpoint)
     second.replica, second.commit_digest = held.anew("a"), name_of("another commit")
     assert not held.naming.refusal(second)
+
+
+@pytest.mark.parametrize(("verdict", "is_fault"), [(Verdict.FAILED, True), (Verdict.UNVERIFIABLE, False)])
+def test_only_what_somebody_is_quarantined_for_begins_the_time_for_settling_anew(verdict: Verdict, *, is_fault: bool) -> None:
+    """Else whoever shows no evidence, for which nobody is blamed, could have a job settle for ever."""
+    held = _Held()
+    held.job.named(judged("a1", "a0", piece("a-1", 0, 1), held=[(0, 1)]), draw=drawn("a-1"))
+    cause = Cause.FAULT if is_fault else Cause.UNVERIFIABLE
+    held.naming.verdicts = lambda _: (Decision(name_of("a-1"), verdict, "why", cause, name_of("evidence")),)
+    assert held.fences() is not None
+    assert (held.naming.went_back, held.naming.found_fault) == (True, is_fault)
+    held.naming.verdicts = lambda _: ()
+    held.naming.poisoned("b", "b.0")
+    assert held.fences() == {"b"}
+    assert (held.naming.went_back, held.naming.found_fault) == (True, False), "a fence takes nothing back"
