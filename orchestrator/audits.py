@@ -341,7 +341,8 @@ class AuditDesk:
             self._decide(case, Decision(one.name, Verdict.UNVERIFIABLE, reason, Cause.UNVERIFIABLE))
         elif now_s - case.challenged_s >= ASK_AGAIN_S:
             case.challenged_s = now_s
-            self._actions.append(SendChallenge(one.name, one.vnode, one.replica, one.pnode_id, case.until_s))
+            until_s = min(now_s + CHALLENGE_S, case.longest_until_s)  # who is asked again has that much longer
+            self._actions.append(SendChallenge(one.name, one.vnode, one.replica, one.pnode_id, until_s))
 
     def _audit(self, case: Case, now_s: float, asks: int) -> int:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""

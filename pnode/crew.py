@@ -19,7 +19,7 @@ from dcnr.ports import Clock
 from dcnr.specs import Registry
 from dcnr.v1 import identity_pb2, local_pb2, orchestrator_pb2
 from pnode import hosting
-from pnode.gathering import Means, gather
+from pnode.gathering import Gatherings, Means
 from pnode.host import ReplicaHost
 from pnode.hosted import codec_in_force
 from pnode.hosting import Prepared
@@ -76,6 +76,7 @@ class Crew:
         self._sequences: dict[ReplicaId, int] = {}
         self._reading: WeakSet[Inputs] = WeakSet()
         self._num_learned_before = 0
+        self._gatherings = Gatherings()
 
     def host(self, order: local_pb2.HostReplica) -> None:
         """Begins a replica, or takes over the newest plan around one that runs."""
@@ -149,11 +150,11 @@ class Crew:
 
     async def gather(self, wish: local_pb2.GatherEvidence) -> local_pb2.EvidenceGathered:
         """The bundle of an interval of a replica that is hosted here, or was once; or why it cannot be had."""
-        answer = local_pb2.EvidenceGathered(interval=wish.interval)
+        answer = local_pb2.EvidenceGathered(interval=wish.interval, path=wish.path)
         try:
             means = Means(self._prepare, self._inputs, self._pace)
-            made = await gather(Path(wish.evidence_dir), wish.replica, wish.interval, Path(wish.path), means)
-            answer.path, answer.digest, answer.size_bytes = str(made.path), made.digest, made.size_bytes
+            made = await self._gatherings.gather(Path(wish.evidence_dir), wish.replica, wish.interval, Path(wish.path), means)
+            answer.digest, answer.size_bytes = made.digest, made.size_bytes
         except Exception as error:  # noqa: BLE001  VNode boundary: whoever asked gets an answer, and the worker lives
             answer.reason = logs.told("evidence_missing", error, replica=wish.replica)[:MAX_REASON]
         return answer

@@ -62,6 +62,24 @@ async def gather(directory: Path, replica: str, interval: str, destination: Path
         thread.shutdown(wait=False, cancel_futures=True)
 
 
+class Gatherings:
+    """Makes bundles, one of each interval at a time: who wishes for one again awaits the one under way no more, so that ends."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, asyncio.Task[Written]] = {}
+
+    async def gather(self, directory: Path, replica: str, interval: str, destination: Path, means: Means) -> Written:
+        """As `gather`. Cancelled by a newer wish."""
+        if (older := self._under_way.get(interval)) is not None:
+            older.cancel()
+        task = self._under_way[interval] = asyncio.create_task(gather(directory, replica, interval, destination, means))
+        try:
+            return await task
+        finally:
+            if self._under_way.get(interval) is task:
+                del self._under_way[interval]
+
+
 class _Gathering:
     def __init__(self, folder: Path, destination: Path, means: Means, thread: ThreadPoolExecutor) -> None:
         self._folder, self._destination, self._means, self._thread = folder, destination, means, thread

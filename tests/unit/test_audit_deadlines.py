@@ -6,7 +6,7 @@ import itertools
 
 from dcnr.intervals import IntervalSet
 from orchestrator.audit_case import AUDIT_S, LONGEST_CHALLENGE_S, LOOK_S
-from orchestrator.audit_events import Bundle, Pay, People, Report, SendTask, Word
+from orchestrator.audit_events import Bundle, Pay, People, Report, SendChallenge, SendTask, Word
 from orchestrator.audits import CHALLENGE_S, AuditDesk
 from trust.auditors import Candidate
 from trust.draw import Secret, Task, task_of
@@ -44,6 +44,18 @@ def decided_at(people: People) -> float:
 def test_who_is_gone_has_less_than_a_minute_and_who_is_here_ten() -> None:
     assert decided_at(People()) == CHALLENGE_S
     assert decided_at(People({"accused": ACCUSED})) == LONGEST_CHALLENGE_S
+
+
+def test_each_challenge_gives_who_is_asked_that_much_longer_up_to_ten_minutes() -> None:
+    """Repeated with the first one's time, none told a PNode that it had more: its evidence had to be there after 45 s."""
+    made, given = desk(), dict[float, float]()
+    for now_s in range(0, 700, 5):
+        made.tick(People({"accused": ACCUSED}), float(now_s))
+        given |= {float(now_s): one.until_s for one in made.take() if isinstance(one, SendChallenge)}
+    assert given == {asked_s: min(asked_s + CHALLENGE_S, LONGEST_CHALLENGE_S) for asked_s in given}
+    asked = sorted(given)
+    assert all(later < given[earlier] for earlier, later in itertools.pairwise(asked)), "it is asked again before its time is over"
+    assert max(given.values()) == LONGEST_CHALLENGE_S
 
 
 def test_each_late_audit_doubles_the_time_of_the_next() -> None:

@@ -24,6 +24,7 @@ POLICY = verify_chain(
     [create_document(NODE, name="n", now_wall=NOW, orchestrator_ids=[HOLDER.node_id, OTHER.node_id], audits="drawn")]
 )
 INTERVAL, BUNDLE = digest_of(b"interval"), b"the bundle"
+SHORT_S = 0.05
 
 
 def challenge(key: NodeKey = HOLDER, *, epoch: int = 4, seconds: float = 60, **changes: Any) -> identity_pb2.Envelope:
@@ -34,13 +35,19 @@ def challenge(key: NodeKey = HOLDER, *, epoch: int = 4, seconds: float = 60, **c
     return seal(identity_pb2.DOMAIN_CHALLENGE, model_pb2.Challenge(**facts), key)
 
 
+def answer_to(wish: local_pb2.GatherEvidence) -> local_pb2.EvidenceGathered:
+    return local_pb2.EvidenceGathered(
+        interval=wish.interval, path=wish.path, digest=digest_of(BUNDLE), size_bytes=len(BUNDLE)
+    )
+
+
 class Rig:
     """The daemon around challenges: a worker that answers with ``reason``, or not, and a store that is away for some uploads."""
 
     def __init__(self, evidence: Path, *, worker: str = "answers", refused: bool = False, num_away: int = 0) -> None:
         self.evidence, self._worker, self._refused, self._num_away = evidence, worker, refused, num_away
         self.said, self.told, self.stored = list[model_pb2.Evidence](), list[str](), list[tuple[str, bytes]]()
-        self.num_gathered = 0
+        self.num_gathered, self.wishes = 0, list[local_pb2.GatherEvidence]()
         self.news = asyncio.Event()
         self.challenges: Challenges
 
@@ -49,14 +56,18 @@ class Rig:
             return False
         self.num_gathered += 1
         wish = message.gather
-        answer = local_pb2.EvidenceGathered(
-            interval=wish.interval, path=wish.path, digest=digest_of(BUNDLE), size_bytes=len(BUNDLE)
-        )
+        answer = answer_to(wish)
         if self._worker == "lacks":
-            answer = local_pb2.EvidenceGathered(interval=wish.interval, reason="no evidence of that interval is kept here")
+            reason = "no evidence of that interval is kept here"
+            answer = local_pb2.EvidenceGathered(interval=wish.interval, path=wish.path, reason=reason)
         if self._worker in ("answers", "lacks"):
             Path(wish.path).write_bytes(BUNDLE)
             asyncio.get_running_loop().call_soon(self.challenges.gathered, answer)
+        if self._worker == "long":
+            Path(wish.path).write_bytes(BUNDLE)
+            self.challenges.asked(HOLDER.node_id, challenge(seconds=3600))
+            asyncio.get_running_loop().call_later(2 * SHORT_S, self.challenges.gathered, answer)
+        self.wishes.append(wish)
         if self._worker == "dies":
             asyncio.get_running_loop().call_soon(self.challenges.worker_down, "killed")
         return True
@@ -155,9 +166,44 @@ def test_what_cannot_be_had_is_said_and_asked_for_again(tmp_path: Path, worker: 
 
 def test_a_challenge_whose_time_is_over_is_not_answered(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
-        rig.challenges.asked(HOLDER.node_id, challenge(seconds=0.05))
+        rig.challenges.asked(HOLDER.node_id, challenge(seconds=SHORT_S))
         await rig.until(lambda: "challenge_late" in rig.told)
         assert rig.said == []
+
+    run(Rig(tmp_path, worker="silent"), scenario)
+
+
+def test_who_is_asked_again_while_it_gathers_has_the_time_that_the_newest_challenge_gives(tmp_path: Path) -> None:
+    """Each gives 45 s, and ten minutes are promised: what takes longer never arrived."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.challenges.asked(HOLDER.node_id, challenge(seconds=SHORT_S))
+        await rig.until(lambda: bool(rig.said) or "challenge_late" in rig.told)
+        assert [one.digest for one in rig.said] == [digest_of(BUNDLE)]
+        assert rig.num_gathered == 1
+
+    run(Rig(tmp_path, worker="long"), scenario)
+
+
+def test_what_the_worker_answers_to_an_attempt_that_is_over_counts_for_no_later_one(tmp_path: Path) -> None:
+    """It may still write to that attempt's file."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.challenges.asked(HOLDER.node_id, challenge(seconds=SHORT_S))
+        await rig.until(lambda: "challenge_late" in rig.told)
+        rig.challenges.asked(HOLDER.node_id, challenge())
+        async with asyncio.timeout(60):
+            while len(rig.wishes) < 2:
+                await asyncio.sleep(0)
+        first, second = rig.wishes
+        assert first.path != second.path
+        Path(first.path).write_bytes(BUNDLE[:3])
+        rig.challenges.gathered(answer_to(first))
+        Path(second.path).write_bytes(BUNDLE)
+        rig.challenges.gathered(answer_to(second))
+        await rig.until(lambda: bool(rig.said))
+        assert rig.stored == [(digest_of(BUNDLE), BUNDLE)]
+        assert list(tmp_path.iterdir()) == [], "nothing of either is left"
 
     run(Rig(tmp_path, worker="silent"), scenario)
 
