@@ -19,6 +19,8 @@ AUDIT_S: Final = 120.0
 """Within this time an auditor answers; then another one is asked."""
 MAX_DOUBLED: Final = 5
 """Each audit of an interval that came too late doubles the time of the next one, so many times: some replays are long."""
+LATE_S: Final = 10.0
+"""Who refuses so shortly before its time is over ran out of it: an auditor stops at that moment by its own clock, before anybody can find it late."""
 LONGEST_CHALLENGE_S: Final = 600.0
 """So long an accused that is here has to show its evidence: that leaves many homes slowly."""
 LOOK_S: Final = 5.0
@@ -67,6 +69,14 @@ class Case:
     def longest_until_s(self) -> float:
         """Until then an accused that is here may show its evidence."""
         return self.since_s + LONGEST_CHALLENGE_S
+
+
+def ended_without(case: Case, asked: Asked, now_s: float, *, is_late: bool) -> None:
+    """An audit ended, and nothing was said. ``is_late``: its time was too short. A verifier may be asked again a little later."""
+    case.num_late += is_late
+    if asked.is_verifier:
+        case.asked.discard(asked.auditor)
+        case.until_s = now_s + LOOK_S
 
 
 def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[int, bool]:

@@ -19,10 +19,12 @@ from orchestrator.accounts import FINDINGS, Accounts
 from orchestrator.audit_bundles import Bundles
 from orchestrator.audit_case import (
     AUDIT_S,
+    LATE_S,
     LOOK_S,
     MAX_DOUBLED,
     Asked,
     Case,
+    ended_without,
     given_up,
     goes_back,
     wait_of,
@@ -116,11 +118,8 @@ class AuditDesk:
                 gone = not asked.is_verifier and asked.auditor not in people.candidates
                 if gone or now_s >= asked.until_s:
                     self._end_task(case, task_id)
-                    case.num_late += not gone
                     self._actions.append(Late(asked.auditor, case.interval.name))
-                    if asked.is_verifier:
-                        case.asked.discard(asked.auditor)
-                        case.until_s = now_s + LOOK_S
+                    ended_without(case, asked, now_s, is_late=not gone)
         self._advance(now_s)
 
     def answered(self, pnode_id: str, interval: str, bundle: Bundle | None, now_s: float) -> None:
@@ -151,9 +150,7 @@ class AuditDesk:
             raise Refused("a report on another interval than the task's", code="wrong_interval")
         self._end_task(case, report.task_id)
         if report.word is Word.REFUSED:
-            if asked.is_verifier:
-                case.asked.discard(asked.auditor)
-                case.until_s = now_s + LOOK_S
+            ended_without(case, asked, now_s, is_late=now_s >= asked.until_s - LATE_S)
         else:
             self._note(case, report, asked, now_s)
             for one in filter(waits_for_auditor, self._cases.values() if asked.is_verifier else ()):

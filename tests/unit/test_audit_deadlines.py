@@ -67,6 +67,26 @@ def test_each_late_audit_doubles_the_time_of_the_next() -> None:
     assert given[:3] == [AUDIT_S, 2 * AUDIT_S, 4 * AUDIT_S]
 
 
+def test_who_says_itself_that_its_time_was_over_was_late_too() -> None:
+    """An auditor stops at its deadline and says so, before anybody misses its answer: each next one had as little time."""
+    made, people, given = desk(), People(verifiers=(VERIFIER,)), list[float]()
+    made.answered("accused", NAME, Bundle("b" * 64, 1), 0.0)
+    now_s = 1.0
+    for _ in range(3):
+        made.tick(people, now_s)
+        [task] = tasks_of(made)
+        given.append(task.until_s - now_s)
+        made.reported(Report(task.task_id, "v", NAME, Word.REFUSED), task.until_s)
+        now_s = task.until_s + LOOK_S
+    assert given == [AUDIT_S, 2 * AUDIT_S, 4 * AUDIT_S]
+    made.tick(people, now_s)
+    [task] = tasks_of(made)
+    made.reported(Report(task.task_id, "v", NAME, Word.REFUSED), now_s + 1.0)
+    made.tick(people, now_s + 1.0 + LOOK_S)
+    [again] = tasks_of(made)
+    assert again.until_s - (now_s + 1.0 + LOOK_S) == task.until_s - now_s, "whoever refuses at once lacks something else"
+
+
 def test_a_pass_that_is_drawn_is_repeated_by_the_verifier_and_whoever_passed_what_is_wrong_pays() -> None:
     name = next(f"{number:064x}" for number in range(1000) if task_of(SECRET, f"{number:064x}", "auditor", 0) is not Task.REAL)
     made = desk(name)
