@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from dataservice import keys
 from dcnr import limits
@@ -28,8 +29,8 @@ from trust.envelope import parse
 from trust.evidence import MAX_RECORD_BYTES, Exhibit, Proven, verify
 from vnode.checks.verifying import Evidence, Verifier
 
-MAX_BUNDLE_BYTES: Final = 512 * limits.MIB
-"""A larger bundle is left to PNodes: here it passes through memory."""
+PIECE_BYTES: Final = 8 * limits.MIB
+"""What is brought from the store is read in pieces of this size."""
 MAX_CACHED_BYTES: Final = 4096 * limits.MIB
 """Of shards and manifests of data sets on the disk; above that all are fetched anew."""
 
@@ -118,10 +119,10 @@ class OwnEyes:
         await self._fetch(keys.dataset_manifest(request.dataset_name, request.dataset_digest), request.dataset_digest, manifest)
         bundle = bundles / check_digest(bundle_digest)
         try:
-            await self._fetch(keys.evidence(model, vnode, bundle_digest), bundle_digest, bundle, MAX_BUNDLE_BYTES)
+            await self._fetch(keys.evidence(model, vnode, bundle_digest), bundle_digest, bundle, limits.MAX_OBJECT_BYTES)
 
             async def bring(dataset: str, digest: str) -> None:
-                await self._fetch(keys.shard(dataset, digest), digest, shards / check_digest(digest), MAX_BUNDLE_BYTES)
+                await self._fetch(keys.shard(dataset, digest), digest, shards / check_digest(digest), limits.MAX_OBJECT_BYTES)
 
             yield Evidence(bundle, job.graph_bytes, job.num_batches, manifest, shards, bring)
         finally:
@@ -129,11 +130,19 @@ class OwnEyes:
                 bundle.unlink(missing_ok=True)
 
     async def _fetch(self, key: str, digest: str, path: Path, max_bytes: int = MAX_DATASET_MANIFEST_BYTES) -> None:
+        """Lays the object there piece by piece: what is large passes through no memory. One above ``max_bytes`` says nothing about anybody: Unavailable."""
         if await asyncio.to_thread(_lies, path):
             return
-        data = (await self._store.get(key, max_bytes=max_bytes)).data
-        if not await asyncio.to_thread(_lay, data, digest, path):
-            raise Corrupt(f"{key} does not have the digest it is named by", code="wrong_digest")
+        with _Draft(path) as draft:
+            while True:
+                data = await self._store.get_range(key, first=draft.num_bytes, num_bytes=PIECE_BYTES)
+                if draft.num_bytes + len(data) > max_bytes:
+                    raise Unavailable(f"{key} has more than {max_bytes} bytes, which are not read here", code="object_too_large")
+                await asyncio.to_thread(draft.add, data)
+                if len(data) < PIECE_BYTES:
+                    break
+            if not await asyncio.to_thread(draft.lay, digest):
+                raise Corrupt(f"{key} does not have the digest it is named by", code="wrong_digest")
 
 
 class _NeedsMeasuring(DcnrError):
@@ -144,19 +153,43 @@ def _needs_measuring(exhibit: Exhibit, record: model_pb2.FaultRecord) -> float:
     raise _NeedsMeasuring("to be measured")
 
 
-def _lay(data: bytes, digest: str, path: Path) -> bool:
-    """Writes the file if the bytes are those; on a thread, since a bundle is large. Raises Unavailable."""
-    if digest_of(data) != digest:
-        return False
-    draft = path.with_suffix(".part")
-    try:
-        draft.write_bytes(data)
-        reached("laid.drafted")
-        draft.replace(path)
-        reached("laid.renamed")
-    except OSError as error:
-        raise disk_trouble(f"the directory {path.parent.name} takes nothing", error) from error
-    return True
+class _Draft:
+    """A file in the making beside ``path``, which is there whole or not at all. Every call blocks, and raises Unavailable where the disk does not bear it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._draft = path, path.with_suffix(".part")
+        self._hash, self.num_bytes = hashlib.sha256(), 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._draft.unlink(missing_ok=True)
+
+    def add(self, data: bytes) -> None:
+        """The next piece."""
+        with self._told(), self._draft.open("ab" if self.num_bytes else "wb") as file:
+            file.write(data)
+        self._hash.update(data)
+        self.num_bytes += len(data)
+
+    def lay(self, digest: str) -> bool:
+        """It is whole: it lies there, if its bytes are those."""
+        if self._hash.hexdigest() != digest:
+            return False
+        with self._told():
+            reached("laid.drafted")
+            self._draft.replace(self._path)
+            reached("laid.renamed")
+        return True
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise disk_trouble(f"the directory {self._path.parent.name} takes nothing", error) from error
 
 
 def _lies(path: Path) -> bool:

@@ -10,12 +10,15 @@ import pytest
 
 from dataservice import keys
 from dataservice.memory import MemoryStore
-from dcnr.errors import Unavailable
+from dcnr import limits
+from dcnr.errors import Corrupt, Unavailable
 from dcnr.ids import digest_of
+from dcnr.ports import StoredObject
 from dcnr.system import SystemClock
 from dcnr.v1 import local_pb2, model_pb2
+from orchestrator.evidence_rights import bundle_bound
 from orchestrator.own_eyes import OwnEyes
-from orchestrator.view import JobFacts
+from orchestrator.view import JobFacts, ModelView
 from vnode.checks.verifying import Evidence
 
 MODEL, VNODE, BUNDLE, MANIFEST, SHARD = "m", "a", b"bundle", b"manifest", b"shard"
@@ -44,11 +47,18 @@ class Reader:
         return None
 
 
+class PartsOnly(MemoryStore):
+    """A store whose objects are too large to be read as a whole."""
+
+    async def get(self, key: str, *, max_bytes: int) -> StoredObject:
+        raise Corrupt(f"{key} is too large", code="object_too_large")
+
+
 class Rig:
     """Eyes on a directory, with a store that has what they read."""
 
     def __init__(self, directory: Path) -> None:
-        store = MemoryStore(SystemClock(), random.Random(1))
+        self.store = store = PartsOnly(SystemClock(), random.Random(1))
         store.rewind(keys.evidence(MODEL, VNODE, digest_of(BUNDLE)), BUNDLE)
         store.rewind(keys.dataset_manifest("dots", digest_of(MANIFEST)), MANIFEST)
         store.rewind(keys.shard("dots", digest_of(SHARD)), SHARD)
@@ -65,6 +75,33 @@ class Rig:
         with pytest.raises(Unavailable) as failed:
             self.look()
         assert failed.value.code == "disk_trouble"
+
+
+def test_what_is_large_is_brought_in_pieces_and_checked_as_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.own_eyes.PIECE_BYTES", len(BUNDLE) // 2)
+    rig = Rig(tmp_path)
+    rig.look()
+    assert rig.verifier.num_audits == 1
+    rig.store.rewind(keys.evidence(MODEL, VNODE, digest_of(BUNDLE)), BUNDLE[:-1] + b"!")
+    with pytest.raises(Corrupt, match="digest"):
+        rig.look()
+    assert [one for one in tmp_path.rglob("*") if BUNDLE[:3] in (one.read_bytes() if one.is_file() else b"")] == []
+
+
+def test_a_bundle_may_be_as_large_as_pnodes_may_hand_over_and_one_that_is_larger_is_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An eighth of that was the most here: whoever was rightly accused by a larger one was acquitted."""
+    monkeypatch.setattr(limits, "MAX_OBJECT_BYTES", len(BUNDLE))
+    assert bundle_bound(ModelView("m", model_pb2.Head(), b""), VNODE) == len(BUNDLE)
+    rig = Rig(tmp_path)
+    rig.look()
+    monkeypatch.setattr(limits, "MAX_OBJECT_BYTES", len(BUNDLE) - 1)
+    with pytest.raises(Unavailable) as refused:
+        rig.look()
+    assert refused.value.code == "object_too_large"
+    assert rig.verifier.num_audits == 1
+    assert list((tmp_path / "bundles").iterdir()) == []
 
 
 def test_directories_that_cannot_be_made_are_told_and_tried_again(tmp_path: Path) -> None:
