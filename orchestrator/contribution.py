@@ -1,7 +1,7 @@
 """Who contributes: a replica whose PNode beats and reports, but of which no manifest comes to name anything new, is of no use where it is. Pure.
 
-Only what a manifest names counts, never a report: reports say what a replica claims or waits for. A replica that waits for others, and has brought
-everything that it claims, is not to blame. Time is counted only while this orchestrator decides, so that a store that was away accuses nobody.
+Only what a manifest names counts, never a report: reports say what a replica claims or waits for. A replica that waits for others, or for the audit of what
+it did, and has brought everything that it claims, is not to blame. Time is counted only while this orchestrator decides, so that a store that was away accuses nobody.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Contributions:
         patience_s = max(PATIENCE_S, PATIENCE_CHECKPOINTS * checkpoint_s)
         tempo = tempo_of(view.plan)
         num_due = min(view.job.num_batches, tempo.end(now_wall)) if tempo is not None else view.job.num_batches
+        audited = {one.replica for one in view.chain.open_intervals()} if view.chain is not None else set[str]()
         stints: dict[tuple[str, str], _Stint] = {}
         found: list[Useless] = []
         for item in view.plan.assignments:
@@ -77,7 +78,7 @@ class Contributions:
                 stint.num_durable = len(held)  # it went back
             elif len(held) > stint.num_durable:
                 stint.num_durable, stint.idle_s = len(held), 0.0
-            elif _owes(report(item), held, num_due):
+            elif _owes(report(item), held, num_due, is_audited=item.replica in audited):
                 stint.idle_s += step_s
             if stint.idle_s >= patience_s:
                 stint.idle_s = 0.0
@@ -99,9 +100,11 @@ class Contributions:
         return replace(offer, state=orchestrator_pb2.NODE_STATE_QUARANTINED, reason=known[1]) if known is not None else offer
 
 
-def _owes(report: orchestrator_pb2.ReplicaReport | None, durable: IntervalSet, num_due: int) -> bool:
-    """Whether a replica claims more than it has brought, or has something left to learn that is due and says of nobody that it waits for it."""
+def _owes(report: orchestrator_pb2.ReplicaReport | None, durable: IntervalSet, num_due: int, *, is_audited: bool) -> bool:
+    """Whether a replica claims more than it has brought, or has something left to learn that is due and waits for nobody. ``is_audited``: intervals of it
+    wait for their audit, and with more than a few it has to stop; each is decided within its deadlines, so nobody hides behind that.
+    """
     if report is None or report.state != orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE:
         return False
-    waits = bool(report.held_back_by) or any(need.from_replica for need in report.needs)
+    waits = is_audited or bool(report.held_back_by) or any(need.from_replica for need in report.needs)
     return bool(lineage_of(report) - durable) or (not waits and bool(IntervalSet.span(0, num_due) - durable))

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.chain import Chain
 from orchestrator.contribution import PATIENCE_S, Contributions
 from orchestrator.jobs import intervals_message
 from orchestrator.offers import NodeOffer
 from orchestrator.view import JobFacts, ModelView
+from trust.folding import Chronicle
+from trust.ledger import Interval, Ledger, Named, Verdict
 
 ACTIVE = orchestrator_pb2.NODE_STATE_ACTIVE
 QUARANTINED = orchestrator_pb2.NODE_STATE_QUARANTINED
@@ -76,6 +79,21 @@ def test_who_does_nothing_and_waits_for_nobody_is_found_out() -> None:
 def test_who_waits_for_others_or_has_brought_everything_is_left_alone() -> None:
     assert found_after(3 * PATIENCE_S, report(20, source="u.1"), view(20))[0] == []
     assert found_after(3 * PATIENCE_S, report(BATCHES), view(BATCHES))[0] == []
+
+
+def test_a_source_that_waits_for_the_audit_of_what_it_brought_is_left_alone_and_no_other() -> None:
+    """It names nobody in its needs. One machine after the other was sent away while auditors were slow."""
+    shown = replace(view(20), chain=chain_with("v.1", Verdict.OPEN))
+    assert found_after(3 * PATIENCE_S, report(20), shown)[0] == []
+    assert found_after(PATIENCE_S + 1, report(21), shown)[0] == ["a"], "it claims what it does not bring"
+    for other in (chain_with("v.0", Verdict.OPEN), chain_with("v.1", Verdict.PASSED)):
+        assert found_after(PATIENCE_S + 1, report(20), replace(view(20), chain=other))[0] == ["a"]
+
+
+def chain_with(replica: str, verdict: Verdict) -> Chain:
+    one = Interval("i" * 64, 0, "v", replica, "a", IntervalSet.span(0, 20), verdict)
+    ledger = Ledger({"v": (Named("c" * 64, (one.name,)),)}, {one.name: one})
+    return Chain(Chronicle(ledger, ()), {})
 
 
 def test_each_new_checkpoint_begins_the_wait_anew() -> None:
