@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 LOOK_AGAIN_S: Final = 30.0
 """Evidence that could not be read or measured is tried again after this time."""
 MAX_LOOKS: Final = 1024
+"""Under way at once."""
 _log = structlog.get_logger("orchestrator")
 
 
@@ -32,12 +33,20 @@ class OthersVerdicts:
         """Evidence being looked at, or not to be looked at before that time."""
 
     def look(self, view: ModelView, group: asyncio.TaskGroup) -> None:
-        """Begins to look at evidence that manifests name and that this process has not verified."""
+        """Begins to look at evidence that manifests name and that this process has not verified: first at what was looked at longest ago, or never, so
+        that records which cannot be read, however many, keep no other from being verified.
+        """
         now = self._shared.clock.monotonic()
+        wanted: dict[str, Told] = {}
         for model, one in self._shared.standings.unverified():
-            if model == self._model and now >= self._looks.get(one.evidence, float("-inf")) and len(self._looks) < MAX_LOOKS:
-                self._looks[one.evidence] = float("inf")
-                group.create_task(self._look(view, one))
+            if model == self._model:
+                wanted.setdefault(one.evidence, one)
+        self._looks = {name: at for name, at in self._looks.items() if name in wanted or at == float("inf")}
+        room = MAX_LOOKS - sum(at == float("inf") for at in self._looks.values())
+        due = sorted((at, name) for name in wanted if (at := self._looks.get(name, float("-inf"))) <= now)
+        for _, name in due[:room]:
+            self._looks[name] = float("inf")
+            group.create_task(self._look(view, wanted[name]))
 
     async def _look(self, view: ModelView, told: Told) -> None:
         eyes, standings = self._shared.own_eyes, self._shared.standings

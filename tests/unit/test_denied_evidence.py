@@ -104,6 +104,26 @@ def test_a_proven_cheat_that_another_named_is_found_at_the_next_look(tmp_path: P
     assert standings.of(NODE.node_id, rig.clock.now_s).state is State.BANNED
 
 
+def test_records_that_cannot_be_read_keep_no_other_from_being_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay unread for as long as the store lacks them: nobody was ever found out again where there were enough of them."""
+    monkeypatch.setattr("orchestrator.others_verdicts.MAX_LOOKS", 4)
+    rig = Rig(tmp_path)
+    lost = [Told(name_of(f"node {at}")[:40], name_of(f"at {at}"), Verdict.FAILED, NOW_S, NOW_S, name_of(f"lost {at}")) for at in range(9)]
+    rig.shared.standings.chain(MODEL, (*lost, Told(NODE.node_id, "b" * 64, Verdict.FAILED, NOW_S, NOW_S, rig.evidence)))
+    others = OthersVerdicts(MODEL, rig.shared, rig.job, Signal())  # type: ignore[arg-type]
+    view = ModelView(MODEL, model_pb2.Head(), b"", manifest=model_pb2.Manifest(entries=[model_pb2.ManifestEntry(vnode="a")]))
+
+    async def look() -> None:
+        async with asyncio.TaskGroup() as group:
+            others.look(view, group)
+
+    for _ in range(6):
+        asyncio.run(look())
+        rig.clock.now_s += LOOK_AGAIN_S
+    assert rig.shared.standings.of(NODE.node_id, rig.clock.now_s).state is State.BANNED
+    assert {one.evidence for _, one in rig.shared.standings.unverified()} == {one.evidence for one in lost}
+
+
 def test_a_fault_that_an_auditor_tells_of_is_read_again_and_not_taken_for_made_up(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     name = verify(rig.data, NETWORK, lambda exhibit, record: 0.0, 1.0).interval
