@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from orchestrator.runtime import Shared
 
 TICK_S: Final = 1.0
-MAX_UNHELD: Final = 256
 SEED_BYTES: Final = 32
 TASK_ID_BYTES: Final = 16
 _log = structlog.get_logger("orchestrator")
@@ -75,8 +74,8 @@ class Auditing:
         self._recalled: list[Remembered] = []
         """What earlier desks heard, as far as it may still matter."""
         self._seats = Seats("")
-        self._unheld: list[tuple[Report, identity_pb2.Envelope | None]] = []
-        """Reports that wait until the plans are read that their senders are held against."""
+        self._unheld: dict[str, tuple[Report, identity_pb2.Envelope | None]] = {}
+        """Reports on tasks under way, one of each, that wait until the plans are read that their senders are held against."""
         self._reads_plans = False
         self._stirred = Signal()
         self._others = OthersVerdicts(model, shared, job, self._stirred)
@@ -133,10 +132,11 @@ class Auditing:
         if self._desk is None or view is None or view.chain is None:
             return
         if report.senders and not self._seats.covers(view.head.plan_digest):
-            self._unheld.append((report, envelope))
-            del self._unheld[:-MAX_UNHELD]
-            self._stirred.fire()
-            return
+            if not self._gives(report):
+                return self._desk.reported(report, self._shared.clock.wall())  # which refuses it
+            waiting = {task_id: one for task_id, one in self._unheld.items() if self._gives(one[0])}
+            self._unheld = {**waiting, report.task_id: (report, envelope)}
+            return self._stirred.fire()
         known = view.chain.ledger.intervals.get(report.interval)
         if known is not None and (stranger := self._seats.stranger(report.senders, known.pnode_id)):
             self._say("sender_unknown", known.pnode_id, f"it learned from what came from {stranger}", report.interval)
@@ -250,12 +250,15 @@ class Auditing:
             standings.shadowed(one.report.auditor, one.report.digest, one.heard_ms / 1000, is_right=right)
             self._recalled.remove(one)
 
+    def _gives(self, report: Report) -> bool:
+        return self._desk is not None and (self._desk.gives(report) or self._rehab.gives(report))
+
     def _hold(self, view: ModelView) -> None:
         """Reports that wait for plans are taken in once these are read."""
         assert self._group is not None
         if self._seats.covers(view.head.plan_digest):
-            waiting, self._unheld = self._unheld, []
-            for report, envelope in waiting:
+            waiting, self._unheld = self._unheld, {}
+            for report, envelope in waiting.values():
                 try:
                     self.reported(report, envelope)
                 except DcnrError as error:
@@ -285,7 +288,7 @@ class Auditing:
             self._desk = AuditDesk(shared.draw_secret, separation, self._task_id)
             self._rehab = Rehab(self._task_id)
             self._term, self._manifest = term, ""
-            self._seats, self._unheld, self._recalled = Seats(term[1]), [], []
+            self._seats, self._unheld, self._recalled = Seats(term[1]), {}, []
             self._memory = AuditMemory(shared.store, lambda: shared.policy, shared.key, self._model, term[1])
             assert self._group is not None
             self._group.create_task(self._remember(self._memory))

@@ -135,17 +135,20 @@ class AuditDesk:
             case.until_s = now_s
             self._advance(now_s)
 
+    def gives(self, report: Report) -> bool:
+        """Whether that report is on a task that is under way, by whom it was given to."""
+        case = self._cases.get(self._tasks.get(report.task_id, ""))
+        return case is not None and case.tasks[report.task_id].auditor == report.auditor
+
     def reported(self, report: Report, now_s: float) -> None:
         """An auditor's finding. Raises Refused (``not_asked``) for a task that it was never given, Stale (``task_over``) for one that is over."""
         name = self._tasks.get(report.task_id)
-        if name is None:
-            if self._late.get(report.task_id) == report.auditor:
-                raise Stale("this audit is over: another one was asked, or it is decided", code="task_over")
-            raise Refused("a report on a task that was not given", code="not_asked")
+        if name is None and self._late.get(report.task_id) == report.auditor:
+            raise Stale("this audit is over: another one was asked, or it is decided", code="task_over")
+        if name is None or not self.gives(report):
+            raise Refused("a report on a task that was not given to whom it is from", code="not_asked")
         case = self._cases[name]
         asked = case.tasks[report.task_id]
-        if asked.auditor != report.auditor:
-            raise Refused("a report on a task that somebody else was given", code="not_asked")
         if report.interval != name and report.word in FINDINGS:
             raise Refused("a report on another interval than the task's", code="wrong_interval")
         self._end_task(case, report.task_id)

@@ -84,12 +84,16 @@ class Rehab:
         units = (self._units.get(one.interval) for one in self._given.values() if one.pnode_id == pnode_id)
         return any(unit is not None and unit.vnode == vnode for unit in units)
 
+    def gives(self, report: Report) -> bool:
+        """Whether that report is on a unit that was given to that PNode."""
+        given = self._given.get(report.task_id)
+        return given is not None and given.pnode_id == report.auditor
+
     def reported(self, report: Report) -> Shadow | None:
         """What that report says; None if it is on no unit given to that PNode."""
-        given = self._given.get(report.task_id)
-        if given is None or given.pnode_id != report.auditor:
+        if not self.gives(report):
             return None
-        del self._given[report.task_id]
+        given = self._given.pop(report.task_id)
         unit = self._units.get(given.interval)
         if unit is None or (report.interval and report.interval != given.interval):
             return Shadow(given.pnode_id, None, report.digest)
