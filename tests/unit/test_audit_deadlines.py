@@ -71,7 +71,7 @@ def test_who_says_itself_that_its_time_was_over_was_late_too() -> None:
     """An auditor stops at its deadline and says so, before anybody misses its answer: each next one had as little time."""
     made, people, given = desk(), People(verifiers=(VERIFIER,)), list[float]()
     made.answered("accused", NAME, Bundle("b" * 64, 1), 0.0)
-    now_s = 1.0
+    now_s = LOOK_S
     for _ in range(3):
         made.tick(people, now_s)
         [task] = tasks_of(made)
