@@ -22,7 +22,7 @@ Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _COLUMNS: Final = (
     "takes", "free_bytes", "free_disk_bytes", "unspooled_bytes", "hosted", "seconds", "slowness", "doubt", "young", "place",
-    "reluctance", "unmeasured", "pace", "score", "device",
+    "reluctance", "unmeasured", "pace", "guessed", "device",
 )  # fmt: skip
 
 
@@ -47,7 +47,8 @@ class Columns:
         self.unmeasured: Floats = np.ones(count)
         """Seconds per FLOP as predicted, without any correction."""
         self.pace: Floats = np.ones(count)
-        self.score: Floats = np.zeros(count)
+        self.guessed: Floats = np.zeros(count)
+        """How far from the median of its class towards its 95th percentile it is taken to be."""
         self.device: NDArray[np.int64] = np.zeros(count, np.int64)
         """A number for each device class."""
         self._devices: dict[str, int] = {}
@@ -71,7 +72,8 @@ class Columns:
         row = load.row
         self.slowness[row], self.doubt[row], self.young[row] = load.slowness, load.doubt, load.is_young
         track = load.offer.track
-        self.reluctance[row], self.pace[row], self.score[row] = load.reluctance, track.pace, track.score
+        self.reluctance[row], self.pace[row] = load.reluctance, track.pace
+        self.guessed[row] = 0.0 if track.is_timed else 1.0 - track.score
         self.unmeasured[row] = load.slowness / load.correction
         self.device[row] = self._devices.setdefault(load.offer.device_class, len(self._devices))
         self.place[row] = self._places.setdefault(load.offer.subnet, len(self._places))
@@ -136,14 +138,15 @@ class Columns:
     def expected_s(self, cost: StageCost, expected: Mapping[tuple[str, str], ExpectedPace]) -> Floats:
         """Seconds per batch of a stage where nothing was measured: as others of the device class have it, else as predicted and corrected.
 
-        Whoever has a good record is taken for the median of its class, who has none for what 95 of 100 machines of it keep.
+        Who was timed on other stages of its class is taken for the median, times its own pace: how slow it is counts once. Of the others one with a good
+        record is taken for the median, one without any for what 95 of 100 machines keep.
         """
         step_s: Floats = cost.step_flops * self.slowness
         for name, number in self._devices.items():
             known = expected.get((cost.component, name))
             if known is None:
                 continue
-            gflop_s = self.pace * (known.p50 + (1.0 - self.score) * (known.p95 - known.p50))
+            gflop_s = self.pace * (known.p50 + self.guessed * (known.p95 - known.p50))
             predicted_s = cost.step_flops * self.unmeasured
             bounded_s = np.clip(cost.step_flops * 1e-9 * gflop_s, predicted_s / MAX_CORRECTION, predicted_s * MAX_CORRECTION)
             step_s = np.where(self.device == number, bounded_s, step_s)

@@ -80,7 +80,7 @@ class Keeper:
             self._write(found)
         if now >= self._refreshed_at + REFRESH_S:
             self._refreshed_at = now
-            if shared.records.refresh():
+            if shared.records.refresh(shared.clock.wall()):
                 shared.inventory.track(shared.records.tracks(self.passes))
 
     def _write(self, results: Iterable[Result]) -> None:

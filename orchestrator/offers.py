@@ -59,6 +59,8 @@ class TrackRecord:
     """From being asked for a replica to its first work."""
     pace: float = 1.0
     """How many times as long a step takes there as on others of its device class."""
+    is_timed: bool = False
+    """Whether steps that it took lately stand behind ``pace``."""
 
 
 NO_TRACK: Final = TrackRecord()

@@ -1,8 +1,8 @@
 """Track records: what results say of PNodes, by node, component and device class, and what may be expected of a machine that was never measured. Pure.
 
 Per node: how reliable it was (`trust.scores`: the average of results in time, halved every seven days), the part of its results that were in time, and the
-50th and 95th percentile (nearest rank) of provisioning and step times. Per component and device class the same over nodes, each with one voice: step
-times are a stranger's word, and many entries of one stranger weigh no more than one of another.
+50th and 95th percentile (nearest rank) of provisioning times, and of step times of the last day. Per component and device class the same over nodes, each
+with one voice: step times are a stranger's word, and many entries of one stranger weigh no more than one of another.
 
 Bounded: of each node the newest results count, fewer where there are very many nodes.
 """
@@ -17,6 +17,7 @@ from typing import Final
 
 from orchestrator.offers import ExpectedPace, TrackRecord
 from orchestrator.results import MIN_SECONDS, Kind, Result
+from trust.decay import DAY_S
 from trust.scores import Punctuality, Score, score_of
 
 MAX_NODES: Final = 12_288
@@ -29,6 +30,10 @@ LATE_NODES: Final = 3
 """Nodes that say how long something takes before anybody is late."""
 MIN_LATE_S: Final[Mapping[Kind, float]] = {Kind.PROVISIONED: 30.0, Kind.STEPS: 0.0}
 """Nothing quicker is late."""
+STEPS_S: Final = DAY_S
+"""What a step took says for so long how fast a machine is."""
+AGE_S: Final = 3600.0
+"""So often results are looked at for what has become too old."""
 MAX_PACE: Final = 8.0
 PACE_STEP: Final = 1.25
 SCORE_STEPS: Final = 10
@@ -96,9 +101,12 @@ class TrackRecords:
         self._expected: dict[tuple[str, str], Expected] = {}
         self._paces: dict[tuple[str, str], ExpectedPace] = {}
         self._is_stale = False
+        self._now_s = self._aged_s = 0.0
+        """Network time as far as it is known here, and when results were looked at for their age."""
 
     def take(self, result: Result) -> None:
         """One entry more."""
+        self._now_s = max(self._now_s, result.time_s)
         node = self._nodes.pop(result.pnode_id, None) or _Node()
         self._nodes[result.pnode_id] = node
         if len(self._nodes) > MAX_NODES:
@@ -130,8 +138,16 @@ class TrackRecords:
         node = self._fresh(pnode_id)
         return score_of(passes, node.punctuality), len(node.results)
 
-    def refresh(self) -> bool:
-        """Brings what is expected up to date; whether there were results since the last time. Looks at every node: call it now and then."""
+    def refresh(self, now_s: float = 0.0) -> bool:
+        """Brings what is expected up to date; whether there may be news since the last time. Looks at every node: call it now and then.
+
+        ``now_s``: network time; no earlier than that of the newest result counts.
+        """
+        self._now_s = max(self._now_s, now_s)
+        if self._nodes and self._now_s >= self._aged_s + AGE_S:
+            self._aged_s, self._is_stale = self._now_s, True
+            for node in self._nodes.values():
+                node.is_stale = True
         if not self._is_stale:
             return False
         self._expected, self._is_stale = self._expectations(), False
@@ -165,7 +181,7 @@ class TrackRecords:
         node = self._nodes[pnode_id]
         if node.is_stale:
             node.punctuality = _folded(node.results)
-            node.works = _works(node.results)
+            node.works = _works(node.results, self._now_s - STEPS_S)
             node.is_stale = False
         return node
 
@@ -193,17 +209,19 @@ def _folded(results: Iterable[Result]) -> Punctuality:
     return found
 
 
-def _works(results: Iterable[Result]) -> dict[tuple[str, str], Work]:
+def _works(results: Iterable[Result], since_s: float) -> dict[tuple[str, str], Work]:
+    """Steps count as taken no earlier than ``since_s``."""
     by_key: dict[tuple[str, str], list[Result]] = {}
     for one in results:
         if one.component and one.device_class:
             by_key.setdefault((one.component, one.device_class), []).append(one)
+    steps = {key: [one for one in rows if one.kind is Kind.STEPS and one.time_s >= since_s] for key, rows in by_key.items()}
     return {
         (component, device_class): Work(
             component, device_class, len(rows), sum(one.on_time for one in rows),
             _percentiles([one.seconds for one in rows if one.kind is Kind.PROVISIONED]),
-            _percentiles([one.seconds for one in rows if one.kind is Kind.STEPS]),
-            _percentiles([max(MIN_SECONDS, one.seconds) / one.gflop for one in rows if one.kind is Kind.STEPS and one.gflop > 0.0]),
+            _percentiles([one.seconds for one in steps[component, device_class]]),
+            _percentiles([max(MIN_SECONDS, one.seconds) / one.gflop for one in steps[component, device_class] if one.gflop > 0.0]),
         )
         for (component, device_class), rows in by_key.items()
     }  # fmt: skip
@@ -222,23 +240,25 @@ def _together(voices: Iterable[Percentiles | None]) -> Percentiles | None:
 
 
 def _track(node: NodeScore, expected: Mapping[tuple[str, str], Expected]) -> TrackRecord:
+    pace = _pace(node.works, expected)
     provisioned = [one.provisioning_s.p50 for one in node.works if one.provisioning_s is not None]
     return TrackRecord(
         score=round(SCORE_STEPS * node.score.shown / 100) / SCORE_STEPS,
         provision_s=PROVISION_STEP_S * (max(provisioned, default=0.0) // PROVISION_STEP_S),
-        pace=_pace(node.works, expected),
+        pace=pace if pace is not None else 1.0,
+        is_timed=pace is not None,
     )
 
 
-def _pace(works: Iterable[Work], expected: Mapping[tuple[str, str], Expected]) -> float:
-    """How many times as long as others of its class the node takes; 1 where nothing is known."""
+def _pace(works: Iterable[Work], expected: Mapping[tuple[str, str], Expected]) -> float | None:
+    """How many times as long as others of its class the node takes; None where nothing is known."""
     ratios = []
     for one in works:
         known = expected.get((one.component, one.device_class))
         if one.s_per_gflop is not None and known is not None and known.s_per_gflop is not None:
             ratios.append(one.s_per_gflop.p50 / known.s_per_gflop.p50)
     if not ratios:
-        return 1.0
+        return None
     pace = min(MAX_PACE, max(1.0 / MAX_PACE, percentile(ratios, 0.5)))
     stepped: float = PACE_STEP ** round(math.log(pace, PACE_STEP))
     return stepped

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_rig import NODES, POLICY, STAGES, down, node, of, request, stage
 
-from orchestrator.costs import StageCost
+from orchestrator.columns import Columns
+from orchestrator.costs import StageCost, predicted_step_s
+from orchestrator.loads import Load
 from orchestrator.offers import ExpectedPace, NodeOffer, PlanRequest, TrackRecord
 from orchestrator.planner import check_plan, make_plan
 
@@ -17,6 +20,7 @@ TRACKS = st.builds(
     st.integers(0, 10).map(lambda tenths: tenths / 10),
     st.integers(0, 20).map(lambda steps: 30.0 * steps),
     st.sampled_from([0.2, 0.8, 1.0, 1.25, 5.0]),
+    st.booleans(),
 )
 CLASSES = st.sampled_from(["", "cpu/old", "cpu/new"])
 
@@ -28,7 +32,9 @@ def with_records(data: st.DataObject, nodes: list[NodeOffer]) -> list[NodeOffer]
 @given(STAGES, NODES, st.data())
 @settings(max_examples=100)
 def test_no_record_moves_what_is_seated(stages: list[StageCost], nodes: list[NodeOffer], data: st.DataObject) -> None:
-    """Whatever the history comes to say, what stays without it stays with it, in the same role, and nobody leaves for it."""
+    """Whatever the history comes to say, what stays without it stays with it, in the same role, and nobody leaves for it. After a loss it decides who gets the
+    new seats, and with that what else finds room.
+    """
     first = make_plan(request(stages, nodes), POLICY)
     since_s = data.draw(st.sampled_from([1.0, 6.0, 1e9]))
     later = down(nodes, *data.draw(st.lists(st.sampled_from([item.node_id for item in nodes]), max_size=2))) if nodes else nodes
@@ -41,7 +47,7 @@ def test_no_record_moves_what_is_seated(stages: list[StageCost], nodes: list[Nod
 
     if later == nodes:
         assert stay(seen) == stay(blind)
-    assert sorted(seen.waiting) == sorted(blind.waiting)
+        assert sorted(seen.waiting) == sorted(blind.waiting)
     check_plan(seen, stages)
 
 
@@ -80,6 +86,17 @@ def test_a_machine_that_was_never_measured_is_taken_for_what_its_class_takes() -
     turned = [replace(nodes[0], device_class="cpu/new"), replace(nodes[1], device_class="cpu/old")]
     (seat,) = of(make_plan(request([stage(0)], turned), POLICY), "v0")
     assert seat.pnode_id == nodes[0].node_id
+
+
+def test_how_slow_a_machine_was_on_other_stages_counts_once() -> None:
+    """Whoever was timed is taken for its pace times the median of its class, whatever its record; who never was, for more the less is known of it."""
+    tracks = [TrackRecord(0.0, pace=1.25, is_timed=True), TrackRecord(1.0, pace=1.25, is_timed=True), TrackRecord(0.0), TrackRecord(1.0)]
+    offers = [node(index, track=track, device_class="x") for index, track in enumerate(tracks)]
+    columns = Columns([Load(offer, 1.0) for offer in offers], 64)
+    cost = stage(0)
+    predicted_s = predicted_step_s(cost, offers[0].gflops)
+    expected = {(cost.component, "x"): ExpectedPace(*(part * predicted_s / (cost.step_flops * 1e-9) for part in (1.0, 2.0)))}
+    assert (columns.expected_s(cost, expected) / predicted_s).tolist() == pytest.approx([1.25, 1.25, 2.0, 1.0])
 
 
 def test_what_a_node_measures_itself_counts_more_than_its_class() -> None:
