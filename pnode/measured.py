@@ -29,36 +29,58 @@ MAX_HELD: Final = 0.1
 """Of an upload's time. Blocks that fill the buffers of a slow line are asked to wait for a moment, and that line is measured all the same."""
 
 
-class MeasuredUplink:
-    """One per machine. Holds the rates that may be the largest of some hour to come: each less than the one before, in steps of `rounded`, so they are few."""
+class Largest:
+    """The largest figure of the last hour. Holds those that may be the largest of some hour to come: each less than the one before, in steps of `rounded`,
+    so they are few.
+    """
 
     def __init__(self) -> None:
-        self._rates: deque[tuple[float, float]] = deque()
-        """(when, Mbit/s), oldest and largest first."""
+        self._figures: deque[tuple[float, float]] = deque()
+        """(when, what), oldest and largest first."""
+
+    def add(self, figure: float, now_s: float) -> None:
+        """One more."""
+        figure = rounded(figure)
+        while self._figures and (self._figures[-1][1] <= figure or self._figures[0][0] < now_s - WINDOW_S):
+            if self._figures[-1][1] <= figure:
+                self._figures.pop()
+            else:
+                self._figures.popleft()
+        self._figures.append((now_s, figure))
+
+    def of(self, now_s: float) -> float:
+        """The largest of the last hour; where that has none, the last one before; 0: there was none yet."""
+        while len(self._figures) > 1 and self._figures[0][0] < now_s - WINDOW_S:
+            self._figures.popleft()
+        return self._figures[0][1] if self._figures else 0.0
+
+    def is_fresh(self, now_s: float) -> bool:
+        """Whether the last hour has one."""
+        return bool(self._figures) and self._figures[-1][0] >= now_s - WINDOW_S
+
+
+class MeasuredUplink:
+    """One per machine."""
+
+    def __init__(self) -> None:
+        self._rates = Largest()
+        """Mbit/s."""
         self._tried_s = -math.inf
 
     def uploaded(self, sent: Sent, now_s: float) -> bool:
         """Takes an upload in; whether it counts."""
         if sent.num_bytes < MIN_SENT_BYTES or sent.seconds <= 0.0 or sent.held_s > MAX_HELD * sent.seconds:
             return False
-        mbit = rounded(sent.num_bytes / sent.seconds / BYTES_PER_MBIT)
-        while self._rates and (self._rates[-1][1] <= mbit or self._rates[0][0] < now_s - WINDOW_S):
-            if self._rates[-1][1] <= mbit:
-                self._rates.pop()
-            else:
-                self._rates.popleft()
-        self._rates.append((now_s, mbit))
+        self._rates.add(sent.num_bytes / sent.seconds / BYTES_PER_MBIT, now_s)
         return True
 
     def mbit(self, now_s: float) -> float:
         """The largest of the last hour; where that has none, the last one before; 0: nothing was measured yet."""
-        while len(self._rates) > 1 and self._rates[0][0] < now_s - WINDOW_S:
-            self._rates.popleft()
-        return self._rates[0][1] if self._rates else 0.0
+        return self._rates.of(now_s)
 
     def is_fresh(self, now_s: float) -> bool:
         """Whether the last hour has one."""
-        return bool(self._rates) and self._rates[-1][0] >= now_s - WINDOW_S
+        return self._rates.is_fresh(now_s)
 
     def tries(self, num_bytes: int, now_s: float) -> bool:
         """Whether an upload that begins now is to be held back by nothing, to measure anew: one that can, where nothing else has or does within the hour."""
@@ -68,6 +90,6 @@ class MeasuredUplink:
         return True
 
 
-def rounded(mbit: float) -> float:
-    """Two significant digits: no two uploads take the very same time, and each change is told to others."""
-    return float(f"{mbit:.2g}")
+def rounded(figure: float) -> float:
+    """Two significant digits: no two measurements are the very same, and each change is told to others."""
+    return float(f"{figure:.2g}")

@@ -47,7 +47,7 @@ def probe_machine(home: Path) -> Machine:
         memory_bytes=total,
         free_memory_bytes=min(memory.available, total),
         free_disk_bytes=shutil.disk_usage(home).free,
-        gflops_per_core=_measure_gflops(),
+        gflops_per_core=measure_gflops(),
         architecture={"amd64": "x86_64", "aarch64": "arm64"}.get(platform.machine().lower(), platform.machine().lower()[:16]),
         system={"darwin": "macos"}.get(platform.system().lower(), platform.system().lower()[:16]),
         processor=_processor_name(),
@@ -92,7 +92,7 @@ def _cgroup_memory_bytes() -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _measure_gflops() -> float:
+def measure_gflops() -> float:
     """Of one core: the best of a few runs of float32 products, by this thread's processor time, so that what else runs on this machine does not count."""
     a = np.ones((_SIDE, _SIDE), dtype=np.float32)
     product = a @ a

@@ -1,4 +1,6 @@
-"""What the daemon says of itself: greetings and beats to orchestrators, status and reasons to its owner. Reads the parts, changes nothing."""
+"""What the daemon says of itself: greetings and beats to orchestrators, status and reasons to its owner. Reads the parts, changes nothing; who asks what is
+lent has the speed of the machine measured again where that is due.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,7 @@ from pnode.probe import Machine
 from pnode.reach import Look
 from pnode.reasons import SOFTWARE, Journal, WorkerFacts, state_of, why
 from pnode.seat_duties import SeatDuties
+from pnode.speed import MeasuredSpeed
 from pnode.uploads import Uploads
 from trust.network import NetworkPolicy
 
@@ -102,6 +105,7 @@ class Telling:
     line: Line
     public_name: str
     registry: Registry
+    speed: MeasuredSpeed = field(default_factory=MeasuredSpeed)
 
     def hello(self) -> orchestrator_pb2.Hello:
         """The first message of a control stream."""
@@ -134,7 +138,7 @@ class Telling:
         return capability_of(
             self.budget.allowed,
             self.budget,
-            self.machine,
+            self.speed.of(self.machine, is_idle=not self.duties.hosted, now_s=self.clock.monotonic()),
             device=self.now.worker.device,
             accepts_work=accepts_work,
             device_name=self.now.worker.device_name,

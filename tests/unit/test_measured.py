@@ -70,7 +70,7 @@ def test_it_is_the_maximum_over_the_window_and_remembers_little(steps: list[tupl
         uplink.uploaded(took(mbit), now_s)
         seen.append((now_s, rounded(8 * MIB / took(mbit).seconds / BYTES_PER_MBIT)))
         assert uplink.mbit(now_s) == max(rate for at_s, rate in seen if at_s >= now_s - WINDOW_S)
-        rates = [rate for _, rate in uplink._rates]
+        rates = [rate for _, rate in uplink._rates._figures]
         assert rates == sorted(set(rates), reverse=True)
 
 
