@@ -247,7 +247,18 @@ class Rig:
                     f"{process.name} {report.replica} state {report.state} learned {report.num_learned} held back by "
                     f"{report.held_back_by or '-'}: {report.reason}"
                 )
-        return "\n".join(lines)
+        return "\n".join((*lines, *self._placed()))
+
+    def _placed(self) -> list[str]:
+        """Where the plan has what and why, with what it knows of machines."""
+        names = {process.node_id: process.name for process in self.network.pnodes}
+        wish = orchestrator_pb2.ExplainRequest(model=MODEL)
+        try:
+            nodes, plan = self.ask(lambda client: client.nodes()), self.ask(lambda client: client.explain(wish))
+        except DcnrError as error:
+            return [f"no plan is told: {error.message}"]
+        told = [f"{names[item.node_id]}: {item.capability.gflops:.2f} GFLOP/s, {item.reason}" for item in nodes if item.node_id in names]
+        return [*told, *(f"{item.subject}: {item.verdict}, {item.reason}" for item in plan)]
 
 
 def _seen(process: Process) -> str:
