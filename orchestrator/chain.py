@@ -1,7 +1,8 @@
 """What the chain of manifests of a job says where audits are in force: intervals, verdicts, what is cleared, and the checkpoints to return to.
 
-Every orchestrator reads it for itself, from what the job began with to the manifest under the head; what was read once is carried on. Of jobs before this one
-only verdicts are kept, for standings.
+Every orchestrator reads it for itself, from what the job began with to the manifest under the head; what was read once is carried on, also where reading ended
+with an error: a chain of days is longer than a store answers without one. Manifests name their parents, so the way down is read first, and only so many of
+them are held as fit into `MAX_HELD_BYTES`: the others are read again on the way up. Of jobs before this one only verdicts are kept, for standings.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+from dcnr import limits
 from dcnr.errors import Corrupt
 from dcnr.v1 import model_pb2
 from trust.folding import AUDITS_DRAWN, Chronicle, Folding, Told
 from trust.ledger import Interval, Ledger, Verdict
 
-MAX_CHAIN: Final = 100_000
-"""Manifests of one job that are read; a longer chain is refused."""
+MAX_CHAIN: Final = 4_000_000
+"""Manifests of one job that are read, two a second for weeks; a longer chain is refused."""
+MAX_BEFORE: Final = 100_000
+"""Manifests of earlier jobs that are read, the newest."""
+MAX_HELD_BYTES: Final = 64 * limits.MIB
+"""Of manifests between the way down and the way up."""
 MAX_EARLIER: Final = 100_000
 """Verdicts of earlier jobs that are kept, the newest."""
 MAX_JOBS: Final = 4
@@ -75,74 +81,151 @@ class _Read:
     folding: Folding
     checkpoints: dict[str, model_pb2.Checkpoint]
     earlier: tuple[Told, ...]
-    chain: Chain
+    chain: Chain | None = None
+    """None where more was read since."""
+
+    def take(self, digest: str, manifest: model_pb2.Manifest) -> None:
+        """The next one. Raises Corrupt (``bad_ledger``); this is of no use then."""
+        self.folding.read(manifest)
+        self.newest, self.chain = digest, None
+        _add_newest(self.checkpoints, manifest)
+
+
+@dataclass(slots=True)
+class _Way:
+    """From manifest ``newest`` down, as far as it is known: ``digests``, newest first, which are not taken in yet, and what comes ``next``."""
+
+    newest: str
+    digests: list[bytes]
+    next: str
+
+
+@dataclass(slots=True)
+class _Before:
+    """The way down through earlier jobs: of each its manifests, newest first, and behind them the one that it began with."""
+
+    at: str
+    jobs: list[list[str]] = field(default_factory=list)
+    job_id: str | None = None
+    count: int = 0
 
 
 class ChainReader:
-    """One per model."""
+    """One per model, for one caller at a time."""
 
     def __init__(self) -> None:
         self._read: OrderedDict[str, _Read] = OrderedDict()
+        self._ways: OrderedDict[str, _Way] = OrderedDict()
+        self._before: OrderedDict[str, _Before] = OrderedDict()
+        """What an error left of the way down, by what the job began with."""
+        self._held: OrderedDict[str, model_pb2.Manifest] = OrderedDict()
+        self._held_bytes = 0
 
     async def chain(self, newest: str, beginning: str, read: ReadManifest) -> Chain | None:
         """What manifest ``newest`` and those before it say, back to ``beginning``; None if one of them was written without audits, or does not lead there.
 
-        Raises Corrupt (``bad_ledger``) where the chain contradicts itself, and what ``read`` raises.
+        Raises Corrupt (``bad_ledger``) where the chain contradicts itself, and what ``read`` raises: called again it goes on from there.
         """
         known = self._read.get(beginning)
-        fresh: list[tuple[str, model_pb2.Manifest]] = []
-        digest = newest
-        while digest != beginning and (known is None or digest != known.newest):
-            manifest = await read(digest)
-            if manifest.audits != AUDITS_DRAWN or not manifest.parent_digest:
-                return None
-            fresh.append((digest, manifest))
-            if len(fresh) > MAX_CHAIN:
-                raise Corrupt(f"a chain of more than {MAX_CHAIN} manifests", code="bad_ledger")
-            digest = manifest.parent_digest
-        if known is None or digest != known.newest:
+        way = await self._down(newest, beginning, known.newest if known is not None else beginning, read)
+        if way is None:
+            return None
+        if known is None or way.next != known.newest:
             known = await self._begin(beginning, read)
-        if not fresh:
-            return known.chain
-        self._read.pop(beginning, None)  # what was read in part is of no use
-        for name, manifest in reversed(fresh):
-            known.folding.read(manifest)
-            known.newest = name
-            known.checkpoints.update(_newest(manifest))
-        known.chain = _chain(known)
-        self._read[beginning] = known
-        while len(self._read) > MAX_JOBS:
-            self._read.popitem(last=False)
+        while way.digests:
+            digest = way.digests[-1].hex()
+            manifest = await self._get(digest, read)
+            try:
+                known.take(digest, manifest)
+            except Corrupt:
+                del self._read[beginning], self._ways[beginning]
+                raise
+            way.digests.pop()
+            way.next = digest
+        self._forget(beginning)
+        if known.chain is None:
+            known.chain = _chain(known)
+        self._read.move_to_end(beginning)
+        _bound(self._read)
         return known.chain
 
+    async def _down(self, newest: str, beginning: str, known: str, read: ReadManifest) -> _Way | None:
+        """The way to what is known, or to the beginning; kept until it was gone up."""
+        older, way = self._ways.get(beginning), _Way(newest, [], newest)
+        if older is None:
+            self._keep(beginning, way)
+        while way.next not in (beginning, known):
+            if older is not None and way.next == older.newest:
+                way.digests += older.digests
+                way.next, older = older.next, None
+                self._keep(beginning, way)
+                continue
+            manifest = await self._get(way.next, read)
+            if manifest.audits != AUDITS_DRAWN or not manifest.parent_digest:
+                self._forget(beginning)
+                return None
+            if len(way.digests) >= MAX_CHAIN:
+                raise Corrupt(f"a chain of more than {MAX_CHAIN} manifests", code="bad_ledger")
+            way.digests.append(bytes.fromhex(way.next))
+            way.next = manifest.parent_digest
+        self._keep(beginning, way)
+        return way
+
     async def _begin(self, beginning: str, read: ReadManifest) -> _Read:
-        first = await read(beginning)
-        earlier = await self._earlier(first, read)
-        folding = Folding(first)
-        known = _Read(beginning, folding, _newest(first), earlier, Chain(folding.chronicle(), {}))
-        known.chain = _chain(known)
-        self._read[beginning] = known
+        first = await self._get(beginning, read)
+        earlier = await self._earlier(beginning, first, read)
+        known = self._read[beginning] = _Read(beginning, Folding(first), {}, earlier)
+        _add_newest(known.checkpoints, first)
         return known
 
-    async def _earlier(self, first: model_pb2.Manifest, read: ReadManifest) -> tuple[Told, ...]:
+    async def _earlier(self, beginning: str, first: model_pb2.Manifest, read: ReadManifest) -> tuple[Told, ...]:
         """Verdicts of the jobs that led to what this one began with, as far back as audits were in force."""
-        jobs: list[list[model_pb2.Manifest]] = []
-        current, count = first, 0
-        while current.audits == AUDITS_DRAWN and current.parent_digest and count < MAX_CHAIN:
-            before = await read(current.parent_digest)
-            if not jobs or jobs[-1][-1].job_id != current.job_id:
-                jobs.append([])
-            jobs[-1].append(current)
-            if before.job_id != current.job_id:
-                jobs[-1].append(before)
-            current, count = before, count + 1
+        before = self._before.setdefault(beginning, _Before(beginning))
+        _bound(self._before)
+        current = first if before.at == beginning else await self._get(before.at, read)
+        while current.audits == AUDITS_DRAWN and current.parent_digest and before.count < MAX_BEFORE:
+            parent = await self._get(current.parent_digest, read)
+            if current.job_id != before.job_id:
+                before.jobs.append([])
+            before.jobs[-1].append(before.at)
+            if parent.job_id != current.job_id:
+                before.jobs[-1].append(current.parent_digest)
+            before.at, before.job_id, before.count = current.parent_digest, current.job_id, before.count + 1
+            current = parent
         told: list[Told] = []
-        for job in reversed(jobs):
-            folding = Folding(job[-1])
-            for manifest in reversed(job[:-1]):
-                folding.read(manifest)
+        for job in reversed(before.jobs):
+            folding = Folding(await self._get(job[-1], read))
+            for digest in reversed(job[:-1]):
+                folding.read(await self._get(digest, read))
             told += folding.chronicle().told
         return tuple(told[-MAX_EARLIER:])
+
+    async def _get(self, digest: str, read: ReadManifest) -> model_pb2.Manifest:
+        """A manifest, which is held for a while."""
+        found = self._held.get(digest)
+        if found is None:
+            found = self._held[digest] = await read(digest)
+            self._held_bytes += found.ByteSize()
+            while self._held_bytes > MAX_HELD_BYTES:
+                self._held_bytes -= self._held.popitem(last=False)[1].ByteSize()
+        return found
+
+    def _keep(self, beginning: str, way: _Way) -> None:
+        self._ways[beginning] = way
+        self._ways.move_to_end(beginning)
+        _bound(self._ways)
+
+    def _forget(self, beginning: str) -> None:
+        """Everything was read."""
+        self._ways.pop(beginning, None)
+        self._before.pop(beginning, None)
+        self._held.clear()
+        self._held_bytes = 0
+
+
+def _bound(table: OrderedDict[str, Any]) -> None:
+    while len(table) > MAX_JOBS:
+        table.popitem(last=False)
 
 
 def _chain(read: _Read) -> Chain:
@@ -152,5 +235,9 @@ def _chain(read: _Read) -> Chain:
     return Chain(chronicle, dict(read.checkpoints), read.earlier)
 
 
-def _newest(manifest: model_pb2.Manifest) -> dict[str, model_pb2.Checkpoint]:
-    return {entry.working[0].digest: entry.working[0] for entry in manifest.entries if entry.working}
+def _add_newest(checkpoints: dict[str, model_pb2.Checkpoint], manifest: model_pb2.Manifest) -> None:
+    """What is newest there. Copies: a part of a message holds all of it."""
+    for entry in manifest.entries:
+        if entry.working and checkpoints.get(entry.working[0].digest) != entry.working[0]:
+            checkpoints[entry.working[0].digest] = one = model_pb2.Checkpoint()
+            one.CopyFrom(entry.working[0])
