@@ -1,7 +1,8 @@
 """Who contributes: a replica whose PNode beats and reports, but of which no manifest comes to name anything new, is of no use where it is. Pure.
 
 Only what a manifest names counts, never a report: reports say what a replica claims or waits for. A replica that waits for others, or for the audit of what
-it did, and has brought everything that it claims, is not to blame. Time is counted only while this orchestrator decides, so that a store that was away accuses nobody.
+it did, and has brought everything that it claims, is not to blame. Time is counted only while this orchestrator decides, so that a store that was away accuses
+nobody.
 """
 
 from __future__ import annotations

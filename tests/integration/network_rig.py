@@ -257,7 +257,9 @@ class Rig:
             nodes, plan = self.ask(lambda client: client.nodes()), self.ask(lambda client: client.explain(wish))
         except DcnrError as error:
             return [f"no plan is told: {error.message}"]
-        told = [f"{names[item.node_id]}: {item.capability.gflops:.2f} GFLOP/s, {item.reason}" for item in nodes if item.node_id in names]
+        told = [
+            f"{names[item.node_id]}: {item.capability.gflops:.2f} GFLOP/s, {item.reason}" for item in nodes if item.node_id in names
+        ]
         return [*told, *(f"{item.subject}: {item.verdict}, {item.reason}" for item in plan)]
 
 

@@ -90,7 +90,12 @@ def test_a_machine_that_was_never_measured_is_taken_for_what_its_class_takes() -
 
 def test_how_slow_a_machine_was_on_other_stages_counts_once() -> None:
     """Whoever was timed is taken for its pace times the median of its class, whatever its record; who never was, for more the less is known of it."""
-    tracks = [TrackRecord(0.0, pace=1.25, is_timed=True), TrackRecord(1.0, pace=1.25, is_timed=True), TrackRecord(0.0), TrackRecord(1.0)]
+    tracks = [
+        TrackRecord(0.0, pace=1.25, is_timed=True),
+        TrackRecord(1.0, pace=1.25, is_timed=True),
+        TrackRecord(0.0),
+        TrackRecord(1.0),
+    ]
     offers = [node(index, track=track, device_class="x") for index, track in enumerate(tracks)]
     columns = Columns([Load(offer, 1.0) for offer in offers], 64)
     cost = stage(0)

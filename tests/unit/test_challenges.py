@@ -36,9 +36,7 @@ def challenge(key: NodeKey = HOLDER, *, epoch: int = 4, seconds: float = 60, **c
 
 
 def answer_to(wish: local_pb2.GatherEvidence) -> local_pb2.EvidenceGathered:
-    return local_pb2.EvidenceGathered(
-        interval=wish.interval, path=wish.path, digest=digest_of(BUNDLE), size_bytes=len(BUNDLE)
-    )
+    return local_pb2.EvidenceGathered(interval=wish.interval, path=wish.path, digest=digest_of(BUNDLE), size_bytes=len(BUNDLE))
 
 
 class Rig:
@@ -68,6 +66,7 @@ class Rig:
             self.challenges.asked(HOLDER.node_id, challenge(seconds=3600))
             asyncio.get_running_loop().call_later(2 * SHORT_S, self.challenges.gathered, answer)
         self.wishes.append(wish)
+        self.news.set()
         if self._worker == "dies":
             asyncio.get_running_loop().call_soon(self.challenges.worker_down, "killed")
         return True
@@ -192,9 +191,7 @@ def test_what_the_worker_answers_to_an_attempt_that_is_over_counts_for_no_later_
         rig.challenges.asked(HOLDER.node_id, challenge(seconds=SHORT_S))
         await rig.until(lambda: "challenge_late" in rig.told)
         rig.challenges.asked(HOLDER.node_id, challenge())
-        async with asyncio.timeout(60):
-            while len(rig.wishes) < 2:
-                await asyncio.sleep(0)
+        await rig.until(lambda: len(rig.wishes) == 2)
         first, second = rig.wishes
         assert first.path != second.path
         Path(first.path).write_bytes(BUNDLE[:3])

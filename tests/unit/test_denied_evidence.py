@@ -108,7 +108,10 @@ def test_records_that_cannot_be_read_keep_no_other_from_being_verified(tmp_path:
     """They stay unread for as long as the store lacks them: nobody was ever found out again where there were enough of them."""
     monkeypatch.setattr("orchestrator.others_verdicts.MAX_LOOKS", 4)
     rig = Rig(tmp_path)
-    lost = [Told(name_of(f"node {at}")[:40], name_of(f"at {at}"), Verdict.FAILED, NOW_S, NOW_S, name_of(f"lost {at}")) for at in range(9)]
+    lost = [
+        Told(name_of(f"node {at}")[:40], name_of(f"at {at}"), Verdict.FAILED, NOW_S, NOW_S, name_of(f"lost {at}"))
+        for at in range(9)
+    ]
     rig.shared.standings.chain(MODEL, (*lost, Told(NODE.node_id, "b" * 64, Verdict.FAILED, NOW_S, NOW_S, rig.evidence)))
     others = OthersVerdicts(MODEL, rig.shared, rig.job, Signal())  # type: ignore[arg-type]
     view = ModelView(MODEL, model_pb2.Head(), b"", manifest=model_pb2.Manifest(entries=[model_pb2.ManifestEntry(vnode="a")]))

@@ -51,7 +51,9 @@ def test_a_report_that_waits_for_plans_is_pushed_out_by_nobody_who_was_not_asked
             with contextlib.suppress(DcnrError):
                 auditing.reported(report)
         assert not auditing.decisions(holder.view)
-        holder.plan = model_pb2.Plan(job_id="job", assignments=[model_pb2.Assignment(replica="a.0", vnode="a", pnode_id=NODES["x"])])
+        holder.plan = model_pb2.Plan(
+            job_id="job", assignments=[model_pb2.Assignment(replica="a.0", vnode="a", pnode_id=NODES["x"])]
+        )
         await holder.until(lambda: bool(auditing.decisions(holder.view)), "what was asked for is taken in")
         assert [one.verdict for one in auditing.decisions(holder.view)] == [Verdict.PASSED]
         with pytest.raises(Refused):
