@@ -1,8 +1,9 @@
 """One open interval at the audit desk: who was asked, what was said, and what follows from that. Pure.
 
 A pass is believed from whom it was asked. A fault whose record does not hold counts as a doubt, and is looked at with own eyes. A doubt is over when two
-others find nothing; where two others share it own eyes decide, and where these cannot, the interval is taken back and nobody is blamed. That an interval cannot
-be verified is believed of two, or of the verifier, unless somebody could.
+others find nothing; where two others share it own eyes decide, and where these cannot, the interval is taken back and nobody is blamed. So it is where the
+verifier finds a fault that it cannot prove: what it found wrong never passes. That an interval cannot be verified is believed of two, or of the verifier,
+unless somebody could.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ LOOK_S: Final = 5.0
 """Where nobody can audit now, somebody is looked for again after this time."""
 LACKING: Final = 2
 """So many auditors say that an interval cannot be verified, and it is."""
+UNPROVEN: Final = "the verifier found a fault that its record does not prove"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[
     lacks = sum(one.word is Word.UNVERIFIABLE for one in words.values())
     if Word.PASS in own:
         return Decision(name, Verdict.PASSED, "the verifier found nothing")
+    if Word.FAULT in own:
+        return _not_accepted(case, UNPROVEN)
     if Word.UNVERIFIABLE in own or (lacks >= LACKING and not passes and not doubts):
         return Decision(name, Verdict.UNVERIFIABLE, "its evidence does not show what was done", Cause.UNVERIFIABLE)
     can_look = can_look and not own
@@ -118,11 +122,13 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[
 def given_up(case: Case) -> Decision:
     """What was said counts, since nobody is left whose word would be worth waiting for. One doubt alone takes nothing back, unless it is the verifier's."""
     words = [one.word for one in case.words.values()]
+    own = {case.words[auditor].word for auditor in case.own if auditor in case.words}
+    if Word.FAULT in own:
+        return _not_accepted(case, UNPROVEN)
     if Word.UNVERIFIABLE in words:
         return _not_accepted(case, "its auditor could not, and nobody else is here")
     num_over, passes = _num_over(case), words.count(Word.PASS)
-    is_own = any(case.words[auditor].word is Word.DOUBT for auditor in case.own if auditor in case.words)
-    if num_over > passes and (is_own or num_over >= REAUDITORS):
+    if num_over > passes and (Word.DOUBT in own or num_over >= REAUDITORS):
         return _not_accepted(case, f"{num_over} of {len(words)} measured more than the tolerance, and nobody else is here")
     return Decision(case.interval.name, Verdict.PASSED, "nobody proved a fault, and nobody else is here")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from dcnr import logs
-from dcnr.errors import Corrupt, InvalidInput, Refused, Unavailable, disk_trouble
+from dcnr.errors import Corrupt, Refused, Unavailable, disk_trouble
 from dcnr.graph import graph_digest, graph_from_bytes, stages_of_graph
 from dcnr.ids import digest_of
 from dcnr.ports import Clock
@@ -28,7 +28,7 @@ from pnode.samples import StagedSamples
 from trust.commits import Place
 from trust.comparison import Comparison
 from trust.envelope import parse, seal
-from trust.evidence import MAX_RECORD_BYTES, SEED_BYTES
+from trust.evidence import MAX_CHALLENGED, MAX_RECORD_BYTES, SEED_BYTES
 from trust.findings import DOUBT_FACTOR, finding_of
 from trust.identity import NodeKey
 from trust.overturned import Finding
@@ -150,7 +150,7 @@ class Auditing:
         if found.finding is Finding.FAULT and not order.record:
             record = record_of(order.task, found).SerializeToString(deterministic=True)
             if len(record) > MAX_RECORD_BYTES:
-                raise InvalidInput(f"a fault record of {len(record)} bytes", code="record_too_large")
+                raise Refused(f"a fault record of {len(record)} bytes", code=UNVERIFIABLE)
         self._tell(order, _FINDINGS[found.finding], check=check, found=found, record=record, compute_s=seconds)
 
     def _tell(
@@ -318,7 +318,9 @@ def record_of(task: model_pb2.AuditTask, found: Found) -> model_pb2.FaultRecord:
 
 
 def _challenged(found: Found) -> list[str]:
-    """The states between which it shows, and the inputs and outputs of the entry; of words that contradict one another, their log."""
+    """The states between which it shows, and the inputs and outputs of the entry, as many as a record may name: whoever measures it again reads all of its
+    bundle, and names decide only that it is about what the accused stated. Of words that contradict one another, their log.
+    """
     stated, opened = found.stated, found.opened
     if opened is None:
         assert stated.broken is not None
@@ -330,7 +332,7 @@ def _challenged(found: Found) -> list[str]:
         for step in stated.steps[found.entry : found.entry + 1]
         for digest in (*step.inputs, *(output.digest for output in step.outputs))
     ]
-    return list(dict.fromkeys([opened.names[before], opened.names[after], *tensors]))
+    return list(dict.fromkeys([opened.names[before], opened.names[after], *tensors]))[:MAX_CHALLENGED]
 
 
 def _log_with(stated: Stated, broken: Contradiction) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 
 from dcnr.errors import Corrupt, InvalidInput, Refused
 from dcnr.ids import Digest, NodeId, check_digest, digest_of
-from dcnr.limits import MIB
+from dcnr.limits import KIB, MIB
 from dcnr.v1 import identity_pb2, model_pb2
 from trust.commits import Place, follows, open_commit, open_delta
 from trust.envelope import digest_of_envelope, parse
@@ -27,6 +27,8 @@ from trust.step_logs import Contradiction, Statement, contradiction_in, named_in
 MAX_RECORD_BYTES: Final = 3 * MIB
 """Two commits of the largest size, and the rest."""
 MAX_CHALLENGED: Final = 1024
+MAX_WORDS_BYTES: Final = MAX_RECORD_BYTES - 128 * KIB
+"""Of the statements of one interval and their logs together: so a record of it holds them, with as many challenged tensors as there may be."""
 MAX_STATEMENTS: Final = 64
 """Commits of one interval: those of anchors, and that of the state."""
 SEED_BYTES: Final = 32

@@ -78,7 +78,8 @@ def test_accusations_that_do_not_hold_are_no_measurements(words: tuple[Word, ...
     [
         (heard(DOUBT), Verdict.PASSED), (heard(DOUBT, PASS), Verdict.PASSED), (heard(DOUBT, DOUBT), Verdict.UNVERIFIABLE),
         (heard(DOUBT, DOUBT, PASS), Verdict.UNVERIFIABLE), (heard(own=DOUBT), Verdict.UNVERIFIABLE), (heard(PASS, own=DOUBT), Verdict.PASSED),
-        (heard(FAULT, FAULT), Verdict.PASSED), (heard(GONE), Verdict.UNVERIFIABLE), (heard(PASS), Verdict.PASSED),
+        (heard(FAULT, FAULT), Verdict.PASSED), (heard(own=FAULT), Verdict.UNVERIFIABLE), (heard(PASS, PASS, own=FAULT), Verdict.UNVERIFIABLE),
+        (heard(GONE), Verdict.UNVERIFIABLE), (heard(PASS), Verdict.PASSED),
     ],
 )  # fmt: skip
 def test_where_nobody_else_is_here_most_decide_and_one_bare_word_does_not(case: Case, verdict: Verdict) -> None:
@@ -147,3 +148,14 @@ def test_where_nobody_else_comes_a_desk_waits_and_takes_nothing_back_for_one_wor
     audited.now_s += 10
     audited.desk.tick(audited.people, audited.now_s)
     assert audited.verdicts() == [verdict]
+
+
+def test_what_the_verifier_found_wrong_does_not_pass_because_it_cannot_prove_it() -> None:
+    audited = Audited(0, has_verifier=True)
+    [own] = audited.tasks()
+    audited.says(own, FAULT)
+    audited.desk.verified(NAME, own.auditor, START_S + 1, proven=False)
+    audited.now_s = START_S + GIVE_UP_S + 1
+    audited.desk.tick(audited.people, audited.now_s)
+    assert audited.verdicts() == [Verdict.UNVERIFIABLE]
+    assert verdict_of(weighed(heard(PASS, PASS, own=FAULT), can_look=True)) is Verdict.UNVERIFIABLE, "whoever passed it"

@@ -14,15 +14,17 @@ import pytest
 from dcnr.errors import NotFound, Refused
 from dcnr.ids import ReplicaId, digest_of
 from dcnr.intervals import IntervalSet
+from dcnr.limits import KIB, MIB
 from dcnr.specs import Config, TensorSpec
 from dcnr.stages import Stage, VNodeSpec, stages_of
 from dcnr.tensor import Array, TensorHeader, decode, encode
 from dcnr.v1 import identity_pb2, model_pb2
 from examples.byzantine.behaviours import BEHAVIOURS
 from examples.byzantine.interval import INCARNATION, Interval, Party, Work, make_interval
-from trust.commits import Place
+from trust.commits import MAX_COMMIT_BYTES, Place
 from trust.comparison import judge
 from trust.envelope import sign_apart
+from trust.step_logs import MAX_LOG_BYTES
 from vnode.bundle import Bundle, read_bundle
 from vnode.checks.opening import UNVERIFIABLE, Assigned, Opened, Source, open_claim, read_stated
 from vnode.checks.torch_check import Checker
@@ -249,6 +251,32 @@ def test_a_state_in_between_may_be_missing_but_not_another(tmp_path: Path, inter
     refused(interval, tmp_path)
     del interval.parts[at]
     assert sorted(opened(interval, tmp_path).claim.states) == [0, 4]
+
+
+def test_an_entry_states_one_output_of_each_codec(tmp_path: Path, interval: Interval) -> None:
+    """No honest worker states more, and a record of a fault has room for a bounded number of them."""
+    step, (part, data) = interval.log.steps[2], next(one for one in interval.parts if one[0].kind == OUTPUT and one[0].entry == 2)
+    step.outputs.append(step.outputs[0])
+    again = model_pb2.EvidencePart(kind=OUTPUT, entry=2, batch=part.batch, port=1)
+    interval.parts.append((again, data))
+    interval.restate()
+    assert "two outputs in one codec" in refused(interval, tmp_path)
+
+
+def test_words_that_no_fault_record_would_hold_are_unverifiable(tmp_path: Path, interval: Interval) -> None:
+    """Whoever found a fault behind them could tell nobody. Fields that nobody knows count too."""
+    for size, message in ((MIB // 4, interval.commit), (MAX_LOG_BYTES - 64 * KIB, interval.log)):
+        message.MergeFromString(b"\xc2\x3e" + _varint(size) + bytes(size))
+        interval.restate()
+    assert ratio(opened(interval, tmp_path)) <= 1.0, "what fits is read"
+    size = MAX_COMMIT_BYTES - MIB // 4 - 16 * KIB
+    interval.commit.MergeFromString(b"\xc2\x3e" + _varint(size) + bytes(size))
+    interval.restate()
+    assert "no fault record" in refused(interval, tmp_path)
+
+
+def _varint(value: int) -> bytes:
+    return bytes((value & 127 | 128, value >> 7 & 127 | 128, value >> 14))
 
 
 def _proof(interval: Interval) -> model_pb2.FrameProof:

@@ -23,7 +23,7 @@ from dcnr.v1 import identity_pb2, model_pb2
 from trust.commits import MAX_COMMIT_BYTES, Place
 from trust.delegation import VerifiedDelegation, open_past_delegation
 from trust.envelope import check_signature, parse_envelope
-from trust.evidence import MAX_STATEMENTS, Exhibit, exhibit_of
+from trust.evidence import MAX_STATEMENTS, MAX_WORDS_BYTES, Exhibit, exhibit_of
 from trust.step_logs import MAX_LOG_BYTES, Contradiction
 from vnode.bundle import Bundle
 from vnode.checks.claims import MAX_STEPS, Claim, ClaimedStep, MapClaim, Sent
@@ -108,6 +108,8 @@ def read_stated(bundle: Bundle, assigned: Assigned) -> Stated:
         logs = list(_texts(bundle, model_pb2.EVIDENCE_KIND_STEPS, MAX_LOG_BYTES))
         if not logs:
             raise Refused("the bundle holds no log of steps", code=UNVERIFIABLE)
+        if (size_bytes := sum(one.ByteSize() for one in envelopes) + sum(map(len, logs))) > MAX_WORDS_BYTES:
+            raise Refused(f"{size_bytes} bytes of statements and logs: no fault record would hold them", code=UNVERIFIABLE)
         exhibit = exhibit_of(envelopes, assigned.place, logs)
     steps = tuple(step for log in exhibit.logs for step in log.steps)
     broken = exhibit.broken or _against_the_job(steps, assigned)
@@ -193,6 +195,8 @@ def _claimed(
 ) -> ClaimedStep:  # fmt: skip
     if assigned.is_read and not step.outputs:
         raise Refused(f"entry {entry} does not say what came out of it, and others read that", code=UNVERIFIABLE)
+    if len({output.codec for output in step.outputs}) < len(step.outputs):
+        raise Refused(f"entry {entry} states two outputs in one codec", code=UNVERIFIABLE)
     sent = [_sent(bundle, assigned, entry, int(step.batch), port, output) for port, output in enumerate(step.outputs)]
     best = min(sent, key=lambda one: one.codec != "raw", default=Sent(None, "raw"))
     return ClaimedStep(
