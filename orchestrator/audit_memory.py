@@ -116,13 +116,15 @@ class AuditMemory:
             self._reports.popitem(last=False)
 
 
-def proven_in(reports: Sequence[Remembered], chain: Chain, is_verified: Callable[[str], bool]) -> dict[str, float]:
-    """Intervals of these reports that failed by evidence that this process has verified, each with when the chain said so."""
+def proven_in(reports: Sequence[Remembered], chain: Chain, is_wrong: Callable[[str], bool]) -> dict[str, float]:
+    """Intervals of these reports that failed by evidence that this process has verified, each with when the chain said so. ``is_wrong``: of a computation;
+    two signed statements about one step say nothing of whoever passed it.
+    """
     failed = {one.report.interval for one in reports if chain.verdict(one.report.interval) is Verdict.FAILED}
     if not failed:
         return {}
     told = (one for one in chain.chronicle.told if one.interval in failed and one.verdict is Verdict.FAILED)
-    return {one.interval: one.decided_s for one in told if is_verified(one.evidence)}
+    return {one.interval: one.decided_s for one in told if is_wrong(one.evidence)}
 
 
 def units_in(reports: Sequence[Remembered], chain: Chain, proven: Collection[str]) -> list[tuple[Remembered, bool]]:

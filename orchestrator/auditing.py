@@ -244,7 +244,7 @@ class Auditing:
         if not self._recalled:
             return
         standings = self._shared.standings
-        proven = proven_in(self._recalled, chain, standings.has_verified)
+        proven = proven_in(self._recalled, chain, standings.has_seen_wrong)
         desk.proven(proven)
         for one, right in units_in(self._recalled, chain, proven):
             standings.shadowed(one.report.auditor, one.report.digest, one.heard_ms / 1000, is_right=right)
@@ -316,7 +316,7 @@ class Auditing:
                 case Pay():
                     reason, now_s = f"as an auditor: {action.payment.value}", self._shared.clock.wall()
                     assert view.chain is not None
-                    at_s = proven_in(self._recalled, view.chain, self._shared.standings.has_verified).get(action.interval, now_s)
+                    at_s = proven_in(self._recalled, view.chain, self._shared.standings.has_seen_wrong).get(action.interval, now_s)
                     self._shared.standings.lied(action.auditor, action.evidence, reason, at_s)
                     self._say("auditor_overturned", action.auditor, action.payment.value, action.interval)
                 case Known():

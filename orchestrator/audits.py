@@ -65,6 +65,8 @@ ASKS_AT_ONCE: Final = 64
 MAX_LATE_TASKS: Final = 1024
 """Tasks remembered whose answer may still come."""
 SETTLED: Final = frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE))
+NOT_FOR_STORIES: Final = SETTLED | {None}
+"""What does not fail because its PNode signed two statements: what is judged already, and what nobody has named."""
 REOPENED: Final = frozenset((Verdict.PASSED, Verdict.SPARED))
 
 
@@ -103,8 +105,7 @@ class AuditDesk:
             case = self._cases[name] = Case(ledger.intervals[name], now_s, now_s if bundle else now_s + CHALLENGE_S, bundle)
             case.is_repeated = name in self._again
         self._again = {name: one for name, one in self._again.items() if self._verdict(name) in REOPENED}
-        final = (None, Verdict.FAILED, Verdict.UNVERIFIABLE)
-        self._found = {name: one for name, one in self._found.items() if self._verdict(name) not in final}
+        self._found = {name: one for name, one in self._found.items() if self._verdict(name) not in NOT_FOR_STORIES}
         for name in sorted(self._unnamed.keys() & ledger.intervals.keys()):
             self.equivocated([name], self._unnamed.pop(name))
         self._advance(now_s)
@@ -181,15 +182,14 @@ class AuditDesk:
             self._advance(now_s)
 
     def equivocated(self, statements: Iterable[str], evidence: str) -> None:
-        """A PNode signed both: the interval that a manifest names by either of them, now or later, fails."""
+        """A PNode signed both: the interval that a manifest names by either, now or later, fails, unless it passed. Who audited it is not to blame."""
         for name in sorted(statements):
             if self._verdict(name) is None and len(self._unnamed) < MAX_LATE_TASKS:
                 self._unnamed[name] = evidence
-            if self._verdict(name) not in (None, Verdict.FAILED, Verdict.UNVERIFIABLE):
-                reason = "its PNode signed two statements about one step"
-                self._found[name] = Decision(name, Verdict.FAILED, reason, Cause.FAULT, evidence)
-                self._accounts.see(name, Truth.WRONG)
-        self._settle_accounts()
+            if self._verdict(name) not in NOT_FOR_STORIES:
+                self._found[name] = Decision(
+                    name, Verdict.FAILED, "its PNode signed two statements about one step", Cause.FAULT, evidence
+                )
 
     def recalled(self, reports: Sequence[Report]) -> None:
         """What earlier desks heard, oldest first: payments follow from it, and whoever is under doubt stays so. Whatever else they asked is asked anew."""
@@ -206,8 +206,7 @@ class AuditDesk:
 
     def proven(self, intervals: Iterable[str]) -> None:
         """These failed by evidence that this process has verified, whoever decided it."""
-        news = [name for name in intervals if self._accounts.see(name, Truth.WRONG)]
-        if news:
+        if [name for name in intervals if self._accounts.see(name, Truth.WRONG)]:
             self._settle_accounts()
 
     # What follows

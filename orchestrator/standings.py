@@ -54,6 +54,8 @@ class Standings:
         self._own: dict[str, list[Event]] = {}
         self._banned: set[str] = set()
         self._verified: set[str] = set()
+        self._of_two_stories: set[str] = set()
+        """Evidence of nothing but two signed statements about one step."""
         self._refuted: set[str] = set()
         self._by_node: dict[str, list[Told]] = {}
         self._folded: dict[str, Standing] = {}
@@ -88,9 +90,9 @@ class Standings:
             self._verified.add(evidence)
             self._fold({name for name, told in self._by_node.items() if any(one.evidence == evidence for one in told)})
 
-    def has_verified(self, evidence: str) -> bool:
-        """Whether this process has."""
-        return evidence in self._verified
+    def has_seen_wrong(self, evidence: str) -> bool:
+        """Whether this process has verified that a computation is wrong: two signed statements say nothing of what either is about."""
+        return evidence in self._verified and evidence not in self._of_two_stories
 
     def refuted(self, evidence: str) -> None:
         """That record proves nothing: whoever decided by it, it moves nobody here."""
@@ -98,6 +100,7 @@ class Standings:
 
     def equivocated(self, pnode_id: str, evidence: str, now_s: float) -> bool:
         """Two signed statements about one step, verified here; whether that is news."""
+        self._of_two_stories.add(evidence)
         if pnode_id in self._banned:
             return False
         self._banned.add(pnode_id)

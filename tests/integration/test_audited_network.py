@@ -84,16 +84,21 @@ def proven(rig: Rig, node_id: str, manifest: str) -> Proof:
     return prove(read_receipt(path), network_id=network_id)
 
 
-def states_of(rig: Rig, node_id: str) -> list[int]:
-    """A node's state as each orchestrator sees it; fewer where one does not answer."""
-    found: list[int] = []
+def seen(rig: Rig, node_id: str) -> list[orchestrator_pb2.NodeView]:
+    """A node as each orchestrator sees it; fewer where one does not answer."""
+    found: list[orchestrator_pb2.NodeView] = []
     for place in rig.network.bootstrap:
         with (
             contextlib.suppress(DcnrError),
             dcnr.sdk.connect([place], network=rig.network.network_file, key=rig.key) as client,
         ):
-            found += [one.state for one in client.nodes() if one.node_id == node_id]
+            found += [one for one in client.nodes() if one.node_id == node_id]
     return found
+
+
+def states_of(rig: Rig, node_id: str) -> list[int]:
+    """The same: its state alone."""
+    return [one.state for one in seen(rig, node_id)]
 
 
 def test_a_cheat_is_caught_with_evidence_and_the_job_completes_without_what_it_taught(rig: Rig) -> None:
@@ -125,7 +130,7 @@ def test_a_cheat_is_caught_with_evidence_and_the_job_completes_without_what_it_t
     assert any(manifest.retracted for manifest in chain), "what it taught is taken back"
     last = {one.interval: one for one in told}
     cleared = [one for one in last.values() if one.verdict in (Verdict.PASSED.value, Verdict.SPARED.value)]
-    assert not {liar.node_id, teller.node_id} & {one.pnode_id for one in cleared}, "and they are credited with nothing"
+    assert liar.node_id not in {one.pnode_id for one in cleared}, "and it is credited with nothing"
     assert {one.vnode for one in rig.audit()} == set(VNODES)
     num_batches = PASSES * SAMPLES // BATCH_SIZE
     for entry in chain[-1].entries:
@@ -145,7 +150,7 @@ def test_a_cheat_is_caught_with_evidence_and_the_job_completes_without_what_it_t
     evidence = {one.evidence for one in failed if one.pnode_id == liar.node_id}
     with dcnr.sdk.connect(rig.network.bootstrap, network=rig.network.network_file, key=rig.key) as client:
         shown = next(one for one in client.nodes() if one.node_id == liar.node_id)
-        assert "banned" in next(one.reason for one in client.nodes() if one.node_id == teller.node_id)
+    assert any("banned" in one.reason for one in seen(rig, teller.node_id)), "where both statements came to"
     assert shown.evidence in evidence, "everybody may see it"
 
     def is_told() -> bool:

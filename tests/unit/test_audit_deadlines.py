@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from dcnr.intervals import IntervalSet
 from orchestrator.audit_case import AUDIT_S, LONGEST_CHALLENGE_S, LOOK_S
@@ -134,6 +135,36 @@ def test_an_interval_whose_pnode_told_two_stories_fails_also_when_it_is_named_la
     one = Interval(late, 1, "a", "a.0", "accused", IntervalSet.span(1, 2), Verdict.OPEN)
     made.chronicle(Ledger({}, {late: one}), 5.0)
     assert [(found.interval, found.verdict, found.evidence) for found in made.decisions()] == [(late, Verdict.FAILED, "9" * 64)]
+
+
+def test_two_stories_say_nothing_of_the_work_nor_of_who_audited_it() -> None:
+    """A throwaway key that worked rightly cannot take back what was replayed since, and blames nobody for having passed it."""
+    made, name = passed_by_an_auditor()
+    passed, going_on = (Interval(one, 0, "a", "a.0", "accused", IntervalSet.span(0, 1), Verdict.PASSED) for one in (name, NAME))
+    made.chronicle(Ledger({}, {name: passed, NAME: replace(going_on, verdict=Verdict.OPEN)}), 3.0)
+    made.equivocated([name, NAME], "9" * 64)
+    assert [(one.interval, one.verdict) for one in made.decisions()] == [(NAME, Verdict.FAILED)], "what passed stays"
+    made.chronicle(Ledger({}, {name: passed, NAME: going_on}), 4.0)
+    assert not made.decisions(), "also where its verdict came in between"
+    assert not [one for one in made.take() if isinstance(one, Pay)]
+
+
+def test_whoever_passed_what_fails_for_two_stories_pays_nothing() -> None:
+    made, name = passed_by_an_auditor()
+    made.equivocated([name], "9" * 64)
+    assert [one.verdict for one in made.decisions()] == [Verdict.FAILED]
+    assert not [one for one in made.take() if isinstance(one, Pay)]
+
+
+def passed_by_an_auditor() -> tuple[AuditDesk, str]:
+    """A desk whose interval an active auditor has passed, which no manifest says yet."""
+    name = next(f"{number:064x}" for number in range(1000) if task_of(SECRET, f"{number:064x}", "auditor", 0) is Task.REAL)
+    made = desk(name)
+    made.tick(People({"accused": ACCUSED, "auditor": AUDITOR}), 1.0)
+    made.answered("accused", name, Bundle("b" * 64, 1), 1.0)
+    [task] = tasks_of(made)
+    made.reported(Report(task.task_id, "auditor", name, Word.PASS, digest="d" * 64), 2.0)
+    return made, name
 
 
 def with_evidence(vnodes: str) -> tuple[AuditDesk, People, list[str]]:

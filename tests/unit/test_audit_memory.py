@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from audited_rig import NODES, Job, drawn, judged, name_of, piece
 
 from dataservice import keys
@@ -16,8 +17,8 @@ from dcnr.limits import SETTLING_DEADLINE_S
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from orchestrator.audit_case import AUDIT_S
-from orchestrator.audit_events import Bundle, Decision, Report, Word
-from orchestrator.audit_memory import MAX_REMEMBERED, AuditMemory, Remembered, units_in
+from orchestrator.audit_events import Bundle, Decision, Pay, Report, Word
+from orchestrator.audit_memory import MAX_REMEMBERED, AuditMemory, Remembered, proven_in, units_in
 from orchestrator.audit_people import people_of
 from orchestrator.audit_words import open_report
 from orchestrator.auditing import Auditing
@@ -26,6 +27,7 @@ from orchestrator.history import History
 from orchestrator.inventory import Inventory
 from orchestrator.runtime import Shared
 from orchestrator.signal import Signal
+from orchestrator.standings import Standings
 from orchestrator.view import JobFacts, ModelView
 from trust.delegation import make_delegation
 from trust.draw import Secret, Task, task_of
@@ -183,6 +185,27 @@ def test_units_of_a_way_back_count_by_what_the_chain_says() -> None:
     assert [right for _, right in units_in(told, job.chain(), {name_of("a-1")})] == [True, False, True, False]
     assert [right for _, right in units_in(told, job.chain(), ())] == [True, False], "a failure counts when it was verified here"
     assert units_in([replace(one, is_unit=False) for one in told], job.chain(), ()) == []
+
+
+@pytest.mark.parametrize("is_equivocation", [True, False])
+def test_evidence_of_two_stories_is_none_that_a_pass_or_a_unit_was_wrong(is_equivocation: bool) -> None:
+    job, standings = Job(), Standings()
+    job.named(judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)]), draw=drawn("a-1"))
+    job.named(decisions=[Decision(name_of("a-1"), Verdict.FAILED, "why", Cause.FAULT, EVIDENCE)])
+    if is_equivocation:
+        standings.equivocated(NODES["x"], "7" * 64, 1.0)
+        standings.equivocated(NODES["x"], EVIDENCE, 2.0)  # found again: its key is banned already
+    standings.verified(EVIDENCE)
+    told = [Remembered(Report("t" * 32, "p", name_of("a-1"), Word.PASS, digest="d" * 64), 1, is_unit) for is_unit in (False, True)]
+    proven = proven_in(told, job.chain(), standings.has_seen_wrong)
+    desk = AuditDesk(SECRET, Separation(single_host=True), lambda: "0" * 32)
+    desk.chronicle(job.chain().ledger, 5.0)
+    desk.recalled([told[0].report])
+    desk.proven(proven)
+    pays = [one.auditor for one in desk.take() if isinstance(one, Pay)]
+    assert (pays, [right for _, right in units_in(told, job.chain(), proven)]) == (
+        ([], []) if is_equivocation else (["p"], [False])
+    )
 
 
 class Holder:
