@@ -134,6 +134,8 @@ class VerifyRecord:
     record: str
     auditor: str
     part: str
+    bundle: str
+    """Digest of the evidence that was audited: what other evidence shows is not about what others passed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -382,9 +382,9 @@ class Auditing:
         ledger_vnode = next((one.vnode for one in desk.waits(now()) if one.interval == action.interval), "")
         try:
             record, data = await eyes.record(self._model, ledger_vnode, action.record)
-            proven = await eyes.prove(record, data, lambda: self._job(record.job_id))
-            if proven.interval != action.interval:
-                raise Refused("a fault record about another interval", code="unproven")
+            proven = await eyes.prove(record, data, lambda: self._job(record.job_id), bundle=action.bundle)
+            if proven.interval != action.interval or proven.kind != model_pb2.FAULT_KIND_COMPUTATION:
+                raise Refused("a fault record about another interval, or about no work", code="unproven")
         except (Refused, Corrupt) as error:
             self._say("fault_not_proven", action.auditor, error.message, action.interval)
             desk.verified(action.interval, action.auditor, now(), proven=False)

@@ -283,8 +283,9 @@ class AuditDesk:
         elif report.word in FINDINGS:
             self._accounts.heard(replace(report, interval=name), is_canary=case.is_repeated)
         if report.word is Word.FAULT:
+            assert case.bundle is not None
             case.verifying.add(report.auditor)
-            self._actions.append(VerifyRecord(name, report.record, report.auditor, report.part))
+            self._actions.append(VerifyRecord(name, report.record, report.auditor, report.part, case.bundle.digest))
 
     def _see(self, case: Case, truth: Truth) -> None:
         one = case.interval

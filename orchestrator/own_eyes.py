@@ -63,15 +63,20 @@ class OwnEyes:
                 self._measured.popitem(last=False)
         return audited
 
-    async def prove(self, record: model_pb2.FaultRecord, data: bytes, job: Callable[[], Awaitable[JobFacts]]) -> Proven:
+    async def prove(
+        self, record: model_pb2.FaultRecord, data: bytes, job: Callable[[], Awaitable[JobFacts]], *, bundle: str = ""
+    ) -> Proven:
         """What a fault record proves to this process. Raises as `trust.evidence.verify`, and Unavailable where it cannot be measured here and now.
 
+        ``bundle``: from which it has to be measured, if anything has to; none: whichever it names.
         What the verifier itself has just found in an audit is not measured again: it would be the same check of the same bytes by the same process.
         """
         try:
             return verify(data, self._network_id, _needs_measuring, 1.0)
         except _NeedsMeasuring:
             pass
+        if bundle and record.bundle_digest != bundle:
+            raise Refused("a fault record over other evidence than what was audited", code="unproven")
         if not check_digest(record.bundle_digest):
             raise Corrupt("a fault record that names no bundle", code="bad_evidence")
         residual = self._measured.get(digest_of(data))

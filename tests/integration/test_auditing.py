@@ -9,7 +9,9 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,22 +22,37 @@ from dataservice.memory import MemoryStore
 from dcnr.errors import Refused, Unavailable
 from dcnr.graph import graph_to_bytes, stages_of_graph
 from dcnr.ids import digest_of
+from dcnr.intervals import IntervalSet
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from examples.byzantine.behaviours import BEHAVIOURS, Behaviour
 from examples.byzantine.interval import Interval, Party, Work, make_interval
+from orchestrator.audit_events import Bundle, Pay, People, Report, SendTask, VerifyRecord, Word
+from orchestrator.auditing import Auditing
+from orchestrator.audits import AuditDesk
 from orchestrator.own_eyes import OwnEyes
+from orchestrator.signal import Signal
+from orchestrator.standings import Standings
 from orchestrator.view import JobFacts
 from pnode.samples import StagedSamples
 from pnode.verifying import WorkerVerifier
+from trust.auditors import Candidate
 from trust.commits import Place
+from trust.draw import Secret, Task, task_of
 from trust.envelope import digest_of_envelope, open_single
 from trust.evidence import Exhibit, verify
 from trust.identity import NodeKey
+from trust.ledger import Interval as Open
+from trust.ledger import Ledger, Verdict
+from trust.separation import Party as TrustParty
+from trust.separation import Separation
+from trust.standing import State
 from vnode.bundle import read_bundle
 from vnode.checks.torch_record import Entry
 from vnode.checks.verifying import Evidence
 from vnode.registry import default_registry
+from vnode.state import parse, serialise
+from vnode.torch_stage import schema_of
 from vnode.vocabulary import TRAIN_LANE, Mode
 
 NUM_STEPS = 5
@@ -186,13 +203,7 @@ def test_what_the_orchestrators_own_verifier_found_is_proven_without_another_che
     tenfold = next(one for one in BEHAVIOURS if one.name == "tenfold")
     evidence = case.evidence(tmp_path / "tenfold", case.interval("s2", tenfold))
     asked = task(evidence, "s2")
-    manifest = job.manifest_path.read_bytes()
-    request = model_pb2.JobRequest(dataset_name="dots", dataset_digest=digest_of(manifest), num_batches=job.num_batches)
-    facts = JobFacts(request, "", job.graph, evidence.graph, (), ())
-    store.rewind(keys.dataset_manifest("dots", request.dataset_digest), manifest)
-    store.rewind(keys.evidence(MODEL, "s2", asked.bundle_digest), evidence.bundle.read_bytes())
-    for digest, path in job.shards.items():
-        store.rewind(keys.shard("dots", digest), path.read_bytes())
+    facts = laid_out(store, job, evidence)
 
     async def unasked() -> JobFacts:
         raise Unavailable("it is measured again", code="measured")
@@ -209,6 +220,98 @@ def test_what_the_orchestrators_own_verifier_found_is_proven_without_another_che
                 await eyes.prove(record, record.SerializeToString(deterministic=True), unasked)
 
     asyncio.run(scenario())
+
+
+def test_a_fault_is_proven_over_the_evidence_that_was_audited_and_over_no_other(tmp_path: Path, case: Case) -> None:
+    """An accused may sign a state in between that nothing leads to, and show it to a friend alone: whoever passed what was shown to it is not to blame."""
+    key, store, job = NodeKey.generate(), MemoryStore(SystemClock(), random.Random(1)), case.job
+    shown, hidden = split(case, tmp_path)
+    name = digest_of_envelope(_statement(shown.bundle))
+    assert name == digest_of_envelope(_statement(hidden.bundle))
+    said = list[str]()
+    history = SimpleNamespace(say=lambda kind, *words, **facts: said.append(kind))
+
+    async def scenario() -> None:
+        async with verifier(tmp_path / "one", key) as one:
+            eyes = OwnEyes(store, NETWORK_ID, tmp_path / "eyes", one)
+            facts = laid_out(store, job, shown, hidden)
+            assert report_in(await eyes.audit(task(shown, "s2"), facts), key).finding == model_pb2.AUDIT_FINDING_PASS
+            slander = await one.audit(task(hidden, "s2"), hidden)
+            assert report_in(slander, key).finding == model_pb2.AUDIT_FINDING_FAULT
+            store.rewind(keys.evidence(MODEL, "s2", digest_of(slander.record)), slander.record)
+
+            async def known(job_id: str) -> JobFacts:
+                return facts
+
+            clock = SimpleNamespace(wall=lambda: 5.0)
+            shared = SimpleNamespace(
+                own_eyes=eyes, standings=Standings(), clock=clock, history=history, policy=SimpleNamespace(network_id=NETWORK_ID)
+            )
+            auditing = Auditing(
+                MODEL, shared, view=lambda: None, job=known, plan=known, is_holder=lambda: True, wake=Signal()  # type: ignore[arg-type]
+            )  # fmt: skip
+            auditing._desk = desk = desk_of(name, Bundle(digest_of(shown.bundle.read_bytes()), 9))
+            [first] = (action for action in desk.take() if isinstance(action, SendTask))
+            desk.reported(Report(first.task_id, first.auditor, name, Word.PASS, digest="d" * 64), 2.0)
+            [second] = (action for action in desk.take() if isinstance(action, SendTask))
+            record = digest_of(slander.record)
+            desk.reported(Report(second.task_id, second.auditor, name, Word.FAULT, "weights", record, "e" * 64), 2.0)
+            [look] = (action for action in desk.take() if isinstance(action, VerifyRecord))
+            await auditing._verify(look)
+            assert (said, desk.decisions()) == (["fault_not_proven"], ())
+            [own] = (action for action in desk.take() if isinstance(action, SendTask))
+            desk.reported(Report(own.task_id, own.auditor, name, Word.PASS), 3.0)
+            assert [one.verdict for one in desk.decisions()] == [Verdict.PASSED]
+            assert [one.auditor for one in desk.take() if isinstance(one, Pay)] == [second.auditor]
+
+    asyncio.run(scenario())
+
+
+def split(case: Case, folder: Path) -> tuple[Evidence, Evidence]:
+    """Two bundles of one interval, whose log names a state after two entries that is none: without that state, and with it."""
+    interval = case.interval("s2")
+    at = next(at for at, (part, _) in enumerate(interval.parts) if part.kind == model_pb2.EVIDENCE_KIND_STATE and part.entry == 2)
+    stage = next(one for one in stages_of_graph(case.job.graph, default_registry()) if one.id == "s2")
+    part, data = interval.parts.pop(at)
+    info, tensors = parse(data, schema_of(stage, default_registry()))
+    turned = serialise(schema_of(stage, default_registry()), info, {name: -value for name, value in tensors.items()})
+    interval.log.steps[1].state_digest = digest_of(turned)
+    interval.restate()
+    statement = interval.signed()
+    shown = case.evidence(folder / "shown", interval)
+    interval.write(shown.bundle, statement=statement)
+    interval.parts.insert(at, (part, turned))
+    hidden = case.evidence(folder / "hidden", interval)
+    interval.write(hidden.bundle, statement=statement)
+    return shown, hidden
+
+
+def laid_out(store: MemoryStore, job: Job, *evidence: Evidence) -> JobFacts:
+    """The store holds what a check of that evidence reads; the job."""
+    manifest = job.manifest_path.read_bytes()
+    request = model_pb2.JobRequest(dataset_name="dots", dataset_digest=digest_of(manifest), num_batches=job.num_batches)
+    store.rewind(keys.dataset_manifest("dots", request.dataset_digest), manifest)
+    for one in evidence:
+        data = one.bundle.read_bytes()
+        store.rewind(keys.evidence(MODEL, "s2", digest_of(data)), data)
+    for digest, path in job.shards.items():
+        store.rewind(keys.shard("dots", digest), path.read_bytes())
+    return JobFacts(request, "", job.graph, evidence[0].graph, (), ())
+
+
+def desk_of(name: str, bundle: Bundle) -> AuditDesk:
+    """A desk with that interval and its evidence, which two auditors have to look at; a verifier is there."""
+    secret = next(
+        secret
+        for secret in (Secret(bytes([number]) * 32) for number in range(256))
+        if all(task_of(secret, name, auditor, asked) is Task.REAL for auditor in ("p", "q") for asked in (0, 1))
+    )
+    desk = AuditDesk(secret, Separation(single_host=True), map("{:032x}".format, count()).__next__)
+    here = {node_id: Candidate(TrustParty(node_id), State.ACTIVE, True) for node_id in ("accused", "p", "q")}
+    desk.tick(People(here, (TrustParty("v"),), redundancy={"s2": 3}), 1.0)
+    desk.chronicle(Ledger({}, {name: Open(name, 0, "s2", "s2.1", "accused", IntervalSet.span(0, 4), Verdict.OPEN)}), 1.0)
+    desk.answered("accused", name, bundle, 1.0)
+    return desk
 
 
 def measured(residual: float) -> Callable[[Exhibit, model_pb2.FaultRecord], float]:

@@ -53,25 +53,39 @@ class Wall:
         return self.now_s
 
 
+def commit_of(state: str, **words: str) -> identity_pb2.Envelope:
+    commit = model_pb2.Commit(
+        network_id=NETWORK, model=MODEL, job_id="j", vnode="a", replica="a.0", incarnation=3, parent_digest="1" * 64, state_digest=state,
+        batches=[1], losses=[0.5], sequence=7, delegation=make_delegation(NODE, NETWORK, WORKER.public_der, 3, ["127.0.0.1:1"], NOW_S), **words,
+    )  # fmt: skip
+    return seal(identity_pb2.DOMAIN_COMMIT, commit, WORKER)
+
+
 def record_of_two_commits() -> bytes:
-    """A fault that signatures alone prove."""
+    """A ban that signatures alone prove."""
     known, found = Equivocations(NETWORK, MODEL), None
     checkpoint = model_pb2.Checkpoint(job_id="j", vnode="a", replica="a.0", pnode_id=NODE.node_id)
     for state in ("2" * 64, "3" * 64):
-        commit = model_pb2.Commit(
-            network_id=NETWORK, model=MODEL, job_id="j", vnode="a", replica="a.0", incarnation=3, parent_digest="1" * 64, state_digest=state,
-            batches=[1], losses=[0.5], sequence=7, delegation=make_delegation(NODE, NETWORK, WORKER.public_der, 3, ["127.0.0.1:1"], NOW_S),
-        )  # fmt: skip
-        found = known.brought(checkpoint, seal(identity_pb2.DOMAIN_COMMIT, commit, WORKER))
+        found = known.brought(checkpoint, commit_of(state))
     assert found is not None
     return found[1]
+
+
+def record_of_wrong_words() -> bytes:
+    """A fault that signatures alone prove: a log of another VNode than the commit that names it."""
+    log = model_pb2.StepLog(network_id=NETWORK, model=MODEL, job_id="j", vnode="b").SerializeToString()
+    record = model_pb2.FaultRecord(
+        kind=model_pb2.FAULT_KIND_COMPUTATION, network_id=NETWORK, model=MODEL, job_id="j", vnode="a", seed=b"s" * 32, logs=[log],
+        statements=[commit_of("2" * 64, steps_digest=digest_of(log))], challenged=[digest_of(log)], bundle_digest="e" * 64,
+    )  # fmt: skip
+    return record.SerializeToString()
 
 
 class Rig:
     """One orchestrator's knowledge of a fault record that lies in a store which denies its first read."""
 
-    def __init__(self, root: Path) -> None:
-        self.clock, self.said, self.data = Wall(), list[str](), record_of_two_commits()
+    def __init__(self, root: Path, data: bytes) -> None:
+        self.clock, self.said, self.data = Wall(), list[str](), data
         self.evidence = digest_of(self.data)
         self.store = MemoryStore(self.clock, random.Random(1), faults=PlannedFaults([(Operation.GET, EVIDENCE, Fault.DENIED)]))
         self.store.rewind(keys.evidence(MODEL, "a", self.evidence), self.data)
@@ -86,7 +100,7 @@ class Rig:
 
 
 def test_a_proven_cheat_that_another_named_is_found_at_the_next_look(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = Rig(tmp_path, record_of_two_commits())
     standings, told = rig.shared.standings, Told(NODE.node_id, "b" * 64, Verdict.FAILED, NOW_S, NOW_S, rig.evidence)
     standings.chain(MODEL, (told,))
     others = OthersVerdicts(MODEL, rig.shared, rig.job, Signal())  # type: ignore[arg-type]
@@ -127,9 +141,11 @@ def test_records_that_cannot_be_read_keep_no_other_from_being_verified(tmp_path:
     assert {one.evidence for _, one in rig.shared.standings.unverified()} == {one.evidence for one in lost}
 
 
-def test_a_fault_that_an_auditor_tells_of_is_read_again_and_not_taken_for_made_up(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    name = verify(rig.data, NETWORK, lambda exhibit, record: 0.0, 1.0).interval
+@pytest.mark.parametrize(("data", "word"), [(record_of_wrong_words(), "proven"), (record_of_two_commits(), "made up")])
+def test_a_fault_that_an_auditor_tells_of_is_read_again_and_not_taken_for_made_up(tmp_path: Path, data: bytes, word: str) -> None:
+    """Over whichever evidence, where signed words contradict one another. Two stories are no fault of the work that was audited."""
+    rig = Rig(tmp_path, data)
+    name = verify(data, NETWORK, lambda exhibit, record: 0.0, 1.0).interval
     words: list[str] = []
     desk = SimpleNamespace(
         waits=lambda now_s: [SimpleNamespace(interval=name, vnode="a")],
@@ -141,8 +157,8 @@ def test_a_fault_that_an_auditor_tells_of_is_read_again_and_not_taken_for_made_u
     )  # fmt: skip
     auditing._desk = desk  # type: ignore[assignment]
     for _ in range(2):
-        asyncio.run(auditing._verify(VerifyRecord(name, rig.evidence, "auditor", "")))
-    assert words == ["unread", "proven"]
+        asyncio.run(auditing._verify(VerifyRecord(name, rig.evidence, "auditor", "", "b" * 64)))
+    assert words == ["unread", word]
 
 
 def test_a_bundle_whose_record_could_not_be_read_stays(tmp_path: Path) -> None:
