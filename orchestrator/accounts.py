@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Final
 
 from orchestrator.audit_events import Pay, Report, Word
@@ -21,6 +22,8 @@ class Accounts:
         self._digests: dict[tuple[str, str], str] = {}
         """By interval and auditor: the signed report."""
         self._truth: dict[str, Truth] = {}
+        self._shown_by: dict[str, str] = {}
+        """By interval whose truth is known: the evidence that shows it."""
         self._paid: set[str] = set()
         self._alone: tuple[frozenset[str], dict[str, str]] | None = None
         """What `passed_alone` found last, until something new is heard or known."""
@@ -29,7 +32,7 @@ class Accounts:
         """A finding, as signed by its auditor."""
         self._alone = None
         number = self._heard[-1].number + 1 if self._heard else 1
-        self._heard.append(Heard(number, report.auditor, report.interval, FINDINGS[report.word], is_canary))
+        self._heard.append(Heard(number, report.auditor, report.interval, FINDINGS[report.word], is_canary, report.bundle))
         self._digests[report.interval, report.auditor] = report.digest
         for old in self._heard[:-MAX_HEARD]:
             self._digests.pop((old.interval, old.auditor), None)
@@ -41,9 +44,7 @@ class Accounts:
         for report in reports:
             self.heard(report, is_canary=False)
         since = len(self._heard)
-        self._heard += [
-            Heard(since + at, one.auditor, one.interval, one.finding, one.is_canary) for at, one in enumerate(own, start=1)
-        ]
+        self._heard += [replace(one, number=since + at) for at, one in enumerate(own, start=1)]
         self._digests, self._alone = {**self._digests, **digests}, None
 
     def passed_alone(self, auditors: Collection[str]) -> dict[str, str]:
@@ -56,26 +57,29 @@ class Accounts:
             self._alone = asked, found
         return self._alone[1]
 
-    def see(self, interval: str, truth: Truth) -> bool:
-        """What is true of an interval; whether that is news."""
+    def see(self, interval: str, truth: Truth, bundle: str = "") -> bool:
+        """What is true of an interval; whether that is news. ``bundle``: the evidence that shows it, if known: nobody pays for what it said of another."""
         self._alone = None
-        before, self._truth[interval] = self._truth.get(interval), truth
-        return before is not truth
+        before = self._truth.get(interval), self._shown_by.get(interval)
+        self._truth[interval], self._shown_by[interval] = truth, bundle
+        return before != (truth, bundle)
 
     def settle(self) -> tuple[list[Pay], dict[str, str]]:
         """Who pays now, each once, and what passed on their word alone, with the reason why it is audited again."""
         if len(self._truth) > 2 * MAX_HEARD or not self._heard:
             known = {one.interval for one in self._heard}
             self._truth = {name: truth for name, truth in self._truth.items() if name in known}
+            self._shown_by = {name: bundle for name, bundle in self._shown_by.items() if name in known}
         pays, again = list[Pay](), dict[str, str]()
-        for auditor, payment in sorted(payments(self._heard, self._truth).items()):
+        alike = [one for one in self._heard if not one.bundle or self._shown_by.get(one.interval, "") in ("", one.bundle)]
+        for auditor, payment in sorted(payments(alike, self._truth).items()):
             if auditor in self._paid:
                 continue
             self._paid.add(auditor)
             wrong = Finding.PASS if payment is Payment.WAVED_THROUGH else Finding.FAULT
             untrue = Truth.WRONG if payment is Payment.WAVED_THROUGH else Truth.RIGHT
             told = next(
-                one for one in self._heard
+                one for one in alike
                 if (one.auditor, one.finding) == (auditor, wrong) and self._truth.get(one.interval) is untrue
             )  # fmt: skip
             pays.append(Pay(auditor, payment, told.interval, self._digests.get((told.interval, auditor), "")))

@@ -143,6 +143,11 @@ def _num_over(case: Case) -> int:
     return sum(one.word is Word.DOUBT for one in case.words.values())
 
 
+def shown(case: Case) -> str:
+    """Digest of its evidence; empty where none is here."""
+    return case.bundle.digest if case.bundle is not None else ""
+
+
 def goes_back(case: Case, now_s: float) -> bool:
     """Whether a fault that own eyes found waits for its manifest, which takes most of its VNode back: nothing is begun there, for at most `LOOK_S` more."""
     return bool(case.verifying & case.own) or now_s < case.fault_s + LOOK_S

@@ -57,6 +57,8 @@ class Report:
     """Of the signed report."""
     senders: tuple[Sender, ...] = ()
     """Where the inputs came from, as the evidence proves it."""
+    bundle: str = ""
+    """Digest of the evidence that was audited; empty where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

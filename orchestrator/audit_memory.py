@@ -7,7 +7,7 @@ doubt; how many units of a way back somebody has done. So nothing is believed he
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,7 @@ from orchestrator.chain import Chain
 from orchestrator.documents import sealed
 from orchestrator.rehab import is_right
 from trust.envelope import open_single, parse, parse_envelope
+from trust.folding import Told
 from trust.identity import NodeKey
 from trust.ledger import Verdict
 from trust.network import NetworkPolicy
@@ -116,24 +117,27 @@ class AuditMemory:
             self._reports.popitem(last=False)
 
 
-def proven_in(reports: Sequence[Remembered], chain: Chain, is_wrong: Callable[[str], bool]) -> dict[str, float]:
-    """Intervals of these reports that failed by evidence that this process has verified, each with when the chain said so. ``is_wrong``: of a computation;
+def proven_in(reports: Sequence[Remembered], chain: Chain, is_wrong: Callable[[str], bool]) -> dict[str, Told]:
+    """Intervals of these reports that failed by evidence that this process has verified, each with what the chain said. ``is_wrong``: of a computation;
     two signed statements about one step say nothing of whoever passed it.
     """
     failed = {one.report.interval for one in reports if chain.verdict(one.report.interval) is Verdict.FAILED}
     if not failed:
         return {}
     told = (one for one in chain.chronicle.told if one.interval in failed and one.verdict is Verdict.FAILED)
-    return {one.interval: one.decided_s for one in told if is_wrong(one.evidence)}
+    return {one.interval: one for one in told if is_wrong(one.evidence)}
 
 
-def units_in(reports: Sequence[Remembered], chain: Chain, proven: Collection[str]) -> list[tuple[Remembered, bool]]:
-    """Units of ways back whose truth the chain tells, each with whether it was right."""
+def units_in(reports: Sequence[Remembered], chain: Chain, proven: Mapping[str, str]) -> list[tuple[Remembered, bool]]:
+    """Units of ways back whose truth the chain tells, each with whether it was right. ``proven``: what failed, each with the bundle that shows it, if that
+    is known: a unit about another one tells nothing.
+    """
     found: list[tuple[Remembered, bool]] = []
     for one in reports:
         name = one.report.interval
         truth = Truth.WRONG if name in proven else Truth.RIGHT if chain.verdict(name) is Verdict.PASSED else None
-        right = is_right(one.report.word, truth) if one.is_unit and truth is not None else None
+        alike = not one.report.bundle or proven.get(name, "") in ("", one.report.bundle)
+        right = is_right(one.report.word, truth) if one.is_unit and alike and truth is not None else None
         if right is not None:
             found.append((one, right))
     return found

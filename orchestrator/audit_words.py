@@ -63,11 +63,14 @@ def report_of(report: model_pb2.AuditReport, digest: str) -> Report:
             check_digest(report.interval)
         if report.record_digest or word is Word.FAULT:
             check_digest(report.record_digest)
+        if report.bundle_digest:
+            check_digest(report.bundle_digest)
     except InvalidInput as error:
         raise Corrupt(f"a report without an interval or record: {error.message}", code="bad_report") from error
     return Report(
-        report.task_id, report.pnode_id, report.interval, word, report.part, report.record_digest, digest, _senders(report)
-    )
+        report.task_id, report.pnode_id, report.interval, word, report.part, report.record_digest, digest, _senders(report),
+        report.bundle_digest,
+    )  # fmt: skip
 
 
 def _senders(report: model_pb2.AuditReport) -> tuple[Sender, ...]:

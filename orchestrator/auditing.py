@@ -244,7 +244,8 @@ class Auditing:
         if not self._recalled:
             return
         standings = self._shared.standings
-        proven = proven_in(self._recalled, chain, standings.has_seen_wrong)
+        failed = proven_in(self._recalled, chain, standings.has_seen_wrong)
+        proven = {name: standings.bundle_of(told.evidence) for name, told in failed.items()}
         desk.proven(proven)
         for one, right in units_in(self._recalled, chain, proven):
             standings.shadowed(one.report.auditor, one.report.digest, one.heard_ms / 1000, is_right=right)
@@ -314,10 +315,10 @@ class Auditing:
                 case VerifyRecord():
                     self._group.create_task(self._verify(action))
                 case Pay():
-                    reason, now_s = f"as an auditor: {action.payment.value}", self._shared.clock.wall()
                     assert view.chain is not None
-                    at_s = proven_in(self._recalled, view.chain, self._shared.standings.has_seen_wrong).get(action.interval, now_s)
-                    self._shared.standings.lied(action.auditor, action.evidence, reason, at_s)
+                    told = proven_in(self._recalled, view.chain, self._shared.standings.has_seen_wrong).get(action.interval)
+                    at_s = told.decided_s if told is not None else self._shared.clock.wall()
+                    self._shared.standings.lied(action.auditor, action.evidence, f"as an auditor: {action.payment.value}", at_s)
                     self._say("auditor_overturned", action.auditor, action.payment.value, action.interval)
                 case Known():
                     self._rehab.known(action)
@@ -392,7 +393,7 @@ class Auditing:
             self._say("fault_not_proven", action.auditor, error.message, action.interval)
             desk.unread(action.interval, action.auditor, now())
         else:
-            self._shared.standings.verified(action.record)
+            self._shared.standings.verified(action.record, record.bundle_digest)
             desk.verified(action.interval, action.auditor, now(), proven=True, part=record.part)
         self._stirred.fire()
 

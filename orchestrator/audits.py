@@ -10,7 +10,7 @@ everything. Every open interval is decided, or has an owner and a deadline (`wai
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -27,6 +27,7 @@ from orchestrator.audit_case import (
     ended_without,
     given_up,
     goes_back,
+    shown,
     wait_of,
     waits_for_auditor,
     weighed,
@@ -150,8 +151,8 @@ class AuditDesk:
             raise Refused("a report on a task that was not given to whom it is from", code="not_asked")
         case = self._cases[name]
         asked = case.tasks[report.task_id]
-        if report.interval != name and report.word in FINDINGS:
-            raise Refused("a report on another interval than the task's", code="wrong_interval")
+        if report.word in FINDINGS and (report.interval != name or report.bundle not in ("", shown(case))):
+            raise Refused("a report on another interval or other evidence than the task's", code="wrong_interval")
         self._end_task(case, report.task_id)
         if report.word is Word.REFUSED:
             ended_without(case, asked, now_s, is_late=now_s >= asked.until_s - LATE_S)
@@ -204,9 +205,9 @@ class AuditDesk:
                 case.word_s, case.doubt_s = case.word_s or case.since_s, case.doubt_s or case.since_s
         self._settle_accounts()
 
-    def proven(self, intervals: Iterable[str]) -> None:
-        """These failed by evidence that this process has verified, whoever decided it."""
-        if [name for name in intervals if self._accounts.see(name, Truth.WRONG)]:
+    def proven(self, intervals: Mapping[str, str]) -> None:
+        """These failed by evidence that this process has verified, whoever decided it; each with the bundle that shows it, if that is known."""
+        if [name for name, bundle in intervals.items() if self._accounts.see(name, Truth.WRONG, bundle)]:
             self._settle_accounts()
 
     # What follows
@@ -281,15 +282,14 @@ class AuditDesk:
             if report.word is Word.PASS:
                 self._see(case, Truth.RIGHT)
         elif report.word in FINDINGS:
-            self._accounts.heard(replace(report, interval=name), is_canary=case.is_repeated)
+            self._accounts.heard(replace(report, interval=name, bundle=shown(case)), is_canary=case.is_repeated)
         if report.word is Word.FAULT:
-            assert case.bundle is not None
             case.verifying.add(report.auditor)
-            self._actions.append(VerifyRecord(name, report.record, report.auditor, report.part, case.bundle.digest))
+            self._actions.append(VerifyRecord(name, report.record, report.auditor, report.part, shown(case)))
 
     def _see(self, case: Case, truth: Truth) -> None:
         one = case.interval
-        self._accounts.see(one.name, truth)
+        self._accounts.see(one.name, truth, shown(case))
         if case.bundle is not None:
             self._actions.append(Known(one.name, one.vnode, one.pnode_id, case.bundle, truth))
 

@@ -60,7 +60,7 @@ class OthersVerdicts:
                 raise Refused("evidence against somebody or something else", code="unproven")
             if is_equivocation:
                 standings.equivocated(told.pnode_id, told.evidence, told.decided_s)
-            standings.verified(told.evidence)
+            standings.verified(told.evidence, record.bundle_digest)
             del self._looks[told.evidence]
         except (Refused, Corrupt) as error:
             standings.refuted(told.evidence)

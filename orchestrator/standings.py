@@ -54,6 +54,8 @@ class Standings:
         self._own: dict[str, list[Event]] = {}
         self._banned: set[str] = set()
         self._verified: set[str] = set()
+        self._shown_by: dict[str, str] = {}
+        """By evidence: the bundle that it names."""
         self._of_two_stories: set[str] = set()
         """Evidence of nothing but two signed statements about one step."""
         self._refuted: set[str] = set()
@@ -84,8 +86,9 @@ class Standings:
             self._doubts[model] = found
             self._fold({one.accused for one in (*before, *found)})
 
-    def verified(self, evidence: str) -> None:
-        """This process has verified that fault record itself."""
+    def verified(self, evidence: str, bundle: str = "") -> None:
+        """This process has verified that fault record itself. ``bundle``: the one that the record names."""
+        self._shown_by[evidence] = bundle
         if evidence not in self._verified:
             self._verified.add(evidence)
             self._fold({name for name, told in self._by_node.items() if any(one.evidence == evidence for one in told)})
@@ -93,6 +96,10 @@ class Standings:
     def has_seen_wrong(self, evidence: str) -> bool:
         """Whether this process has verified that a computation is wrong: two signed statements say nothing of what either is about."""
         return evidence in self._verified and evidence not in self._of_two_stories
+
+    def bundle_of(self, evidence: str) -> str:
+        """The bundle that a verified fault record names; empty where that is not known."""
+        return self._shown_by.get(evidence, "")
 
     def refuted(self, evidence: str) -> None:
         """That record proves nothing: whoever decided by it, it moves nobody here."""

@@ -161,7 +161,7 @@ class Auditing:
         report = model_pb2.AuditReport(
             network_id=auditor.network_id, model=task.model, task_id=task.task_id, pnode_id=auditor.pnode_id, finding=finding,
             delegation=auditor.delegation(), compute_s=compute_s, reason=reason[:MAX_REASON], record_digest=digest_of(record) if record else "",
-            interval=check.interval if check is not None else "",
+            interval=check.interval if check is not None else "", bundle_digest=task.bundle_digest,
         )  # fmt: skip
         if found is not None:
             report.residual, report.part, report.entry = found.ratio, found.part, found.entry

@@ -47,6 +47,8 @@ class Heard:
     interval: str
     finding: Finding
     is_canary: bool
+    bundle: str = ""
+    """Digest of the evidence that was looked at; empty: not known."""
 
 
 def payments(heard: Iterable[Heard], truth: Mapping[str, Truth]) -> dict[str, Payment]:

@@ -2395,6 +2395,7 @@ class AuditReport(_message.Message):
     COMPUTE_S_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    BUNDLE_DIGEST_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -2419,6 +2420,8 @@ class AuditReport(_message.Message):
     """processor seconds that it took"""
     reason: _builtins.str
     """of unverifiable or refused"""
+    bundle_digest: _builtins.str
+    """SHA-256 of the bundle that was audited: the finding is about this one, and about no other"""
     @_builtins.property
     def delegation(self) -> _identity_pb2.Envelope:
         """binds the worker key to the PNode"""
@@ -2444,10 +2447,11 @@ class AuditReport(_message.Message):
         compute_s: _builtins.float = ...,
         reason: _builtins.str = ...,
         sources: _abc.Iterable[Global___InputSource] | None = ...,
+        bundle_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "delegation", b"delegation", "entry", b"entry", "finding", b"finding", "interval", b"interval", "model", b"model", "network_id", b"network_id", "part", b"part", "pnode_id", b"pnode_id", "reason", b"reason", "record_digest", b"record_digest", "residual", b"residual", "sources", b"sources", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_digest", b"bundle_digest", "compute_s", b"compute_s", "delegation", b"delegation", "entry", b"entry", "finding", b"finding", "interval", b"interval", "model", b"model", "network_id", b"network_id", "part", b"part", "pnode_id", b"pnode_id", "reason", b"reason", "record_digest", b"record_digest", "residual", b"residual", "sources", b"sources", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

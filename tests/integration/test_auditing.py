@@ -127,6 +127,7 @@ def report_in(audited: local_pb2.WorkerAudited, key: NodeKey) -> model_pb2.Audit
     delegation = identity_pb2.Delegation.FromString(report.delegation.payload)
     assert delegation.worker_public_key == signer.public_der
     assert (report.pnode_id, report.task_id) == (key.node_id, "7" * 32)
+    assert len(report.bundle_digest) == 64, "which evidence it looked at"
     return report
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import pytest
+
+from dcnr.errors import Refused
 from dcnr.intervals import IntervalSet
 from orchestrator.audit_case import AUDIT_S, LONGEST_CHALLENGE_S, LOOK_S
 from orchestrator.audit_events import Bundle, Pay, People, Report, SendChallenge, SendTask, Word
@@ -147,6 +150,19 @@ def test_two_stories_say_nothing_of_the_work_nor_of_who_audited_it() -> None:
     made.chronicle(Ledger({}, {name: passed, NAME: going_on}), 4.0)
     assert not made.decisions(), "also where its verdict came in between"
     assert not [one for one in made.take() if isinstance(one, Pay)]
+
+
+def test_a_finding_about_other_evidence_than_the_task_named_is_refused() -> None:
+    """Else an auditor could say that it looked at something else, and be held to nothing."""
+    made, people = desk(), People(verifiers=(VERIFIER,))
+    made.tick(people, 1.0)
+    made.answered("accused", NAME, Bundle("b" * 64, 1), 1.0)
+    [task] = tasks_of(made)
+    found = Report(task.task_id, "v", NAME, Word.PASS, bundle="c" * 64)
+    with pytest.raises(Refused):
+        made.reported(found, 2.0)
+    made.reported(replace(found, bundle="b" * 64), 2.0)
+    assert [one.verdict for one in made.decisions()] == [Verdict.PASSED]
 
 
 def test_whoever_passed_what_fails_for_two_stories_pays_nothing() -> None:

@@ -182,9 +182,9 @@ def test_units_of_a_way_back_count_by_what_the_chain_says() -> None:
         unit("b-1", Word.FAULT),
         unit("b-1", Word.DOUBT),
     ]
-    assert [right for _, right in units_in(told, job.chain(), {name_of("a-1")})] == [True, False, True, False]
-    assert [right for _, right in units_in(told, job.chain(), ())] == [True, False], "a failure counts when it was verified here"
-    assert units_in([replace(one, is_unit=False) for one in told], job.chain(), ()) == []
+    assert [right for _, right in units_in(told, job.chain(), {name_of("a-1"): ""})] == [True, False, True, False]
+    assert [right for _, right in units_in(told, job.chain(), {})] == [True, False], "a failure counts when it was verified here"
+    assert units_in([replace(one, is_unit=False) for one in told], job.chain(), {}) == []
 
 
 @pytest.mark.parametrize("is_equivocation", [True, False])
@@ -201,11 +201,31 @@ def test_evidence_of_two_stories_is_none_that_a_pass_or_a_unit_was_wrong(is_equi
     desk = AuditDesk(SECRET, Separation(single_host=True), lambda: "0" * 32)
     desk.chronicle(job.chain().ledger, 5.0)
     desk.recalled([told[0].report])
-    desk.proven(proven)
+    desk.proven(dict.fromkeys(proven, ""))
     pays = [one.auditor for one in desk.take() if isinstance(one, Pay)]
-    assert (pays, [right for _, right in units_in(told, job.chain(), proven)]) == (
+    assert (pays, [right for _, right in units_in(told, job.chain(), dict.fromkeys(proven, ""))]) == (
         ([], []) if is_equivocation else (["p"], [False])
     )
+
+
+@pytest.mark.parametrize(("passed", "failed", "pays"), [("b", "c", False), ("b", "b", True), ("", "c", True), ("b", "", True)])
+def test_a_pass_is_held_against_what_the_same_evidence_shows(passed: str, failed: str, pays: bool) -> None:
+    """An accused may show a successor something else. Who does not say what it audited is judged by whatever there is."""
+    job, standings = Job(), Standings()
+    job.named(judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)]), draw=drawn("a-1"))
+    job.named(decisions=[Decision(name_of("a-1"), Verdict.FAILED, "why", Cause.FAULT, EVIDENCE)])
+    standings.verified(EVIDENCE, failed * 64)
+    word = Report("t" * 32, "p", name_of("a-1"), Word.PASS, digest="d" * 64, bundle=passed * 64)
+    told = [Remembered(word, 1, is_unit) for is_unit in (False, True)]
+    wrong = {
+        name: standings.bundle_of(one.evidence) for name, one in proven_in(told, job.chain(), standings.has_seen_wrong).items()
+    }
+    desk = AuditDesk(SECRET, Separation(single_host=True), lambda: "0" * 32)
+    desk.chronicle(job.chain().ledger, 5.0)
+    desk.recalled([word])
+    desk.proven(wrong)
+    assert bool([one for one in desk.take() if isinstance(one, Pay)]) is pays
+    assert [right for _, right in units_in(told, job.chain(), wrong)] == ([False] if pays else [])
 
 
 class Holder:

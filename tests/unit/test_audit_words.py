@@ -47,6 +47,7 @@ def report(signer: NodeKey = WORKER, **changes: object) -> identity_pb2.Envelope
 def test_a_report_of_the_delegated_worker_is_read() -> None:
     model, found = open_report(report(), NETWORK, NODE.node_id, NOW)
     assert (model, found.task_id, found.interval, found.word, found.auditor) == ("m", TASK, INTERVAL, Word.PASS, NODE.node_id)
+    assert (found.bundle, open_report(report(bundle_digest=RECORD), NETWORK, NODE.node_id, NOW)[1].bundle) == ("", RECORD)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,7 @@ def test_a_report_of_the_delegated_worker_is_read() -> None:
         report(task_id="short"),
         report(task_id="x" * 32),
         report(interval="x"),
+        report(bundle_digest="x"),
         report(residual=math.nan),
         report(residual=-1.0),
         report(finding=model_pb2.AUDIT_FINDING_UNSPECIFIED),

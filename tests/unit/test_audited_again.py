@@ -215,6 +215,18 @@ def test_what_is_heard_or_known_later_counts() -> None:
     assert accounts.passed_alone(()) == {}
 
 
+def test_what_is_shown_later_blames_nobody_who_passed_what_was_shown_before() -> None:
+    """Evidence of what is audited again may be forgotten, and its author brings something else."""
+    accounts, name = Accounts(), NAMES[0]
+    accounts.heard(Report("t" * 32, "a0", name, Word.PASS, digest="d" * 64, bundle=BUNDLE.digest), is_canary=False)
+    accounts.see(name, Truth.WRONG, "c" * 64)
+    assert accounts.settle() == ([], {})
+    accounts.recall([Report("t" * 32, "a1", name, Word.PASS, digest="e" * 64, bundle="c" * 64)])
+    assert [one.auditor for one in accounts.settle()[0]] == ["a1"]
+    accounts.see(name, Truth.WRONG, BUNDLE.digest)
+    assert [one.auditor for one in accounts.settle()[0]] == ["a0"]
+
+
 def test_the_store_keeps_evidence_for_longer_than_it_is_opened_again() -> None:
     assert AGAIN_S + 2 * AUDIT_S <= GRANT_LIFETIME_S
 
