@@ -15,19 +15,7 @@ import structlog
 
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
-from orchestrator.audit_events import (
-    Bundle,
-    Decision,
-    Known,
-    Late,
-    Pay,
-    Report,
-    SendChallenge,
-    SendTask,
-    VerifyRecord,
-    Wait,
-    Word,
-)
+from orchestrator.audit_events import Bundle, Decision, Known, Late, Pay, Report, SendChallenge, SendTask, VerifyRecord, Wait, Word
 from orchestrator.audit_memory import WRITE_S, AuditMemory, Remembered, proven_in, units_in
 from orchestrator.audit_people import left_of, people_of
 from orchestrator.audit_words import report_of
