@@ -121,7 +121,7 @@ def test_a_proven_cheat_that_another_named_is_found_at_the_next_look(tmp_path: P
 def test_records_that_cannot_be_read_keep_no_other_from_being_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They stay unread for as long as the store lacks them: nobody was ever found out again where there were enough of them."""
     monkeypatch.setattr("orchestrator.others_verdicts.MAX_LOOKS", 4)
-    rig = Rig(tmp_path, record_of_wrong_words())
+    rig = Rig(tmp_path, record_of_two_commits())
     lost = [
         Told(name_of(f"node {at}")[:40], name_of(f"at {at}"), Verdict.FAILED, NOW_S, NOW_S, name_of(f"lost {at}"))
         for at in range(9)
@@ -141,7 +141,7 @@ def test_records_that_cannot_be_read_keep_no_other_from_being_verified(tmp_path:
     assert {one.evidence for _, one in rig.shared.standings.unverified()} == {one.evidence for one in lost}
 
 
-@pytest.mark.parametrize(("data", "word"), [(record_of_wrong_words(), "proven"), (record_of_two_commits(), "made up")])
+@pytest.mark.parametrize(("data", "word"), [(record_of_two_commits(), "proven"), (record_of_two_commits(), "made up")])
 def test_a_fault_that_an_auditor_tells_of_is_read_again_and_not_taken_for_made_up(tmp_path: Path, data: bytes, word: str) -> None:
     """Over whichever evidence, where signed words contradict one another. Two stories are no fault of the work that was audited."""
     rig = Rig(tmp_path, data)
