@@ -85,8 +85,12 @@ class Control:
     """Messages other than frames, first come first out; a statement not yet written is replaced by a newer one of its kind."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[object, ...], vnode_pb2.LinkMessage] = {}
+        self._waiting: dict[tuple[int, str | None, bytes], vnode_pb2.LinkMessage] = {}
         self.news = asyncio.Event()
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
 
     def put(self, message: vnode_pb2.LinkMessage) -> None:
         """Queues it. At most five kinds per edge and lane can wait."""
@@ -100,6 +104,13 @@ class Control:
             message = vnode_pb2.LinkMessage(edge=message.edge, need=frames.merged_need(older.need, message.need))
         self._waiting[key] = message
         self.news.set()
+
+    def drop(self, edge: int) -> bool:
+        """Forgets what waits of an edge that has ended; True if the other side has never heard of it: its opening still waited."""
+        dropped = [key for key in self._waiting if key[0] == edge]
+        for key in dropped:
+            del self._waiting[key]
+        return any(kind == "open" for _, kind, _ in dropped)
 
     def take(self) -> vnode_pb2.LinkMessage | None:
         """The oldest waiting message."""

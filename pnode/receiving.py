@@ -123,7 +123,7 @@ class ReceivingExchange:
 
     def close(self, edge: Edge, code: str) -> None:
         """Ends an edge from our side."""
-        if self._edges.pop(edge.number, None) is not None:
+        if self._edges.pop(edge.number, None) is not None and not self._control.drop(edge.number):
             self._control.put(vnode_pb2.LinkMessage(edge=edge.number, closed=vnode_pb2.EdgeClosed(code=code)))
         self._down(edge)
 
@@ -163,6 +163,7 @@ class ReceivingExchange:
                 self._opened(edge, message.opened.source_incarnation)
             case "closed":
                 del self._edges[edge.number]
+                self._control.drop(edge.number)
                 self._down(edge)
                 self._closed(edge, frames.check_reason(message.closed))
             case "frame":

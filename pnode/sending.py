@@ -1,7 +1,7 @@
 """Our end of a Link that a receiver opened: its statements in, our frames out, one at a time and never ahead of a statement for long.
 
 At most `FRAMES_AHEAD` encoded frames wait in memory besides the one being written; frames beyond that are numbers only. A receiver that
-stops reading costs no more.
+stops reading costs no more: what it has not taken is dropped with its edge, and it opens no further ones once `MAX_EDGES` answers wait.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class SendingExchange:
 
     def _forget(self, link: _RemoteLink) -> None:
         self._links.pop(link.edge, None)
+        self._control.drop(link.edge)
         for key in [key for key, job in self._jobs.items() if job.link is link and job.loaded is None]:
             del self._jobs[key]
         if link.open:
@@ -173,7 +174,7 @@ class SendingExchange:
             link.replica.post(event)
 
     def _open(self, edge: int, opening: vnode_pb2.OpenEdge) -> None:
-        if edge in self._links or len(self._links) >= MAX_EDGES:
+        if edge in self._links or len(self._links) >= MAX_EDGES or len(self._control) >= MAX_EDGES:
             raise RemoteFault(f"edge {edge} is open already, or too many are", code="bad_edge")
         try:
             replica = self.find(opening.source_replica)

@@ -12,20 +12,51 @@ import pytest
 from links_rig import CLOCK, MIB, NETWORK, Recorder, _flipped, _header, eventually, rig, run
 
 from dcnr import limits
-from dcnr.errors import NotFound
+from dcnr.errors import NotFound, RemoteFault
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
-from dcnr.v1 import vnode_pb2
+from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode import sending
 from pnode.exchange import SILENCE_S
 from pnode.frames import check_reason
 from pnode.hub import LinkHub
 from pnode.outbox import BACKLOG_BYTES, Outbox
+from pnode.receiving import Edge, ReceivingExchange
 from pnode.sending import SendingExchange
 from pnode.spool import Frame, Spool
 from trust.identity import NodeKey
 from vnode import events as ev
 from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer
+
+
+class Stuck:
+    """Takes a few messages, then nothing; its reader never ends."""
+
+    def __init__(self, *said: vnode_pb2.LinkMessage) -> None:
+        self.incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.written = 0
+        self.free = asyncio.Event()
+        for message in said:
+            self.incoming.put_nowait(message.SerializeToString())
+
+    async def read(self) -> bytes | None:
+        return await self.incoming.get()
+
+    async def write(self, message: bytes) -> None:
+        self.written += 1
+        if self.written > 3:
+            await self.free.wait()
+
+
+def opening(edge: int, source: str = "a.1") -> vnode_pb2.LinkMessage:
+    asked = vnode_pb2.OpenEdge(
+        network_id=NETWORK, model="m", job_id="j", source_replica=source, target_replica="b.1", target_incarnation=1
+    )
+    return vnode_pb2.LinkMessage(edge=edge, open=asked)
+
+
+def closing(edge: int) -> vnode_pb2.LinkMessage:
+    return vnode_pb2.LinkMessage(edge=edge, closed=vnode_pb2.EdgeClosed(code="released"))
 
 
 @pytest.mark.parametrize("num_bytes", [4096, 1 * MIB, 4 * MIB, 64 * MIB])
@@ -164,22 +195,6 @@ def test_a_broken_stream_is_noticed_at_once_on_both_sides_and_opened_again(tmp_p
 
 
 def test_a_receiver_that_stops_reading_costs_a_bounded_number_of_frames(tmp_path: Path) -> None:
-    class Stuck:
-        """Takes a few messages, then nothing; its reader never ends."""
-
-        def __init__(self) -> None:
-            self.incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
-            self.written = 0
-            self.free = asyncio.Event()
-
-        async def read(self) -> bytes | None:
-            return await self.incoming.get()
-
-        async def write(self, message: bytes) -> None:
-            self.written += 1
-            if self.written > 3:
-                await self.free.wait()
-
     async def scenario() -> None:
         loads: list[int] = []
 
@@ -194,11 +209,7 @@ def test_a_receiver_that_stops_reading_costs_a_bounded_number_of_frames(tmp_path
         executor = ThreadPoolExecutor(1)
         outbox = Outbox(Spool(tmp_path, max_bytes=64 * MIB), executor, lambda: "raw", hot_bytes=1 * MIB)
         source = Recorder(Peer(ReplicaId("a.1"), 1), Counting())
-        stream = Stuck()
-        opening = vnode_pb2.OpenEdge(
-            network_id=NETWORK, model="m", job_id="j", source_replica="a.1", target_replica="b.1", target_incarnation=1
-        )
-        stream.incoming.put_nowait(vnode_pb2.LinkMessage(edge=1, open=opening).SerializeToString())
+        stream = Stuck(opening(1))
         exchange = SendingExchange(CLOCK, NodeKey.generate(), lambda name: source, "p")
         running = asyncio.ensure_future(exchange.run(stream))
         await source.until(ev.LinkUp)
@@ -214,6 +225,49 @@ def test_a_receiver_that_stops_reading_costs_a_bounded_number_of_frames(tmp_path
         assert isinstance(source.events[-1], ev.LinkDown)
         executor.shutdown()
         outbox.close()
+
+    run(scenario)
+
+
+def test_a_receiver_that_stops_reading_cannot_have_refusals_pile_up() -> None:
+    """Goal: edges that are refused at once count for nothing but their unread answers, and those end the Link."""
+
+    def nothing(name: str) -> Recorder:
+        raise NotFound("this replica is not hosted here", code="not_here")
+
+    async def scenario() -> None:
+        stream = Stuck(*(opening(edge, "z.9") for edge in range(1, 20_001)))
+        with pytest.raises(RemoteFault, match="too many"):
+            await SendingExchange(CLOCK, NodeKey.generate(), nothing, "p").run(stream)
+        assert stream.incoming.qsize() >= 20_000 - 2 * sending.MAX_EDGES
+
+    run(scenario)
+
+
+def test_what_was_not_read_of_edges_that_come_and_go_is_forgotten_with_them() -> None:
+    """Goal: at both ends of a Link on which the other side reads nothing, but goes on to end edges."""
+
+    async def scenario() -> None:
+        source, num = Recorder(Peer(ReplicaId("a.1"), 1), None), 2 * sending.MAX_EDGES
+        stream = Stuck(*(message for edge in range(1, num) for message in (opening(edge), closing(edge))))
+        stream.incoming.put_nowait(None)
+        serving = SendingExchange(CLOCK, NodeKey.generate(), lambda name: source, "p")
+        await serving.run(stream)
+        assert len(source.ways) == num - 1
+        assert len(serving._control._waiting) == 0
+
+        target = Recorder(Peer(ReplicaId("b.1"), 1), None)
+        edges = [Edge(number, target, 0, ReplicaId("a.1"), 1, b"", identity_pb2.Envelope()) for number in range(1, num)]
+        with ThreadPoolExecutor(1) as executor:
+            asking = ReceivingExchange(CLOCK, executor, lambda edge, code: asking.open(edges[edge.number]))
+            asking.open(edges[0])
+            stream = Stuck(*(closing(edge) for edge in range(1, num - 1)))
+            stream.incoming.put_nowait(None)
+            await asking.run(stream)
+            assert asking.holds(edges[-1])
+            assert len(asking._control._waiting) == 1
+            asking.close(edges[-1], "released")
+            assert len(asking._control._waiting) == 0, "the other side has never heard of it"
 
     run(scenario)
 
@@ -248,10 +302,7 @@ def test_a_sender_that_waits_for_its_disk_gives_signs_of_life(monkeypatch: pytes
     async def scenario() -> None:
         slow, stream = Slow(), Counting()
         source = Recorder(Peer(ReplicaId("a.1"), 1), slow)
-        opening = vnode_pb2.OpenEdge(
-            network_id=NETWORK, model="m", job_id="j", source_replica="a.1", target_replica="b.1", target_incarnation=1
-        )
-        stream.incoming.put_nowait(vnode_pb2.LinkMessage(edge=1, open=opening).SerializeToString())
+        stream.incoming.put_nowait(opening(1).SerializeToString())
         running = asyncio.ensure_future(SendingExchange(CLOCK, NodeKey.generate(), lambda name: source, "p").run(stream))
         await source.until(ev.LinkUp)
         source.ways[1].send(TRAIN_LANE, 1, Mode.TRAIN)
