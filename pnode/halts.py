@@ -13,6 +13,8 @@ from pnode.telling import Condition
 
 HAND_OVER_S: Final = 2.0
 """What a pause waits for others to take over what is hosted here."""
+GRACE_S: Final = 0.5
+"""And no longer than this beyond it: a worker that stands still is not even told."""
 WORKER_END_S: Final = 1.0
 WITHIN_S: Final = 5.0
 """No VNode computes any more after this."""
@@ -58,7 +60,9 @@ class Halts:
     async def _halt(self) -> None:
         self._condition.halting = True
         self._tell("paused", self._pausing.reason)
-        await self._hand_over(HAND_OVER_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S + GRACE_S):
+                await self._hand_over(HAND_OVER_S)
         await self._supervisor.hold(within_s=WORKER_END_S)
         self._condition.halting = False
         self._tell("halted", "no VNode computes here")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -17,6 +17,8 @@ from dcnr.errors import Corrupt, InvariantBroken, TimedOut, Unavailable
 
 Incoming = TypeVar("Incoming", bound=Message)
 _LENGTH_BYTES = 4
+CLOSE_S: Final = 0.5
+"""What an end that closes gives the other one to take what was sent before."""
 
 
 class LocalPipe(Generic[Incoming]):
@@ -64,9 +66,13 @@ class LocalPipe(Generic[Incoming]):
         return message
 
     async def close(self) -> None:
-        """Ends this side; the other reads None."""
+        """Ends this side within `CLOSE_S`, whatever the other one does; it reads what it can of what was sent before, then None."""
         self._writer.close()
+        closed = asyncio.ensure_future(self._writer.wait_closed())
         try:
-            await self._writer.wait_closed()
-        except OSError:
-            return
+            await asyncio.wait({closed}, timeout=CLOSE_S)
+        finally:
+            if not closed.done():
+                self._writer.transport.abort()
+        await asyncio.wait({closed})
+        closed.exception()  # the other end went first

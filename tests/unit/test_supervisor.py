@@ -11,10 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dcnr.errors import TimedOut
+from dcnr.limits import MIB
 from dcnr.v1 import local_pb2
 from pnode.supervisor import HELD, STOPPED, Supervisor, Worker, WorkerOptions, executed
 
 SILENT = ("-c", "import time; time.sleep(600)")
+HELLO = local_pb2.FromWorker(hello=local_pb2.WorkerHello(data_port=1)).SerializeToString()
+STANDS_STILL = (
+    "-c",
+    f"import os, sys, time; os.write(int(sys.argv[2]), {len(HELLO).to_bytes(4, 'big') + HELLO!r}); time.sleep(600)",
+)
+"""Says hello, and reads nothing."""
 
 
 async def _nothing(*_: object) -> None:
@@ -140,5 +148,28 @@ def test_a_pause_in_the_middle_of_a_start_ends_it(tmp_path: Path, turns: int) ->
                 assert ends.reasons == [HELD], "its owner reads of the pause, not of a signal"
             await subject.stop(within_s=0.2)
             await running
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_reads_nothing_is_ended_in_time(tmp_path: Path) -> None:
+    """Goal: neither a pause nor a stop waits until a worker that stands still has taken what was sent to it."""
+
+    async def scenario() -> None:
+        ends, workers = Ends(), asyncio.Queue[Worker]()
+        options = WorkerOptions("127.0.0.1", 0, 1, "cpu", tmp_path / "worker.log", os.environ, start=executed(*STANDS_STILL))
+        subject = Supervisor(options, next_incarnation=lambda: 1, on_up=workers.put, on_message=_nothing, on_down=ends.told)
+        running = asyncio.create_task(subject.run())
+        async with asyncio.timeout(60):
+            worker = await workers.get()
+            with pytest.raises(TimedOut):
+                await worker.pipe.send(local_pb2.ToWorker(host=local_pb2.HostReplica(graph=bytes(2 * MIB))), timeout_s=0.1)
+        async with asyncio.timeout(5):
+            await subject.hold(within_s=1.0)
+            await ends.first.wait()
+        assert ends.reasons == [HELD]
+        assert not psutil.pid_exists(worker.pid)
+        await subject.stop(within_s=0.2)
+        await running
 
     asyncio.run(scenario())
