@@ -203,6 +203,10 @@ class Crew:
         """By replica, the job that it works for."""
         return {replica: member.order.job_id for replica, member in self._members.items()}
 
+    def readers(self) -> frozenset[str]:
+        """PNodes of the replicas that read from those here, as the newest plans say."""
+        return frozenset(one.pnode_id for member in self._members.values() for one in member.order.assignment.successors)
+
     # ---- one life -----------------------------------------------------------------------------------------------------------
 
     async def _life(self, replica: ReplicaId, member: Member, before: Member | None) -> None:
@@ -299,12 +303,9 @@ class Crew:
 
     def _inputs(self, prepared: Prepared, *, evaluations: Mapping[str, int] = MappingProxyType({})) -> Inputs:
         inputs = Inputs(
-            prepared.samples,
-            self._executor,
-            lambda digests: self._outlets.shards(prepared.samples.dataset, digests),
-            with_input=prepared.stage.is_source,
-            evaluations=evaluations,
-        )
+            prepared.samples, self._executor, lambda digests: self._outlets.shards(prepared.samples.dataset, digests),
+            with_input=prepared.stage.is_source, evaluations=evaluations,
+        )  # fmt: skip
         self._reading.add(inputs)
         return inputs
 

@@ -1,12 +1,14 @@
 """Links over gRPC: one stream to each worker that feeds us, opened by us and opened again after every break; one stream from each that we feed.
 
 Reconnecting waits `RETRY_MIN_S` to `RETRY_MAX_S` with jitter. A broken stream takes all its edges down at once and is reported with `lost`.
+One that had no edge up is reported as not reached: the other side ends a Link that it has no use for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence, Set
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol
 
@@ -29,6 +31,10 @@ STEADY_S: Final = 10.0
 REOPEN_S: Final = 0.5
 """Before asking again for an edge that the other side refused."""
 MAX_LINKS: Final = 256
+MAX_LINKS_OF_STRANGERS: Final = 128
+"""Of these: PNodes that a plan here names find room, however many others connect."""
+MAX_LINKS_OF_ONE: Final = 4
+"""And of these, whoever it is: one is enough, until those that broke are noticed."""
 
 Lost = Callable[[ReplicaId, str, bool], None]
 Told = Callable[[str, str, str], None]
@@ -152,9 +158,8 @@ class PeerLink:
             await asyncio.sleep(wait_s * self._rng.uniform(0.5, 1.0))
 
     async def _session(self) -> bool:
-        """One stream from dialling to its end. True if it had been open."""
+        """One stream from dialling to its end. True if an edge had been up."""
         exchange = ReceivingExchange(self._clock, self._executor, self._refused)
-        connected = False
         try:
             connection = await self._dial(self.worker.worker_id, self.worker.addresses)
             try:
@@ -162,7 +167,6 @@ class PeerLink:
                 for edge in self._edges.values():
                     exchange.open(edge)
                 self._exchange = exchange
-                connected = True
                 await self._until_unused(exchange, CallStream(call))
                 call.cancel()
             finally:
@@ -172,7 +176,7 @@ class PeerLink:
                 self._told("link_fault", self.worker.pnode_id, f"{error.code}: {error.message}")
         finally:
             self._exchange = None
-        return connected
+        return exchange.was_up
 
     async def _until_unused(self, exchange: ReceivingExchange, stream: Stream) -> None:
         session = asyncio.ensure_future(exchange.run(stream))
@@ -207,18 +211,24 @@ class PeerLink:
 
 
 class LinkService:
-    """Serves the Links of the workers that we feed; ``peer`` names the PNode behind a call's session or raises Refused."""
+    """Serves the Links of the workers that we feed; ``peer`` names the PNode behind a call's session or raises Refused; ``planned``: PNodes of
+    replicas that the plans here have as successors.
+    """
 
-    def __init__(self, clock: Clock, key: NodeKey, find: Callable[[str], Replica], peer: Callable[[Any], str], told: Told) -> None:
-        self._clock, self._key, self._find, self._peer, self._told = clock, key, find, peer, told
-        self._num_links = 0
+    def __init__(
+        self, clock: Clock, key: NodeKey, find: Callable[[str], Replica], peer: Callable[[Any], str], told: Told,
+        planned: Callable[[], Set[str]] = frozenset,
+    ) -> None:  # fmt: skip
+        self._clock, self._key, self._find, self._peer, self._told, self._planned = clock, key, find, peer, told, planned
+        self._open: Counter[str] = Counter()
+        """Links, by PNode."""
 
     async def serve(self, requests: Any, context: Any) -> None:
         """One stream until its end; a peer that breaks the protocol loses the stream."""
         pnode_id = self._peer(context)
-        if self._num_links >= MAX_LINKS:
+        if not self._has_room(pnode_id):
             raise Unavailable("too many links", code="overloaded")
-        self._num_links += 1
+        self._open[pnode_id] += 1
         try:
             await SendingExchange(self._clock, self._key, self._find, pnode_id).run(CallStream(context))
         except DcnrError as error:
@@ -226,7 +236,18 @@ class LinkService:
                 self._told("link_fault", pnode_id, f"{error.code}: {error.message}")
             raise  # the server's guard gives it its status
         finally:
-            self._num_links -= 1
+            self._open[pnode_id] -= 1
+            if not self._open[pnode_id]:
+                del self._open[pnode_id]
+
+    def _has_room(self, pnode_id: str) -> bool:
+        planned = self._planned()
+        of_strangers = sum(number for one, number in self._open.items() if one not in planned)
+        return (
+            self._open.total() < MAX_LINKS
+            and (pnode_id in planned or of_strangers < MAX_LINKS_OF_STRANGERS)
+            and self._open[pnode_id] < MAX_LINKS_OF_ONE
+        )
 
 
 class CallStream:

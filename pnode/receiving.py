@@ -110,6 +110,8 @@ class ReceivingExchange:
         self._edges: dict[int, Edge] = {}
         self._control = Control()
         self._decoding = asyncio.Semaphore(DECODING)
+        self.was_up = False
+        """Whether any edge has been."""
 
     def open(self, edge: Edge) -> None:
         """Asks for an edge."""
@@ -185,7 +187,7 @@ class ReceivingExchange:
     def _opened(self, edge: Edge, incarnation: int) -> None:
         if edge.up or incarnation != edge.source_incarnation:
             raise RemoteFault(f"incarnation {incarnation} answered for {edge.source_incarnation}", code="stale_incarnation")
-        edge.up = True
+        edge.up = self.was_up = True
         edge.replica.post(EdgeUp(self._clock.monotonic(), edge.index, Peer(edge.source, incarnation)))
 
     async def _add(self, edge: Edge, intake: _Intake, chunk: memoryview, group: asyncio.TaskGroup) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from dcnr.errors import Corrupt, DcnrError, NotFound, RemoteFault
+from dcnr.errors import Corrupt, DcnrError, NotFound, RemoteFault, Unavailable
 from dcnr.groups import first_cause
 from dcnr.ids import check_replica_id
 from dcnr.ports import Clock
@@ -30,6 +30,8 @@ from vnode.vocabulary import Lane, Mode, Peer
 
 FRAMES_AHEAD: Final = 2
 MAX_EDGES: Final = 1024
+UNUSED_S: Final = 10.0
+"""A Link that has no edge for so long ends: its place is somebody's who has a use for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,13 +78,15 @@ class SendingExchange:
     _group: asyncio.TaskGroup | None = None
 
     async def run(self, stream: Stream) -> None:
-        """Until the stream ends or the peer breaks the protocol; then all its links are down."""
+        """Until the stream ends, has no edge for `UNUSED_S` (Unavailable) or the peer breaks the protocol; then all its links are down."""
+        used_s = self.clock.monotonic()
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 writer = group.create_task(self._write(stream, group))
                 while (heard := await read_alive(stream)) is not None:
                     self._heard(heard.message)
+                    used_s = self._used(used_s)
                 writer.cancel()
                 for job in self._jobs.values():
                     if job.loaded is not None:
@@ -93,6 +97,13 @@ class SendingExchange:
             self._group = None
             for link in list(self._links.values()):
                 self._forget(link)
+
+    def _used(self, before_s: float) -> float:
+        """When there was an edge last. Raises Unavailable (``unused_link``)."""
+        now_s = self.clock.monotonic()
+        if not self._links and now_s - before_s > UNUSED_S:
+            raise Unavailable("this link has no edge", code="unused_link")
+        return now_s if self._links else before_s
 
     def enqueue(self, job: _Job) -> None:
         """Queues a frame, once; its bytes are loaded when its turn is near."""

@@ -164,7 +164,7 @@ class Worker:
 
     def _new_data_plane(self, peer: Callable[[Any], str], uplink: Uplink) -> DataPlane:
         return DataPlane(
-            LinkService(self._clock, self._key, self._hub.find, peer, self._told),
+            LinkService(self._clock, self._key, self._hub.find, peer, self._told, lambda: self._crew.readers()),
             peer=peer,
             desk=lambda replica: self._crew.desk(replica),
             donor=Donor(self._acting.network_id, lambda *state: self._crew.state_file(*state), uplink),
