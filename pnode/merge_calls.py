@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, Final
 
 import grpc
 
 from dcnr import limits
-from dcnr.errors import DcnrError, InvalidInput, RemoteFault, TimedOut
+from dcnr.errors import DcnrError, InvalidInput, RemoteFault, TimedOut, Unavailable
 from dcnr.rpc.errors import error_from_rpc
 from dcnr.v1 import identity_pb2, vnode_pb2, vnode_pb2_grpc
 from pnode.anchors import VERDICTS, Reply
 from pnode.chain import MAX_COMMITS, MAX_COMMITS_BYTES
 from pnode.links import Dial
 from pnode.merge_desk import Answer, MergeDesk
+from pnode.merge_turns import REPLACED
 from pnode.uplink import Uplink
 from trust.delegation import VerifiedDelegation
 
@@ -34,27 +36,15 @@ _NUMBER_OF: Final = {verdict: number for number, verdict in VERDICTS.items()}
 async def serve_merge(
     messages: Any, caller: str, desk: Callable[[str], MergeDesk], uplink: Uplink
 ) -> AsyncIterator[vnode_pb2.MergeResponse]:
-    """Our end of a call that a sibling made from PNode ``caller``. Raises what `MergeDesk.ask` raises."""
+    """Our end of a call that a sibling made from PNode ``caller``. Raises what `MergeDesk.asked` raises; then nothing holds the answer any more."""
     requests = aiter(messages)
     first = await _next(requests)
     if first is None or first.WhichOneof("kind") != "open":
         raise InvalidInput("a merge begins with its opening", code="bad_message")
-
-    async def read(size_bytes: int) -> bytes:
-        data = bytearray()
-        while len(data) < size_bytes:
-            message = await _next(requests)
-            if message is None or message.WhichOneof("kind") != "chunk":
-                raise InvalidInput(f"the weights ended after {len(data)} of {size_bytes} bytes", code="bad_chunk_size")
-            if not 0 < len(message.chunk) <= min(limits.MAX_CHUNK_BYTES, size_bytes - len(data)):
-                raise RemoteFault(f"a chunk of {len(message.chunk)} bytes", code="bad_chunk_size")
-            data += message.chunk
-        return bytes(data)
-
+    answer: Answer | None = None
     try:
         found = desk(first.open.primary)
-        async with asyncio.timeout(MERGE_S):
-            answer = await found.ask(first.open, caller, read)
+        async with asyncio.timeout(MERGE_S), found.asked(first.open, caller, partial(_weights, requests)) as answer:
             yield vnode_pb2.MergeResponse(answer=_answer_message(answer, found.incarnation))
             for commit in answer.anchor.commits:
                 await uplink.take(commit.ByteSize())
@@ -62,10 +52,29 @@ async def serve_merge(
             async for chunk in paced(answer.anchor.data, uplink):
                 yield vnode_pb2.MergeResponse(chunk=chunk)
     except TimeoutError:
-        raise TimedOut("the merge took too long", code="merge_timeout") from None
-    except DcnrError:
-        await _drain(requests)
-        raise
+        failure: DcnrError = TimedOut("the merge took too long", code="merge_timeout")
+    except DcnrError as error:
+        if error.code != REPLACED:
+            await _drain(requests)
+            raise
+        failure = Unavailable(error.message, code=REPLACED)
+    else:
+        return
+    answer = None  # whoever did not read it may not read of its end either: that is waited for
+    raise failure
+
+
+async def _weights(requests: Any, size_bytes: int) -> AsyncIterator[bytes]:
+    """The chunks that follow an opening, of so many bytes in all. Raises InvalidInput, RemoteFault, TimedOut."""
+    missing = size_bytes
+    while missing:
+        message = await _next(requests)
+        if message is None or message.WhichOneof("kind") != "chunk":
+            raise InvalidInput(f"the weights ended after {size_bytes - missing} of {size_bytes} bytes", code="bad_chunk_size")
+        if not 0 < len(message.chunk) <= min(limits.MAX_CHUNK_BYTES, missing):
+            raise RemoteFault(f"a chunk of {len(message.chunk)} bytes", code="bad_chunk_size")
+        missing -= len(message.chunk)
+        yield message.chunk
 
 
 async def _drain(requests: Any) -> None:

@@ -1,9 +1,13 @@
-"""What the siblings of a primary ask of it: each question is checked in full before the core hears of it, and answered once."""
+"""What the siblings of a primary ask of it: each question is checked in full before the core hears of it, and answered once. A sibling has one place, and
+keeps no more of this machine's memory than one call needs.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
@@ -17,22 +21,27 @@ from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode.anchors import Anchor, place_of
 from pnode.chain import Standing
 from pnode.hosted import Neighbours
+from pnode.merge_turns import Turns
 from trust.commits import VerifiedDelta, open_delta
 from vnode.compute import Delta
 from vnode.merge_events import MergeAsked
 from vnode.vocabulary import Peer, Verdict
 
 MAX_WAITING: Final = 8
-"""Questions that are open at a time; whoever comes then asks again later."""
+"""Siblings whose questions are open at a time; whoever comes then asks again later."""
 MAX_STATEMENTS_BYTES: Final = 512 * KIB
 """Of their signed deltas together: all of them may end up in one commit."""
 MAX_WEIGHTS_BYTES: Final = 32 * MIB
-"""Of their weights together, as they travel; one delta is taken whatever its size (`vnode.costs.ReplicaCost.sharing_bytes` counts one)."""
+"""Of their weights together, as far as they have come; one delta is taken whatever its size (`vnode.costs.ReplicaCost.sharing_bytes` counts one), that
+of which most has come: whoever announces much and sends little keeps nobody out.
+"""
+ANCHOR_GAP_S: Final = 3.0
+"""Between two anchors that a sibling is given without having brought a delta: each may be a whole state, captured for it alone."""
 ANSWER_S: Final = 60.0
 """How long a question waits for the core, which answers between two computations."""
 
-ReadBytes = Callable[[int], Awaitable[bytes]]
-"""The weights of that size, as they come from the wire."""
+Weights = Callable[[int], AsyncIterator[bytes]]
+"""Weights of that size in their parts, as they come from the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +73,15 @@ class Brought:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
+    sibling: ReplicaId
     brought: Brought | None
     sequence: int
     answered: asyncio.Future[Answer]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its weights as they came."""
+        return self.brought.size_bytes if self.brought is not None else 0
 
     @property
     def statement_bytes(self) -> int:
@@ -86,7 +101,11 @@ class MergeDesk:
         self._siblings: dict[ReplicaId, str] = {}
         self._incarnations: dict[ReplicaId, int] = {}
         self._open: dict[int, _Open] = {}
-        self._coming = self._coming_bytes = 0
+        self._coming: dict[ReplicaId, bytearray] = {}
+        """Weights, as far as they are here."""
+        self._turns = Turns()
+        self._anchors: dict[ReplicaId, float] = {}
+        """When each was given one without a delta."""
         self._next = 1
         self._closed = False
 
@@ -100,29 +119,32 @@ class MergeDesk:
         own = self._standing.peer.replica
         self._siblings = {one.replica: one.pnode_id for one in neighbours.siblings if one.replica != own}
         self._incarnations = {name: number for name, number in self._incarnations.items() if name in self._siblings}
+        self._anchors = {name: at_s for name, at_s in self._anchors.items() if name in self._siblings}
 
-    async def ask(self, opening: vnode_pb2.MergeOpen, caller: str, read: ReadBytes) -> Answer:
-        """The core's answer to a sibling on PNode ``caller``. Raises NotFound, Refused, Stale, Corrupt (all: not in this form), Unavailable."""
+    @contextlib.asynccontextmanager
+    async def asked(self, opening: vnode_pb2.MergeOpen, caller: str, weights: Weights) -> AsyncIterator[Answer]:
+        """The core's answer to a sibling on PNode ``caller``, while it is told of it: until then, or until the sibling asks again, the call has its place.
+        Raises NotFound, Refused, Stale, Corrupt (all: not in this form), Unavailable (``replaced``: it has asked again).
+        """
         source = self._source(opening, caller)
-        if self._closed or self._full() or len(self._open) + self._coming >= MAX_WAITING:
-            raise Unavailable("this replica can take in nothing more at the moment", code="overloaded", retry_after_s=2.0)
-        sequence, batches, brought, size_bytes = 0, IntervalSet.empty(), None, 0
-        self._coming += 1
-        try:
-            if opening.HasField("delta"):
-                delta = self._delta(opening.delta, source, caller)
-                sequence, batches = int(delta.delta.sequence), delta.batches
-                size_bytes = self._room_for(int(delta.delta.size_bytes))
-                self._coming_bytes += size_bytes
-                brought = await self._bring(opening.delta, delta, await read(size_bytes))
-        finally:
-            self._coming -= 1
-            self._coming_bytes -= size_bytes
+        self._check_room(source.replica, alone=not opening.HasField("delta"))
+        delta = self._delta(opening.delta, source, caller) if opening.HasField("delta") else None
+        if delta is not None:
+            self._check_whole(int(delta.delta.size_bytes))
+        async with self._turns.take(source.replica):
+            yield await self._answered(source, opening.delta, delta, weights)
+
+    async def _answered(
+        self, source: Peer, statement: identity_pb2.Envelope, delta: VerifiedDelta | None, weights: Weights
+    ) -> Answer:
+        """Nothing that was brought is kept here once there is an answer. Raises what `asked` raises."""
+        brought = await self._bring(statement, delta, weights(int(delta.delta.size_bytes))) if delta is not None else None
         if self._closed:  # while the weights came: nobody would answer
             raise _released()
-        waiting = _Open(brought, sequence, asyncio.get_running_loop().create_future())
+        sequence, batches = (int(delta.delta.sequence), delta.batches) if delta is not None else (0, IntervalSet.empty())
+        waiting = _Open(source.replica, brought, sequence, asyncio.get_running_loop().create_future())
         if sum(one.statement_bytes for one in self._open.values()) + waiting.statement_bytes > MAX_STATEMENTS_BYTES:
-            raise Unavailable("this replica can take in nothing more at the moment", code="overloaded", retry_after_s=2.0)
+            raise _overloaded()
         request, self._next = self._next, self._next + 1
         self._open[request] = waiting
         self._post(MergeAsked(self._clock.monotonic(), request, source, sequence or None, batches, brought))
@@ -132,12 +154,19 @@ class MergeDesk:
         except TimeoutError:
             raise Unavailable("the replica did not come to an answer in time", code="busy", retry_after_s=2.0) from None
 
-    def _room_for(self, size_bytes: int) -> int:
-        """That size, if weights of it may come now. Raises Unavailable."""
-        held = self._coming_bytes + sum(one.brought.size_bytes for one in self._open.values() if one.brought is not None)
+    def _check_room(self, sibling: ReplicaId, *, alone: bool) -> None:
+        """Raises Unavailable. What the sibling itself has open takes no place from it: its newest question replaces that."""
+        others = {one.sibling for one in self._open.values()} | set(self._coming)
+        if self._closed or self._full() or len(others - {sibling}) >= MAX_WAITING:
+            raise _overloaded()
+        if alone and self._clock.monotonic() - self._anchors.get(sibling, -math.inf) < ANCHOR_GAP_S:
+            raise Unavailable("it has just been given an anchor", code="overloaded", retry_after_s=ANCHOR_GAP_S)
+
+    def _check_whole(self, size_bytes: int) -> None:
+        """Raises Unavailable where weights of that size do not fit beside those that wait for the core."""
+        held = sum(one.size_bytes for one in self._open.values())
         if held and held + size_bytes > MAX_WEIGHTS_BYTES:
-            raise Unavailable("this replica can take in nothing more at the moment", code="overloaded", retry_after_s=2.0)
-        return size_bytes
+            raise _overloaded()
 
     def brought(self, request: int) -> Brought:
         """The delta of a question that is open."""
@@ -148,6 +177,8 @@ class MergeDesk:
     def answer(self, request: int, verdict: Verdict, code: str, reason: str, anchor: Anchor) -> None:
         """Answers a question."""
         found = self._open.pop(request)
+        if found.brought is None:
+            self._anchors[found.sibling] = self._clock.monotonic()
         if not found.answered.done():
             found.answered.set_result(Answer(verdict, code, reason, found.sequence, anchor))
 
@@ -194,14 +225,35 @@ class MergeDesk:
             raise Refused(f"weights of {found.delta.size_bytes} bytes", code="delta_too_large")
         return found
 
-    async def _bring(self, statement: identity_pb2.Envelope, delta: VerifiedDelta, data: bytes) -> Brought:
-        def checked() -> Delta:
-            if digest_of(data) != delta.digest:
-                raise Corrupt("the weights do not have the digest that its delta names", code="wrong_digest")
-            return self._check(data, delta.delta.codec)
+    async def _bring(self, statement: identity_pb2.Envelope, delta: VerifiedDelta, parts: AsyncIterator[bytes]) -> Brought:
+        """Raises Unavailable, Corrupt, and what reading raises."""
+        coming = self._coming[delta.replica] = bytearray()
+        try:
+            async for part in parts:
+                coming += part
+                self._check_coming(coming)
+            data = bytes(coming)
 
-        weights = await asyncio.get_running_loop().run_in_executor(self._executor, checked)
-        return Brought(statement, weights, len(delta.batches), data)
+            def checked() -> Delta:
+                if digest_of(data) != delta.digest:
+                    raise Corrupt("the weights do not have the digest that its delta names", code="wrong_digest")
+                return self._check(data, delta.delta.codec)
+
+            weights = await asyncio.get_running_loop().run_in_executor(self._executor, checked)
+            return Brought(statement, weights, len(delta.batches), data)
+        finally:
+            if self._coming.get(delta.replica) is coming:
+                del self._coming[delta.replica]
+
+    def _check_coming(self, coming: bytearray) -> None:
+        """Raises Unavailable where all that is here is too much, and others have come further or wait for the core."""
+        whole, sizes = sum(one.size_bytes for one in self._open.values()), [len(one) for one in self._coming.values()]
+        if whole + sum(sizes) > MAX_WEIGHTS_BYTES and (whole or len(coming) < max(sizes)):
+            raise _overloaded()
+
+
+def _overloaded() -> Unavailable:
+    return Unavailable("this replica can take in nothing more at the moment", code="overloaded", retry_after_s=2.0)
 
 
 def _released() -> Unavailable:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +16,14 @@ import pytest
 from dcnr.errors import Corrupt, DcnrError, Unavailable
 from dcnr.ids import ReplicaId, digest_of
 from dcnr.intervals import IntervalSet
+from dcnr.limits import MAX_CHUNK_BYTES
 from dcnr.v1 import identity_pb2, model_pb2, vnode_pb2
 from pnode.anchors import Anchor
 from pnode.chain import Standing
 from pnode.hosted import Neighbours, Planned
-from pnode.merge_desk import MAX_WAITING, Answer, MergeDesk
+from pnode.merge_calls import serve_merge
+from pnode.merge_desk import ANCHOR_GAP_S, MAX_WAITING, Answer, MergeDesk
+from pnode.uplink import Uplink
 from trust.delegation import make_delegation
 from trust.envelope import seal
 from trust.identity import NodeKey
@@ -32,10 +38,12 @@ ANCHOR = Anchor(b"anchor", digest_of(b"anchor"), StateInfo("a", "m", "", "", 1, 
 
 
 class StoppedClock:
-    """Time that stands still."""
+    """Time that stands still unless a test moves it."""
+
+    now_s = 5.0
 
     def monotonic(self) -> float:
-        return 5.0
+        return self.now_s
 
     def wall(self) -> float:
         return NOW
@@ -53,12 +61,14 @@ class Counter:
     def __init__(self) -> None:
         self.heard: list[MergeAsked] = []
         self.news = asyncio.Event()
-        self.full = False
+        self.full, self.clock = False, StoppedClock()
         self.desk = MergeDesk(
-            Standing(NETWORK, "m", "j", "a", Peer(ReplicaId("a.0"), 3), "6" * 40), num_batches=BATCHES, max_bytes=1000, clock=StoppedClock(),
+            Standing(NETWORK, "m", "j", "a", Peer(ReplicaId("a.0"), 3), "6" * 40), num_batches=BATCHES, max_bytes=1000, clock=self.clock,
             executor=ThreadPoolExecutor(1), check=check, post=self.hear, full=lambda: self.full,
         )  # fmt: skip
-        self.plan(self.planned("a.0", "6" * 40, Role.PRIMARY), self.planned("a.1", HELPER.node_id, Role.CONTRIBUTOR))
+        self.plan(
+            self.planned("a.0", "6" * 40, Role.PRIMARY), *(self.planned(f"a.{k}", HELPER.node_id, Role.CONTRIBUTOR) for k in (1, 2))
+        )
 
     def hear(self, asked: MergeAsked) -> None:
         self.heard.append(asked)
@@ -71,11 +81,12 @@ class Counter:
         self.desk.plan(Neighbours({}, {}, 1, Role.PRIMARY, siblings))
 
     async def ask(self, opening: vnode_pb2.MergeOpen, *, caller: str = HELPER.node_id, data: bytes = DATA) -> Answer:
-        async def read(size_bytes: int) -> bytes:
+        async def weights(size_bytes: int) -> AsyncIterator[bytes]:
             assert size_bytes <= 1000
-            return data
+            yield data
 
-        return await self.desk.ask(opening, caller, read)
+        async with self.desk.asked(opening, caller, weights) as answer:
+            return answer
 
     async def until_heard(self, count: int) -> None:
         async with asyncio.timeout(20):
@@ -219,12 +230,14 @@ def test_every_byte_of_a_delta_counts() -> None:
     run(story)
 
 
-def test_more_than_a_few_questions_wait_elsewhere_and_all_end_with_the_replica() -> None:
+def test_more_than_a_few_siblings_wait_elsewhere_and_all_end_with_the_replica() -> None:
     async def story(counter: Counter) -> None:
-        waiting = [asyncio.ensure_future(counter.ask(opening(delta()))) for _ in range(MAX_WAITING)]
+        names = [f"a.{number}" for number in range(1, MAX_WAITING + 2)]
+        counter.plan(*(counter.planned(name, HELPER.node_id, Role.CONTRIBUTOR) for name in names))
+        waiting = [asyncio.ensure_future(counter.ask(opening(contributor=name))) for name in names[:MAX_WAITING]]
         await counter.until_heard(MAX_WAITING)
         with pytest.raises(Unavailable) as busy:
-            await counter.ask(opening(delta()))
+            await counter.ask(opening(contributor=names[-1]))
         assert busy.value.code == "overloaded"
         counter.desk.defer(counter.heard[0].request, Unavailable("not now", code="not_primary"))
         with pytest.raises(Unavailable) as deferred:
@@ -232,10 +245,99 @@ def test_more_than_a_few_questions_wait_elsewhere_and_all_end_with_the_replica()
         assert deferred.value.code == "not_primary"
         counter.full = True
         with pytest.raises(Unavailable):
-            await counter.ask(opening(delta()))
+            await counter.ask(opening(contributor=names[0]))
         counter.desk.close()
         ended = await asyncio.gather(*waiting[1:], return_exceptions=True)
         assert {getattr(error, "code", "") for error in ended} == {"released"}
+
+    run(story)
+
+
+def test_a_sibling_that_sends_little_by_little_takes_one_place_however_often_it_calls() -> None:
+    async def story(counter: Counter) -> None:
+        async def endless(size_bytes: int) -> AsyncIterator[bytes]:
+            yield DATA[:1]
+            await asyncio.Event().wait()
+
+        async def trickled() -> None:
+            async with counter.desk.asked(opening(delta()), HELPER.node_id, endless):
+                raise AssertionError("there is nothing to answer")
+
+        trickling = [asyncio.ensure_future(trickled()) for _ in range(MAX_WAITING)]
+        asked = asyncio.ensure_future(counter.ask(opening(delta(replica="a.2"), contributor="a.2")))
+        await counter.until_heard(1)
+        assert counter.heard[0].source.replica == "a.2"
+        done, _ = await asyncio.wait(trickling[:-1])
+        assert {getattr(one.exception(), "code", "") for one in done} == {"replaced"}
+        assert not trickling[-1].done(), "the newest goes on"
+        counter.desk.answer(counter.heard[0].request, Verdict.MERGED, "", "", ANCHOR)
+        await asked
+        trickling[-1].cancel()
+
+    run(story)
+
+
+def test_an_anchor_alone_is_given_to_each_sibling_every_few_seconds_only() -> None:
+    """Each may be captured for it alone, and be as large as a state."""
+
+    async def story(counter: Counter) -> None:
+        for name, number in (("a.1", 1), ("a.2", 2)):
+            asked = asyncio.ensure_future(counter.ask(opening(contributor=name)))
+            await counter.until_heard(number)
+            counter.desk.answer(counter.heard[-1].request, Verdict.ANCHOR, "", "", ANCHOR)
+            await asked
+            with pytest.raises(Unavailable) as refused:
+                await counter.ask(opening(contributor=name, incarnation=9))
+            assert refused.value.code == "overloaded"
+        counter.clock.now_s += ANCHOR_GAP_S
+        again = asyncio.ensure_future(counter.ask(opening(incarnation=9)))
+        await counter.until_heard(3)
+        counter.desk.answer(counter.heard[-1].request, Verdict.ANCHOR, "", "", ANCHOR)
+        await again
+
+    run(story)
+
+
+def test_an_answer_that_is_not_read_is_let_go_of_when_its_sibling_asks_again() -> None:
+    """Goal: anchors that are being sent are no more than there are siblings, also while what ends an older call waits for a reader."""
+
+    async def story(counter: Counter) -> None:
+        async def messages() -> AsyncIterator[vnode_pb2.MergeRequest]:
+            yield vnode_pb2.MergeRequest(open=opening(delta()))
+            yield vnode_pb2.MergeRequest(chunk=DATA)
+
+        async def unread(kept: asyncio.Event) -> DcnrError:
+            """As the server's guard writes: the first part of the anchor, and then the refusal, are taken by nobody."""
+            responses = serve_merge(messages(), HELPER.node_id, lambda name: counter.desk, Uplink(counter.clock))
+            try:
+                async for response in responses:
+                    if response.WhichOneof("kind") == "chunk":
+                        try:
+                            kept.set()
+                            await asyncio.Event().wait()
+                        except asyncio.CancelledError as cancelled:
+                            await responses.athrow(cancelled)
+            except DcnrError as error:
+                return error
+            raise AssertionError("it ended as if it had been read")
+
+        calls, anchors = [], []
+        for number in (1, 2, 3):
+            kept = asyncio.Event()
+            calls.append(asyncio.ensure_future(unread(kept)))
+            await counter.until_heard(number)
+            data = bytes(2 * MAX_CHUNK_BYTES + number)
+            anchors.append(data)
+            counter.desk.answer(counter.heard[-1].request, Verdict.MERGED, "", "", replace(ANCHOR, data=data))
+            del data
+            await kept.wait()
+        ended = await asyncio.gather(*calls[:2])
+        gc.collect()
+        assert [error.code for error in ended] == ["replaced", "replaced"]
+        alone = sys.getrefcount(bytes(MAX_CHUNK_BYTES))
+        assert [sys.getrefcount(anchors[number]) - alone for number in (0, 1)] == [1, 1], "this list holds them, and nobody else"
+        assert not calls[2].done()
+        calls[2].cancel()
 
     run(story)
 
@@ -244,12 +346,13 @@ def test_whose_weights_come_while_the_replica_ends_hears_so_at_once() -> None:
     """Its core answers no more: the sibling would wait for as long as any question may."""
 
     async def story(counter: Counter) -> None:
-        async def read(size_bytes: int) -> bytes:
+        async def closing(size_bytes: int) -> AsyncIterator[bytes]:
             counter.desk.close()
-            return DATA
+            yield DATA
 
         with pytest.raises(Unavailable) as ended:
-            await asyncio.wait_for(counter.desk.ask(opening(delta()), HELPER.node_id, read), 5.0)
+            async with asyncio.timeout(5.0), counter.desk.asked(opening(delta()), HELPER.node_id, closing):
+                raise AssertionError("nobody answers")
         assert (ended.value.code, counter.heard) == ("released", [])
 
     run(story)
@@ -262,18 +365,58 @@ def test_large_weights_come_one_after_the_other(monkeypatch: pytest.MonkeyPatch)
     async def story(counter: Counter) -> None:
         first = asyncio.ensure_future(counter.ask(opening(delta())))
         await counter.until_heard(1)
+        other = opening(delta(replica="a.2"), contributor="a.2")
         with pytest.raises(Unavailable) as refused:
-            await counter.ask(opening(delta(sequence=5)))
+            await counter.ask(other)
         assert refused.value.code == "overloaded"
-        alone = asyncio.ensure_future(counter.ask(opening()))
+        alone = asyncio.ensure_future(counter.ask(opening(contributor="a.2")))
         await counter.until_heard(2)
         for heard in counter.heard:
             counter.desk.answer(heard.request, Verdict.MERGED, "", "", ANCHOR)
         await first
         await alone
-        second = asyncio.ensure_future(counter.ask(opening(delta(sequence=5))))
+        second = asyncio.ensure_future(counter.ask(other))
         await counter.until_heard(3)
         counter.desk.answer(counter.heard[2].request, Verdict.MERGED, "", "", ANCHOR)
-        assert (await second).sequence == 5
+        assert (await second).sequence == 4
+
+    run(story)
+
+
+def test_of_large_weights_those_go_on_of_which_most_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever announces much and sends little keeps nobody out, and what is here at once stays bounded."""
+    monkeypatch.setattr("pnode.merge_desk.MAX_WEIGHTS_BYTES", len(DATA) - 1)
+
+    async def story(counter: Counter) -> None:
+        more, begun = asyncio.Event(), asyncio.Event()
+
+        async def slow(size_bytes: int) -> AsyncIterator[bytes]:
+            yield DATA[:1]
+            begun.set()
+            await more.wait()
+            yield DATA[1:2]
+
+        async def trickled() -> None:
+            async with counter.desk.asked(opening(delta()), HELPER.node_id, slow):
+                raise AssertionError("too much was here")
+
+        async def whole(size_bytes: int) -> AsyncIterator[bytes]:
+            yield DATA[:-1]
+            more.set()
+            with pytest.raises(Unavailable) as refused:
+                await trickling
+            assert refused.value.code == "overloaded"
+            yield DATA[-1:]
+
+        async def brought() -> Answer:
+            async with counter.desk.asked(opening(delta(replica="a.2"), contributor="a.2"), HELPER.node_id, whole) as answer:
+                return answer
+
+        trickling = asyncio.ensure_future(trickled())
+        await begun.wait()
+        bringing = asyncio.ensure_future(brought())
+        await counter.until_heard(1)
+        counter.desk.answer(counter.heard[0].request, Verdict.MERGED, "", "", ANCHOR)
+        assert (await bringing).verdict is Verdict.MERGED
 
     run(story)

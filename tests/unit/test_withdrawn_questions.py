@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -91,11 +91,12 @@ def test_a_question_may_be_withdrawn_before_its_merge_has_begun(tmp_path: Path, 
     maths, thread = Maths(), ThreadPoolExecutor(1)
 
     async def asked(host: ReplicaHost) -> Answer | Unavailable:
-        async def read(size_bytes: int) -> bytes:
-            return DATA
+        async def weights(size_bytes: int) -> AsyncIterator[bytes]:
+            yield DATA
 
         try:
-            return await host.merges.desk.ask(opening(delta()), HELPER.node_id, read)
+            async with host.merges.desk.asked(opening(delta()), HELPER.node_id, weights) as answer:
+                return answer
         except Unavailable as error:
             return error
 
