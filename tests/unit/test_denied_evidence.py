@@ -141,7 +141,7 @@ def test_records_that_cannot_be_read_keep_no_other_from_being_verified(tmp_path:
     assert {one.evidence for _, one in rig.shared.standings.unverified()} == {one.evidence for one in lost}
 
 
-@pytest.mark.parametrize(("data", "word"), [(record_of_two_commits(), "proven"), (record_of_two_commits(), "made up")])
+@pytest.mark.parametrize(("data", "word"), [(record_of_wrong_words(), "proven"), (record_of_two_commits(), "made up")])
 def test_a_fault_that_an_auditor_tells_of_is_read_again_and_not_taken_for_made_up(tmp_path: Path, data: bytes, word: str) -> None:
     """Over whichever evidence, where signed words contradict one another. Two stories are no fault of the work that was audited."""
     rig = Rig(tmp_path, data)
