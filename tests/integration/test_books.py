@@ -67,7 +67,6 @@ async def complete(made: World) -> Orchestrator:
     holder = await made.running()
     for worker in made.workers:
         worker.learn_all()
-    await until(lambda: holder.state() == model_pb2.JOB_STATE_SETTLING, "every source is done")
     await made.record_all(holder)
     await until(lambda: made.end() is not None, "the job has ended")
     return holder

@@ -110,7 +110,6 @@ async def wire(
         await check_confirmed_head(owner, policy, key, pnodes[0])
         for worker in workers:
             worker.learn_all()
-        await job_in(owner, model_pb2.JOB_STATE_SETTLING)
         for worker, link in zip(workers, links, strict=True):
             await record(worker, link, owner)
         view = await job_in(owner, model_pb2.JOB_STATE_COMPLETED)
