@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 from dcnr.cli.gateway_serving import alone
@@ -19,6 +20,8 @@ def test_a_gateway_that_waits_for_a_silent_bootstrap_node_ends_when_it_is_told_t
             stop.set()  # somebody waits for an answer now
             await reader.read(-1)
             writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
             gone.set()
 
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
