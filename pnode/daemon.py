@@ -387,8 +387,8 @@ class Daemon:
             await asyncio.sleep(REFRESH_S)
             if stood_s := self._gaps.look(self._clock.monotonic(), self._clock.wall()):
                 self.journal.say("woke_up", self._key.node_id, f"this machine stood still for {stood_s:.0f} s")
-                self._membership.update_self()
                 self._streams.renew()
+                await self._delegated.woke_up()
 
     def status(self) -> local_pb2.StatusResponse:
         """One screen that tells all."""

@@ -1,4 +1,8 @@
-"""The worker's delegation, renewed at half its life with the same key and incarnation, and where its replicas are told to live."""
+"""The worker's delegation, renewed at half its life with the same key and incarnation, and where its replicas are told to live.
+
+Its life is counted by network time, in which others judge it: a monotonic clock may stand still while the machine sleeps, and a wall clock may have been
+wrong when it was signed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ class Delegated:
         self._send, self._clock = send, clock
         self._worker: Worker | None = None
         self._delegation: identity_pb2.Envelope | None = None
-        self._signed_at = 0.0
+        self._signed_s = self._signed_wall = 0.0
         self._published: dict[str, float] = {}
         """By replica, when the directory last took its location."""
         self._locations: dict[str, str] = {}
@@ -70,6 +74,11 @@ class Delegated:
         if self._worker is not None:
             await self.begin(self._worker)
 
+    async def woke_up(self) -> None:
+        """This machine stood still: everybody hears that it is here, its worker under a delegation that is good."""
+        if not await self._renewed():
+            self._membership.update_self()
+
     def end(self) -> None:
         """The worker is gone, and its replicas live nowhere."""
         self._worker = None
@@ -84,14 +93,13 @@ class Delegated:
             await self.keep(hosted())
 
     async def keep(self, hosted: Sequence[Hosted]) -> None:
-        """Renews the delegation at half its life; publishes locations until somebody keeps them, and again when they are due; withdraws those of replicas
-        that are not here any more. The directory being away is no trouble.
+        """Renews the delegation at half its life, and where it begins only later; publishes locations until somebody keeps them, and again when they are due;
+        withdraws those of replicas that are not here any more. The directory being away is no trouble.
         """
-        worker, now = self._worker, self._clock.monotonic()
-        if worker is None or self._delegation is None:
+        if self._worker is None or self._delegation is None:
             return
-        if now - self._signed_at > limits.DELEGATION_LIFETIME_S / 2:
-            await self.begin(worker)
+        await self._renewed()
+        now = self._clock.monotonic()
         here = {item.assignment.replica: item.model for item in hosted}
         for replica in [replica for replica in self._locations if replica not in here]:
             self._membership.withdraw_location(self._locations.pop(replica), replica)
@@ -101,20 +109,32 @@ class Delegated:
                 continue
             self._locations[replica] = model
             with contextlib.suppress(DcnrError):
-                if await self._membership.publish_location(model, replica, self._delegation):
+                delegation = self._delegation
+                if await self._membership.publish_location(model, replica, delegation) and delegation is self._delegation:
                     self._published[replica] = now
+
+    async def _renewed(self) -> bool:
+        """Whether a new delegation was due, and sent."""
+        if self._worker is None:
+            return False
+        age_s, network_time = self._clock.monotonic() - self._signed_s, self._membership.network_time()
+        earliest, half_s = self._signed_wall - limits.MAX_CLOCK_SKEW_S, limits.DELEGATION_LIFETIME_S / 2
+        if age_s <= half_s and earliest <= network_time < self._signed_wall + half_s:
+            return False
+        await self.begin(self._worker)
+        return True
 
     def _sign(self, worker: Worker) -> None:
         addresses, near = (
             [join_address(host, worker.hello.data_port)] if host else [] for host in (self._host(), self._near_host())
         )
-        self._signed_at = self._clock.monotonic()
+        self._signed_s, self._signed_wall = self._clock.monotonic(), self._membership.network_time()
         self._delegation = make_delegation(
             self._key,
             self._network_id,
             worker.hello.public_key,
             worker.incarnation,
             addresses,
-            self._membership.network_time(),
+            self._signed_wall,
             near=near,
         )

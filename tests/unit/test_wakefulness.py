@@ -1,4 +1,6 @@
-"""Goal: work that takes long is no sleep: however slow the directory is, a machine that runs keeps its control streams; one that stood still renews them."""
+"""Goal: work that takes long is no sleep: however slow the directory is, a machine that runs keeps its control streams; one that stood still renews them.
+Whatever its clocks did meanwhile, its worker acts under a delegation that is good.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,21 @@ from typing import Any
 
 import pytest
 
+from dcnr import limits
 from dcnr.settings import PNodeSettings
-from dcnr.v1 import local_pb2, model_pb2
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.control import _Stream
 from pnode.daemon import Daemon
 from pnode.home import Home
 from pnode.models import Hosted
 from pnode.probe import Machine
+from pnode.reasons import WorkerFacts
 from pnode.supervisor import Worker
 from pnode.waking import STOOD_S
 from simulation.control_clock import SimClock
 from simulation.control_loop import ProcessLoop
 from simulation.kernel import Kernel, Process
+from trust.delegation import open_delegation
 from trust.identity import NodeKey
 from trust.in_force import InForce
 from trust.network import create_document, verify_chain
@@ -44,11 +49,28 @@ class SlowDirectory:
         return 1
 
 
-class SilentPipe:
-    """A worker's, of which nothing is to be seen here."""
+class MovedClock:
+    """Its wall clock can be set, or runs on while the monotonic one stands still with the machine."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._clock, self.moved_s = SimClock(kernel, 0.0, 500.0), 0.0
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def wall(self) -> float:
+        return self._clock.wall() + self.moved_s
+
+
+class HeardPipe:
+    """A worker's: what it heard under which it may act."""
+
+    def __init__(self) -> None:
+        self.delegations: list[identity_pb2.Envelope] = []
 
     async def send(self, message: local_pb2.ToWorker) -> None:
-        pass
+        if message.HasField("delegation"):
+            self.delegations.append(message.delegation)
 
 
 class Watched:
@@ -57,8 +79,8 @@ class Watched:
     def __init__(self, home: Home, num_replicas: int) -> None:
         self.kernel, self.errors, self.directory = Kernel(1), list[BaseException](), SlowDirectory()
         self.process = Process(self.kernel, "pnode")
-        self.loop, self.clock = ProcessLoop(self.kernel, self.process, self.errors.append), SimClock(self.kernel, 0.0, 500.0)
-        self._home, self._num_replicas = home, num_replicas
+        self.loop, self.clock = ProcessLoop(self.kernel, self.process, self.errors.append), MovedClock(self.kernel)
+        self._home, self._num_replicas, self.pipe = home, num_replicas, HeardPipe()
 
     async def story(self) -> None:
         policy = verify_chain(
@@ -72,10 +94,11 @@ class Watched:
         daemon._membership._publisher._directory = directory
         async with asyncio.TaskGroup() as group:
             daemon._wire(group)
-            pipe: Any = SilentPipe()
-            await daemon._delegated.begin(
-                Worker(4711, 1, local_pb2.WorkerHello(public_key=WORKER_KEY.public_der, data_port=7701), pipe)
-            )
+            pipe: Any = self.pipe
+            hello = local_pb2.WorkerHello(public_key=WORKER_KEY.public_der, data_port=7701)
+            worker = daemon._supervisor.worker = Worker(4711, 1, hello, pipe)
+            daemon._now.worker = WorkerFacts.of(worker.pid, worker.incarnation, hello)
+            await daemon._delegated.begin(worker)
             hosted = daemon._duties._models.entry("m", with_work=True).hosted
             for number in range(self._num_replicas):
                 hosted[f"v.{number}"] = Hosted(model_pb2.DesiredAssignment(replica=f"v.{number}", vnode="v"), "m")
@@ -106,6 +129,49 @@ def test_a_slow_directory_is_no_sleep_and_is_asked_one_thing_at_a_time(tmp_path:
         watched.run(3 * STOOD_S + 2.0)
         assert watched.slept()
         assert watched.stream.stale
+    finally:
+        watched.loop.bury()
+        home.close()
+
+
+@pytest.mark.parametrize(
+    ("moved_s", "num_sent"), [(13 * 3600.0, 2), (-24 * 3600.0, 2), (-limits.MAX_CLOCK_SKEW_S + 60.0, 1), (600.0, 1)]
+)
+def test_a_worker_gets_a_delegation_that_is_good_by_the_time_of_now(tmp_path: Path, moved_s: float, num_sent: int) -> None:
+    """Goal: neither a sleep in which the monotonic clock stood still nor a clock that is set leaves one that has ended, nearly, or has not begun."""
+    home = Home(tmp_path / "home")
+    home.open()
+    watched = Watched(home, 0)
+    watched.loop.spawn(watched.story())
+    try:
+        watched.run(3.0)
+        assert len(watched.pipe.delegations) == 1
+        watched.clock.moved_s = moved_s
+        watched.run(3.0)
+        assert len(watched.pipe.delegations) == num_sent
+        network_id = watched.daemon._present().network_id
+        left_s = (
+            open_delegation(watched.pipe.delegations[-1], network_id=network_id, now_wall=watched.clock.wall()).expires_wall
+            - watched.clock.wall()
+        )
+        assert left_s >= limits.DELEGATION_LIFETIME_S / 2
+    finally:
+        watched.loop.bury()
+        home.close()
+
+
+def test_who_wakes_up_has_a_good_delegation_however_long_the_directory_takes(tmp_path: Path) -> None:
+    """Goal: nobody waits for the directory, which is asked for one replica after the other, to hear of a worker whose delegation has ended."""
+    home = Home(tmp_path / "home")
+    home.open()
+    watched = Watched(home, 8)
+    watched.loop.spawn(watched.story())
+    try:
+        watched.run(3.0)
+        watched.clock.moved_s = 13 * 3600.0
+        watched.run(2.0)
+        assert watched.directory.num_puts < 3, "the directory is still being asked"
+        assert len(watched.pipe.delegations) == 2
     finally:
         watched.loop.bury()
         home.close()
