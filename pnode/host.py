@@ -150,6 +150,7 @@ class ReplicaHost:
     def plan(self, neighbours: Neighbours) -> None:
         """The newest plan around this replica, its role in it included; what has not changed goes on undisturbed."""
         self.merges.plan(neighbours)
+        self._links.plan(neighbours.successors)
         primary = neighbours.primary
         self.post(
             ev.PlanChanged(
@@ -160,7 +161,6 @@ class ReplicaHost:
                 neighbours.tempo,
             )
         )  # fmt: skip
-        self._links.plan(neighbours.successors)
         for edge in range(len(self.fixed.stage.inputs)):
             asked = neighbours.predecessors.get(edge, ())
             self._hub.want(self, edge, {one.replica: one.pnode_id for one in asked})

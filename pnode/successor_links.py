@@ -1,4 +1,7 @@
-"""The ways over which successors of one replica ask it: at most one for each of their replicas, the newest."""
+"""The ways over which successors of one replica ask it: at most one for each of their replicas, the newest.
+
+Names of replicas can be guessed, so a stranger may come under one that only the next plan names: its way, and whatever it said, goes with that plan.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,17 @@ class SuccessorLinks:
     def __init__(self, vnodes: frozenset[VNodeId], clock: Clock, post: Callable[[Event], None]) -> None:
         self._vnodes, self._clock, self._post = vnodes, clock, post
         self._planned: dict[ReplicaId, str] = {}
-        self._links: dict[int, tuple[Peer, Way]] = {}
+        self._links: dict[int, tuple[Peer, str, Way]] = {}
+        """With the PNode that each came from."""
         self._next = 1
 
     def plan(self, successors: dict[ReplicaId, str]) -> None:
-        """The newest plan, with the PNode of each replica; ways of replicas that left it end."""
+        """The newest plan, with the PNode of each replica; ways of replicas that left it end, and those from other PNodes. To be called before the core hears
+        of that plan: LinkDown comes to it first, and it forgets whom it does not know from a plan.
+        """
         self._planned = successors
-        for link, (target, way) in list(self._links.items()):
-            if target.replica not in successors:
+        for link, (target, pnode_id, way) in list(self._links.items()):
+            if successors.get(target.replica) != pnode_id:
                 way.close("replanned")
                 self.detach(link)
 
@@ -40,16 +46,16 @@ class SuccessorLinks:
         planned = self._planned.get(target.replica)
         if planned is not None and planned != pnode_id:
             raise Refused("the plan has this replica elsewhere", code="wrong_pnode")
-        if planned is None and sum(known.replica not in self._planned for known, _ in self._links.values()) >= MAX_UNPLANNED:
+        if planned is None and sum(known.replica not in self._planned for known, _, _ in self._links.values()) >= MAX_UNPLANNED:
             raise Refused("too many replicas that the plan here does not name are connected", code="too_many_unplanned")
-        for link, (known, older) in list(self._links.items()):
+        for link, (known, _, older) in list(self._links.items()):
             if known.replica == target.replica:
                 if known.incarnation > target.incarnation:
                     raise Stale("a newer incarnation is connected", code="stale_incarnation")
                 older.close("replaced")
                 self.detach(link)
         link, self._next = self._next, self._next + 1
-        self._links[link] = (target, way)
+        self._links[link] = (target, pnode_id, way)
         self._post(LinkUp(self._clock.monotonic(), link, target))
         return link
 
@@ -62,10 +68,10 @@ class SuccessorLinks:
         """Sends a frame, if its link is still there."""
         found = self._links.get(job.link)
         if found is not None:
-            found[1].send(job.lane, job.batch, job.mode)
+            found[2].send(job.lane, job.batch, job.mode)
 
     def close(self) -> None:
         """Ends all."""
-        for _, way in list(self._links.values()):
+        for _, _, way in list(self._links.values()):
             way.close("released")
         self._links.clear()

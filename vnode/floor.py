@@ -69,8 +69,8 @@ class Behind:
             self._durable = None
 
     def leave(self, replica: ReplicaId) -> None:
-        """Its last way is gone: forgotten unless the plan has it."""
-        if self._successors is not None and replica not in self._successors:
+        """Its last way is gone: forgotten unless the plan has it. Before the first plan too: whoever came under that name need not be who the plan means."""
+        if replica not in (self._successors or ()):
             self._said.pop(replica, None)
             self._stood.pop(replica, None)
 
