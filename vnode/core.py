@@ -55,10 +55,11 @@ class ReplicaCore:
         self._statements = Statements(config, self._intake)
         self._lead, self._due = Lead(config, now_s), Due(config)
         self._busy: Computation | None = None
-        self._evaluated_last, self._head_seen_s, self._now_s = False, now_s, now_s
+        self._evaluated_last = self._forwarded_last = False
+        self._head_seen_s = self._now_s = now_s
         self._snapshots = Snapshots(config, lineage, now_s)
         self._work: dict[Lane, LaneWork] = {}
-        self._training = TrainingWork(config)
+        self._training = TrainingWork(config, self._outlet.fits)
         self._retries, self._named = Retries(), _NONE
         self._counters = Counters()
         self._last_loss: float | None = None
@@ -189,13 +190,14 @@ class ReplicaCore:
         self._holding.learned(event.batch)
         self._retries.done(TRAIN_LANE, event.batch)
         self._last_loss = event.loss
-        self._evaluated_last = False
+        self._evaluated_last = self._forwarded_last = False
         self._counters = replace(self._counters, learned=self._counters.learned + 1)
 
     def _forwarded(self, event: ev.Forwarded) -> None:
         self._retries.done(event.lane, event.batch)
         self._evaluated_last = not event.lane.is_train
         if event.lane.is_train:
+            self._forwarded_last = True
             self._counters = replace(self._counters, forwarded=self._counters.forwarded + 1)
         else:
             self._rounds.count(event, len(self._holding.lineage))
@@ -246,19 +248,25 @@ class ReplicaCore:
         return self._merging.computation(self._holding.lineage)
 
     def _next_train(self) -> tuple[int, bool] | None:
-        """(batch, whether it is learned): the lowest that is whole, across both kinds. Tested against the lineage now (rule 8)."""
-        work = self._work[TRAIN_LANE]
+        """(batch, whether it is learned): the lowest that is whole, across both kinds; what was learned before takes every second turn at most where another
+        can be learned. Tested against the lineage now (rule 8).
+        """
+        work, again = self._work[TRAIN_LANE], None
         paused, is_between = self._paused_why(), not self._holding.leads and self._contributing.is_between
         for batch in self._intake.ready(TRAIN_LANE):
             learns = batch in work.wanted
+            if not learns and again is not None:
+                continue
             is_allowed = not paused and batch in work.may_begin if learns else batch in work.forward_only and not is_between
             if (
                 is_allowed
                 and self._retries.is_due(TRAIN_LANE, batch, self._now_s)
                 and (not learns or self._due.may_begin(batch, self._now_s))
             ):
-                return batch, learns
-        return None
+                if learns or not self._forwarded_last:
+                    return batch, learns
+                again = batch
+        return (again, False) if again is not None else None
 
     def _next_evaluation(self) -> tuple[Lane, int] | None:
         for lane in sorted(self._work, key=lambda lane: (lane.round, lane.split)):
@@ -330,7 +338,7 @@ class ReplicaCore:
             out += self._merging.answers(holding.lineage)
             self._rounds.open(len(holding.lineage), is_final=self._is_final())
         if (durable := self._behind.durable()) and (kept := self._spool.available(TRAIN_LANE) & durable):
-            out += self._spool.remove(TRAIN_LANE, kept, self._outlet.pinned())
+            out += self._spool.remove(TRAIN_LANE, kept - self._outlet.asked().get(TRAIN_LANE, _NONE), self._outlet.pinned())
         out += self._outlet.frames()
         self._work = self._find_work()
         self._intake.set_work(self._now_s, self._work)

@@ -125,6 +125,11 @@ class Behind:
             self._durable = (self._common(),)
         return self._durable[0]
 
+    def durable_in(self, peer: Peer) -> IntervalSet:
+        """What that incarnation reported: neither it nor anybody behind it lacks any of it."""
+        said = self._said.get(peer.replica)
+        return said.durable if said is not None and said.incarnation == peer.incarnation else IntervalSet.empty()
+
     def durable_from(self, named: IntervalSet, missing: IntervalSet) -> IntervalSet:
         """Named here, not to be learned here again, and durable in everyone behind."""
         given = (named, missing, behind := self.durable())

@@ -214,12 +214,15 @@ class Outlet:
         return ask.on_way
 
     def _due(self, link: _Link, ask: _Ask, lane: Lane) -> tuple[IntervalSet, IntervalSet]:
-        """Of what a receiver needs and has room for and is not on its way: what the spool has, and what it has not. The same after most messages."""
+        """Of what a receiver needs and has room for and is not on its way: what the spool has, and what is to be computed for it: not what it says is
+        durable, which nobody behind it can lack, whatever it asks for. The same after most messages.
+        """
         available, on_way = self._spool.available(lane), self._on_way(link, ask, lane)
-        given = (ask.open, on_way, available)
+        durable = self._behind.durable_in(link.target) if lane.is_train else _NONE
+        given = (ask.open, on_way, available, durable)
         if ask.due is None or ask.due[0] != given:
             left = ask.open - on_way
-            ask.due = (given, left & available, left - available)
+            ask.due = (given, left & available, left - available - durable)
         return ask.due[1:]
 
     def _count_on_way(self, link: _Link, ask: _Ask, lane: Lane) -> IntervalSet:
@@ -228,7 +231,7 @@ class Outlet:
         return IntervalSet.of(*((batch, batch + 1) for batch in batches))
 
     def demanded(self) -> Mapping[Lane, IntervalSet]:
-        """By lane, what is asked for, has room at the receiver, is not on its way to it and not in the spool."""
+        """By lane, what is asked for, has room at the receiver, is not on its way to it, not in the spool, and not durable by that receiver's own word."""
         parts = [(lane, self._due(link, ask, lane)[1]) for link in self._planned_links() for lane, ask in link.asks.items()]
         if parts != self._demanded[0]:
             result: dict[Lane, IntervalSet] = {}
@@ -237,6 +240,16 @@ class Outlet:
                     result[lane] = result.get(lane, _NONE) | lacking
             self._demanded = (parts, result)
         return self._demanded[1]
+
+    def fits(self, lacking: IntervalSet) -> IntervalSet:
+        """Of train batches that are asked for and not in the spool: the lowest, as many as it would hold on to beside what is asked for and lies in it. Any
+        other would push out itself, or what is then lacking: where a receiver takes nothing, the same would be computed without end.
+        """
+        if not lacking:
+            return _NONE
+        leaving = IntervalSet.of(*((batch, batch + 1) for lane, batch in self.pinned() if lane.is_train))
+        staying = (self._spool.available(TRAIN_LANE) & self.asked().get(TRAIN_LANE, _NONE)) - leaving
+        return (staying | lacking).first(max(0, self._config.spool_batches - len(leaving))) - staying
 
     def keep(self, lane: Lane, batch: int) -> list[DropFrames]:
         """A frame is in the spool; names what must go for it. What is asked for is looked at only where something must."""
