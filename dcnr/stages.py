@@ -132,6 +132,14 @@ def stages_of(
     return tuple(stages)
 
 
+def all_behind(reads: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]]:
+    """By VNode: itself, and all that read from it, directly or not. ``reads``: what each reads, in topological order."""
+    behind: dict[str, frozenset[str]] = {}
+    for name in reversed(list(reads)):
+        behind[name] = frozenset({name}).union(*(behind[other] for other, read in reads.items() if name in read))
+    return behind
+
+
 def _error(vnode: str, field_name: str, message: str) -> InvalidInput:
     return InvalidInput(f"{vnode}: {message}", code="bad_graph", vnode=vnode, field=field_name)
 

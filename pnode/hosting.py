@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from dcnr.graph import graph_digest, graph_from_bytes, stages_of_graph
 from dcnr.ids import ReplicaId, VNodeId, check_replica_id
 from dcnr.ports import Clock
 from dcnr.specs import Registry
-from dcnr.stages import INPUT, Stage
+from dcnr.stages import INPUT, Stage, all_behind
 from dcnr.tempo import Tempo
 from dcnr.units import Share
 from dcnr.v1 import local_pb2, model_pb2
@@ -105,15 +105,20 @@ def prepare(
         graph=graph,
         stage=stage,
         depth=depth,
-        successors=frozenset(VNodeId(item.id) for item in stages if any(read.id == stage.id for read in item.inputs)),
+        successors=frozenset(map(VNodeId, _successors(stages, stage))),
         compute=maths,
         info=info,
         state_bytes=state_bytes,
         samples=samples,
-        config=replica_config(host, graph, stage, standing.peer, info, samples.eval_batches()),
+        config=replica_config(host, graph, stages, stage, standing.peer, info, samples.eval_batches()),
         frame_bytes=stage.output.bytes_per_sample * int(graph.train.batch_size),
         reads=Reads.of(stages),
     )
+
+
+def _successors(stages: Sequence[Stage], stage: Stage) -> list[str]:
+    """Those that read from a stage."""
+    return [item.id for item in stages if any(read.id == stage.id for read in item.inputs)]
 
 
 def _first_state(host: local_pb2.HostReplica, graph: model_pb2.ModelGraph, stage: Stage, registry: Registry) -> bytes:
@@ -134,6 +139,7 @@ def _first_state(host: local_pb2.HostReplica, graph: model_pb2.ModelGraph, stage
 def replica_config(
     host: local_pb2.HostReplica,
     graph: model_pb2.ModelGraph,
+    stages: Sequence[Stage],
     stage: Stage,
     peer: Peer,
     info: StateInfo,
@@ -141,6 +147,7 @@ def replica_config(
 ) -> ReplicaConfig:
     """The core's numbers. Windows and spools are counted in batches of this stage's own tensors."""
     batch_size = int(graph.train.batch_size)
+    behind = all_behind({item.id: [read.id for read in item.inputs] for item in stages})
     output_bytes = max(1, stage.output.bytes_per_sample * batch_size)
     input_bytes = max(1, *(item.spec.bytes_per_sample * batch_size for item in stage.inputs))
     window = max(1, min(limits.WINDOW_BATCHES, limits.WINDOW_BYTES // input_bytes))
@@ -165,6 +172,7 @@ def replica_config(
         role=role_of(host.assignment.role),
         unit_batches=max(1, host.unit_batches),
         merge_every=int(graph.train.merge_every) or limits.MERGE_EVERY,
+        behind={VNodeId(name): frozenset(map(VNodeId, behind[name])) for name in _successors(stages, stage)},
         audited=host.audited,
     )
 

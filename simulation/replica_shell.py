@@ -112,6 +112,7 @@ class ReplicaShell:
             role=role,
             unit_batches=knobs.unit_batches,
             merge_every=knobs.merge_every,
+            behind=world.topology.behind(self.vnode),
             audited=knobs.audited,
         )
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from dcnr.ids import VNodeId
+from dcnr.stages import all_behind
+
 INPUT = "input"
 
 
@@ -18,6 +21,11 @@ class Topology:
     def successors(self, stage: str) -> tuple[str, ...]:
         """Stages that read this one."""
         return tuple(other for other, read in self.inputs.items() if stage in read)
+
+    def behind(self, stage: str) -> dict[VNodeId, frozenset[VNodeId]]:
+        """By successor: itself and all behind it."""
+        behind = all_behind(self.inputs)
+        return {VNodeId(name): frozenset(map(VNodeId, behind[name])) for name in self.successors(stage)}
 
     def input_edges(self, stage: str) -> frozenset[int]:
         """Edges that read the data set."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dcnr.errors import InvariantBroken
-from dcnr.ids import ReplicaId
+from dcnr.ids import ReplicaId, VNodeId, vnode_of
 from dcnr.intervals import IntervalSet
 from vnode.events import (
     AckHeard,
@@ -120,7 +120,11 @@ class Outlet:
                 self.window(event)
             case AckHeard():
                 target = self.target(event.link)
-                if target is not None and self.accepts_ack(event.link, event.sequence):
+                if (
+                    target is not None
+                    and self.accepts_ack(event.link, event.sequence)
+                    and self._may_hold(event.floor_vnode, target)
+                ):
                     self._behind.hear_floor(target, event.floor, event.floor_vnode)
             case DurableHeard():
                 target = self.target(event.link)
@@ -179,6 +183,10 @@ class Outlet:
             return False
         known.ack_sequence = sequence
         return True
+
+    def _may_hold(self, vnode: VNodeId, target: Peer) -> bool:
+        """Whether a successor's floor can be held by that VNode: it is its own or lies behind it. Whoever names another one has not said its floor."""
+        return not self._config.behind or vnode in self._config.behind.get(vnode_of(target.replica), ())
 
     def sent(self, event: FrameSent) -> None:
         """A frame left: the resend time starts."""

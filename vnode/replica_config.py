@@ -67,6 +67,8 @@ class ReplicaConfig:
     """The grain in which replicas share batches."""
     merge_every: int = limits.MERGE_EVERY
     """Own steps between two deltas of a contributor."""
+    behind: Mapping[VNodeId, frozenset[VNodeId]] = field(default_factory=dict)
+    """By VNode that reads from this one: itself and all behind it. Empty where the graph is not known: then its floor may be held by any."""
     audited: bool = False
     """A contributor learns from an anchor to its delta, and nothing before the answer: so that others can run it again."""
 

@@ -75,6 +75,21 @@ def test_a_source_waits_at_floor_plus_lead_and_says_for_whom() -> None:
     assert [item.batch for item in of(ev.Learn, instructions)] == [4]
 
 
+def test_a_floor_is_held_by_nobody_who_does_not_lie_behind_the_successor_that_says_so() -> None:
+    """Goal: one successor cannot hold all sources in the name of somebody who has nothing to do with it."""
+    behind = {VNodeId("next"): frozenset({VNodeId("next"), VNodeId("last")}), VNodeId("side"): frozenset({VNodeId("side")})}
+    core = started(frozenset({NEXT}), behind=behind)
+    core.handle(ev.LinkUp(0.0, 1, Peer(NEXT, 1)))
+    for batch in range(4):
+        learn(core, batch)
+    give(core, 4)
+    for sequence, innocent in enumerate(("here", "side", "before", "anybody", ""), 1):
+        core.handle(ev.AckHeard(0.0, 1, sequence, 0, 0, VNodeId(innocent)))
+        assert (core.view().floor, core.view().held_back_by) == (0, "next")
+    core.handle(ev.AckHeard(0.0, 1, 9, 0, 0, VNodeId("last")))
+    assert core.view().held_back_by == "last"
+
+
 def test_a_new_incarnation_holds_the_floor_where_the_one_before_had_it() -> None:
     core = started(frozenset({NEXT}))
     core.handle(ev.LinkUp(0.0, 1, Peer(NEXT, 1)))

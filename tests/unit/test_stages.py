@@ -9,7 +9,7 @@ import pytest
 
 from dcnr.errors import InvalidInput
 from dcnr.specs import TensorSpec
-from dcnr.stages import VNodeSpec, stages_of
+from dcnr.stages import VNodeSpec, all_behind, stages_of
 from vnode.registry import default_registry
 
 IMAGE, LABEL = TensorSpec("float32", (1, 8, 8)), TensorSpec("int64", ())
@@ -26,6 +26,12 @@ def plain(name: str, component: str, *inputs: str, **config: int) -> VNodeSpec:
 def cut(*vnodes: VNodeSpec) -> dict[str, tuple[list[str], list[str], list[str]]]:
     stages = stages_of(vnodes, default_registry(), IMAGE, LABEL, 10)
     return {s.id: ([i.id for i in s.inputs], [o.id for o in s.operations], [o.id for o in s.sinks]) for s in stages}
+
+
+def test_behind_a_stage_is_all_that_reads_from_it_directly_or_not() -> None:
+    reads = {"a": ["input"], "b": ["a"], "side": ["input"], "c": ["a", "b"], "d": ["c", "side"]}
+    behind = {name: "".join(sorted(others)) for name, others in all_behind(reads).items()}
+    assert behind == {"a": "abcd", "b": "bcd", "side": "dside", "c": "cd", "d": "d"}
 
 
 def test_stateless_vnodes_go_to_every_stage_that_reads_them() -> None:
