@@ -212,22 +212,26 @@ class CheckpointJudge:
         return parent
 
     def _known_at(self, view: ModelView, place: Place, commit: model_pb2.Commit) -> Ancestry | None:
-        """What is known of the state that it goes on from: judged before, named by the manifest, which has credited it already, or what the job began with."""
+        """What is known of the state that it goes on from: judged before, named by the manifest, which has credited it already, or what the job began with.
+
+        Known is only what its parent commit has made too: else nobody could walk back from it, and whoever came to those bits on a way of its own is followed.
+        """
         digest = commit.parent_digest
         known = self._known.get((place.job_id, place.vnode, digest, commit.parent_commit))
         if view.chain is not None:
             on_line = view.chain.checkpoints.get(digest)
-            if on_line is not None and on_line.job_id == place.job_id and on_line.vnode == place.vnode:
+            if on_line is not None and _made(on_line, place, commit):
                 return Ancestry(intervals(on_line.lineage), base=digest)
             if known is not None and known.base not in view.chain.checkpoints:
                 known = None  # it led to a state that was taken back or is lost: followed anew to one that counts
         if known is not None or not digest:
             return known
         for checkpoint in _named(view.manifest, place.vnode):
-            if checkpoint.digest == digest and checkpoint.job_id == place.job_id:
+            if checkpoint.digest == digest and _made(checkpoint, place, commit):
                 return Ancestry(intervals(checkpoint.lineage), base=digest)
         begun = _named(view.beginning, place.vnode)
-        return Ancestry(IntervalSet.empty(), base=digest) if begun and begun[0].digest == digest else None
+        is_first = not commit.parent_commit and bool(begun) and begun[0].digest == digest
+        return Ancestry(IntervalSet.empty(), base=digest) if is_first else None
 
 
 def _bound(table: OrderedDict[Any, Any]) -> None:
@@ -258,6 +262,11 @@ def is_fenced(view: ModelView, vnode: str, replica: str) -> bool:
         next((int(one.first_replica) for one in view.manifest.fences if one.vnode == vnode), 0) if view.manifest is not None else 0
     )
     return number_of(replica) < first
+
+
+def _made(named: model_pb2.Checkpoint, place: Place, commit: model_pb2.Commit) -> bool:
+    """Whether that checkpoint of the job is what the parent of the commit made."""
+    return (named.job_id, named.vnode, named.commit_digest) == (place.job_id, place.vnode, commit.parent_commit)
 
 
 def _check_primary(plan: model_pb2.Plan, checkpoint: model_pb2.Checkpoint) -> None:

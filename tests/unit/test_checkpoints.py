@@ -140,6 +140,58 @@ def test_who_learns_the_same_again_is_not_taken_for_the_replica_before() -> None
     run(story)
 
 
+@pytest.mark.parametrize("parent_commit", ["", "f" * 64])
+@pytest.mark.parametrize("is_audited", [False, True])
+def test_a_commit_that_does_not_lead_to_what_made_its_parent_is_refused(parent_commit: str, is_audited: bool) -> None:
+    """Goal: from every checkpoint that is named a walk over the commits leads back to the beginning."""
+
+    async def story(world: World) -> None:
+        if is_audited:
+            world.audited()
+        made = world.checkpoint(SPAN(0, 2), [0, 1])
+        assert await world.learned(made) == {("a.0", PNODE.node_id): SPAN(0, 2)}
+        world.manifest.entries[0].working.insert(0, made[0])
+        if is_audited:
+            world.audited()
+        world.judge = CheckpointJudge(world.store, lambda: POLICY, StoppedClock())
+        world.commit = parent_commit
+        assert await refused(world, world.checkpoint(SPAN(0, 3), [2])) == "unknown_ancestor"
+        world.state, world.commit = made[0].digest, made[0].commit_digest
+        assert await world.learned(world.checkpoint(SPAN(0, 4), [2, 3])) == {("a.0", PNODE.node_id): SPAN(2, 4)}
+
+    async def from_the_beginning(world: World) -> None:
+        world.commit = "f" * 64
+        assert await refused(world, world.checkpoint(SPAN(0, 2), [0, 1])) == "unknown_ancestor"
+
+    run(story)
+    run(from_the_beginning)
+
+
+@pytest.mark.parametrize("is_audited", [False, True])
+def test_who_came_to_a_named_state_on_a_way_of_its_own_is_followed_on_that_way(is_audited: bool) -> None:
+    async def story(world: World) -> None:
+        if is_audited:
+            world.audited()
+        first = world.state
+        data = state(SPAN(0, 2), first)
+        named = world.checkpoint(SPAN(0, 2), [0, 1], data=data)
+        world.manifest.entries[0].working.insert(0, named[0])
+        if is_audited:
+            world.audited()
+        world.state, world.commit = first, ""
+        world.promote()
+        by = {"replica": "a.1", "node": HELPER, "worker": HELPING}
+        again = world.checkpoint(SPAN(0, 2), [1, 0], data=data, **by)
+        assert again[0].digest == named[0].digest
+        judged = await world.judge.judge(world.view(), *world.checkpoint(SPAN(0, 3), [2], **by))
+        assert judged.base == first
+        assert {(one.replica, one.batches) for one in judged.contributions} == (
+            {("a.1", SPAN(0, 2)), ("a.1", SPAN(2, 3))} if is_audited else {("a.1", SPAN(0, 3))}
+        )
+
+    run(story)
+
+
 def test_a_promoted_contributor_goes_on_from_an_anchor() -> None:
     async def story(world: World) -> None:
         world.commits([0, 1], anchor="a" * 64)
