@@ -141,11 +141,11 @@ class LedgerReader:
         ledger, deltas, missing = audit.ledger.chronicle.ledger, set[str](), list[Interval]()
         counting = {name for line in ledger.lines.values() for one in line for name in one.intervals}
         for one in sorted(ledger.intervals.values(), key=lambda one: one.number):
-            try:
-                commit, pnode_id = await self._documents.commit(one.vnode, one.name, audit.ledger.job_id)
-            except NotFound:
+            found = await self._commit(one, audit.ledger.job_id)
+            if found is None:
                 missing.append(one)
                 continue
+            commit, pnode_id = found
             await planned.check(commit, pnode_id)
             deltas.update(digest_of_envelope(merged.delta) for merged in commit.merges)
             _check_receipt(one, commit, pnode_id)
@@ -155,6 +155,17 @@ class LedgerReader:
             raise Corrupt(f"interval {lost[0].name[:12]} of {lost[0].vnode}: its statement is not in the store", code="bad_ledger")
         audit.num_receipts += sum(one.name in deltas for one in missing)
         audit.num_gone = sum(one.name not in deltas for one in missing)
+
+    async def _commit(self, one: Interval, job_id: str) -> tuple[model_pb2.Commit, str] | None:
+        """The commit of that name, and whose worker signed it; None where there is none, also where anybody has put the delta of that name in its place."""
+        try:
+            return await self._documents.commit(one.vnode, one.name, job_id)
+        except NotFound:
+            return None
+        except Corrupt as error:
+            if error.code != "wrong_domain":
+                raise
+            return None
 
     async def _evidence(self, audit: LedgerAudit) -> None:
         """Every failure has a record that its accused signed itself. What the record measures is for whoever has torch."""

@@ -37,6 +37,8 @@ class World:
     plan: str = ""
     led_by: NodeKey = PNODE
     """The PNode of the primary in the one plan of the job."""
+    deltas: list[identity_pb2.Envelope] = field(default_factory=list)
+    """Of a contributor, each an interval of its own: the first commit takes them in."""
 
     async def read(self, ref: data_pb2.ObjectRef, path: Path, max_bytes: int) -> None:
         data = self.objects.get((ref.kind, ref.owner, ref.digest))
@@ -83,12 +85,14 @@ class World:
         self.put(data_pb2.OBJECT_KIND_JOB_REQUEST, signed, JOB, "")
         plan = model_pb2.Plan(network_id=POLICY.network_id, model=MODEL, holder=HOLDER.node_id, job_id=JOB)
         plan.assignments.add(replica="a.0", vnode="a", pnode_id=self.led_by.node_id, role=model_pb2.ROLE_PRIMARY, weight=1.0)
+        plan.assignments.add(replica="a.1", vnode="a", pnode_id=OTHER.node_id, role=model_pb2.ROLE_CONTRIBUTOR, weight=1.0)
         self.plan = self.envelope(data_pb2.OBJECT_KIND_PLAN, seal(identity_pb2.DOMAIN_PLAN, plan, HOLDER))
         told: list[model_pb2.Contribution] = []
         for index, verdict in enumerate(("open", "spared", "open")):
             one = self.interval(index, verdict)
             told.append(one)
-            made = self.manifest(before, parent, one, state=self.states[-1])
+            merged = [] if index else [self.contributed(delta) for delta in self.deltas]
+            made = self.manifest(before, parent, *merged, one, state=self.states[-1])
             before, parent = made, self.envelope(data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, made, HOLDER))
         passed = model_pb2.Contribution()
         passed.CopyFrom(told[0])
@@ -104,6 +108,7 @@ class World:
             network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica="a.0", incarnation=1, parent_digest=self.states[-1],
             state_digest=digest_of(data), batches=batches, losses=[1.0] * 4, sequence=index + 1,
             parent_commit=self.commits[-1] if self.commits else "",
+            merges=[] if index else [model_pb2.Merged(after=0, delta=delta, replicas=2) for delta in self.deltas],
             delegation=make_delegation(PNODE, POLICY.network_id, WORKER.public_der, 1, ["127.0.0.1:1"], NOW),
         )  # fmt: skip
         self.states.append(self.put(data_pb2.OBJECT_KIND_STATE, data, "a", digest_of(data)))
@@ -112,6 +117,23 @@ class World:
             vnode="a", replica="a.0", pnode_id=PNODE.node_id, interval=self.commits[-1], verdict=verdict,
             decided_unix_ms=int(NOW * 1000) + index, batches=common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=4 * index, end=4 * index + 4)]),
         )  # fmt: skip
+
+
+    def contributed(self, delta: identity_pb2.Envelope) -> model_pb2.Contribution:
+        batches = common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=90, end=92)])
+        return model_pb2.Contribution(
+            vnode="a", replica="a.1", pnode_id=OTHER.node_id, interval=digest_of_envelope(delta), verdict="spared",
+            decided_unix_ms=int(NOW * 1000), batches=batches,
+        )  # fmt: skip
+
+
+def delta() -> identity_pb2.Envelope:
+    message = model_pb2.Delta(
+        network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica="a.1", incarnation=1, sequence=1, anchor_digest="c" * 64,
+        batches=[90, 91], losses=[1.0, 1.0], codec="raw", digest="d" * 64, size_bytes=9,
+        delegation=make_delegation(OTHER, POLICY.network_id, WORKER.public_der, 1, ["127.0.0.1:2"], NOW),
+    )  # fmt: skip
+    return seal(identity_pb2.DOMAIN_DELTA, message, WORKER)
 
 
 def audit(world: World, directory: Path) -> LedgerAudit:
@@ -136,6 +158,19 @@ def test_a_lost_receipt_is_named(tmp_path: Path) -> None:
     world = World().train()
     _drop(world, data_pb2.OBJECT_KIND_COMMIT, "a", world.commits[1])
     assert audit(world, tmp_path).trouble == f"interval {world.commits[1][:12]} of a: its statement is not in the store"
+
+
+def test_a_delta_in_the_place_of_a_commit_takes_no_receipt_away(tmp_path: Path) -> None:
+    """Any host of the VNode may put it there."""
+    made = delta()
+    world = World(deltas=[made]).train()
+    found = audit(world, tmp_path)
+    assert (found.trouble, found.num_receipts, found.num_gone) == ("", 4, 0)
+    world.envelope(data_pb2.OBJECT_KIND_COMMIT, made, "a")
+    found = audit(world, tmp_path)
+    assert (found.trouble, found.num_receipts, found.num_gone) == ("", 4, 0)
+    _drop(world, data_pb2.OBJECT_KIND_COMMIT, "a", world.commits[0])
+    assert "its statement is not in the store" in audit(world, tmp_path).trouble, "it is a receipt as part of a commit only"
 
 
 def test_a_lost_or_changed_state_is_named(tmp_path: Path) -> None:
