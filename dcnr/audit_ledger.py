@@ -168,17 +168,19 @@ class LedgerReader:
             return None
 
     async def _evidence(self, audit: LedgerAudit) -> None:
-        """Every failure has a record that its accused signed itself. What the record measures is for whoever has torch."""
+        """Every failure has a record about that interval that its accused signed itself. What the record measures is for whoever has torch."""
         chronicle = audit.ledger.chronicle
         for one in chronicle.told:
             if one.verdict is Verdict.FAILED:
                 vnode = chronicle.ledger.intervals[one.interval].vnode
-                accused = _accused(await self._documents.record(vnode, one.evidence), self._policy.network_id)
+                accused, intervals = _convicted(await self._documents.record(vnode, one.evidence), self._policy.network_id)
                 if accused != one.pnode_id:
                     raise Corrupt(
                         f"interval {one.interval[:12]}: its evidence accuses {accused[:8]}, not {one.pnode_id[:8]}",
                         code="bad_ledger",
                     )
+                if one.interval not in intervals:
+                    raise Corrupt(f"interval {one.interval[:12]}: its evidence is about another one", code="bad_ledger")
                 audit.faults[one.evidence] = accused
 
     async def _states(self, audit: LedgerAudit, last: model_pb2.Manifest) -> None:
@@ -200,9 +202,12 @@ def _check_receipt(one: Interval, commit: model_pb2.Commit, pnode_id: str) -> No
         raise Corrupt(f"interval {one.name[:12]} credits other batches than its statement names", code="bad_ledger")
 
 
-def _accused(data: bytes, network_id: str) -> str:
+def _convicted(data: bytes, network_id: str) -> tuple[str, tuple[str, ...]]:
+    """The PNode that signed what the record holds, and the intervals that it may be about."""
     record = parse(model_pb2.FaultRecord, data, MAX_RECORD_BYTES)
     place = Place(network_id, record.model, record.job_id, record.vnode)
     if record.kind == model_pb2.FAULT_KIND_EQUIVOCATION and len(record.statements) == 2:
-        return equivocation_of(record.statements[0], record.statements[1], place).pnode_id
-    return exhibit_of(record.statements, place, record.logs).accused
+        both = equivocation_of(record.statements[0], record.statements[1], place)
+        return both.pnode_id, both.statements
+    exhibit = exhibit_of(record.statements, place, record.logs)
+    return exhibit.accused, (exhibit.interval,)

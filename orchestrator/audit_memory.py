@@ -24,7 +24,7 @@ from orchestrator.chain import Chain
 from orchestrator.documents import sealed
 from orchestrator.rehab import is_right
 from trust.envelope import open_single, parse, parse_envelope
-from trust.folding import Told
+from trust.folding import Proof, Told
 from trust.identity import NodeKey
 from trust.ledger import Verdict
 from trust.network import NetworkPolicy
@@ -117,7 +117,7 @@ class AuditMemory:
             self._reports.popitem(last=False)
 
 
-def proven_in(reports: Sequence[Remembered], chain: Chain, is_wrong: Callable[[str], bool]) -> dict[str, Told]:
+def proven_in(reports: Sequence[Remembered], chain: Chain, is_wrong: Callable[[Proof], bool]) -> dict[str, Told]:
     """Intervals of these reports that failed by evidence that this process has verified, each with what the chain said. ``is_wrong``: of a computation;
     two signed statements about one step say nothing of whoever passed it.
     """
@@ -125,7 +125,7 @@ def proven_in(reports: Sequence[Remembered], chain: Chain, is_wrong: Callable[[s
     if not failed:
         return {}
     told = (one for one in chain.chronicle.told if one.interval in failed and one.verdict is Verdict.FAILED)
-    return {one.interval: one for one in told if is_wrong(one.evidence)}
+    return {one.interval: one for one in told if is_wrong(one.proof)}
 
 
 def units_in(reports: Sequence[Remembered], chain: Chain, proven: Mapping[str, str]) -> list[tuple[Remembered, bool]]:

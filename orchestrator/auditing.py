@@ -381,7 +381,7 @@ class Auditing:
             self._say("fault_not_proven", action.auditor, error.message, action.interval)
             desk.unread(action.interval, action.auditor, now())
         else:
-            self._shared.standings.verified(action.record, record.bundle_digest)
+            self._shared.standings.verified((action.record, proven.accused, proven.interval), record.bundle_digest)
             desk.verified(action.interval, action.auditor, now(), proven=True, part=record.part)
         self._stirred.fire()
 

@@ -13,7 +13,7 @@ from typing import Final
 from dcnr.v1 import orchestrator_pb2
 from orchestrator.audit_events import Doubt
 from orchestrator.silence import Judgement
-from trust.folding import Chronicle, Told, standings_of
+from trust.folding import Chronicle, Proof, Told, standings_of
 from trust.ledger import Ledger, Verdict
 from trust.standing import (
     ORDINARY,
@@ -53,12 +53,12 @@ class Standings:
         self._doubts: dict[str, tuple[Doubt, ...]] = {}
         self._own: dict[str, list[Event]] = {}
         self._banned: set[str] = set()
-        self._verified: set[str] = set()
+        self._verified: set[Proof] = set()
         self._shown_by: dict[str, str] = {}
         """By evidence: the bundle that it names."""
         self._of_two_stories: set[str] = set()
         """Evidence of nothing but two signed statements about one step."""
-        self._refuted: set[str] = set()
+        self._refuted: set[Proof] = set()
         self._by_node: dict[str, list[Told]] = {}
         self._folded: dict[str, Standing] = {}
 
@@ -86,32 +86,33 @@ class Standings:
             self._doubts[model] = found
             self._fold({one.accused for one in (*before, *found)})
 
-    def verified(self, evidence: str, bundle: str = "") -> None:
-        """This process has verified that fault record itself. ``bundle``: the one that the record names."""
-        self._shown_by[evidence] = bundle
-        if evidence not in self._verified:
-            self._verified.add(evidence)
-            self._fold({name for name, told in self._by_node.items() if any(one.evidence == evidence for one in told)})
+    def verified(self, proof: Proof, bundle: str = "") -> None:
+        """This process has verified itself that the record convicts that PNode of that interval. Nobody else is convicted by it. ``bundle``: the one that the
+        record names.
+        """
+        self._shown_by[proof[0]] = bundle
+        if proof not in self._verified:
+            self._verified.add(proof)
+            self._fold({proof[1]})
 
-    def has_seen_wrong(self, evidence: str) -> bool:
+    def has_seen_wrong(self, proof: Proof) -> bool:
         """Whether this process has verified that a computation is wrong: two signed statements say nothing of what either is about."""
-        return evidence in self._verified and evidence not in self._of_two_stories
+        return proof in self._verified and proof[0] not in self._of_two_stories
 
     def bundle_of(self, evidence: str) -> str:
         """The bundle that a verified fault record names; empty where that is not known."""
         return self._shown_by.get(evidence, "")
 
-    def refuted(self, evidence: str) -> None:
-        """That record proves nothing: whoever decided by it, it moves nobody here."""
-        self._refuted.add(evidence)
+    def refuted(self, proof: Proof) -> None:
+        """The record does not prove that: whoever decided by it, it moves that PNode nowhere here."""
+        self._refuted.add(proof)
 
     def equivocated(self, pnode_id: str, evidence: str, now_s: float) -> bool:
-        """Two signed statements about one step, verified here; whether that is news."""
+        """Two signed statements about one step, verified here; whether that is news. What manifests tell of intervals by that evidence is looked at apart."""
         self._of_two_stories.add(evidence)
         if pnode_id in self._banned:
             return False
         self._banned.add(pnode_id)
-        self._verified.add(evidence)
         self._saw(pnode_id, Equivocated(now_s, evidence))
         return True
 
@@ -132,7 +133,7 @@ class Standings:
             (model, one)
             for model, told in sorted(self._told.items())
             for one in told
-            if one.verdict is Verdict.FAILED and one.evidence not in seen
+            if one.verdict is Verdict.FAILED and one.proof not in seen
         ]
 
     def of(self, pnode_id: str, now_s: float) -> Standing:

@@ -55,7 +55,7 @@ class KnowingDesk:
         """The chain's faults are believed: there are no records to verify here."""
         self.shared.standings.chain(model, told)
         for _, one in self.shared.standings.unverified():
-            self.shared.standings.verified(one.evidence)
+            self.shared.standings.verified(one.proof)
 
     def _late(self, view: ModelView, ledger: Ledger) -> Iterable[Decision]:
         people = people_of(view, self.shared)

@@ -38,6 +38,10 @@ NEXT: Final[Mapping[Verdict, frozenset[Verdict]]] = {
 """What a verdict may become. A passed one is open again where its auditor was found lying, a spared one where it is drawn late (`trust.late_draw`)."""
 
 
+Proof = tuple[str, str, str]
+"""A piece of evidence with the PNode and the interval that it convicts: one fault of one PNode, whatever else manifests tell by the same evidence."""
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """A verdict as a manifest told it, for standings."""
@@ -49,6 +53,11 @@ class Told:
     committed_s: float
     """When a manifest first named the interval."""
     evidence: str
+
+    @property
+    def proof(self) -> Proof:
+        """What would have to be proven for a failure to count."""
+        return self.evidence, self.pnode_id, self.interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +119,11 @@ def chronicle_of(manifests: Sequence[model_pb2.Manifest], stored: Collection[str
 
 def standings_of(
     chronicle: Chronicle,
-    verified: Collection[str],
+    verified: Collection[Proof],
     own: Mapping[str, Sequence[Event]] = MappingProxyType({}),
     terms: Terms = ORDINARY,
 ) -> dict[str, Standing]:
-    """By PNode: its standing as the chain gives it. ``verified``: evidence that this process has verified itself; without it a fault moves nothing.
+    """By PNode: its standing as the chain gives it. ``verified``: faults that this process has verified itself; any other moves nothing.
 
     ``own``: what this orchestrator alone saw of a PNode, such as units in rehab. Where it was lost, rehab begins again.
     """
@@ -131,13 +140,13 @@ def standings_of(
     }
 
 
-def _event_of(told: Told, verified: Collection[str]) -> Event | None:
+def _event_of(told: Told, verified: Collection[Proof]) -> Event | None:
     match told.verdict:
         case Verdict.PASSED:
             return Passed(told.decided_s, told.committed_s)
         case Verdict.UNVERIFIABLE:
             return Unverified(told.decided_s, told.committed_s)
-        case Verdict.FAILED if told.evidence in verified:
+        case Verdict.FAILED if told.proof in verified:
             return Faulted(told.decided_s, told.committed_s, told.evidence, f"interval {told.interval[:12]} failed its audit")
         case _:
             return None

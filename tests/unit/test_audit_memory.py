@@ -195,7 +195,7 @@ def test_evidence_of_two_stories_is_none_that_a_pass_or_a_unit_was_wrong(is_equi
     if is_equivocation:
         standings.equivocated(NODES["x"], "7" * 64, 1.0)
         standings.equivocated(NODES["x"], EVIDENCE, 2.0)  # found again: its key is banned already
-    standings.verified(EVIDENCE)
+    standings.verified((EVIDENCE, NODES["x"], name_of("a-1")))
     told = [Remembered(Report("t" * 32, "p", name_of("a-1"), Word.PASS, digest="d" * 64), 1, is_unit) for is_unit in (False, True)]
     proven = proven_in(told, job.chain(), standings.has_seen_wrong)
     desk = AuditDesk(SECRET, Separation(single_host=True), lambda: "0" * 32)
@@ -214,7 +214,7 @@ def test_a_pass_is_held_against_what_the_same_evidence_shows(passed: str, failed
     job, standings = Job(), Standings()
     job.named(judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)]), draw=drawn("a-1"))
     job.named(decisions=[Decision(name_of("a-1"), Verdict.FAILED, "why", Cause.FAULT, EVIDENCE)])
-    standings.verified(EVIDENCE, failed * 64)
+    standings.verified((EVIDENCE, NODES["x"], name_of("a-1")), failed * 64)
     word = Report("t" * 32, "p", name_of("a-1"), Word.PASS, digest="d" * 64, bundle=passed * 64)
     told = [Remembered(word, 1, is_unit) for is_unit in (False, True)]
     wrong = {
@@ -320,7 +320,7 @@ def test_a_successor_finds_the_lie_that_only_its_predecessor_heard() -> None:
         await asyncio.to_thread(lambda: job.named(decisions=[fault]))
         second = Holder(SECOND, place, job)
         assert second.state() is State.ACTIVE
-        second.shared.standings.verified(EVIDENCE)
+        second.shared.standings.verified((EVIDENCE, NODES["x"], name_of("a-1")))
         await second.looks()
         await second.until(lambda: second.state() is State.QUARANTINED, "the lie is found")
         again = [one for one in second.auditing.decisions(second.view) if one.verdict is Verdict.OPEN]

@@ -111,7 +111,7 @@ def test_a_failure_moves_nobody_before_its_evidence_is_verified_here() -> None:
     standings.chain("m", (told(Verdict.FAILED, evidence=RECORD),))
     assert standings.of(NODE.node_id, NOW).state is State.PROBATION
     assert [one.evidence for _, one in standings.unverified()] == [RECORD]
-    standings.verified(RECORD)
+    standings.verified((RECORD, NODE.node_id, INTERVAL))
     found = standings.of(NODE.node_id, NOW)
     assert (found.state, found.evidence) == (State.QUARANTINED, RECORD)
     assert standings.unverified() == []
@@ -127,7 +127,7 @@ def test_a_chain_that_grows_or_is_another_gives_what_it_gives_at_once() -> None:
     )
     grown, whole = Standings(), Standings()
     for standings in (grown, whole):
-        standings.verified(RECORD)
+        standings.verified((RECORD, nodes[1], f"{31:064x}"))
         standings.lied(nodes[0], "9" * 64, "it lied", NOW + 100.0)
     for length in (1, 2, 20, 40, 60):
         grown.chain("m", chain[:length])
@@ -136,16 +136,34 @@ def test_a_chain_that_grows_or_is_another_gives_what_it_gives_at_once() -> None:
         assert [grown.of(name, now_s) for name in nodes] == [whole.of(name, now_s) for name in nodes]
     grown.chain("m", chain[30:40])
     whole = Standings()
-    whole.verified(RECORD)
+    whole.verified((RECORD, nodes[1], f"{31:064x}"))
     whole.lied(nodes[0], "9" * 64, "it lied", NOW + 100.0)
     whole.chain("m", chain[30:40])
     assert [grown.of(name, NOW + 100.0) for name in nodes] == [whole.of(name, NOW + 100.0) for name in nodes]
 
 
+def test_a_true_record_convicts_whom_it_is_about_of_what_it_is_about_and_nobody_else() -> None:
+    """Whoever holds the head can name it beside anybody's interval."""
+    theirs, other = "1" * 64, Told(STRANGER.node_id, "1" * 64, Verdict.FAILED, NOW, NOW, RECORD)
+    mine, twice = told(Verdict.FAILED, evidence=RECORD), told(Verdict.FAILED, "2" * 64, RECORD)
+    for first in (True, False):
+        standings = Standings()
+        if first:
+            standings.chain("m", (mine, other, twice))
+        standings.verified((RECORD, NODE.node_id, INTERVAL))
+        standings.chain("m", (mine, other, twice))
+        assert standings.of(NODE.node_id, NOW).num_quarantines == 1
+        assert standings.of(STRANGER.node_id, NOW).state is State.PROBATION
+        assert [one for _, one in standings.unverified()] == [other, twice]
+        assert not standings.has_seen_wrong(other.proof)
+    standings.refuted((RECORD, STRANGER.node_id, theirs))
+    assert [one for _, one in standings.unverified()] == [twice], "what does not hold for one may hold for another"
+
+
 def test_refuted_evidence_is_looked_at_once_and_moves_nobody() -> None:
     standings = Standings()
     standings.chain("m", (told(Verdict.FAILED, evidence=RECORD),))
-    standings.refuted(RECORD)
+    standings.refuted((RECORD, NODE.node_id, INTERVAL))
     assert standings.unverified() == []
     assert standings.of(NODE.node_id, NOW).state is State.PROBATION
 

@@ -29,7 +29,7 @@ from orchestrator.signal import Signal
 from orchestrator.standings import Standings
 from orchestrator.view import ModelView
 from trust.delegation import make_delegation
-from trust.envelope import seal
+from trust.envelope import digest_of_envelope, seal
 from trust.evidence import verify
 from trust.folding import Told
 from trust.identity import NodeKey
@@ -87,6 +87,7 @@ class Rig:
     def __init__(self, root: Path, data: bytes) -> None:
         self.clock, self.said, self.data = Wall(), list[str](), data
         self.evidence = digest_of(self.data)
+        self.statements = [digest_of_envelope(one) for one in model_pb2.FaultRecord.FromString(self.data).statements]
         self.store = MemoryStore(self.clock, random.Random(1), faults=PlannedFaults([(Operation.GET, EVIDENCE, Fault.DENIED)]))
         self.store.rewind(keys.evidence(MODEL, "a", self.evidence), self.data)
         history = SimpleNamespace(say=lambda kind, *words, **facts: self.said.append(kind))
@@ -95,26 +96,35 @@ class Rig:
             policy=SimpleNamespace(network_id=NETWORK, audits_drawn=True),
         )  # fmt: skip
 
+    def told(self, interval: str, pnode_id: str = NODE.node_id) -> Told:
+        """That somebody's interval failed, by that record."""
+        return Told(pnode_id, interval, Verdict.FAILED, NOW_S, NOW_S, self.evidence)
+
     async def job(self, job_id: str) -> object:
         raise Unavailable("not needed", code="no_job")
 
 
-def test_a_proven_cheat_that_another_named_is_found_at_the_next_look(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, record_of_two_commits())
-    standings, told = rig.shared.standings, Told(NODE.node_id, "b" * 64, Verdict.FAILED, NOW_S, NOW_S, rig.evidence)
-    standings.chain(MODEL, (told,))
-    others = OthersVerdicts(MODEL, rig.shared, rig.job, Signal())  # type: ignore[arg-type]
+def look(others: OthersVerdicts) -> None:
+    """At everything that is told and not looked at."""
     view = ModelView(MODEL, model_pb2.Head(), b"", manifest=model_pb2.Manifest(entries=[model_pb2.ManifestEntry(vnode="a")]))
 
-    async def look() -> None:
+    async def once() -> None:
         async with asyncio.TaskGroup() as group:
             others.look(view, group)
 
-    asyncio.run(look())
+    asyncio.run(once())
+
+
+def test_a_proven_cheat_that_another_named_is_found_at_the_next_look(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, record_of_two_commits())
+    standings = rig.shared.standings
+    standings.chain(MODEL, (rig.told(rig.statements[1]),))
+    others = OthersVerdicts(MODEL, rig.shared, rig.job, Signal())  # type: ignore[arg-type]
+    look(others)
     assert rig.said == []
     assert [one.evidence for _, one in standings.unverified()] == [rig.evidence], "it is still to be looked at"
     rig.clock.now_s += LOOK_AGAIN_S
-    asyncio.run(look())
+    look(others)
     assert standings.of(NODE.node_id, rig.clock.now_s).state is State.BANNED
 
 
@@ -126,19 +136,31 @@ def test_records_that_cannot_be_read_keep_no_other_from_being_verified(tmp_path:
         Told(name_of(f"node {at}")[:40], name_of(f"at {at}"), Verdict.FAILED, NOW_S, NOW_S, name_of(f"lost {at}"))
         for at in range(9)
     ]
-    rig.shared.standings.chain(MODEL, (*lost, Told(NODE.node_id, "b" * 64, Verdict.FAILED, NOW_S, NOW_S, rig.evidence)))
+    rig.shared.standings.chain(MODEL, (*lost, rig.told(rig.statements[0])))
     others = OthersVerdicts(MODEL, rig.shared, rig.job, Signal())  # type: ignore[arg-type]
-    view = ModelView(MODEL, model_pb2.Head(), b"", manifest=model_pb2.Manifest(entries=[model_pb2.ManifestEntry(vnode="a")]))
-
-    async def look() -> None:
-        async with asyncio.TaskGroup() as group:
-            others.look(view, group)
-
     for _ in range(6):
-        asyncio.run(look())
+        look(others)
         rig.clock.now_s += LOOK_AGAIN_S
     assert rig.shared.standings.of(NODE.node_id, rig.clock.now_s).state is State.BANNED
     assert {one.evidence for _, one in rig.shared.standings.unverified()} == {one.evidence for one in lost}
+
+
+def test_two_commits_of_one_number_prove_nothing_of_another_interval_or_pnode(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, record_of_two_commits())
+    standings, stranger = rig.shared.standings, NodeKey.generate().node_id
+    false = [rig.told("b" * 64), rig.told(rig.statements[0], stranger)]
+    standings.chain(MODEL, tuple(false))
+    others = OthersVerdicts(MODEL, rig.shared, rig.job, Signal())  # type: ignore[arg-type]
+    for _ in range(2):  # the first read is denied
+        look(others)
+        rig.clock.now_s += LOOK_AGAIN_S
+    assert rig.said == ["evidence_refuted"] * 2
+    assert {standings.of(one, rig.clock.now_s).state for one in (NODE.node_id, stranger)} == {State.PROBATION}
+    standings.chain(MODEL, (*false, *(rig.told(one) for one in rig.statements)))
+    look(others)
+    assert standings.of(NODE.node_id, rig.clock.now_s).state is State.BANNED, "what the record does prove counts all the same"
+    assert standings.of(stranger, rig.clock.now_s).state is State.PROBATION
+    assert standings.unverified() == []
 
 
 @pytest.mark.parametrize(("data", "word"), [(record_of_wrong_words(), "proven"), (record_of_two_commits(), "made up")])

@@ -14,7 +14,7 @@ from dcnr.errors import Corrupt
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import common_pb2, model_pb2
-from trust.folding import AUDITS_DRAWN, FIRST, NEXT, Chronicle, Folding, chronicle_of, standings_of
+from trust.folding import AUDITS_DRAWN, FIRST, NEXT, Chronicle, Folding, Proof, chronicle_of, standings_of
 from trust.going_back import Cause, gone_back, way_back
 from trust.ledger import Verdict
 from trust.standing import SHADOW_UNITS, ShadowPassed, Standing, State
@@ -95,6 +95,11 @@ class Chain:
         return chronicle_of(self.manifests, stored)
 
 
+def proofs_in(chain: Chain) -> set[Proof]:
+    """Every failure that is told is verified."""
+    return {one.proof for one in chain.read().told if one.verdict is FAILED}
+
+
 def manifest(*vnodes: str) -> model_pb2.Manifest:
     entries = [
         model_pb2.ManifestEntry(vnode=one, working=[model_pb2.Checkpoint(vnode=one, digest=name_of(f"first of {one}"))])
@@ -139,7 +144,7 @@ def test_verdict_and_way_back_in_one_manifest_give_the_ledger_that_they_say() ->
 def test_standings_follow_from_the_chain_and_faults_from_verified_evidence_only() -> None:
     chain = story()
     chain.fails("a2", Cause.FAULT)
-    believed = standings_of(chain.read(), {name_of("evidence")})
+    believed = standings_of(chain.read(), proofs_in(chain))
     assert {node: standing.state for node, standing in believed.items()} == {
         NODES["x"]: State.QUARANTINED, NODES["y"]: State.PROBATION, NODES["z"]: State.PROBATION,
     }  # fmt: skip
@@ -151,7 +156,7 @@ def test_standings_follow_from_the_chain_and_faults_from_verified_evidence_only(
 def test_an_interval_that_nobody_can_verify_blames_nobody() -> None:
     chain = story()
     chain.fails("a2", Cause.UNVERIFIABLE)
-    standing = standings_of(chain.read(), {name_of("evidence")})[NODES["x"]]
+    standing = standings_of(chain.read(), proofs_in(chain))[NODES["x"]]
     assert (standing.state, standing.num_quarantines) == (State.PROBATION, 0)
     chain = Chain()
     for number in range(40):
@@ -173,10 +178,10 @@ def test_after_rehab_new_work_counts_and_old_offences_do_not() -> None:
     chain.judged("a2", FAILED, name_of("evidence"))
 
     def standing() -> Standing:
-        return standings_of(chain.read(), {name_of("evidence")}, own)[NODES["x"]]
+        return standings_of(chain.read(), proofs_in(chain), own)[NODES["x"]]
 
     assert (standing().state, standing().num_quarantines) == (State.PROBATION, 1)
-    assert standings_of(chain.read(), {name_of("evidence")})[NODES["x"]].state is State.REHAB, (
+    assert standings_of(chain.read(), proofs_in(chain))[NODES["x"]].state is State.REHAB, (
         "without the own record it begins again"
     )
     chain.learned("a", ("a3", "x", OPEN))

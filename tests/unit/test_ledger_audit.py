@@ -224,6 +224,27 @@ def test_a_failure_needs_evidence_against_its_own_accused(tmp_path: Path) -> Non
     assert found.faults == {}
 
 
+@pytest.mark.parametrize(("of", "trouble"), [(0, ""), (2, "its evidence is about another one")])
+def test_evidence_is_about_the_interval_that_failed_by_it(of: int, trouble: str, tmp_path: Path) -> None:
+    """A record of one fault of a PNode does not convict it of others."""
+
+    def change(manifest: model_pb2.Manifest) -> None:
+        for one in manifest.contributions:
+            if one.verdict == "passed":
+                commit = identity_pb2.Envelope.FromString(world.objects[data_pb2.OBJECT_KIND_COMMIT, "a", world.commits[of]])
+                record = model_pb2.FaultRecord(
+                    kind=model_pb2.FAULT_KIND_COMPUTATION, network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", statements=[commit]
+                )  # fmt: skip
+                data = record.SerializeToString(deterministic=True)
+                one.verdict, one.evidence = "failed", world.put(data_pb2.OBJECT_KIND_EVIDENCE, data, "a", digest_of(data))
+                manifest.retracted.extend(item.digest for item in manifest.entries[0].working[:-1])
+                del manifest.entries[0].working[:-1]
+
+    world = World(change)
+    found = audit(world.train(), tmp_path)
+    assert found.trouble == (f"interval {world.commits[0][:12]}: {trouble}" if trouble else "")
+
+
 def test_a_cut_or_edited_chain_is_named(tmp_path: Path) -> None:
     def renumber(manifest: model_pb2.Manifest) -> None:
         manifest.number += manifest.number == 3
