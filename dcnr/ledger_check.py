@@ -145,9 +145,9 @@ class _JobFold:
         return JobLedger(self._newest.job_id, self._count, chronicle, problem, self._beginning)
 
 
-def accounts_of(ledgers: Sequence[JobLedger], since_s: float = -math.inf) -> list[Account]:
+def accounts_of(ledgers: Sequence[JobLedger], since_s: float = -math.inf, *, now_s: float = math.inf) -> list[Account]:
     """By PNode, most credited first: of the work that manifests named since then, by the clock of who decided. Faults move no standing here: nobody has
-    looked at their evidence.
+    looked at their evidence. ``now_s``: by the reader's clock; what is told for later happened then.
     """
     found: dict[str, dict[str, int]] = {}
     told = tuple(one for ledger in ledgers for one in ledger.chronicle.told)
@@ -164,7 +164,7 @@ def accounts_of(ledgers: Sequence[JobLedger], since_s: float = -math.inf) -> lis
             row[where] += len(one.batches)
             row["num_passed"] += one.verdict is Verdict.PASSED
             row["num_failed"] += one.verdict is Verdict.FAILED
-    standings = standings_of(Chronicle(ledgers[-1].chronicle.ledger, told), frozenset()) if ledgers else {}
+    standings = standings_of(Chronicle(ledgers[-1].chronicle.ledger, told), frozenset(), now_s=now_s) if ledgers else {}
     accounts = [
         Account(
             pnode_id, **row, passes=standings[pnode_id].passes.amount, credibility=credibility(standings[pnode_id].passes.amount)

@@ -179,7 +179,7 @@ class Views:
     async def _fold(self, model: str) -> tuple[str, list[JobLedger], list[Account]]:
         digest, newest = await self.manifest(model)
         digest, ledgers = await self._chains.ledgers(newest.model, digest, self._signed_manifest(newest.model, digest))
-        return digest, ledgers, await asyncio.to_thread(accounts_of, ledgers)
+        return digest, ledgers, await asyncio.to_thread(lambda: accounts_of(ledgers, now_s=self.clock.wall()))
 
     async def receipt(self, pnode_id: str, model: str = "") -> bytes:
         """What a PNode is credited with in the newest job, as a file that proves it; at most `LEDGER_S` old.

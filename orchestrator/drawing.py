@@ -47,7 +47,8 @@ class Drawing:
         if view.chain is None:
             return begun(self._clock.wall())
         if self._folded[0] != view.head.manifest_digest:
-            self._folded = (view.head.manifest_digest, standings_of(Chronicle(view.chain.ledger, view.chain.told), frozenset()))
+            told = Chronicle(view.chain.ledger, view.chain.told)
+            self._folded = (view.head.manifest_digest, standings_of(told, frozenset(), now_s=self._clock.wall()))
         return self._folded[1].get(pnode_id) or begun(self._clock.wall())
 
 

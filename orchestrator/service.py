@@ -168,7 +168,8 @@ async def run_orchestrator(
                 key, network, store, clock, registry, Inventory(), history, trusted=trusted,
                 plan_policy=_plan_policy(policy), draw_secret=load_or_create_secret(home / DRAW_FILE, random_bytes),
                 own_eyes=OwnEyes(store, policy.network_id, home / "audits", verifier), random_bytes=random_bytes,
-                books=books, gateways=frozenset((*settings.gateways, *gateways)), standings=Standings(policy.terms), tracer=tracer,
+                books=books, gateways=frozenset((*settings.gateways, *gateways)), standings=Standings(policy.terms, clock.wall),
+                tracer=tracer,
             )  # fmt: skip
             await _serve(settings, home, shared, store, proxy_uploads, rng, random_bytes, stop, on_ready)
         finally:

@@ -7,14 +7,16 @@ keeps for its successors (`orchestrator.audit_memory`), as far as signed reports
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from dcnr.v1 import orchestrator_pb2
 from orchestrator.audit_events import Doubt
 from orchestrator.silence import Judgement
-from trust.folding import Chronicle, Proof, Told, standings_of
-from trust.ledger import Ledger, Verdict
+from trust.folding import Proof, Told, standing_of
+from trust.ledger import Verdict
 from trust.standing import (
     ORDINARY,
     Doubted,
@@ -29,7 +31,6 @@ from trust.standing import (
     Waited,
     after,
     begun,
-    folded,
 )
 
 MAX_OWN: Final = 64
@@ -45,13 +46,14 @@ STATES: Final[Mapping[State, orchestrator_pb2.NodeState.ValueType]] = {
 
 
 class Standings:
-    """Pure, but for what it remembers. Times are seconds of network time."""
+    """Pure, but for what it remembers and the clock. Times are seconds of network time; ``now``: of this reader. Nothing happened later than it was heard."""
 
-    def __init__(self, terms: Terms = ORDINARY) -> None:
-        self._terms = terms
+    def __init__(self, terms: Terms = ORDINARY, now: Callable[[], float] = lambda: math.inf) -> None:
+        self._terms, self._now = terms, now
         self._told: dict[str, tuple[Told, ...]] = {}
         self._doubts: dict[str, tuple[Doubt, ...]] = {}
-        self._own: dict[str, list[Event]] = {}
+        self._own: dict[str, dict[Event, Event]] = {}
+        """What this orchestrator alone saw of a PNode, as it was told, and as it was heard: no later than that."""
         self._banned: set[str] = set()
         self._verified: set[Proof] = set()
         self._shown_by: dict[str, str] = {}
@@ -59,7 +61,8 @@ class Standings:
         self._of_two_stories: set[str] = set()
         """Evidence of nothing but two signed statements about one step."""
         self._refuted: set[Proof] = set()
-        self._by_node: dict[str, list[Told]] = {}
+        self._by_node: dict[str, dict[str, list[Told]]] = {}
+        """What is told of a PNode, by model."""
         self._folded: dict[str, Standing] = {}
 
     def chain(self, model: str, told: tuple[Told, ...]) -> None:
@@ -69,14 +72,16 @@ class Standings:
             return
         self._told[model] = told
         if told[: len(before)] == before:
-            news = told[len(before) :]
+            news = {model: told[len(before) :]}
         else:
             self._by_node.clear()
-            news = tuple(one for name in sorted(self._told) for one in self._told[name])
+            news = self._told
             self._folded.clear()
-        for one in news:
-            self._by_node.setdefault(one.pnode_id, []).append(one)
-        self._fold({one.pnode_id for one in news} | ({*self._own} if not self._folded else set()))
+        now_s = self._now()
+        for name, some in news.items():
+            for one in some:
+                self._by_node.setdefault(one.pnode_id, {}).setdefault(name, []).append(one.heard(now_s))
+        self._fold({one.pnode_id for some in news.values() for one in some} | ({*self._own} if not self._folded else set()))
 
     def doubted(self, model: str, doubts: Iterable[Doubt]) -> None:
         """What is under doubt at this orchestrator's desk now."""
@@ -150,24 +155,23 @@ class Standings:
         return {name: one.suspect_until_s for name, one in self._folded.items() if one.clean_from_s > oldest_s}
 
     def _saw(self, pnode_id: str, event: Event) -> None:
-        known = self._own.setdefault(pnode_id, [])
+        known, now_s = self._own.setdefault(pnode_id, {}), self._now()
         if event not in known:
-            known.append(event)
-            del known[:-MAX_OWN]
+            known[event] = event if event.at_s <= now_s else replace(event, at_s=now_s)
+            while len(known) > MAX_OWN:
+                del known[next(iter(known))]
             self._fold({pnode_id})
 
     def _fold(self, names: Iterable[str]) -> None:
         """Of these PNodes; of one about which nothing is known any more, nothing is kept."""
         for pnode_id in names:
-            own = list(self._own.get(pnode_id, ()))
+            own = list(self._own.get(pnode_id, {}).values())
             doubts = (one for model in sorted(self._doubts) for one in self._doubts[model] if one.accused == pnode_id)
             own += [Doubted(one.at_s, one.interval, one.auditor) for one in doubts]
-            told = tuple(self._by_node.get(pnode_id, ()))
-            if told:
-                self._folded |= standings_of(Chronicle(Ledger({}, {}), told), self._verified, {pnode_id: own}, self._terms)
-            elif own:
-                own.sort(key=lambda event: event.at_s)
-                self._folded[pnode_id] = folded(begun(own[0].at_s, self._terms), own)
+            told = self._by_node.get(pnode_id, {})
+            if told or own:
+                chains = [told[model] for model in sorted(told)]
+                self._folded[pnode_id] = standing_of(chains, self._verified, own, self._terms, now_s=self._now())
             else:
                 self._folded.pop(pnode_id, None)
 

@@ -59,6 +59,12 @@ class Told:
         """What would have to be proven for a failure to count."""
         return self.evidence, self.pnode_id, self.interval
 
+    def heard(self, now_s: float) -> Told:
+        """The same, as somebody hears it at that time by a clock of its own: nothing that is told happened later."""
+        if self.decided_s <= now_s and self.committed_s <= now_s:
+            return self
+        return replace(self, decided_s=min(self.decided_s, now_s), committed_s=min(self.committed_s, now_s))
+
 
 @dataclass(frozen=True, slots=True)
 class Chronicle:
@@ -122,22 +128,42 @@ def standings_of(
     verified: Collection[Proof],
     own: Mapping[str, Sequence[Event]] = MappingProxyType({}),
     terms: Terms = ORDINARY,
+    *,
+    now_s: float,
 ) -> dict[str, Standing]:
-    """By PNode: its standing as the chain gives it. ``verified``: faults that this process has verified itself; any other moves nothing.
-
-    ``own``: what this orchestrator alone saw of a PNode, such as units in rehab. Where it was lost, rehab begins again.
-    """
-    events = {pnode_id: list(seen) for pnode_id, seen in own.items()}
-    first_s: dict[str, float] = {}
+    """By PNode: its standing as the chain gives it, `standing_of` everybody whom it names."""
+    told: dict[str, list[Told]] = {}
     for one in chronicle.told:
-        first_s.setdefault(one.pnode_id, one.committed_s)
-        event = _event_of(one, verified)
-        if event is not None:
-            events.setdefault(one.pnode_id, []).append(event)
+        told.setdefault(one.pnode_id, []).append(one)
     return {
-        pnode_id: folded(begun(first_s[pnode_id], terms), sorted(events.get(pnode_id, ()), key=lambda event: event.at_s))
-        for pnode_id in sorted(first_s)
+        pnode_id: standing_of([told[pnode_id]], verified, own.get(pnode_id, ()), terms, now_s=now_s) for pnode_id in sorted(told)
     }
+
+
+def standing_of(
+    chains: Iterable[Sequence[Told]], verified: Collection[Proof], own: Sequence[Event], terms: Terms = ORDINARY, *, now_s: float
+) -> Standing:
+    """Of one PNode, by what each chain tells of it, in the order of the chain, and what this orchestrator alone saw of it; one of both is not empty.
+
+    ``verified``: faults that this process has verified itself; any other moves nothing. ``own``: such as units in rehab; where it was lost, rehab begins again.
+    ``now_s``: by the reader's clock. Nothing that was told happens later than that, and in a chain nothing before what it tells earlier, whatever dates it
+    gives.
+    """
+    placed: list[tuple[float, Event]] = [(event.at_s, event) for event in own]
+    firsts_s: list[float] = []
+    for chain in chains:
+        heard = [one.heard(now_s) for one in chain]
+        firsts_s.append(heard[0].committed_s)
+        place_s, backwards = now_s, list[tuple[float, Event]]()
+        for one in reversed(heard):
+            place_s = min(place_s, one.decided_s)
+            event = _event_of(one, verified)
+            if event is not None:
+                backwards.append((place_s, event))
+        placed += reversed(backwards)
+    placed.sort(key=lambda one: one[0])
+    begun_s = min(firsts_s) if firsts_s else placed[0][0]
+    return folded(begun(begun_s, terms), (event for _, event in placed))
 
 
 def _event_of(told: Told, verified: Collection[Proof]) -> Event | None:

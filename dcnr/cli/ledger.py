@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,7 +130,7 @@ def scores(
     from dcnr.ledger_rows import score_rows
 
     ledgers, answer, _ = _read(Session(home, network, bootstrap, network_id), model, manifest)
-    data = score_rows(accounts_of(ledgers), answer)
+    data = score_rows(accounts_of(ledgers, now_s=time.time()), answer)
     output.emit(data, lambda: _scores_text(data, answer, works=works), as_json=as_json)
 
 

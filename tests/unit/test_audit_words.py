@@ -160,6 +160,28 @@ def test_a_true_record_convicts_whom_it_is_about_of_what_it_is_about_and_nobody_
     assert [one for _, one in standings.unverified()] == [twice], "what does not hold for one may hold for another"
 
 
+def test_a_fault_dated_in_the_future_is_one_offence_from_when_it_was_heard() -> None:
+    """Else every further word on the PNode would begin its quarantine anew."""
+    clock, far_s = [NOW], NOW + 1e10
+    standings = Standings(now=lambda: clock[0])
+    fault = Told(NODE.node_id, INTERVAL, Verdict.FAILED, far_s, far_s, RECORD)
+    standings.chain("m", (fault,))
+    standings.verified(fault.proof)
+    standings.lied(STRANGER.node_id, RECORD, "it passed what is wrong", far_s)
+    for _ in range(2):
+        for node in (NODE, STRANGER):
+            assert (standings.of(node.node_id, NOW + 899).state, standings.of(node.node_id, NOW + 901).state) == (
+                State.QUARANTINED, State.REHAB,
+            )  # fmt: skip
+        clock[0] += 1000.0
+        standings.chain("m", (fault, told(Verdict.OPEN, "2" * 64)))
+        standings.doubted("m", [Doubt(INTERVAL, STRANGER.node_id, NODE.node_id, NOW)])
+    for _ in range(SHADOW_UNITS):
+        clock[0] += 1.0
+        standings.shadowed(NODE.node_id, "", clock[0], is_right=True)
+    assert standings.of(NODE.node_id, clock[0]).state is State.PROBATION
+
+
 def test_refuted_evidence_is_looked_at_once_and_moves_nobody() -> None:
     standings = Standings()
     standings.chain("m", (told(Verdict.FAILED, evidence=RECORD),))

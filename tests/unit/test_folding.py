@@ -14,9 +14,10 @@ from dcnr.errors import Corrupt
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import common_pb2, model_pb2
-from trust.folding import AUDITS_DRAWN, FIRST, NEXT, Chronicle, Folding, Proof, chronicle_of, standings_of
+from trust.decay import DAY_S
+from trust.folding import AUDITS_DRAWN, FIRST, NEXT, Chronicle, Folding, Proof, Told, chronicle_of, standings_of
 from trust.going_back import Cause, gone_back, way_back
-from trust.ledger import Verdict
+from trust.ledger import Ledger, Verdict
 from trust.standing import SHADOW_UNITS, ShadowPassed, Standing, State
 
 NODES = {letter: digest_of(letter.encode())[:40] for letter in "xyz"}
@@ -144,28 +145,50 @@ def test_verdict_and_way_back_in_one_manifest_give_the_ledger_that_they_say() ->
 def test_standings_follow_from_the_chain_and_faults_from_verified_evidence_only() -> None:
     chain = story()
     chain.fails("a2", Cause.FAULT)
-    believed = standings_of(chain.read(), proofs_in(chain))
+    believed = standings_of(chain.read(), proofs_in(chain), now_s=chain.now_ms / 1000)
     assert {node: standing.state for node, standing in believed.items()} == {
         NODES["x"]: State.QUARANTINED, NODES["y"]: State.PROBATION, NODES["z"]: State.PROBATION,
     }  # fmt: skip
     assert believed[NODES["y"]].passes.amount == 1.0
     assert believed[NODES["x"]].evidence == name_of("evidence")
-    assert standings_of(chain.read(), ())[NODES["x"]].state is State.PROBATION, "a holder's word alone weighs nothing"
+    assert standings_of(chain.read(), (), now_s=chain.now_ms / 1000)[NODES["x"]].state is State.PROBATION, (
+        "a holder's word alone weighs nothing"
+    )
 
 
 def test_an_interval_that_nobody_can_verify_blames_nobody() -> None:
     chain = story()
     chain.fails("a2", Cause.UNVERIFIABLE)
-    standing = standings_of(chain.read(), proofs_in(chain))[NODES["x"]]
+    standing = standings_of(chain.read(), proofs_in(chain), now_s=chain.now_ms / 1000)[NODES["x"]]
     assert (standing.state, standing.num_quarantines) == (State.PROBATION, 0)
     chain = Chain()
     for number in range(40):
         chain.learned("a", (f"i{number}", "x", OPEN))
         chain.judged(f"i{number}", PASSED)
-    assert standings_of(chain.read(), ())[NODES["x"]].state is State.ACTIVE
+    assert standings_of(chain.read(), (), now_s=chain.now_ms / 1000)[NODES["x"]].state is State.ACTIVE
     chain.learned("a", ("last", "x", OPEN))
     chain.fails("last", Cause.UNVERIFIABLE)
-    assert 19 < standings_of(chain.read(), ())[NODES["x"]].passes.amount < 20
+    assert 19 < standings_of(chain.read(), (), now_s=chain.now_ms / 1000)[NODES["x"]].passes.amount < 20
+
+
+def test_a_date_in_the_future_moves_nothing_that_comes_after_it() -> None:
+    """One manifest dated in another century left everything after it so far behind that it counted nothing."""
+    now_s = 1_800_000_000.0
+
+    def passes(first: int, num: int) -> list[Told]:
+        return [Told("x", name_of(f"{at}"), PASSED, now_s - 9000 + at, now_s - 9000 + at, "") for at in range(first, first + num)]
+
+    def standing(*strange: Told, later_s: float = 0.0) -> Standing:
+        chronicle = Chronicle(Ledger({}, {}), (*passes(0, 20), *strange, *passes(20, 20)))
+        return standings_of(chronicle, (), now_s=now_s + later_s)["x"]
+
+    far_s = now_s + 400 * 365 * DAY_S
+    for committed_s in (now_s, far_s):
+        found = standing(Told("x", name_of("strange"), PASSED, far_s, committed_s, ""))
+        assert (found.state, round(found.passes.amount)) == (State.ACTIVE, 41)
+    unverifiable = standing(Told("x", name_of("strange"), Verdict.UNVERIFIABLE, far_s, now_s, ""))
+    assert round(unverifiable.passes.amount) == 30, "it takes half of what was before it"
+    assert standing(Told("x", name_of("strange"), PASSED, -far_s, -far_s, "")).state is State.ACTIVE
 
 
 def test_after_rehab_new_work_counts_and_old_offences_do_not() -> None:
@@ -178,10 +201,10 @@ def test_after_rehab_new_work_counts_and_old_offences_do_not() -> None:
     chain.judged("a2", FAILED, name_of("evidence"))
 
     def standing() -> Standing:
-        return standings_of(chain.read(), proofs_in(chain), own)[NODES["x"]]
+        return standings_of(chain.read(), proofs_in(chain), own, now_s=chain.now_ms / 1000)[NODES["x"]]
 
     assert (standing().state, standing().num_quarantines) == (State.PROBATION, 1)
-    assert standings_of(chain.read(), proofs_in(chain))[NODES["x"]].state is State.REHAB, (
+    assert standings_of(chain.read(), proofs_in(chain), now_s=chain.now_ms / 1000)[NODES["x"]].state is State.REHAB, (
         "without the own record it begins again"
     )
     chain.learned("a", ("a3", "x", OPEN))

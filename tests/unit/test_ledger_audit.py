@@ -118,7 +118,6 @@ class World:
             decided_unix_ms=int(NOW * 1000) + index, batches=common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=4 * index, end=4 * index + 4)]),
         )  # fmt: skip
 
-
     def contributed(self, delta: identity_pb2.Envelope) -> model_pb2.Contribution:
         batches = common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=90, end=92)])
         return model_pb2.Contribution(
