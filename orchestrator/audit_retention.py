@@ -60,7 +60,7 @@ class EvidenceKeeper:
         records = {(chain.ledger.intervals[one.interval].vnode, one.evidence) for one in chain.chronicle.told if one.evidence}
         earlier = {one.evidence for one in chain.earlier if one.evidence}
         opened: dict[str, int] = {}
-        for one in chain.open_intervals():
+        for one in chain.to_judge():
             since_ms = int(chain.committed_s(one.name) * 1000)
             opened[one.vnode] = min(since_ms, opened.get(one.vnode, since_ms))
         doomed: list[str] = []

@@ -1,7 +1,8 @@
 """The next manifest where audits are in force: verdicts with their way back, then checkpoints that continue their VNode's line, then what is cleared. Pure.
 
 A line is linear. A checkpoint that goes on from an older one of its line than the newest leaves the newer ones aside: they are retracted, and what they brought
-counts only as far as the new one holds it too. So is a state that the store has lost. Nobody is blamed for that, and no verdict changes.
+counts only as far as the new one holds it too. So is a state that the store has lost. Nobody is blamed for that, and no verdict changes. What of it waits for
+its audit is judged all the same, and until then whatever its PNode brings as a primary is drawn for certain: nobody is drawn anew for going on from before it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class _Continued:
     brings: tuple[Contribution, ...]
     aside: tuple[str, ...]
     """Digests of newer checkpoints that it leaves aside."""
+    drawn: str = ""
+    """Its maker, where open intervals of that one are left aside, by this checkpoint or an earlier one."""
 
 
 def audited_manifest(
@@ -48,11 +51,12 @@ def audited_manifest(
     before, parent = parent, gone_back_to(parent, chain, taken, next_replica, rules.num_working)
     parent, ledger = _without_lost(parent, chain, ledger, rules)
     rules = replace(rules, lost=frozenset(), is_due=parent != before)
+    unjudged = frozenset(one.pnode_id for one in chain.left_open() if ledger.intervals[one.name].verdict is Verdict.OPEN)
     continued: dict[Digest, _Continued] = {}
     refused: list[Refusal] = []
     for one in judged:
         record = record_from_proto(one.checkpoint)
-        found = "retracted" if record.vnode in taken.fenced else _continued(ledger, one)
+        found = "retracted" if record.vnode in taken.fenced else _continued(ledger, one, unjudged)
         if isinstance(found, str):
             refused.append(Refusal(record, found))
         else:
@@ -76,8 +80,8 @@ def audited_manifest(
     return replace(outcome, manifest=replace(manifest, entries=entries))
 
 
-def _continued(ledger: Ledger, judged: Judged) -> _Continued | str:
-    """Where it goes on from, or why it cannot be named."""
+def _continued(ledger: Ledger, judged: Judged, unjudged: frozenset[str]) -> _Continued | str:
+    """Where it goes on from, or why it cannot be named. ``unjudged``: PNodes with open intervals that were left aside before."""
     line = ledger.lines.get(judged.checkpoint.vnode, ())
     at = next((place for place, one in enumerate(line) if one.digest == judged.base), None)
     if at is None:
@@ -92,7 +96,10 @@ def _continued(ledger: Ledger, judged: Judged) -> _Continued | str:
         return "retracted"
     if not brings:
         return "older"
-    return _Continued(judged, at, brings, tuple(one.digest for one in line[at + 1 :]))
+    left = (ledger.intervals[name] for one in line[at + 1 :] for name in one.intervals if name not in names)
+    unjudged |= {one.pnode_id for one in left if one.verdict is Verdict.OPEN}
+    maker = judged.checkpoint.pnode_id
+    return _Continued(judged, at, brings, tuple(one.digest for one in line[at + 1 :]), maker if maker in unjudged else "")
 
 
 def _named(
@@ -111,10 +118,17 @@ def _named(
         base = chain.checkpoints[ledger.lines[vnode][one.at].digest]
         entries[vnode] = Entry(working or (record_from_proto(base),), entries[vnode].cleared)
     parent = replace(parent, entries=entries, retracted=_retracted(parent, gone))
-    learned = {digest: [_told(ledger, item, rules.now_unix_ms, draw) for item in one.brings] for digest, one in continued.items()}
+    learned = {
+        digest: [_told(ledger, item, rules.now_unix_ms, _certain if item.pnode_id == one.drawn else draw) for item in one.brings]
+        for digest, one in continued.items()
+    }
     return next_manifest(
         parent, parent_digest, [record_from_proto(one.judged.checkpoint) for one in continued.values()], rules, learned
     )
+
+
+def _certain(_: Contribution) -> Verdict:
+    return Verdict.OPEN
 
 
 def _told(ledger: Ledger, one: Contribution, now_unix_ms: int, draw: Draw) -> Contribution:

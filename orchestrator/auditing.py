@@ -283,7 +283,7 @@ class Auditing:
             self._group.create_task(self._remember(self._memory))
         if view.head.manifest_digest != self._manifest:
             self._manifest = view.head.manifest_digest
-            counts = {one.name for one in view.chain.open_intervals()}
+            counts = {one.name for one in view.chain.to_judge()}
             ledger = view.chain.ledger
             audited = {name: one for name, one in ledger.intervals.items() if one.verdict is not Verdict.OPEN or name in counts}
             self._desk.chronicle(Ledger(ledger.lines, audited), now_s)

@@ -63,6 +63,15 @@ class Chain:
             self._open.append(tuple(sorted((one for one in found if one.verdict is Verdict.OPEN), key=lambda one: one.number)))
         return self._open[0]
 
+    def left_open(self) -> tuple[Interval, ...]:
+        """Those that wait for their audit though no checkpoint that counts holds them: one that went on from before them left them aside."""
+        found = (self.ledger.intervals[name] for name in self.chronicle.aside)
+        return tuple(sorted((one for one in found if one.verdict is Verdict.OPEN), key=lambda one: one.number))
+
+    def to_judge(self) -> tuple[Interval, ...]:
+        """All that are to be audited, oldest first: `open_intervals`, for which others wait, and `left_open`, for which nobody does."""
+        return tuple(sorted((*self.open_intervals(), *self.left_open()), key=lambda one: one.number))
+
     def verdict(self, interval: str) -> Verdict | None:
         """The newest word on an interval of this job; None where no manifest names it."""
         found = self.ledger.intervals.get(interval)

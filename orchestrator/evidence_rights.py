@@ -24,7 +24,7 @@ def evidence_bound(view: ModelView | None, pnode_id: str, vnode: str, *, is_draw
         raise Unavailable("nothing of that model is audited here, or it is not known yet", code="unknown_model")
     if vnode not in view.chain.ledger.lines and all(place.vnode != vnode for place in view.plan.assignments):
         raise Refused(f"the model has no VNode {vnode}", code="no_such_vnode")
-    opened = [one for one in view.chain.open_intervals() if one.vnode == vnode]
+    opened = [one for one in view.chain.to_judge() if one.vnode == vnode]
     if any(one.pnode_id == pnode_id for one in opened) or any(one.vnode == vnode for one in view.hosted_by(pnode_id)):
         return bundle_bound(view, vnode)
     if is_asked or (is_asked is None and opened):

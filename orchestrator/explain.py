@@ -123,7 +123,7 @@ def _audits(runtime: ModelRuntime, view: ModelView, vnode: str) -> list[orchestr
             )
             for one in waits
         ]  # fmt: skip
-    found = view.chain.open_intervals() if view.chain is not None else ()
+    found = view.chain.to_judge() if view.chain is not None else ()
     why = f"its audit is the business of {view.head.holder[:8]}, which decides"
     return [
         line(one.replica, "audit open", why, interval=one.name, vnode=one.vnode, pnode=one.pnode_id)

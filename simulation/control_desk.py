@@ -43,7 +43,7 @@ class KnowingDesk:
     def verdicts(self, view: ModelView) -> Iterable[Decision]:
         """What is decided by now."""
         now = self.world.kernel.now_s
-        for one in view.chain.open_intervals() if view.chain is not None else ():
+        for one in view.chain.to_judge() if view.chain is not None else ():
             due_s = self._due_s.setdefault(one.name, now + _share(one, "when") * (AUDIT_S[1] - AUDIT_S[0]) + AUDIT_S[0])
             if now >= due_s:
                 yield self._decision(one)

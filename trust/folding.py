@@ -2,8 +2,9 @@
 
 A contribution whose interval is new says what the draw said, and belongs to the checkpoint that the same manifest names newest of its VNode. One whose interval
 is known changes its verdict; with the verdict that it has it is taken up again, since the checkpoint that brought it was lost or left aside: it belongs to its
-VNode's newest checkpoint from now on. What a manifest retracts leaves its line, and so does what stands behind the checkpoint that it names newest. So a
-process with an empty disk, or one that distrusts its holder, finds the same as everybody.
+VNode's newest checkpoint from now on. What a manifest retracts leaves its line, and so does what stands behind the checkpoint that it names newest. What leaves
+a line where the same manifest brings new intervals of its VNode is left aside by these; elsewhere it went back, or is lost. So a process with an empty disk, or
+one that distrusts its holder, finds the same as everybody.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class Chronicle:
 
     ledger: Ledger
     told: tuple[Told, ...] = ()
+    aside: frozenset[str] = frozenset()
+    """Intervals in no line, since a checkpoint went on from before them: what is open of them is judged all the same."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,7 @@ class _Reading:
     intervals: dict[str, Interval] = field(default_factory=dict)
     committed_s: dict[str, float] = field(default_factory=dict)
     told: list[Told] = field(default_factory=list)
+    aside: set[str] = field(default_factory=set)
 
 
 class Folding:
@@ -102,7 +106,7 @@ class Folding:
             vnode: tuple(line) if stored is None else tuple(replace(one, is_kept=one.digest in stored) for one in line)
             for vnode, line in reading.lines.items()
         }
-        return Chronicle(Ledger(lines, dict(reading.intervals)), tuple(reading.told))
+        return Chronicle(Ledger(lines, dict(reading.intervals)), tuple(reading.told), frozenset(reading.aside))
 
 
 def chronicle_of(manifests: Sequence[model_pb2.Manifest], stored: Collection[str]) -> Chronicle:
@@ -196,13 +200,18 @@ def _read(reading: _Reading, manifest: model_pb2.Manifest) -> None:
             _begin(reading, name, one)
             fresh.setdefault(one.vnode, []).append(name)
     retracted = set(manifest.retracted)
+    left: dict[str, set[str]] = {}
     for vnode, line in reading.lines.items():
         reading.lines[vnode] = [one for one in line if one.digest not in retracted]
+        if len(reading.lines[vnode]) < len(line):
+            left[vnode] = {name for one in line if one.digest in retracted for name in one.intervals}
     for vnode, again in carried:
         if any(again in one.intervals for one in reading.lines.get(vnode, ())) or reading.intervals[again].verdict not in STANDING:
             raise Corrupt(f"interval {again[:12]} is told twice alike", code="bad_ledger")
         fresh.setdefault(vnode, []).append(again)
     _name(reading, manifest.entries, fresh)
+    reading.aside |= {name for vnode in left.keys() & fresh.keys() for name in left[vnode]}
+    reading.aside -= {name for names in fresh.values() for name in names}
 
 
 def _begin(reading: _Reading, name: str, one: model_pb2.Contribution) -> None:

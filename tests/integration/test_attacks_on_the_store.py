@@ -87,7 +87,7 @@ class Signer:
 def auditing_model(accused: NodeKey) -> Any:
     """A runtime that does not hold the head of a model in which an interval of VNode a is open."""
     opened = SimpleNamespace(vnode="a", pnode_id=accused.node_id)
-    chain = SimpleNamespace(ledger=SimpleNamespace(lines={"a": ()}), open_intervals=lambda: (opened,))
+    chain = SimpleNamespace(ledger=SimpleNamespace(lines={"a": ()}), to_judge=lambda: (opened,))
     job = SimpleNamespace(costs=(SimpleNamespace(vnode="a", state_bytes=limits.MIB),))
     view = SimpleNamespace(chain=chain, plan=SimpleNamespace(assignments=()), job=job, hosted_by=lambda node_id: ())
     return SimpleNamespace(view=view, auditing=SimpleNamespace(asks=lambda node_id, vnode: None))

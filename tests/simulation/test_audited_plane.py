@@ -80,8 +80,8 @@ def newer_checkpoints_stay_beside_others(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint that goes on from an older one of its line is put behind the newest all the same."""
     continued = audited._continued
 
-    def beside(ledger: Ledger, judged: Judged) -> Any:
-        found = continued(ledger, judged)
+    def beside(ledger: Ledger, judged: Judged, unjudged: frozenset[str]) -> Any:
+        found = continued(ledger, judged, unjudged)
         if isinstance(found, str):
             return found
         return replace(found, at=len(ledger.lines[judged.checkpoint.vnode]) - 1, aside=())

@@ -38,11 +38,13 @@ def piece(name: str, first: int, end: int, node: str = "x", replica: str = "") -
     return Contribution(name[0], replica or f"{name[0]}.0", NODES[node], IntervalSet.span(first, end), interval=name_of(name))
 
 
-def judged(name: str, base: str, *pieces: Contribution, held: Sequence[tuple[int, int]], replica: str = "") -> Judged:
-    """A checkpoint ``name`` of the VNode that its name begins with, followed from ``base``."""
+def judged(
+    name: str, base: str, *pieces: Contribution, held: Sequence[tuple[int, int]], replica: str = "", node: str = "x"
+) -> Judged:
+    """A checkpoint ``name`` of the VNode that its name begins with, made on that node, followed from ``base``."""
     step = sum(end - first for first, end in held)
     checkpoint = model_pb2.Checkpoint(
-        vnode=name[0], digest=name_of(name), size_bytes=9, lineage=spans(*held), replica=replica or f"{name[0]}.0", pnode_id=NODES["x"],
+        vnode=name[0], digest=name_of(name), size_bytes=9, lineage=spans(*held), replica=replica or f"{name[0]}.0", pnode_id=NODES[node],
         incarnation=1, step=step, parent_digest=name_of(base), commit_digest=name_of("commit of " + name), job_id=JOB,
     )  # fmt: skip
     return Judged(checkpoint, pieces, name_of(base))

@@ -371,3 +371,26 @@ def test_what_an_auditor_passed_is_open_again_once_it_is_found_out_and_somebody_
         await holder.dies()
 
     asyncio.run(scenario())
+
+
+def test_what_is_open_and_was_left_aside_is_audited_to_the_end() -> None:
+    """Whoever goes on from before it, before its audit began or in the middle."""
+
+    async def scenario() -> None:
+        job = Job()
+        first = judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)])
+        await asyncio.to_thread(lambda: job.named(first, draw=drawn("a-1")))
+        job.primaries["a"] = "a.1"
+        beside = judged("a2", "a0", piece("a-2", 4, 6, "y", "a.1"), held=[(4, 6)], replica="a.1", node="y")
+        await asyncio.to_thread(lambda: job.named(beside))
+        holder = Holder(FIRST, store(), job)
+        await holder.looks()
+        await holder.audits(name_of("a-1"), NODES["x"])
+        [passed] = holder.auditing.decisions(holder.view)
+        assert (passed.interval, passed.verdict) == (name_of("a-1"), Verdict.PASSED)
+        await asyncio.to_thread(lambda: job.named(decisions=[passed]))
+        await holder.looks()
+        await holder.until(lambda: not holder.auditing.waits(), "it is over")
+        await holder.dies()
+
+    asyncio.run(scenario())

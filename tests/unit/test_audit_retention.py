@@ -72,6 +72,27 @@ def test_evidence_of_what_is_decided_goes_and_that_of_failures_stays() -> None:
     asyncio.run(scenario())
 
 
+def test_evidence_of_what_was_left_aside_stays_while_it_is_open() -> None:
+    clock = Wall()
+    store, job = MemoryStore(clock, random.Random(1)), grown(1, "a-1")
+    job.named(judged("a9", "a0", piece("a-9", 1, 2, "y"), held=[(1, 2)], node="y"))
+    chain = job.chain()
+    assert chain.open_intervals() == ()
+    decided = [Decision(name_of("a-1"), Verdict.PASSED, "why")]
+
+    async def scenario() -> None:
+        key = keys.evidence(MODEL, "a", digest_of(b"bundle"))
+        await store.put(key, b"bundle")
+        clock.now_s += 9000
+        await EvidenceKeeper(store).sweep(MODEL, chain, int(clock.now_s * 1000), HOUR_MS)
+        assert list(store.keys()) == [key]
+        await asyncio.to_thread(lambda: job.named(decisions=decided))
+        await EvidenceKeeper(store).sweep(MODEL, await asyncio.to_thread(job.chain), int(clock.now_s * 1000), HOUR_MS)
+        assert list(store.keys()) == []
+
+    asyncio.run(scenario())
+
+
 def test_evidence_of_failures_in_earlier_jobs_stays() -> None:
     """Whoever committed one is barred by those that have verified it; an orchestrator that starts later has to find it."""
     clock = Wall()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from audited_rig import Job, drawn, judged, name_of, piece
+from audited_rig import NODES, Job, drawn, judged, name_of, piece
 
 from orchestrator.audit_events import Decision
 from orchestrator.costs import StageCost
 from orchestrator.verdicts import MAX_AT_ONCE, behind_of, news
+from trust.folding import Chronicle, standings_of
 from trust.going_back import Cause
 from trust.ledger import Verdict
 
@@ -109,8 +110,8 @@ def test_a_checkpoint_beside_the_newest_leaves_that_one_aside() -> None:
     shared = piece("a-1h", 4, 6, "y", "a.1")
     job.named(judged("a1", "a0", piece("a-1", 0, 4), shared, held=[(0, 6)]), draw=drawn("a-1", "a-1h"))
     job.primaries["a"] = "a.1"
-    beside = judged("a2", "a0", piece("a-0", 0, 2), shared, piece("a-2", 6, 9, "y", "a.1"), held=[(0, 2), (4, 9)], replica="a.1")
-    job.named(beside)
+    new = piece("a-2", 6, 9, "y", "a.1")
+    job.named(judged("a2", "a0", piece("a-0", 0, 2), shared, new, held=[(0, 2), (4, 9)], replica="a.1", node="y"))
     assert job.line("a") == names("a0", "a2")
     assert job.working("a") == names("a2", "a0")
     assert job.newest.retracted == (name_of("a1"),)
@@ -119,6 +120,62 @@ def test_a_checkpoint_beside_the_newest_leaves_that_one_aside() -> None:
     assert job.cleared("a") == name_of("a0")
     assert [one.name for one in job.chain().open_intervals()] == [name_of("a-1h")], "what is on no line holds nobody up"
     assert job.chain().ledger.held("a", 1).pairs() == ((0, 2), (4, 9))
+
+
+def test_who_goes_on_from_before_its_own_open_interval_is_not_drawn_anew() -> None:
+    """Whatever it brings is drawn for certain until what it left is judged; and that is judged, though it counts nowhere."""
+    job = Job()
+    job.named(judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)]), draw=drawn("a-1"))
+    job.named(judged("a2", "a0", piece("a-2", 0, 5), held=[(0, 5)]))
+    assert job.line("a") == names("a0", "a2")
+    assert [one.name for one in job.chain().open_intervals()] == names("a-2")
+    assert [one.name for one in job.chain().left_open()] == names("a-1")
+    assert [one.name for one in job.chain().to_judge()] == names("a-1", "a-2")
+    job.named(judged("a3", "a2", piece("a-3", 5, 6), held=[(0, 6)]))
+    job.named(judged("b1", "b0", piece("b-1", 0, 4), held=[(0, 4)]))
+    told = verdicts(job)
+    assert [told[name_of(one)] for one in ("a-3", "b-1")] == [Verdict.OPEN] * 2, "wherever it is a primary"
+    passed = [Decision(name_of(one), Verdict.PASSED, "why") for one in ("a-2", "a-3", "b-1")]
+    job.named(decisions=[*passed, Decision(name_of("a-1"), Verdict.UNVERIFIABLE, "it shows nothing")])
+    assert job.line("a") == names("a0", "a2", "a3"), "nothing that counts goes back with it"
+    assert job.newest.fences == {}
+    assert job.chain().to_judge() == ()
+    before, after = (
+        standings_of(Chronicle(job.chain().ledger, told), (), now_s=job.now_ms / 1000)[NODES["x"]].passes.amount
+        for told in (job.chain().told[:-1], job.chain().told)
+    )
+    assert after == before / 2 > 1, "as for whoever withholds evidence"
+    job.named(judged("a4", "a3", piece("a-4", 6, 7), held=[(0, 7)]))
+    assert verdicts(job)[name_of("a-4")] is Verdict.SPARED, "what is judged is over"
+
+
+def test_an_open_interval_that_somebody_else_left_aside_is_judged_and_can_be_taken_up_again() -> None:
+    """Whoever is promoted neither sheds what its friend did nor costs it anything: evidence is asked for, and shown."""
+    job = Job()
+    left = piece("a-1", 0, 4)
+    job.named(judged("a1", "a0", left, held=[(0, 4)]), draw=drawn("a-1"))
+    job.primaries["a"] = "a.1"
+    job.named(judged("a2", "a0", piece("a-2", 4, 9, "y", "a.1"), held=[(4, 9)], replica="a.1", node="y"))
+    told = verdicts(job)
+    assert [told[name_of(one)] for one in ("a-1", "a-2")] == [Verdict.OPEN, Verdict.SPARED], "y left nothing of its own"
+    assert [one.name for one in job.chain().to_judge()] == names("a-1")
+    job.named(judged("a3", "a2", left, piece("a-3", 9, 10, "y", "a.1"), held=[(0, 10)], replica="a.1", node="y"))
+    assert [one.name for one in job.chain().open_intervals()] == names("a-1"), "it counts again"
+    assert job.chain().left_open() == ()
+    job.named(decisions=[Decision(name_of("a-1"), Verdict.FAILED, "why", Cause.FAULT, EVIDENCE)])
+    assert job.line("a") == names("a0", "a2")
+
+
+def test_a_fault_in_what_was_left_aside_takes_back_who_learned_from_it() -> None:
+    job = Job()
+    job.named(
+        judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)]), judged("b1", "b0", piece("b-1", 0, 4, "z"), held=[(0, 4)]),
+        draw=drawn("a-1"),
+    )  # fmt: skip
+    job.named(judged("a2", "a0", piece("a-2", 4, 9), held=[(4, 9)]))
+    job.named(decisions=[Decision(name_of("a-1"), Verdict.FAILED, "why", Cause.FAULT, EVIDENCE)])
+    assert (job.line("a"), job.line("b")) == (names("a0", "a2"), names("b0"))
+    assert job.newest.fences == {"a": 7, "b": 7}
 
 
 def test_a_checkpoint_beside_that_cannot_be_named_leaves_nothing_aside() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,15 @@ def bound(view: ModelView | None, node: str, vnode: str = "a", *, is_drawn: bool
 def test_the_accused_and_who_hosts_the_vnode_bring_a_bundle_of_that_stage_to_any_orchestrator(is_asked: bool | None) -> None:
     assert bound(view_of(), "x", is_asked=is_asked) == bound(view_of(), "y", is_asked=is_asked) == BUNDLE_BYTES
     assert bound(view_of(state_bytes=limits.MAX_OBJECT_BYTES), "x") == limits.MAX_OBJECT_BYTES
+
+
+def test_the_accused_of_what_was_left_aside_and_is_open_brings_a_bundle_too() -> None:
+    job = Job()
+    job.named(judged("a1", "a0", piece("a-1", 0, 1), held=[(0, 1)]), draw=drawn("a-1"))
+    job.primaries["a"] = "a.1"
+    job.named(judged("a2", "a0", piece("a-2", 1, 2, "y", "a.1"), held=[(1, 2)], replica="a.1", node="y"))
+    assert job.chain().open_intervals() == ()
+    assert bound(replace(view_of(), chain=job.chain()), "x", is_asked=False) == BUNDLE_BYTES
 
 
 def test_an_auditor_brings_a_record_to_whoever_gave_the_audit_or_knows_that_something_is_open() -> None:
