@@ -82,7 +82,7 @@ def chosen(options: Options) -> list[Case]:
 def recorded(device: Device, claims: Path, options: Options) -> Iterator[tuple[Path, Case, str]]:
     """Learns each case on the accelerator; where the claim lies, of what, and with which products."""
     for precision in (IEEE, SHORT):
-        torch.backends.fp32_precision = precision  # type: ignore[attr-defined]
+        torch.backends.cudnn.allow_tf32 = precision == SHORT
         for case in chosen(options):
             if precision == SHORT and not case.component.startswith("conv"):
                 continue
@@ -93,7 +93,7 @@ def recorded(device: Device, claims: Path, options: Options) -> Iterator[tuple[P
             compute = TorchCompute(case.stage(), REGISTRY, num_batches=case.num_steps, seed=case.seed, device=device.name)
             save(path, record(compute, case.first(), case.entries(), state_every=checks.replay().span_steps, sketched=checks))
             yield path, case, precision
-    torch.backends.fp32_precision = IEEE  # type: ignore[attr-defined]
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def checked(job: tuple[Path, Case, str]) -> list[Row]:

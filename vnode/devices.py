@@ -44,7 +44,7 @@ def opened(wanted: str) -> Device:
 
     Raises Unavailable where that device is wanted by name and does not work.
     """
-    torch.backends.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     if wanted == CPU:
         return Device(CPU)
     for name, is_there in (("cuda", torch.cuda.is_available), ("mps", torch.backends.mps.is_available)):

@@ -16,10 +16,10 @@ from vnode.devices import BATCH, WIDTH, Device, measured_gflops, opened
 EXACTLY = """
 import torch
 from vnode.devices import opened
-kinds = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul)
-print({kind.fp32_precision for kind in kinds})
+kinds = (torch.backends.cudnn, torch.backends.cuda.matmul)
+print([kind.allow_tf32 for kind in kinds])
 opened("cpu")
-print({kind.fp32_precision for kind in kinds})
+print([kind.allow_tf32 for kind in kinds])
 """
 
 
@@ -27,8 +27,8 @@ def test_no_product_is_shortened_once_a_device_is_open() -> None:
     """In a process of its own: torch's own choice is what it is only until somebody opens a device."""
     done = subprocess.run([sys.executable, "-c", EXACTLY], capture_output=True, text=True, check=True, timeout=120)
     before, after = done.stdout.splitlines()
-    assert "tf32" in before, "torch shortens those of convolutions by itself"
-    assert after == "{'ieee'}"
+    assert before == "[True, False]", "torch shortens those of convolutions by itself"
+    assert after == "[False, False]"
 
 
 def works_like(monkeypatch: pytest.MonkeyPatch, gflops: float) -> None:
