@@ -205,7 +205,7 @@ class ControlCheckers(VolunteerCheckers):
             for pnode in self._world.pnodes
             if pnode.process.alive
             for replica in pnode.worker.replicas.values()
-            if len(replica.lineage) < replica.num_batches and not replica.halted
+            if replica.lacks(pnode.loop.time())
         ]
 
     def blackout_over(self) -> None:

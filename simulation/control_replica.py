@@ -123,12 +123,16 @@ class Replica:
 
     def learn(self, count: int, now_s: float) -> IntervalSet:
         """So many batches more of those that it owns and lacks, lowest first."""
-        may_learn = (self.leads or self.anchored) and not self.halted and not self.hands_over(now_s)
-        fresh = (self._owned() - self.lineage).first(count) if may_learn else IntervalSet.empty()
+        fresh = self.lacks(now_s).first(count)
         for batch in fresh:
             self.chain.learned(batch, 1.0)
         self.lineage = self.lineage | fresh
         return fresh
+
+    def lacks(self, now_s: float) -> IntervalSet:
+        """What it may learn by itself now: what its siblings own comes to it by merges."""
+        may_learn = (self.leads or self.anchored) and not self.halted and not self.hands_over(now_s)
+        return self._owned() - self.lineage if may_learn else IntervalSet.empty()
 
     def _owned(self) -> IntervalSet:
         if len(self.shares) < 2:

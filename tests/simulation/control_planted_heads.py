@@ -62,11 +62,11 @@ def the_head_keeps_every_outcome(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(changes, "MAX_DECIDED", 1000)
 
 
-def what_is_learned_counts_as_durable(patch: pytest.MonkeyPatch) -> None:
-    """Finished means durable: a job is completed as soon as its replicas report that they have learned everything."""
+def what_sources_have_counts_for_all(patch: pytest.MonkeyPatch) -> None:
+    """Finished means durable, of every VNode: a job is completed as soon as its sources are."""
 
     def hasty(self: Progress) -> bool:
-        return all(name in self.learned and self.learned[name].is_exactly(0, self.num_batches) for name in self.stateful)
+        return all(name in self.durable and self.durable[name].is_exactly(0, self.num_batches) for name in self.sources)
 
     patch.setattr(Progress, "manifest_complete", property(hasty))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from orchestrator.offers import PlanRequest
 from orchestrator.placement import Obstacle
 from orchestrator.planner import Made, Planner
 from orchestrator.silence import Judgement
+from orchestrator.ties import Ties
 from pnode.budget import Budget, Reservation
 from pnode.duties import Duties
 from simulation.control_replica import Replica
@@ -161,13 +163,15 @@ def what_the_disk_refused_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def evidence_is_a_verdict(patch: pytest.MonkeyPatch) -> None:
-    """Design, Fail: whoever is accused counts as not answering our own probe either."""
+    """Design, Fail: anybody may accuse anybody, and whoever is accused counts as not answering our own probe either."""
     probed = Inventory.probed
 
-    def believe(self: Inventory, node_id: str, now: float, *, reachable: bool) -> None:
-        probed(self, node_id, now, reachable=False)
+    def believe(self: Inventory, node_id: str, now: float, *, reachable: bool, asked_at: float = math.inf) -> bool:
+        probed(self, node_id, now, reachable=True)
+        return probed(self, node_id, now, reachable=False)
 
     patch.setattr(Inventory, "probed", believe)
+    patch.setattr(Ties, "tied", lambda self, pnode_id, others: set(others) - {pnode_id})
 
 
 def an_ended_stream_is_a_failed_look(patch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ CONTROL: list[tuple[Plant, Any, int, str]] = [
     (heads.what_is_called_off_just_goes, control_world, 2, "job_lost"),
     (heads.the_head_keeps_every_outcome, partial(control_world, short_jobs=20), 0, "decided_books"),
     (control_planted.decided_is_not_asked, control_world, 0, "one_outcome"),
-    (heads.what_is_learned_counts_as_durable, partial(control_world, checkpoint_s=20.0), 0, "completed_whole"),
+    (heads.what_sources_have_counts_for_all, partial(control_world, checkpoint_s=20.0), 1, "completed_whole"),
     (heads.jobs_wait_in_the_queue_for_ever, partial(control_world, jobs=4, num_batches=10, settling_deadline_s=5.0), 0, "liveness"),
     (heads.nothing_is_released, control_world, 2, "strays"),
     (heads.statements_replace_each_other, partial(control_world, job_pauses=2), 0, "immutable"),
