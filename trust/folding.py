@@ -9,6 +9,7 @@ one that distrusts its holder, finds the same as everybody.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -151,23 +152,42 @@ def standing_of(
 
     ``verified``: faults that this process has verified itself; any other moves nothing. ``own``: such as units in rehab; where it was lost, rehab begins again.
     ``now_s``: by the reader's clock. Nothing that was told happens later than that, and in a chain nothing before what it tells earlier, whatever dates it
-    gives.
+    gives; one that does not fit the others' moves none of them.
     """
     placed: list[tuple[float, Event]] = [(event.at_s, event) for event in own]
     firsts_s: list[float] = []
     for chain in chains:
         heard = [one.heard(now_s) for one in chain]
         firsts_s.append(heard[0].committed_s)
-        place_s, backwards = now_s, list[tuple[float, Event]]()
-        for one in reversed(heard):
-            place_s = min(place_s, one.decided_s)
+        for place_s, one in zip(_places([one.decided_s for one in heard]), heard, strict=True):
             event = _event_of(one, verified)
             if event is not None:
-                backwards.append((place_s, event))
-        placed += reversed(backwards)
+                placed.append((place_s, event))
     placed.sort(key=lambda one: one[0])
     begun_s = min(firsts_s) if firsts_s else placed[0][0]
     return folded(begun(begun_s, terms), (event for _, event in placed))
+
+
+def _places(dates_s: Sequence[float]) -> list[float]:
+    """When what a chain tells in this order happened. Most dates follow one another (the longest such row of them, Schensted 1961); any other has the
+    place of the one before it.
+    """
+    ends: list[int] = []
+    """By length less one: where the row of that length ends whose end is earliest."""
+    before: list[int] = []
+    for at, date_s in enumerate(dates_s):
+        length = bisect.bisect_right(ends, date_s, key=dates_s.__getitem__)
+        before.append(ends[length - 1] if length else -1)
+        ends[length : length + 1] = [at]
+    row, at = set[int](), ends[-1]
+    while at >= 0:
+        row.add(at)
+        at = before[at]
+    places, place_s = list[float](), dates_s[min(row)]
+    for at, date_s in enumerate(dates_s):
+        place_s = date_s if at in row else place_s
+        places.append(place_s)
+    return places
 
 
 def _event_of(told: Told, verified: Collection[Proof]) -> Event | None:
