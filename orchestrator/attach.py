@@ -97,6 +97,7 @@ class AttachService:
         put = partial(self._put, stream)
         shared.inventory.advertised(greeting.advert, shared.clock.monotonic(), greeting.owner)
         shared.inventory.attached(peer_id, shared.clock.monotonic(), address, stream.builds)
+        shared.mailbox.opened(peer_id, put)  # who counts as here can be told something: it hears of it after its welcome
         try:
             shared.nodes_changed.fire()
             shared.history.say("node_attached", peer_id, "its control stream is open", address=address)
@@ -107,7 +108,6 @@ class AttachService:
             for envelope in first.heads[:4]:
                 self._shown(envelope)
             reader = asyncio.create_task(self._read(stream, requests))
-            shared.mailbox.opened(peer_id, put)
             older, self._readers[peer_id] = self._readers.get(peer_id), reader
             if older is not None:
                 older.cancel()  # a PNode has one stream here: the newest

@@ -45,7 +45,7 @@ class Generating:
     async def generate(
         self, runtime: ModelRuntime, request: orchestrator_pb2.GenerateRequest, *, places: int = MAX_IN_FLIGHT, subnet: str | None = None
     ) -> AsyncGenerator[orchestrator_pb2.GenerateResponse, None]:  # fmt: skip
-        """The parts of the text; the last one says why it ends. ``places``: as for `Asking.forward`, which each pass asks. ``subnet``: of a caller that
+        """The parts of the text; the last one says why it ends. ``places``: as for `Asking.forward`, which the first pass asks. ``subnet``: of a caller that
         leaves places to other subnets.
 
         Raises what `Asking.forward` raises, Unavailable (``busy``), InvalidInput (``bad_generation``, ``not_text``).
@@ -120,7 +120,11 @@ class _Writer:
             raise TimedOut(
                 "the text was not written in time", code="deadline_exceeded", remedy="give it more time, or ask for fewer tokens"
             )
-        return await self._asking.forward(self._runtime, question, may_pass_on=True, places=self._places, session=self._session)
+        places, self._places = (
+            self._places,
+            MAX_IN_FLIGHT,
+        )  # what has begun is finished: its place among texts bounds it from then on
+        return await self._asking.forward(self._runtime, question, may_pass_on=True, places=places, session=self._session)
 
     def _question(self) -> orchestrator_pb2.ForwardRequest:
         request = self._request

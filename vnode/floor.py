@@ -130,6 +130,11 @@ class Behind:
         said = self._said.get(peer.replica)
         return said.durable if said is not None and said.incarnation == peer.incarnation else IntervalSet.empty()
 
+    def floor_in(self, peer: Peer) -> int:
+        """The floor that incarnation said last: what lies below it lacks by its own word neither itself nor anybody behind. 0: it has said none."""
+        said = self._said.get(peer.replica)
+        return said.floor or 0 if said is not None and said.incarnation == peer.incarnation else 0
+
     def durable_from(self, named: IntervalSet, missing: IntervalSet) -> IntervalSet:
         """Named here, not to be learned here again, and durable in everyone behind."""
         given = (named, missing, behind := self.durable())

@@ -250,21 +250,40 @@ class Outlet:
         return self._demanded[1]
 
     def fits(self, lacking: IntervalSet) -> IntervalSet:
-        """Of train batches that are asked for and not in the spool: the lowest, as many as it would hold on to beside what is asked for and lies in it. Any
-        other would push out itself, or what is then lacking: where a receiver takes nothing, the same would be computed without end.
+        """Of train batches that are asked for and not in the spool: the lowest, as many as it would hold on to beside what it holds on to already. Any
+        other would push out itself, or what is then lacking: where a receiver takes nothing, the same would be computed without end. What is asked for
+        against its asker's own word comes last.
         """
         if not lacking:
             return _NONE
         leaving = IntervalSet.of(*((batch, batch + 1) for lane, batch in self.pinned() if lane.is_train))
-        staying = (self._spool.available(TRAIN_LANE) & self.asked().get(TRAIN_LANE, _NONE)) - leaving
-        return (staying | lacking).first(max(0, self._config.spool_batches - len(leaving))) - staying
+        held, kept = self._held().get(TRAIN_LANE, _NONE), self._spool.available(TRAIN_LANE) - leaving
+        staying, room = kept & held, max(0, self._config.spool_batches - len(leaving))
+        first = (staying | (lacking & held)).first(room) - staying
+        asked_for = (kept & self.asked().get(TRAIN_LANE, _NONE)) | first
+        return first | (lacking - held).first(max(0, room - len(asked_for)))
 
     def keep(self, lane: Lane, batch: int) -> list[DropFrames]:
         """A frame is in the spool; names what must go for it. What is asked for is looked at only where something must."""
-        return self._spool.put(lane, batch, self.pinned(), self.asked() if self._spool.is_full(train=lane.is_train) else {})
+        return self._spool.put(lane, batch, self.pinned(), self._held() if self._spool.is_full(train=lane.is_train) else {})
+
+    def _held(self) -> dict[Lane, IntervalSet]:
+        """By lane, what the spool holds on to: what is asked for, but not what its asker says is durable, or is below the floor that it tells. Whoever
+        contradicts itself takes no place from others.
+        """
+        result: dict[Lane, IntervalSet] = {}
+        for link in self._planned_links():
+            for lane, ask in link.asks.items():
+                lacking = (ask.wanted | ask.forward_only) - self._on_way(link, ask, lane)
+                if lane.is_train:
+                    lacking = (
+                        lacking - self._behind.durable_in(link.target) - IntervalSet.span(0, self._behind.floor_in(link.target))
+                    )
+                result[lane] = result.get(lane, _NONE) | lacking
+        return result
 
     def asked(self) -> dict[Lane, IntervalSet]:
-        """By lane, what receivers lack and is not on its way to them: the spool holds on to it."""
+        """By lane, what receivers ask for and is not on its way to them."""
         result: dict[Lane, IntervalSet] = {}
         for link in self._planned_links():
             for lane, ask in link.asks.items():

@@ -124,6 +124,37 @@ def test_what_another_successor_lacks_is_computed_whatever_the_first_says() -> N
     assert set(story.forwarded) == set(range(40, 50))
 
 
+@pytest.mark.parametrize("says_durable", [True, False])
+def test_who_contradicts_itself_takes_no_place_in_the_spool_from_others(says_durable: bool) -> None:
+    """Goal: beside a successor that asks for everything, takes nothing and says that it lacks nothing, another one is served to the end."""
+    other, num, spool = ReplicaId("next.1"), 100, 16
+    made = config(num_batches=num, spool_batches=spool, lead_batches=spool, input_edges=frozenset({0}))
+    story = Played(ReplicaCore(made, NONE, 0.0))
+    story.tell(
+        ev.PlanChanged(0.0, {0: (Share(BEFORE.replica, 1.0),)}, frozenset({NEXT, other}), spool),
+        ev.LinkUp(0.0, 1, Peer(NEXT, 1)), ev.AckHeard(0.0, 1, 1, num, num, VNodeId("next")),
+        ev.NeedHeard(0.0, 1, 1, TRAIN_LANE, IntervalSet.span(0, num), NONE, NONE),
+        ev.LinkUp(0.0, 2, Peer(other, 1)),
+    )  # fmt: skip
+    if says_durable:
+        story.tell(ev.DurableHeard(0.0, 1, IntervalSet.span(0, num)))
+    got, sequence = 0, 0
+    for _ in range(40 * num):
+        if len(story.sent) > got or not sequence:
+            got, sequence = len(story.sent), sequence + 1
+            has = IntervalSet.of(*((batch, batch + 1) for batch in story.sent))
+            lacks = IntervalSet.span(0, num) - has
+            floor = has.lowest_absent()
+            story.tell(
+                ev.AckHeard(0.0, 2, sequence, floor, floor, VNodeId("next")), ev.DurableHeard(0.0, 2, has),
+                ev.NeedHeard(0.0, 2, sequence, TRAIN_LANE, lacks, NONE, NONE), ev.WindowHeard(0.0, 2, sequence, TRAIN_LANE, floor + 8),
+            )  # fmt: skip
+        story.run(4)
+        if got == num:
+            break
+    assert (set(story.sent), set(story.learned)) == (set(range(num)), set(range(num)))
+
+
 def test_what_is_asked_for_now_stays_in_the_spool_though_it_is_durable() -> None:
     """A need that came just before the word that takes back what was durable: what lies there need not be computed again."""
     story = played(NONE, num_batches=8)
@@ -165,6 +196,9 @@ def test_without_anything_to_learn_what_is_asked_for_has_every_turn_and_the_whol
 def test_for_a_receiver_that_takes_nothing_no_batch_is_computed_twice(lineage: IntervalSet) -> None:
     """Goal: what does not fit beside what it asked for before is not computed, only to be thrown away and asked for again."""
     story = played(lineage, takes=False, spool_batches=16)
+    story.tell(
+        ev.AckHeard(0.0, 1, 2, 0, 0, VNodeId("next"))
+    )  # a replica that was restored says what it lacks and how far back it stands
     story.ask(LEARNED)
     story.run(2000)
     assert len(story.sent) == 4, "so many may wait on one link"

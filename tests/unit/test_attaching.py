@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dcnr.ids import NodeId
-from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
+from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from membership.probing import Findings
 from orchestrator.attach import BEAT_RATE, MAX_REACH_CHECKS, AttachService, _Stream
 from orchestrator.history import History
@@ -23,6 +23,7 @@ from trust.records import make_advert
 
 PNODE, MAINTAINER, ORCHESTRATOR = (NodeKey.generate() for _ in range(3))
 WALL_S = 1_700_000_000.0
+WITHIN_S = 60.0
 POLICY = verify_chain([create_document(MAINTAINER, name="n", now_wall=WALL_S, orchestrator_ids=[ORCHESTRATOR.node_id])])
 OFFLINE, ACTIVE = orchestrator_pb2.NODE_STATE_OFFLINE, orchestrator_pb2.NODE_STATE_ACTIVE
 
@@ -110,6 +111,27 @@ def test_who_reattaches_in_time_keeps_its_place_however_long_it_takes_to_dial_it
 
     asyncio.run(story())
     assert seen == [ACTIVE]
+
+
+def test_what_it_is_told_while_it_is_dialled_back_reaches_it_after_its_welcome() -> None:
+    """It counts as here, so an audit may be given to it: one that was dropped was missed only when its time was up."""
+    told = orchestrator_pb2.OrchestratorMessage(audit_task=identity_pb2.Envelope(payload=b"look at this"))
+
+    def dialled() -> None:
+        assert orchestrator.shared.mailbox.send(PNODE.node_id, told)
+
+    orchestrator = Orchestrator(dialled)
+
+    async def story() -> None:
+        stream: Any = orchestrator.attach()
+        async with asyncio.timeout(WITHIN_S):
+            assert (await anext(stream)).HasField("welcome")
+            while (heard := await anext(stream)).WhichOneof("kind") != "audit_task":
+                pass
+        assert heard == told
+        await stream.aclose()
+
+    asyncio.run(story())
 
 
 def test_a_stream_that_ends_while_its_pnode_is_dialled_back_is_not_counted() -> None:

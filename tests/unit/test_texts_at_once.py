@@ -85,7 +85,9 @@ def test_texts_of_strangers_leave_places_to_other_subnets_and_to_those_who_are_l
             for _ in range(PER_SUBNET):
                 assert not await is_busy(begun(subnet, STRANGERS_AT_ONCE))
             assert await is_busy(begun(subnet, STRANGERS_AT_ONCE))
-        assert set(pipeline.places) == {STRANGERS_AT_ONCE}, "no pass of theirs takes what is kept from strangers"
+        assert set(pipeline.places) == {STRANGERS_AT_ONCE}, "none of them begins with what is kept from strangers"
+        await anext(texts[0])
+        assert pipeline.places[-1] == MAX_IN_FLIGHT, "what has begun is not broken off for want of a place"
         assert await is_busy(begun("three", STRANGERS_AT_ONCE)), "all places of strangers are taken"
         for _ in range((MAX_IN_FLIGHT - STRANGERS_AT_ONCE) // PLACES_PER_TEXT):
             assert not await is_busy(begun(None, MAX_IN_FLIGHT))
