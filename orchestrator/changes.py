@@ -48,7 +48,7 @@ class NamePlan:
 @dataclass(frozen=True, slots=True)
 class NameManifest:
     """Puts the successor of ``parent_digest`` under the head. ``takes_back``: a PNode was found at fault, and what goes back with that has to be learned
-    again, so the time for settling begins anew. Whoever is found at fault is quarantined, so nobody makes a job settle for ever.
+    again, so the time for settling begins anew. Whoever is found at fault is quarantined: each time more costs a key that was placed.
     """
 
     job_id: str

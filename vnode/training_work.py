@@ -23,7 +23,10 @@ class TrainingWork:
         self._last: tuple[tuple[IntervalSet, ...], LaneWork] | None = None
 
     def of(self, demanded: IntervalSet, missing: IntervalSet, held_back: IntervalSet, late: IntervalSet) -> LaneWork:
-        """The work that follows from what successors ask and have not, what is missing here, what must not be begun, and what was awaited in vain."""
+        """The work that follows from what successors ask and have not, what is missing here, what must not be begun, and what was awaited in vain.
+
+        While something is missing, what is asked for again has at most half of the window; one of a single batch has no halves, and then it goes first.
+        """
         asked = (demanded, missing)
         if self._again is None or self._again[0] != asked:
             # Where windows of successors move, it is mostly over what is missing here too: nothing follows from that.
