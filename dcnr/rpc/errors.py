@@ -37,6 +37,8 @@ MAX_DETAIL_BYTES: Final = 4096
 MAX_TEXT_CHARS: Final = 512
 MAX_FACTS: Final = 32
 MAX_RETRY_AFTER_S: Final = 3600.0
+CALL_HAS_ENDED: Final = "Internal error from Core"
+"""What gRPC for Python says by itself, with the status INTERNAL, where the call ended while this end was writing; why it ended is lost then."""
 SESSION_CODES: Final = ("session_required", "session_expired", "session_elsewhere")
 """Codes of Refused that a new session cures; sent with the status UNAUTHENTICATED."""
 
@@ -104,6 +106,8 @@ def error_from_rpc(error: aio.AioRpcError) -> DcnrError:
     text = (error.details() or status.name)[:MAX_TEXT_CHARS]
     detail = _detail_in(error)
     if detail is None:
+        if status is grpc.StatusCode.INTERNAL and text == CALL_HAS_ENDED:
+            return Unavailable("the call ended while it was written", code="call_ended")
         cls, code = _BY_STATUS.get(status, (RemoteFault, f"rpc_{status.name.lower()}"))
         return cls(text, code=code)
     cls = _BY_KIND.get(detail.kind, RemoteFault)

@@ -19,7 +19,7 @@ from dcnr.errors import (
     Unavailable,
 )
 from dcnr.limits import MAX_MESSAGE_BYTES
-from dcnr.rpc.errors import error_from_rpc
+from dcnr.rpc.errors import CALL_HAS_ENDED, error_from_rpc
 from dcnr.rpc.guard import SESSION_METADATA
 from dcnr.rpc.server import RpcServer
 from dcnr.v1 import common_pb2, identity_pb2, identity_pb2_grpc, membership_pb2, membership_pb2_grpc
@@ -160,6 +160,17 @@ def test_wrong_network_and_wrong_versions_are_said_plainly() -> None:
                 assert error_from_rpc(refused.value).code == code
 
     in_house(scene)
+
+
+def test_who_writes_to_a_call_that_has_ended_is_not_told_of_a_fault() -> None:
+    """gRPC loses why it ended where this end was writing: another one may be asked, as where a connection breaks."""
+
+    def told(details: str) -> tuple[type[Exception], str]:
+        error = error_from_rpc(aio.AioRpcError(grpc.StatusCode.INTERNAL, aio.Metadata(), aio.Metadata(), details=details))
+        return type(error), error.code
+
+    assert told(CALL_HAS_ENDED) == (Unavailable, "call_ended")
+    assert told("a bug")[0] is RemoteFault
 
 
 def test_oversize_messages_are_refused_on_both_sides() -> None:

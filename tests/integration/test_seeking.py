@@ -58,9 +58,11 @@ async def hanging() -> AsyncIterator[str]:
     """Takes every connection and says nothing."""
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.read(1024):
-            pass
-        writer.close()
+        try:
+            while await reader.read(1024):
+                pass
+        finally:
+            writer.close()
 
     async with await asyncio.start_server(take, "127.0.0.1", 0) as server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

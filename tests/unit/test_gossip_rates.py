@@ -98,9 +98,11 @@ def test_probes_for_one_subnet_leave_places_to_another(monkeypatch: pytest.Monke
     monkeypatch.setattr(service, "PROBE_TIMEOUT_S", 0.5)
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.read(1024):
-            pass
-        writer.close()
+        try:
+            while await reader.read(1024):
+                pass
+        finally:
+            writer.close()
 
     async def story() -> None:
         async with await asyncio.start_server(take, "127.0.0.1", 0) as hanging:
