@@ -166,7 +166,7 @@ def test_who_writes_to_a_call_that_has_ended_is_not_told_of_a_fault() -> None:
     """gRPC loses why it ended where this end was writing: another one may be asked, as where a connection breaks."""
 
     def told(details: str) -> tuple[type[Exception], str]:
-        error = error_from_rpc(aio.AioRpcError(grpc.StatusCode.INTERNAL, aio.Metadata(), aio.Metadata(), details=details))
+        error = error_from_rpc(aio.AioRpcError(grpc.StatusCode.INTERNAL, aio.Metadata(), aio.Metadata(), details, ""))
         return type(error), error.code
 
     assert told(CALL_HAS_ENDED) == (Unavailable, "call_ended")
