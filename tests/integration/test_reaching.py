@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -286,9 +287,10 @@ def test_a_liar_among_the_testers_changes_nothing_and_where_nobody_tests_the_add
 
             await until(asked_again, "all are asked, again and again")
             assert (pnode_.now.looks, pnode_.reaching.data_host, pnode_.num_renewed) == (seen, HOST, 0)
-            alone = Reaching(pnode_.outside(is_single_host=True))
-            await asyncio.wait_for(alone.run(house.port), 60)
-            assert pnode_.now.reach_note == ONE_MACHINE
+            own = Condition(pnode_.clock.monotonic())  # the other's goes on being written to
+            outside = replace(pnode_.outside(is_single_host=True), now=own)
+            await asyncio.wait_for(Reaching(outside).run(house.port), 60)
+            assert own.reach_note == ONE_MACHINE
 
     in_house(scene)
 
