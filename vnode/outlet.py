@@ -7,7 +7,7 @@ batch that was sent counts as on its way until a Need, heard at least the resend
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dcnr.errors import InvariantBroken
@@ -271,24 +271,21 @@ class Outlet:
         """By lane, what the spool holds on to: what is asked for, but not what its asker says is durable, or is below the floor that it tells. Whoever
         contradicts itself takes no place from others.
         """
-        result: dict[Lane, IntervalSet] = {}
-        for link in self._planned_links():
-            for lane, ask in link.asks.items():
-                lacking = (ask.wanted | ask.forward_only) - self._on_way(link, ask, lane)
-                if lane.is_train:
-                    lacking = (
-                        lacking - self._behind.durable_in(link.target) - IntervalSet.span(0, self._behind.floor_in(link.target))
-                    )
-                result[lane] = result.get(lane, _NONE) | lacking
-        return result
+        return self._wished(
+            lambda link: self._behind.durable_in(link.target) | IntervalSet.span(0, self._behind.floor_in(link.target))
+        )
 
     def asked(self) -> dict[Lane, IntervalSet]:
         """By lane, what receivers ask for and is not on its way to them."""
+        return self._wished(lambda link: _NONE)
+
+    def _wished(self, has: Callable[[_Link], IntervalSet]) -> dict[Lane, IntervalSet]:
+        """As `asked`. ``has``: train batches that the receiver of a link counts as having, by its own word."""
         result: dict[Lane, IntervalSet] = {}
         for link in self._planned_links():
             for lane, ask in link.asks.items():
                 lacking = (ask.wanted | ask.forward_only) - self._on_way(link, ask, lane)
-                result[lane] = result.get(lane, _NONE) | lacking
+                result[lane] = result.get(lane, _NONE) | (lacking - has(link) if lane.is_train else lacking)
         return result
 
     def lacking(self) -> IntervalSet:
