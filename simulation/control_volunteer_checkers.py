@@ -127,7 +127,7 @@ class VolunteerCheckers(StoreCheckers):
         self._descends.add(checkpoint.digest)
 
     def useful(self) -> None:
-        """A PNode that lies about its work does not keep a VNode of a running job for ever."""
+        """A PNode that lies about its work does not keep a VNode of a running job for ever. As one of several replicas it may: its share is others' soon."""
         if not self._world.knobs.lying_pnodes:
             return
         world, head, now = self._world, self._world.head(), self._world.kernel.now_s
@@ -139,8 +139,8 @@ class VolunteerCheckers(StoreCheckers):
             self._useless_since.clear()
             return
         plan = open_plan(data, world.community.policy, MODEL)
-        liars = world.liars
-        held = {(item.replica, item.pnode_id) for item in plan.assignments if item.pnode_id in liars}
+        liars, primary = world.liars, model_pb2.ROLE_PRIMARY
+        held = {(item.replica, item.pnode_id) for item in plan.assignments if item.pnode_id in liars and item.role == primary}
         self._useless_since = {key: self._useless_since.get(key, now) for key in held}
         for (replica, node_id), since in self._useless_since.items():
             kept = now - max(since, world.healed_s)
