@@ -48,8 +48,6 @@ PLAN_REVIEW_S: Final = 2.0
 """Without news the plan is looked at again this often."""
 JOIN_SETTLE_S: Final = 1.5
 """A new job's first plan waits until no node has joined or left for this long (and at most `START_GRACE_S`)."""
-SEQUENCE_AHEAD: Final = 64
-"""A plan is named with a sequence this far ahead, so that renewals meanwhile do not spoil its signed desired states."""
 SWEEP_S: Final = 300.0
 """Stored states are listed this often to condemn and delete what nothing names any more."""
 GRANT_LIFETIME_S: Final = 3600
@@ -301,9 +299,10 @@ class Decider:
         """Plan and desired states into the store, then the head. Returns the digest under which it is named. Raises Refused (``plan_too_large``)."""
         known = self._loop.core.known
         assert known is not None
-        plan.sequence = int(known.head.sequence) + SEQUENCE_AHEAD
         before = {item.pnode_id for item in view.plan.assignments} if view.plan is not None else set()
         hosting = {node_id for node_id, record in self._inventory.nodes().items() if record.beat.replicas and record.streams}
+        num_told = len(before | hosting | {item.pnode_id for item in plan.assignments})
+        plan.sequence = int(known.head.sequence) + publishing.sequences_meanwhile(num_told)
         costs = view.job.costs if view.job is not None else ()
         made = publishing.published(view.model, plan, self._key, costs, request_digest, before | hosting)
         await publishing.put(self._store, made)

@@ -335,7 +335,7 @@ class HeadCore:
         if head.active.state == model_pb2.JOB_STATE_RUNNING:
             head.active.running_s += elapsed_s
         elif head.active.state == model_pb2.JOB_STATE_SETTLING:
-            head.active.settling_s += elapsed_s
+            head.active.settling_s += min(elapsed_s, self._times.stop_s)  # no store, no upload: that time is nobody's to use
         taken: list[int] = []
         sequence = head.sequence + 1
         for ticket, change in list(self._queue.items()) if with_changes else ():

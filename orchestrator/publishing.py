@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from dataservice import keys
 from dcnr import limits
@@ -15,6 +16,9 @@ from orchestrator.costs import StageCost
 from orchestrator.desired import desired_states
 from orchestrator.documents import Stored, put_all, sealed
 from trust.identity import NodeKey
+
+SEQUENCE_AHEAD: Final = 64
+"""Sequences that may pass while a plan without any desired state is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,13 @@ def published(
             code="plan_too_large", remedy="cancel the job, and submit it with fewer replicas of each VNode, as numbers",
         )  # fmt: skip
     return Published(model, stored, desired)
+
+
+def sequences_meanwhile(num_desired: int) -> int:
+    """So many sequences renewals of the head may use up while a plan and ``num_desired`` desired states are stored: enough also where every single write
+    takes as long as one may (`dcnr.limits.STORE_TIMEOUT_S`, several at once). Sequences need not follow one another.
+    """
+    return SEQUENCE_AHEAD + num_desired
 
 
 async def put(store: ObjectStore, made: Published) -> None:

@@ -15,6 +15,7 @@ from orchestrator.head_events import (
     GetAnswered,
     GetFailed,
     HeadInstruction,
+    HeadTimes,
     Landed,
     Put,
     PutAnswered,
@@ -225,6 +226,23 @@ def test_time_used_is_carried_in_the_head() -> None:
     assert head_of(put).active.running_s == pytest.approx(2.0)
     writer.step(PutAnswered(3.1, "e4"))
     assert head_of(put_of(writer.step(Tick(5.0, 1)))).active.running_s == pytest.approx(4.0)
+
+
+def test_a_settling_job_does_not_pay_for_a_store_that_was_away() -> None:
+    """Its holder lived, and won the head again when the store came back: what could not be uploaded meanwhile still has its time."""
+    writer = holder()
+    for number, change in enumerate(
+        (
+            Activate("j1", "", "m1"),
+            MoveJob("j1", model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING),
+            MoveJob("j1", model_pb2.JOB_STATE_RUNNING, model_pb2.JOB_STATE_SETTLING),
+        )
+    ):
+        writer.propose(change, 0.5 + number)
+        writer.step(Tick(0.5 + number, 1))
+        writer.step(PutAnswered(0.6 + number, f"e{number + 2}"))
+    put = put_of(writer.step(Tick(702.5, 1)))
+    assert 0.0 < head_of(put).active.settling_s <= HeadTimes().stop_s
 
 
 def test_plan_is_named_with_the_sequence_its_desired_states_carry() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from dcnr import limits
 from dcnr.errors import Refused
 from dcnr.v1 import model_pb2
 from orchestrator import publishing
+from orchestrator.documents import WRITES_AT_ONCE
 from orchestrator.publishing import Published
 from trust.identity import NodeKey
 
@@ -56,3 +59,10 @@ def test_what_decides_is_never_left_out() -> None:
     with pytest.raises(Refused) as refused:
         publishing.published("m", plan(5, "x" * limits.MIB, why="y" * 5 * limits.MIB), KEY, (), "", ())
     assert refused.value.code == "plan_too_large"
+
+
+@pytest.mark.parametrize("num_pnodes", [1, 40, 2_000, 10_000])
+def test_a_plan_is_stored_before_the_head_has_passed_its_sequence(num_pnodes: int) -> None:
+    """Each write takes as long as one may. A plan that comes too late is made anew, and would come too late again."""
+    stored_s = limits.STORE_TIMEOUT_S * (1 + math.ceil(num_pnodes / WRITES_AT_ONCE))
+    assert publishing.sequences_meanwhile(num_pnodes) * limits.HEAD_RENEW_S > stored_s
