@@ -21,12 +21,12 @@ from typing import Any, Final, Generic, TypeVar
 
 from dcnr.crashpoints import VARIABLE as CRASH_POINT
 from dcnr.errors import InvalidInput
-from dcnr.limits import CHECKPOINT_S
 from dcnr.nearest import nearest
 
 T = TypeVar("T")
 
 CONFIG_FILE: Final = "config.toml"
+DAY_S: Final = 86_400.0
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _COMPONENTS: Final = "files (FILE.py) and modules with components and objectives from outside the tree, which run here"
 _BOOTSTRAP_FILE: Final = "path of a list of first nodes to ask besides, one id@host:port a line"
@@ -336,7 +336,7 @@ class PNodeSettings:
     components: tuple[str, ...] = setting((), _COMPONENTS)
     log_level: str = _log_level()
     log_json: bool = setting(False, "log lines as JSON")
-    checkpoint_s: float = setting(CHECKPOINT_S, "longest time between two checkpoints", low=1, high=86_400)
+    checkpoint_s: float = setting(DAY_S, "longest time between two checkpoints; shorter where the job says so", low=1, high=DAY_S)
     limits: LimitSettings = field(default_factory=LimitSettings)
     tracing: TracingSettings = field(default_factory=TracingSettings)
 

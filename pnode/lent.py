@@ -92,7 +92,7 @@ def options_of(settings: PNodeSettings, allowed: Limits, root: Path, bulk_bytes_
         spool_bytes=spool_bytes_of(allowed),
         evidence_bytes=min(limits.EVIDENCE_BYTES, allowed.disk_bytes // EVIDENCE_SHARE),
         free_disk_bytes=lambda: shutil.disk_usage(root).free,
-        checkpoint_s=0.0 if settings.checkpoint_s == limits.CHECKPOINT_S else settings.checkpoint_s,
+        checkpoint_s=settings.checkpoint_s,
         bulk_bytes_s=bulk_bytes_s,
     )
 

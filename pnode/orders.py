@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,8 +19,8 @@ class HostingOptions:
     threads: int
     spool_bytes: int
     free_disk_bytes: Callable[[], int]
-    checkpoint_s: float = 0.0
-    """Overrides the job's when above 0."""
+    checkpoint_s: float = math.inf
+    """The longest time between checkpoints that the owner allows. A shorter one of the job stays: the holder sends away who brings nothing for too long."""
     cpu_share: float = 0.0
     """Of the time of so many cores as threads; 0: no limit."""
     evidence_bytes: int = 0
@@ -45,7 +46,7 @@ class Orders:
         return local_pb2.HostReplica(
             assignment=assignment, model=desired.model, job_id=desired.job_id, graph=job.graph_bytes, num_batches=request.num_batches,
             lead_batches=desired.lead_batches or request.lead_batches, dataset_manifest_path=str(job.dataset_manifest),
-            shard_dir=str(self._home.cache), checkpoint_s=self.options.checkpoint_s or request.checkpoint_s or limits.CHECKPOINT_S,
+            shard_dir=str(self._home.cache), checkpoint_s=min(self.options.checkpoint_s, request.checkpoint_s or limits.CHECKPOINT_S),
             checkpoint_steps=request.checkpoint_steps or limits.CHECKPOINT_STEPS, spool_bytes=self.options.spool_bytes,
             work_dir=str(self._home.work / assignment.replica), threads=self.options.threads, plan_number=desired.plan_number,
             horizon_s=request.horizon_s or limits.HORIZON_S, epoch=desired.epoch, unit_batches=request.unit_batches,

@@ -69,7 +69,7 @@ def start(
     listen_host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
     advertise_host: Annotated[str | None, typer.Option(help="Address that others are told.", show_default=False)] = None,
     relay_mbit: Annotated[str | None, number_option("Rate to pass on for others, in Mbit/s.")] = None,
-    checkpoint_s: Annotated[str | None, number_option("Longest time between checkpoints.")] = None,
+    checkpoint_s: Annotated[str | None, number_option("Longest time between checkpoints; shorter where the job says so.")] = None,
     name: Annotated[str | None, typer.Option(help="Name shown beside this machine's id; '': none.", show_default=False)] = None,
     owner: Annotated[Path | None, typer.Option(help="Whose machine this is: a file from pnode own.", show_default=False)] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log lines as JSON.", show_default=False)] = None,

@@ -12,10 +12,16 @@ from dataservice.pacing import BYTES_PER_MBIT, Pace
 from dcnr.cli.times import seconds_for, seconds_until
 from dcnr.errors import InvalidInput, Refused
 from dcnr.ids import NodeId
+from dcnr.settings import PNodeSettings
 from dcnr.v1 import model_pb2
 from pnode.authority import Term
+from pnode.budget import Limits
+from pnode.home import Home
+from pnode.lent import options_of
 from pnode.models import Model, Models
+from pnode.orders import Orders
 from pnode.pausing import Pausing
+from pnode.provision import Job
 from pnode.waking import STOOD_S, Gaps
 
 
@@ -133,3 +139,18 @@ def test_a_third_model_with_work_takes_the_place_of_one_without() -> None:
     assert forgotten == ["one", "two"]
     known.entry("five", with_work=False)  # nothing is proven of four
     assert forgotten == ["one", "two", "four"]
+
+
+@pytest.mark.parametrize(
+    ("own_s", "job_s", "told_s"),
+    [(None, 300.0, 300.0), (None, 0.0, 60.0), (600.0, 60.0, 60.0), (60.0, 300.0, 60.0), (5.0, 60.0, 5.0), (600.0, 0.0, 60.0)],
+)
+def test_checkpoints_are_as_near_as_the_job_and_the_owner_want(
+    tmp_path: Path, own_s: float | None, job_s: float, told_s: float
+) -> None:
+    settings = PNodeSettings() if own_s is None else PNodeSettings(checkpoint_s=own_s)
+    options = options_of(settings, Limits(1.0, 0, 0, 0), tmp_path, float)
+    job = Job(model_pb2.JobRequest(checkpoint_s=job_s), model_pb2.ModelGraph(), b"", {}, tmp_path)
+    assignment = model_pb2.DesiredAssignment(replica="a.0")
+    order = Orders(Home(tmp_path), options, lambda: False).host(model_pb2.DesiredState(), assignment, job)
+    assert order.checkpoint_s == told_s, "who brings something later than the job says is sent away as of no use"
