@@ -23,6 +23,7 @@ from dcnr.client import Orchestrators, better, goes_on
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, Refused, TimedOut, Unavailable, disk_trouble
 from dcnr.ids import Digest, NodeId, digest_of
+from dcnr.patience import Moved, patience
 from dcnr.v1 import data_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 
@@ -179,26 +180,16 @@ def _longest_s(num_bytes: int, pace: Paced) -> float:
 
 
 @contextlib.asynccontextmanager
-async def _patience() -> AsyncIterator[Callable[[int, float], None]]:
-    """`limits.BULK_TIMEOUT_S`, and more with every byte that is told as moved, with what our own pace has it wait: who moves next to nothing holds nobody
-    for as long as a whole object may take. Raises TimedOut.
-    """
-    is_over = False
+async def _patience() -> AsyncIterator[Moved]:
+    """`limits.BULK_TIMEOUT_S`, and more with every byte that moves. Raises TimedOut."""
     try:
-        async with asyncio.timeout(limits.BULK_TIMEOUT_S) as limit:
-
-            def moved(num_bytes: int, wait_s: float) -> None:
-                if not is_over and not limit.expired():
-                    limit.reschedule((limit.when() or 0.0) + num_bytes / limits.SLOWEST_BYTES_S + wait_s)
-
+        async with patience(limits.BULK_TIMEOUT_S) as moved:
             yield moved
     except TimeoutError:
         raise TimedOut("the transfer took too long", code="transfer_timeout") from None
-    finally:
-        is_over = True
 
 
-async def _parts(item: data_pb2.GrantItem, path: Path, pace: Paced, moved: Callable[[int, float], None]) -> AsyncIterator[Any]:
+async def _parts(item: data_pb2.GrantItem, path: Path, pace: Paced, moved: Moved) -> AsyncIterator[Any]:
     yield data_pb2.WriteRequest(item=item)
     with await asyncio.to_thread(_opened, path) as file:
         while chunk := await asyncio.to_thread(file.read, pace.block_bytes):

@@ -17,6 +17,7 @@ from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import NotFound, Refused, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import Digest, check_digest
+from dcnr.patience import Moved, paced_s, patience
 from dcnr.rpc.errors import error_from_rpc
 from dcnr.v1 import vnode_pb2, vnode_pb2_grpc
 from pnode.links import Dial
@@ -24,6 +25,8 @@ from pnode.uplink import Uplink
 from trust.delegation import VerifiedDelegation
 
 DONATIONS_AT_ONCE: Final = 2
+DONATION_S: Final = 5 * limits.BULK_TIMEOUT_S
+"""Of a state on its way, beside the time of what has come of it (`dcnr.patience`)."""
 SILENCE_S: Final = limits.CALL_TIMEOUT_S
 """A donor that sends nothing for so long is given up."""
 CONNECT_S: Final = 1.0
@@ -51,8 +54,8 @@ class Donor:
             raise Unavailable("states are being given away already", code="overloaded")
         self._giving[caller] += 1
         try:
-            async with asyncio.timeout(5 * limits.BULK_TIMEOUT_S):
-                async for part in self._parts(path):
+            async with patience(DONATION_S) as moved:
+                async for part in self._parts(path, moved):
                     yield part
         except TimeoutError:
             raise TimedOut("the state was taken too slowly", code="donation_timeout") from None
@@ -60,7 +63,7 @@ class Donor:
             self._giving[caller] -= 1
             self._giving += Counter()  # keeps what is above zero
 
-    async def _parts(self, path: Path) -> AsyncIterator[vnode_pb2.DonateResponse]:
+    async def _parts(self, path: Path, moved: Moved) -> AsyncIterator[vnode_pb2.DonateResponse]:
         try:
             file = await asyncio.to_thread(path.open, "rb")
         except OSError as error:
@@ -69,7 +72,7 @@ class Donor:
             size = self._uplink.chunk_bytes
             size_bytes = path.stat().st_size
             while chunk := await asyncio.to_thread(file.read, size):
-                await self._uplink.take(len(chunk))
+                moved(len(chunk), await self._uplink.take(len(chunk)))
                 yield vnode_pb2.DonateResponse(size_bytes=size_bytes, chunk=chunk)
                 size_bytes = 0  # said once
         finally:
@@ -92,8 +95,11 @@ async def receive(
         call: Any = vnode_pb2_grpc.VNodeServiceStub(connection.channel).Donate(request, metadata=connection.metadata)
         try:
             with destination.open("wb") as file:
-                await _write(call, file, size_bytes)
+                async with patience(DONATION_S) as moved:
+                    await _write(call, file, size_bytes, moved)
             reached("donation.received")
+        except TimeoutError:
+            raise TimedOut("the donor gives too slowly", code="donation_timeout") from None
         finally:
             call.cancel()
     except grpc.aio.AioRpcError as error:
@@ -104,7 +110,7 @@ async def receive(
         await connection.close()
 
 
-async def _write(call: Any, file: BinaryIO, size_bytes: int) -> None:
+async def _write(call: Any, file: BinaryIO, size_bytes: int, moved: Moved) -> None:
     missing = size_bytes
     while missing:
         try:
@@ -119,3 +125,4 @@ async def _write(call: Any, file: BinaryIO, size_bytes: int) -> None:
             raise RemoteFault(f"a donor's part of {len(part.chunk)} bytes where {missing} are missing", code="bad_donation")
         await asyncio.to_thread(file.write, part.chunk)
         missing -= len(part.chunk)
+        moved(len(part.chunk), paced_s(len(part.chunk)))

@@ -12,6 +12,7 @@ import grpc
 
 from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput, RemoteFault, TimedOut, Unavailable
+from dcnr.patience import Moved, paced_s, patience
 from dcnr.rpc.errors import error_from_rpc
 from dcnr.v1 import identity_pb2, vnode_pb2, vnode_pb2_grpc
 from pnode.anchors import VERDICTS, Reply
@@ -25,7 +26,7 @@ from trust.delegation import VerifiedDelegation
 CHUNK_S: Final = limits.CALL_TIMEOUT_S
 """A side that sends nothing for so long in the middle of its bytes loses the call."""
 MERGE_S: Final = 5 * limits.BULK_TIMEOUT_S
-"""Each direction of a call ends by then."""
+"""Each direction of a call ends by then, beside the time of what it moves (`dcnr.patience`): where audits are drawn anchors are whole states."""
 MAX_ANSWER_BYTES: Final = MAX_COMMITS_BYTES + 2 * limits.MAX_ENVELOPE_BYTES
 """Of the commits in an answer: a primary stops to make anchors once there are more than `MAX_COMMITS_BYTES`."""
 DRAIN_S: Final = 5.0
@@ -44,12 +45,12 @@ async def serve_merge(
     answer: Answer | None = None
     try:
         found = desk(first.open.primary)
-        async with asyncio.timeout(MERGE_S), found.asked(first.open, caller, partial(_weights, requests)) as answer:
+        async with patience(MERGE_S) as moved, found.asked(first.open, caller, partial(_weights, requests, moved)) as answer:
             yield vnode_pb2.MergeResponse(answer=_answer_message(answer, found.incarnation))
             for commit in answer.anchor.commits:
-                await uplink.take(commit.ByteSize())
+                moved(commit.ByteSize(), await uplink.take(commit.ByteSize()))
                 yield vnode_pb2.MergeResponse(commit=commit)
-            async for chunk in paced(answer.anchor.data, uplink):
+            async for chunk in paced(answer.anchor.data, uplink, moved):
                 yield vnode_pb2.MergeResponse(chunk=chunk)
     except TimeoutError:
         failure: DcnrError = TimedOut("the merge took too long", code="merge_timeout")
@@ -64,7 +65,7 @@ async def serve_merge(
     raise failure
 
 
-async def _weights(requests: Any, size_bytes: int) -> AsyncIterator[bytes]:
+async def _weights(requests: Any, moved: Moved, size_bytes: int) -> AsyncIterator[bytes]:
     """The chunks that follow an opening, of so many bytes in all. Raises InvalidInput, RemoteFault, TimedOut."""
     missing = size_bytes
     while missing:
@@ -74,6 +75,7 @@ async def _weights(requests: Any, size_bytes: int) -> AsyncIterator[bytes]:
         if not 0 < len(message.chunk) <= min(limits.MAX_CHUNK_BYTES, missing):
             raise RemoteFault(f"a chunk of {len(message.chunk)} bytes", code="bad_chunk_size")
         missing -= len(message.chunk)
+        moved(len(message.chunk), paced_s(len(message.chunk)))
         yield message.chunk
 
 
@@ -97,11 +99,11 @@ class MergeCalls:
         """The primary's reply, in bounds but not checked. Raises the primary's typed error, RemoteFault, Unavailable, TimedOut."""
         connection = await self._dial(worker.worker_id, worker.addresses)
         try:
-            async with asyncio.timeout(2 * MERGE_S):
+            async with patience(MERGE_S) as moved:
                 stub = vnode_pb2_grpc.VNodeServiceStub(connection.channel)
-                call: Any = stub.Merge(self._requests(opening, weights), metadata=connection.metadata)
+                call: Any = stub.Merge(self._requests(opening, weights, moved), metadata=connection.metadata)
                 try:
-                    return await _read_reply(call, max_anchor_bytes)
+                    return await _read_reply(call, max_anchor_bytes, moved)
                 finally:
                     call.cancel()
         except TimeoutError:
@@ -111,24 +113,25 @@ class MergeCalls:
         finally:
             await connection.close()
 
-    async def _requests(self, opening: vnode_pb2.MergeOpen, weights: bytes) -> AsyncIterator[vnode_pb2.MergeRequest]:
+    async def _requests(self, opening: vnode_pb2.MergeOpen, weights: bytes, moved: Moved) -> AsyncIterator[vnode_pb2.MergeRequest]:
         yield vnode_pb2.MergeRequest(open=opening)
-        async for chunk in paced(weights, self.uplink):
+        async for chunk in paced(weights, self.uplink, moved):
             yield vnode_pb2.MergeRequest(chunk=chunk)
 
 
-async def _read_reply(call: Any, max_anchor_bytes: int) -> Reply:
+async def _read_reply(call: Any, max_anchor_bytes: int, moved: Moved) -> Reply:
     answer: vnode_pb2.MergeAnswer | None = None
     commits: list[identity_pb2.Envelope] = []
     commits_bytes = 0
     anchor = bytearray()
-    while (message := await _read(call, MERGE_S if answer is None else CHUNK_S)) is not None:
+    while (message := await _read(call, None if answer is None else CHUNK_S)) is not None:
         kind = message.WhichOneof("kind")
         if (kind == "answer") is not (answer is None):
             raise RemoteFault("an answer that does not begin with its verdict", code="bad_message")
         match kind:
             case "answer":
                 answer = message.answer
+                moved(0, MERGE_S)  # of the other direction
                 if not 0 < answer.anchor_bytes <= max_anchor_bytes:
                     raise RemoteFault(f"an anchor of {answer.anchor_bytes} bytes", code="bad_anchor")
             case "commit":
@@ -141,6 +144,7 @@ async def _read_reply(call: Any, max_anchor_bytes: int) -> Reply:
                 if not 0 < len(message.chunk) <= min(limits.MAX_CHUNK_BYTES, answer.anchor_bytes - len(anchor)):
                     raise RemoteFault(f"a chunk of {len(message.chunk)} bytes", code="bad_chunk_size")
                 anchor += message.chunk
+                moved(len(message.chunk), paced_s(len(message.chunk)))
             case _:
                 raise RemoteFault("an empty answer", code="bad_message")
     if answer is None or len(anchor) != answer.anchor_bytes:
@@ -160,16 +164,16 @@ def _answer_message(answer: Answer, incarnation: int) -> vnode_pb2.MergeAnswer:
     )
 
 
-async def paced(data: bytes, uplink: Uplink) -> AsyncIterator[bytes]:
-    """The data in chunks, as fast as the line may carry them."""
+async def paced(data: bytes, uplink: Uplink, moved: Moved) -> AsyncIterator[bytes]:
+    """The data in chunks, as fast as the line may carry them; ``moved`` hears of each."""
     size = uplink.chunk_bytes
     for at in range(0, len(data), size):
         chunk = data[at : at + size]
-        await uplink.take(len(chunk))
+        moved(len(chunk), await uplink.take(len(chunk)))
         yield chunk
 
 
-async def _read(call: Any, within_s: float) -> vnode_pb2.MergeResponse | None:
+async def _read(call: Any, within_s: float | None) -> vnode_pb2.MergeResponse | None:
     async with asyncio.timeout(within_s):
         message = await call.read()
     if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs

@@ -36,12 +36,14 @@ class Uplink:
         """Of one chunk of bulk: at most what leaves within `PACED_S`, so that the other side sees that we live."""
         return max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, int(PACED_S * self._bytes_s))) if self._bytes_s else MAX_CHUNK_BYTES
 
-    async def take(self, num_bytes: int) -> None:
-        """Returns when so many bytes may leave. Callers are served in turn."""
+    async def take(self, num_bytes: int) -> float:
+        """Returns when so many bytes may leave, with the seconds that they waited for it. Callers are served in turn."""
         if not self._bytes_s:
-            return
+            return 0.0
         now_s = self._clock.monotonic()
         begin_s = max(self._free_s, now_s - BURST_S)
         self._free_s = begin_s + num_bytes / self._bytes_s
-        if self._free_s > now_s:
-            await asyncio.sleep(self._free_s - now_s)
+        wait_s = max(0.0, self._free_s - now_s)
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        return wait_s

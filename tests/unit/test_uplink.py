@@ -91,7 +91,7 @@ def test_who_has_little_to_say_waits_for_one_piece_of_each_of_the_others() -> No
     line, others = Line(), 4
 
     async def anchor() -> None:
-        async for chunk in paced(bytes(40 * MIB), line.uplink):
+        async for chunk in paced(bytes(40 * MIB), line.uplink, lambda num_bytes, wait_s: None):
             line.left.append((line.now_s, len(chunk), "anchor"))
 
     async def commit() -> None:
