@@ -62,6 +62,8 @@ class Case:
     doubt_s: float = 0.0
     fault_s: float = float("-inf")
     """When a fault record was verified."""
+    alone_s: float = 0.0
+    """Since when nobody is found who may audit it; 0: somebody was, or nobody was looked for."""
     num_late: int = 0
     is_repeated: bool = False
     """Whether the verifier repeats it whatever the auditor says, which nobody can tell."""
@@ -162,7 +164,8 @@ def wait_of(case: Case, now_s: float) -> Wait:
     """Who has to act, and until when."""
     owner, until_s, why = _waits_for(case, now_s)
     one = case.interval
-    return Wait(one.name, one.vnode, one.replica, one.pnode_id, owner, until_s, why)
+    alone_s = case.alone_s if waits_for_auditor(case) and not case.words else 0.0  # what was said counts after a while
+    return Wait(one.name, one.vnode, one.replica, one.pnode_id, owner, until_s, why, alone_s)
 
 
 def _waits_for(case: Case, now_s: float) -> tuple[str, float, str]:

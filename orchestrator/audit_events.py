@@ -183,6 +183,8 @@ class Wait:
     owner: str
     until_s: float
     why: str
+    alone_s: float = 0.0
+    """Since when nobody is found who may audit it; 0: somebody is, or its evidence is not here."""
 
 
 @dataclass(frozen=True, slots=True)

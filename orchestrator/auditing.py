@@ -17,6 +17,7 @@ from dcnr.errors import Corrupt, DcnrError, NotFound, Refused
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from orchestrator.audit_events import Bundle, Decision, Known, Late, Pay, Report, SendChallenge, SendTask, VerifyRecord, Wait, Word
 from orchestrator.audit_memory import WRITE_S, AuditMemory, Remembered, proven_in, units_in
+from orchestrator.audit_missing import Missing
 from orchestrator.audit_people import left_of, people_of
 from orchestrator.audit_words import report_of
 from orchestrator.audits import AuditDesk
@@ -52,7 +53,9 @@ class Auditing:
     ) -> None:  # fmt: skip
         self._model, self._shared, self._view, self._job, self._plan = model, shared, view, job, plan
         self._is_holder, self._wake = is_holder, wake
+        self._separation = Separation(single_host=shared.policy.single_host)
         self._desk: AuditDesk | None = None
+        self.missing = Missing(self._separation, lambda words: shared.history.say("audit_waits", model, words))
         self._term: tuple[int, str] = (0, "")
         self._manifest = ""
         self._decided: set[str] = set()
@@ -184,7 +187,10 @@ class Auditing:
 
     def waits(self) -> list[Wait]:
         """Open intervals, with who has to act; at the holder only."""
-        return self._desk.waits(self._shared.clock.wall()) if self._desk is not None else []
+        view, now_s = self._view(), self._shared.clock.wall()
+        if self._desk is None or view is None:
+            return []
+        return self.missing.explained(self._desk.waits(now_s), people_of(view, self._shared), now_s)
 
     # What follows
 
@@ -201,6 +207,8 @@ class Auditing:
                 self._desk.tick(people, now_s)
                 self._act(view)
                 self._hold(view)
+                settles = view.head.active.state == model_pb2.JOB_STATE_SETTLING
+                self.missing.look(self._desk.waits(now_s), people, now_s, settles=settles)
                 for task in self._rehab.tick(people.candidates.values(), now_s):
                     self._ask(view, task)
         standings.doubted(self._model, self._desk.doubts() if self._desk is not None else ())
@@ -273,8 +281,7 @@ class Auditing:
             return
         term = (int(view.head.epoch), view.head.active.job_id)
         if self._desk is None or term != self._term:
-            separation = Separation(single_host=shared.policy.single_host)
-            self._desk = AuditDesk(shared.draw_secret, separation, self._task_id)
+            self._desk = AuditDesk(shared.draw_secret, self._separation, self._task_id)
             self._rehab = Rehab(self._task_id)
             self._term, self._manifest = term, ""
             self._seats, self._unheld, self._recalled = Seats(term[1]), {}, []

@@ -384,7 +384,7 @@ class AuditDesk:
         until_s = now_s + given_s * 2.0 ** min(case.num_late, MAX_DOUBLED)
         case.tasks[task_id] = Asked(choice.node_id, choice.is_verifier, until_s)
         case.asked.add(choice.node_id)
-        self._tasks[task_id] = name
+        self._tasks[task_id], case.alone_s = name, 0.0
         self._actions.append(
             SendTask(task_id, name, case.interval.vnode, choice.node_id, choice.is_verifier, case.bundle, until_s, choice.reason)
         )
@@ -394,7 +394,6 @@ class AuditDesk:
         case.until_s = now_s + LOOK_S
         if case.tasks or any(party.node_id not in case.asked for party in self._people.verifiers):
             return  # a verifier that is busy with another one has this one next
-        case.asked = set(case.words)
-        if not case.words or now_s - case.word_s < GIVE_UP_S:
-            return
-        self._decide(case, given_up(case))
+        case.asked, case.alone_s = set(case.words), case.alone_s or now_s
+        if case.words and now_s - case.word_s >= GIVE_UP_S:
+            self._decide(case, given_up(case))

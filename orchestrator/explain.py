@@ -124,7 +124,7 @@ def _audits(runtime: ModelRuntime, view: ModelView, vnode: str) -> list[orchestr
             for one in waits
         ]  # fmt: skip
     found = view.chain.to_judge() if view.chain is not None else ()
-    why = f"its audit is the business of {view.head.holder[:8]}, which decides"
+    why = f"its audit is the business of {view.head.holder[:8]}, which decides, and says whom it waits for: name it in DCNR_ORCHESTRATORS to ask it"
     return [
         line(one.replica, "audit open", why, interval=one.name, vnode=one.vnode, pnode=one.pnode_id)
         for one in found

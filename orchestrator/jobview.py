@@ -72,7 +72,9 @@ def job_view(runtime: ModelRuntime, job_id: str, *, with_vnodes: bool) -> orches
 
 
 def held_up(runtime: ModelRuntime, job_id: str) -> str:
-    """Why nobody decides on an open job, with what to do; empty where somebody does, or nothing is known of it here."""
+    """Why an open job does not go on, with what to do: nobody decides on it, or nobody audits what it waits for; empty where nothing is known of it here."""
+    if runtime.auditing.has_desk and runtime.head is not None and runtime.head.active.job_id == job_id:
+        return runtime.auditing.missing.holds_up
     if not runtime.lacking or not runtime.loop.core.is_orphaned(runtime.shared.clock.monotonic()):
         return ""
     record = runtime.jobs.records.get(job_id)

@@ -214,7 +214,8 @@ def own(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Sign that a machine is yours. So replicas of one VNode are not all put onto machines of yours. It counts from the next start.
+    """Sign that a machine is yours. So replicas of one VNode are not all put onto machines of yours, and where audits are drawn it can audit those of
+    other owners, and be audited by them. It counts from the next start.
 
     The key need not lie on that machine: pnode own --key owner.pem --node ID --out owner.pb, and there pnode start --owner owner.pb
     """

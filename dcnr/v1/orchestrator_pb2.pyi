@@ -1481,7 +1481,7 @@ class JobView(_message.Message):
     cleared_steps: _builtins.int
     """batches of VNodes that are cleared where audits are in force; 0 likewise"""
     held_up: _builtins.str
-    """why nobody decides on it, with what to do; empty: nothing is known that keeps it from going on"""
+    """why it does not go on, with what to do: nobody decides on it, or (told by the orchestrator that decides) nobody audits what it waits for; empty: nothing is known of that"""
     @_builtins.property
     def vnodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___VNodeView]:
         """in topological order"""

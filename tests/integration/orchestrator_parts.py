@@ -156,7 +156,7 @@ class Worker:
         commit = model_pb2.Commit(
             network_id=self.policy.network_id, model=model, job_id=job_id, vnode=vnode, replica=replica, incarnation=self.incarnation,
             parent_digest=parent.digest, state_digest=digest_of(state), batches=range(done, BATCHES), losses=[1.0] * (BATCHES - done),
-            parent_commit=parent.commit_digest,
+            parent_commit=parent.commit_digest, steps_digest=digest_of(state) if self.policy.audits_drawn else "",
             delegation=make_delegation(
                 self.daemon, self.policy.network_id, self.key.public_der, self.incarnation, ["127.0.0.1:1"], self.clock.wall()
             ),

@@ -1,4 +1,4 @@
-"""Goal: a read that fails never makes a job one without audits."""
+"""Goal: a read that fails never makes a job one without audits, and whoever looks at a job sees that nobody audits it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import random
 
 import pytest
 from orchestrator_parts import VNODES, small_graph, stage
+from runtime_rig import until, world
 
 from dataservice import keys
 from dataservice.memory import MemoryStore
+from dcnr.cli.watching import headline
 from dcnr.errors import NotFound
 from dcnr.graph import graph_digest
 from dcnr.ports import StoredObject
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator import audit_missing
+from orchestrator.audit_events import Bundle
+from orchestrator.explain import explain_model
+from orchestrator.jobview import job_view
 from orchestrator.view import ViewLoader
 from trust.envelope import digest_of_envelope, seal
 from trust.identity import NodeKey
@@ -63,5 +69,32 @@ def test_a_beginning_that_is_not_found_at_once_is_looked_for_again() -> None:
         view = await loader.load(MODEL, head, b"")
         assert view.chain is not None
         assert view.beginning is not None
+
+    asyncio.run(story())
+
+
+def test_what_nobody_may_audit_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a young network whose orchestrators have no verifier does not stand still without a word."""
+    monkeypatch.setattr(audit_missing, "ALONE_S", 0.0)
+
+    async def story() -> None:
+        async with world(audits="drawn") as made:
+            await made.submit()
+            holder = await made.running()
+            await made.record_all(holder)
+            runtime = holder.runtime
+            await until(lambda: len(runtime.waits()) == len(VNODES), "what the PNodes did is to be audited")
+            assert not job_view(runtime, "job-1", with_vnodes=False).held_up
+            for one in runtime.waits():
+                runtime.auditing.answered(one.accused, model_pb2.Evidence(interval=one.interval), Bundle("b" * 64, 1))
+            await until(lambda: bool(job_view(runtime, "job-1", with_vnodes=False).held_up), "the job says why it does not end")
+            shown = job_view(runtime, "job-1", with_vnodes=False)
+            assert "--verifier" in shown.held_up
+            assert shown.held_up in headline(shown), "who follows the job reads it"
+            [event] = [one for one in holder.shared.history.since(0, 64) if one.kind == "audit_waits"]
+            assert event.reason == shown.held_up
+            lines = [one.reason for one in explain_model(runtime, "", None) if one.verdict == "audit open"]
+            assert lines
+            assert all("--verifier" in reason for reason in lines)
 
     asyncio.run(story())
