@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from dcnr import limits
 from dcnr.v1 import common_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from orchestrator.beat_bounds import MAX_WHOLE, shown_text
 from orchestrator.changes import TERMINAL
@@ -21,6 +22,8 @@ MAX_ETA_S: Final = 1e9
 """Thirty years: nobody knows."""
 MAX_INTERVALS: Final = 16
 """Of a set in an answer. A report may have thousands in each of its sets, and a few hosts with many replicas pass what one message holds."""
+FRAMING_BYTES: Final = 16
+"""Tag and length of one more field."""
 MAX_CORES: Final = 4096.0
 """That one machine can be busy with."""
 
@@ -114,6 +117,17 @@ def node_views(
             )
         )
     return sorted(rows, key=lambda row: row.node_id)
+
+
+def listed(rows: Iterable[orchestrator_pb2.NodeView]) -> orchestrator_pb2.ListNodesResponse:
+    """The first of them, as many as one message holds: a longer answer reaches nobody."""
+    answer, room_bytes = orchestrator_pb2.ListNodesResponse(), limits.MAX_MESSAGE_BYTES
+    for row in rows:
+        room_bytes -= row.ByteSize() + FRAMING_BYTES
+        if room_bytes < 0:
+            break
+        answer.nodes.append(row)
+    return answer
 
 
 def said_load(beat: orchestrator_pb2.Beat) -> membership_pb2.Load | None:

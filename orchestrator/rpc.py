@@ -27,7 +27,7 @@ from orchestrator.documents import open_head
 from orchestrator.explain import explain_model, explain_node
 from orchestrator.generating import Generating
 from orchestrator.jobs import state_of
-from orchestrator.jobview import job_view, node_views
+from orchestrator.jobview import FRAMING_BYTES, job_view, listed, node_views
 from orchestrator.metering import Metering, check_on_behalf
 from orchestrator.offers import PlanRequest
 from orchestrator.pauses import record_pause
@@ -40,9 +40,6 @@ from trust.envelope import seal
 from trust.records import VerifiedAdvert, VerifiedLocation, open_advert
 
 MAX_JOBS: Final = 256
-MAX_NODES: Final = 12_288
-FRAMING_BYTES: Final = 16
-"""Tag and length of one more field."""
 MAX_WATCHED_NODES: Final = 1024
 MAX_EVENTS: Final = 256
 NONCE_BYTES: Final = 32
@@ -197,7 +194,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """All nodes known, with reasons."""
         self._reader(context)
         kinds = (request.kind,) if request.kind else (membership_pb2.NODE_KIND_PNODE, membership_pb2.NODE_KIND_ORCHESTRATOR)
-        return orchestrator_pb2.ListNodesResponse(nodes=[row for row in self._nodes() if row.kind in kinds][:MAX_NODES])
+        return listed(row for row in self._nodes() if row.kind in kinds)
 
     async def Resolve(self, request: orchestrator_pb2.ResolveRequest, context: Any) -> orchestrator_pb2.ResolveResponse:
         """The newest advert of a node; or location of a replica, and advert of its PNode, where the plan has it."""

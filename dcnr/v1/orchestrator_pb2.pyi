@@ -158,7 +158,7 @@ class NeedReport(_message.Message):
     since_s: _builtins.float
     """age of the oldest of them, seconds"""
     why: _builtins.str
-    """restore, drop, asked, new"""
+    """in words, why they are not here yet"""
     @_builtins.property
     def batches(self) -> _common_pb2.IntervalSet:
         """for what; bounded to 64 intervals"""
@@ -401,7 +401,7 @@ class Hello(_message.Message):
     DESIRED_SEQUENCE_FIELD_NUMBER: _builtins.int
     BUILDS_FIELD_NUMBER: _builtins.int
     desired_sequence: _builtins.int
-    """newest desired state persisted"""
+    """newest desired state persisted; told, read by nobody yet"""
     @_builtins.property
     def advert(self) -> _identity_pb2.Envelope:
         """its advert"""
@@ -460,7 +460,7 @@ class Beat(_message.Message):
     sequence: _builtins.int
     """grows on this stream"""
     desired_sequence: _builtins.int
-    """newest desired state persisted"""
+    """newest desired state persisted; told, read by nobody yet"""
     plan_digest: _builtins.str
     """of that"""
     free_memory_bytes: _builtins.int
@@ -2023,7 +2023,7 @@ Global___NodeView: _TypeAlias = NodeView  # noqa: Y015
 
 @_typing.final
 class ListNodesResponse(_message.Message):
-    """Nodes by id; at most 4096."""
+    """Nodes by id; as many as one message of 8 MiB holds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -19,7 +19,7 @@ from planner_rig import request, stage
 from dcnr.cli.output import duration
 from dcnr.cli.watching import headline, nodes_table, vnodes_table
 from dcnr.errors import InvalidInput
-from dcnr.limits import MAX_INTERVALS, MIB
+from dcnr.limits import MAX_INTERVALS, MAX_MESSAGE_BYTES, MIB
 from dcnr.v1 import membership_pb2, model_pb2, orchestrator_pb2
 from gateway.context import answer
 from gateway.feeds import Feed, Item
@@ -30,8 +30,8 @@ from gateway.stats import stats_of
 from orchestrator.beat_bounds import MAX_BEAT_BYTES, MAX_EVENT_REASON, MAX_REASON, RULES, bounded_beat
 from orchestrator.explain import explain_model, explain_node
 from orchestrator.history import History
-from orchestrator.inventory import Inventory
-from orchestrator.jobview import MAX_ETA_S, eta_s, job_view, node_views
+from orchestrator.inventory import MAX_NODES, Inventory
+from orchestrator.jobview import MAX_ETA_S, eta_s, job_view, listed, node_views
 from orchestrator.planner import check_plan, make_plan
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView
@@ -363,3 +363,14 @@ def test_no_beat_makes_a_plan_large(strangers: list[tuple[bool, bool, int]], let
     plan = make_plan(request(STAGES, list(inventory.offers(4.0))), one.shared.plan_policy)
     check_plan(plan, STAGES)
     assert plan.ByteSize() < PLAN_BYTES
+
+
+@pytest.mark.parametrize("name_bytes", [0, 80, 1000])
+def test_as_many_nodes_are_listed_as_one_message_holds(name_bytes: int) -> None:
+    """Twelve thousand PNodes with long names, many replicas and long reasons are more than that; most networks are far below."""
+    rows = [orchestrator_pb2.NodeView(node_id=f"{number:040x}", public_name="x" * name_bytes) for number in range(MAX_NODES)]
+    answer = listed(rows)
+    assert answer.ByteSize() <= MAX_MESSAGE_BYTES
+    assert list(answer.nodes) == rows[: len(answer.nodes)]
+    assert (len(answer.nodes) == len(rows)) is (name_bytes < 600)
+    assert answer.ByteSize() > 0.9 * min(MAX_MESSAGE_BYTES, sum(row.ByteSize() for row in rows))
