@@ -106,7 +106,7 @@ class Capability(_message.Message):
     uplink_mbit: _builtins.float
     """measured or limited; 0 unknown"""
     downlink_mbit: _builtins.float
-    """measured or limited; 0 unknown"""
+    """measured or limited; 0 unknown: nobody measures it yet"""
     architecture: _builtins.str
     """x86_64, arm64"""
     system: _builtins.str

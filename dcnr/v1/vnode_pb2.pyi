@@ -946,7 +946,7 @@ class OpenEdge(_message.Message):
     """of who asks"""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """codecs that the receiver can decode, best first"""
+        """codecs that the receiver can decode: all that there are; the sender chooses by its own configuration and lines, and does not read it yet"""
 
     def __init__(
         self,
