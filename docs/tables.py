@@ -273,13 +273,21 @@ def limits_table(_: str) -> str:
 
 
 def _plain(name: str, value: float) -> str:
-    if name.endswith("_BYTES") and value % limits.MIB == 0:
-        return f"{value // limits.MIB} MiB"
-    if name.endswith("_BYTES"):
-        return f"{value // limits.KIB} KiB"
-    if name.endswith("_BYTES_S"):
-        return f"{value / limits.KIB:g} KiB/s"
-    return f"{value:g} s" if name.endswith("_S") else f"{value:g}"
+    """The value in the unit that its name says: bytes, seconds, either of them per second or hour, or a number."""
+    words = name.split("_")
+    per = {"S": "second", "H": "hour"}.get(words[-1], "")
+    if "BYTES" in words[-2:]:
+        return f"{_bytes(value)} per {per}" if per else _bytes(value)
+    if words[-1] == "S" and words[-2] != "PER":
+        return f"{value:g} s"
+    return f"{value:g} per {per}" if per else f"{value:g}"
+
+
+def _bytes(value: float) -> str:
+    for size, unit in ((1024 * limits.MIB, "GiB"), (limits.MIB, "MiB"), (limits.KIB, "KiB")):
+        if value and value % size == 0:
+            return f"{value / size:g} {unit}"
+    return f"{value:g} B"
 
 
 def commands(app: str) -> dict[str, click.Command]:

@@ -55,6 +55,18 @@ def test_tables_are_those_of_the_code(path: Path) -> None:
     assert text == tables.rewritten(text), "run: python docs/tables.py"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("MAX_STOP_BYTES", 64, "64 B"), ("WARM_BYTES", 14 * 1024, "14 KiB"), ("SPOOL_BYTES", 1 << 30, "1 GiB"), ("MAX_CHUNK_BYTES", 1 << 20, "1 MiB"),
+        ("RECORD_BYTES_H", 1 << 26, "64 MiB per hour"), ("SLOWEST_BYTES_S", 1 << 18, "256 KiB per second"), ("WRITTEN_STATES_H", 240, "240 per hour"),
+        ("MIN_BATCHES_PER_S", 0.0001, "0.0001 per second"), ("HEAD_TTL_S", 8.0, "8 s"), ("HEAD_STOP_FRACTION", 0.8, "0.8"), ("MAX_STOPS", 4, "4"),
+    ],
+)  # fmt: skip
+def test_a_limit_is_shown_in_the_unit_that_its_name_says(name: str, value: float, shown: str) -> None:
+    assert tables._plain(name, value) == shown
+
+
 @by_document
 def test_links_lead_somewhere(path: Path) -> None:
     wrong: list[str] = []
