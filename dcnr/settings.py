@@ -373,7 +373,7 @@ class OrchestratorSettings:
     store_bucket: str = setting("dcnr", "bucket in that store")
     store_listen: str = setting("127.0.0.1", "address that the embedded store listens on")
     store_port: int = _port(7790, "TCP port of the embedded store")
-    store_public_url: str = setting("", "address of the store as volunteers reach it; empty: bytes are proxied")
+    store_public_url: str = setting("", "the store as volunteers reach it; empty: the network document's, or bytes are proxied")
     trusted: str = setting("", "path of a list of PNodes that this orchestrator checks less")
     gateways: tuple[str, ...] = setting((), "ids of gateways that limit their callers themselves (dcnr gateway id)")
     relay_mbit: float = setting(100.0, "passed on for each PNode that nobody can dial; 0: nothing is", low=0, high=1e6)
