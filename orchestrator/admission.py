@@ -125,8 +125,9 @@ async def _check(facts: JobFacts, policy: NetworkPolicy, store: ObjectStore, loa
     for vnode in graph.vnodes:
         if allowed and vnode.component.name not in allowed:
             raise Refused(
-                f"{vnode.id} uses {vnode.component.name!r}, which the network does not allow", code="component_not_allowed"
-            )
+                f"{vnode.id} uses {vnode.component.name!r}, which the network does not allow", code="component_not_allowed",
+                remedy=f"use one of {', '.join(sorted(allowed))}; or its maintainers allow it: dcnr network amend --add-component",
+            )  # fmt: skip
     bound = int(policy.document.max_vnode_state_bytes) or limits.MAX_OBJECT_BYTES
     for cost in facts.costs:
         if cost.state_bytes > bound:

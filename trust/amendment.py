@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dcnr.errors import Corrupt, InvalidInput, Refused, Stale
-from dcnr.ids import check_node_id, node_id_of
+from dcnr.ids import check_name, check_node_id, node_id_of
 from dcnr.v1 import identity_pb2
 from trust.envelope import envelope_in_text, merge_signatures, open_envelope, parse, text_of_envelope
 from trust.identity import NodeKey
@@ -41,6 +41,9 @@ class Changes:
     add_data_hosts: Sequence[str] = ()
     """HOST or HOST:PORT, from which data sets may be fetched over https."""
     remove_data_hosts: Sequence[str] = ()
+    add_components: Sequence[str] = ()
+    """What models may be built from; where none is named, from all that there are."""
+    remove_components: Sequence[str] = ()
     add_maintainers: Sequence[bytes] = ()
     """Public keys (DER)."""
     remove_maintainers: Sequence[str] = ()
@@ -160,6 +163,8 @@ def _apply(document: identity_pb2.NetworkDocument, changes: Changes) -> None:
     document.orchestrator_ids[:] = _swapped(document.orchestrator_ids, added, changes.remove_orchestrators, "orchestrator")
     document.bootstrap[:] = _swapped(document.bootstrap, changes.add_bootstrap, changes.remove_bootstrap, "bootstrap entry")
     document.data_hosts[:] = _swapped(document.data_hosts, changes.add_data_hosts, changes.remove_data_hosts, "data host")
+    named = [check_name(name) for name in changes.add_components]
+    document.components[:] = _swapped(document.components, named, changes.remove_components, "component")
     trusted = {one.node_id: int(one.expires_unix_ms) for one in document.trusted_pnodes}
     for node_id in changes.untrust:
         if trusted.pop(node_id, None) is None:

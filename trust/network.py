@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Stale
-from dcnr.ids import NetworkId, check_node_id, network_id_of
+from dcnr.ids import NetworkId, check_name, check_node_id, network_id_of
 from dcnr.limits import MAX_BOOTSTRAP_ENTRIES, MAX_MANIFEST_BYTES
 from dcnr.v1 import common_pb2, identity_pb2, model_pb2
 from trust.addresses import split_address
@@ -200,6 +200,7 @@ def create_document(
     store_bucket: str = "",
     store_scheme: str = "https",
     bootstrap: Iterable[str] = (),
+    components: Iterable[str] = (),
     codecs: Iterable[str] = (),
     audit_floor: float = 0.05,
     audits: str = "none",
@@ -212,6 +213,7 @@ def create_document(
     """Version 1 of a network's document, signed by ``keys``, which become its maintainers. Raises InvalidInput.
 
     ``trusted``: ids of PNodes that are checked less, for ``trusted_s`` seconds from now on. ``data_hosts``: HOST or HOST:PORT, over https.
+    ``components``: what models may be built from; empty: from all that there are.
     """
     until_unix_ms = int((now_wall + trusted_s) * 1000)
     document = identity_pb2.NetworkDocument(
@@ -226,6 +228,7 @@ def create_document(
         store_scheme=store_scheme,
         bootstrap=bootstrap,
         protocol=common_pb2.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
+        components=[check_name(component) for component in components],
         codecs=codecs,
         audit_floor=audit_floor,
         audits=audits,

@@ -28,6 +28,11 @@ DataHostOption = Annotated[
     list[str] | None, typer.Option(help="Host from which data sets may be staged over https, HOST or HOST:PORT. May be repeated.")
 ]
 
+ComponentOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Component that models may be built from; without any: all that there are. May be repeated."),
+]
+
 
 @app.command()
 def create(
@@ -50,6 +55,7 @@ def create(
     trusted_days: Annotated[float, typer.Option(min=0.0, max=3650.0, help="For how long it is trusted.")] = 365.0,
     max_vnode_mb: Annotated[int, typer.Option(min=0, help="Largest state of a VNode, MB; 0: 4 GiB.")] = 0,
     data_host: DataHostOption = None,
+    component: ComponentOption = None,
     audit_floor: Annotated[float, typer.Option(min=0.0, max=1.0, help="Lowest audit probability.")] = 0.05,
     quarantine_s: Annotated[
         float, typer.Option(min=0.001, max=604800.0, help="Seconds after a first fault; then four times as long.")
@@ -84,6 +90,7 @@ def create(
         threshold=threshold, locality=_locality(locality), store_address=address, store_bucket=bucket, store_scheme=scheme,
         bootstrap=[*(entry for entry in orchestrator if "@" in entry), *(bootstrap or ())], audit_floor=audit_floor, audits=audits,
         trusted=trusted or (), trusted_s=trusted_days * 86400.0, max_vnode_state_bytes=max_vnode_mb * 1_000_000, data_hosts=data_host or (),
+        components=component or (),
         terms=Terms(quarantine_s, rehab_units),
     )  # fmt: skip
     policy = verify_chain([envelope])
@@ -170,6 +177,7 @@ def _text(policy: NetworkPolicy) -> str:
     lines += [f"orchestrator   {node_id}" for node_id in data["orchestrator_ids"]]
     lines += [f"trusted        {item.node_id} until {_day(item.expires_unix_ms)}" for item in policy.document.trusted_pnodes]
     lines += [f"data host      {host}" for host in data["data_hosts"]]
+    lines += [f"component      {name}" for name in data["components"]]
     lines += [f"bootstrap      {entry}" for entry in data["bootstrap"]]
     return "\n".join(lines)
 

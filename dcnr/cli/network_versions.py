@@ -61,6 +61,8 @@ def amend(
     store: Annotated[str | None, typer.Option(help="Store as volunteers reach it, http(s)://HOST:PORT.", show_default=False)] = None,
     add_data_host: Annotated[list[str] | None, typer.Option(help="Host from which data sets may be staged over https, HOST or HOST:PORT.")] = None,
     remove_data_host: Annotated[list[str] | None, typer.Option(help="One from which they may be no longer.")] = None,
+    add_component: Annotated[list[str] | None, typer.Option(help="Component that models may be built from. Those not named may not be used any more.")] = None,
+    remove_component: Annotated[list[str] | None, typer.Option(help="One less; with none left, all may be used.")] = None,
     add_maintainer: Annotated[list[str] | None, typer.Option(help="Public key of one more, as dcnr network key prints it.")] = None,
     remove_maintainer: Annotated[list[str] | None, typer.Option(help="Id of one whose key counts no longer.")] = None,
     threshold: Annotated[int | None, typer.Option(min=1, max=32, help="Signatures needed from then on.", show_default=False)] = None,
@@ -85,6 +87,7 @@ def amend(
         store=store_of(store) if store is not None else None, add_maintainers=[_public_key(text) for text in add_maintainer or ()],
         remove_maintainers=remove_maintainer or (), threshold=threshold,
         add_data_hosts=add_data_host or (), remove_data_hosts=remove_data_host or (),
+        add_components=add_component or (), remove_components=remove_component or (),
     )  # fmt: skip
     _amended(amend(load_policy(path), changes, session.keys(key), now_wall=wall_s), path, draft, as_json=as_json)
 

@@ -563,7 +563,7 @@ class NetworkDocument(_message.Message):
 
     @_builtins.property
     def protocol(self) -> _common_pb2.ProtocolRange:
-        """versions allowed"""
+        """versions that the software spoke which made the document; restricts nothing yet: two nodes agree on a version themselves"""
 
     @_builtins.property
     def components(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -575,7 +575,7 @@ class NetworkDocument(_message.Message):
 
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """allowed codecs; empty means all"""
+        """restricts nothing yet: a graph names its codec, and all that there are may be sent"""
 
     def __init__(
         self,

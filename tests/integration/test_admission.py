@@ -12,6 +12,7 @@ from dataservice import keys
 from dcnr.errors import Refused
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.admission import admit
+from trust.amendment import Changes, amend
 from trust.envelope import digest_of_envelope, seal
 from trust.folding import AUDITS_DRAWN
 
@@ -41,5 +42,24 @@ def test_a_job_goes_on_from_audited_training_where_all_of_it_is_cleared(audits: 
         assert refused.value.code == "not_cleared"
         assert "dcnr job watch JOB" in refused.value.remedy, "lists of jobs cut digests short, and --from-manifest takes whole ones"
         assert made.store.peek(keys.job_request(MODEL, JOB)) is None
+
+    asyncio.run(story())
+
+
+def test_a_job_is_built_from_what_the_network_allows_and_from_nothing_else() -> None:
+    async def story() -> None:
+        made = World(1, 0)
+        loader = made.orchestrators[0].runtime.loader
+        wish = await stage(made.store, made.policy, MAINTAINER, MODEL, CLOCK, JOB)
+        policy = made.policy
+        for name in ("mean_pool", "linear"):
+            policy = amend(policy, Changes(add_components=[name]), [MAINTAINER], now_wall=CLOCK.wall()).policy()
+            if name == "mean_pool":
+                with pytest.raises(Refused, match="'linear'") as refused:
+                    await admit(wish, policy=policy, store=made.store, loader=loader, wall_unix_ms=0)
+                assert refused.value.code == "component_not_allowed"
+                assert "use one of mean_pool" in refused.value.remedy
+                assert "dcnr network amend --add-component" in refused.value.remedy
+        assert not (await admit(wish, policy=policy, store=made.store, loader=loader, wall_unix_ms=0))[1]
 
     asyncio.run(story())

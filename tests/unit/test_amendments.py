@@ -67,6 +67,18 @@ def test_data_hosts_come_and_go() -> None:
         amend(policy, Changes(remove_data_hosts=["other.example.org"]), [ALICE, BOB], now_wall=NOW)
 
 
+def test_components_come_and_go() -> None:
+    policy = amend(two_of_three(), Changes(add_components=["linear", "conv_block"]), [ALICE, BOB], now_wall=NOW).policy()
+    assert list(policy.document.components) == ["linear", "conv_block"]
+    changes = Changes(add_components=["linear"], remove_components=["conv_block"])
+    policy = amend(policy, changes, [ALICE, BOB], now_wall=NOW).policy()
+    assert list(policy.document.components) == ["linear"]
+    assert not amend(policy, Changes(remove_components=["linear"]), [ALICE, BOB], now_wall=NOW).policy().document.components
+    for bad in (Changes(add_components=["Linear"]), Changes(add_components=[""]), Changes(remove_components=["other"])):
+        with pytest.raises(InvalidInput):
+            amend(policy, bad, [ALICE, BOB], now_wall=NOW)
+
+
 def ids(*keys: NodeKey) -> tuple[str, ...]:
     return tuple(sorted(key.node_id for key in keys))
 

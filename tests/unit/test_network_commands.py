@@ -23,7 +23,10 @@ def test_network_create_and_show(homes: Path, capsys: pytest.CaptureFixture[str]
     orchestrator_id = capsys.readouterr().out.strip()
     create = f"dcnr network create --name garden --orchestrator {orchestrator_id}@127.0.0.1:7700 --store http://127.0.0.1:7790 --locality single-host"
     assert run(create + " --data-host https://data.example.org/") == 2
-    assert run(create + " --data-host data.example.org --maintainers 3 --threshold 2 --json") == 0
+    assert (
+        run(create + " --data-host data.example.org --component linear --component mean_pool --maintainers 3 --threshold 2 --json")
+        == 0
+    )
     made = json.loads(capsys.readouterr().out)
     policy = load_policy(homes / "dcnr" / "network.json")
     assert made["network_id"] == policy.network_id
@@ -39,6 +42,11 @@ def test_network_create_and_show(homes: Path, capsys: pytest.CaptureFixture[str]
     told = capsys.readouterr().out
     assert "rules on subnets and owners are lifted" in told
     assert "data host      data.example.org" in told
+    assert shown["components"] == ["linear", "mean_pool"]
+    assert "component      mean_pool" in told
+    one = ["--key", str(homes / "dcnr" / "key.pem"), "--key", str(homes / "dcnr" / "key-2.pem")]
+    assert run("dcnr network amend --add-component conv_block --remove-component linear", *one) == 0
+    assert list(load_policy(homes / "dcnr" / "network.json").document.components) == ["mean_pool", "conv_block"]
     assert run(create) == 5, "an existing network is not overwritten"
     assert run("dcnr network create --name x --orchestrator nonsense --out", str(homes / "other")) == 2
 
