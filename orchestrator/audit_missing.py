@@ -14,6 +14,8 @@ from trust.separation import Party, Separation
 
 ALONE_S: Final = 60.0
 """An interval for which nobody was found for so long is told of: whoever is busy, or restarts, is back by then."""
+MAX_LOOKED_AT: Final = 16
+"""Intervals of which it is looked for why they wait, each second: where auditors are few and busy many wait for a while."""
 REMEDY: Final = (
     "start the orchestrators with --verifier; or PNodes in other subnets, with owners of their own (pnode own), "
     "which audit once ten of their intervals have passed"
@@ -33,7 +35,7 @@ class Missing:
     def look(self, waits: Sequence[Wait], people: People, now_s: float, *, settles: bool) -> None:
         """``settles``: the job has learned everything, and ends when all is judged."""
         alone = sorted((one for one in waits if is_alone(one, now_s)), key=lambda one: one.alone_s)
-        found = (_words(one, why) for one in alone if (why := why_nobody(people, one, self._separation)))
+        found = (_words(one, why) for one in alone[:MAX_LOOKED_AT] if (why := why_nobody(people, one, self._separation)))
         before, self.words = self.words, next(found, "")
         num_open = Counter(one.replica for one in waits)
         self.holds_up = self.words if settles or any(waits_for_audit(num_open[one.replica]) for one in alone) else ""
@@ -54,12 +56,13 @@ def why_nobody(people: People, wait: Wait, separation: Separation) -> str:
     known = people.candidates.get(wait.accused)
     accused = known.party if known is not None else Party(wait.accused)
     subject = Subject(wait.interval, accused, people.involved.get(wait.vnode, frozenset()))
-    others = [one for one in people.candidates.values() if one.party.node_id != wait.accused]
-    reasons = [why_not(one, subject, separation) for one in others]
-    if not all(reasons):
-        return ""
-    counted = sorted(Counter(reasons).items(), key=lambda one: (-one[1], one[0]))
-    shown = ", ".join(f"{reason} ({count})" for reason, count in counted)
+    reasons = Counter[str]()
+    for one in people.candidates.values():
+        if one.party.node_id != wait.accused:
+            if not (reason := why_not(one, subject, separation)):
+                return ""  # who is busy with another audit has this one later
+            reasons[reason] += 1
+    shown = ", ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items(), key=lambda one: (-one[1], one[0])))
     pnodes = f"no other PNode may audit it: {shown}" if shown else "no other PNode is here"
     return pnodes if people.verifiers else f"{pnodes}; and the orchestrator that decides has no verifier"
 
