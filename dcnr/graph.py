@@ -16,6 +16,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from dcnr import limits
+from dcnr.batch_bounds import check_batch_size
 from dcnr.errors import InvalidInput
 from dcnr.ids import Digest, check_name, digest_of
 from dcnr.nearest import told_nearest
@@ -142,7 +143,9 @@ def stages_of_graph(graph: model_pb2.ModelGraph, registry: Registry) -> tuple[St
     """The validated stages in topological order. Raises InvalidInput with ``vnode`` and ``field`` in its details."""
     _check_head(graph)
     vnodes = [_vnode_spec(vnode) for vnode in graph.vnodes]
-    return stages_of(vnodes, registry, tensor_spec(graph.input), tensor_spec(graph.target), int(graph.num_classes))
+    stages = stages_of(vnodes, registry, tensor_spec(graph.input), tensor_spec(graph.target), int(graph.num_classes))
+    check_batch_size(stages, int(graph.train.batch_size))
+    return stages
 
 
 def tensor_spec(message: Any) -> TensorSpec:

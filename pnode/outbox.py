@@ -137,7 +137,10 @@ class Outbox:
         return decode(frame.encoded.header, frame.encoded.payload)
 
     def _encoded(self, key: _Key, hot: _Hot, done: asyncio.Future[Frame]) -> None:
-        if done.cancelled() or done.exception() is not None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            self._lost(error.code if isinstance(error, DcnrError) else "not_encoded")
+        if error is not None or done.cancelled():
             self._leave(hot)
             if self._hot.get(key) is hot:
                 self._forget(key)
@@ -192,7 +195,10 @@ class Outbox:
             try:
                 self._spool.put(lane, batch, frame)
             except DcnrError as error:
-                self._not_kept[error.code] = self._not_kept.get(error.code, 0) + 1
+                self._lost(error.code)
+
+    def _lost(self, reason: str) -> None:
+        self._not_kept[reason] = self._not_kept.get(reason, 0) + 1
 
     def _count(self, hot: _Hot, frame: Frame) -> None:
         """Exactly, now that it is known whether the encoding has memory of its own."""

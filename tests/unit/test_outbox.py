@@ -180,3 +180,17 @@ def test_an_evaluation_travels_as_it_is_whatever_codec_training_uses(tmp_path: P
             assert codec == ("int8" if lane.is_train else "raw"), lane
 
     run(tmp_path, scenario, codec="int8")
+
+
+def test_an_output_that_cannot_travel_is_counted_and_holds_nobody_up(tmp_path: Path) -> None:
+    async def scenario(outbox: Outbox, spool: HeldSpool) -> None:
+        spool.writes.set()
+        await outbox.keep(TRAIN_LANE, 0, np.zeros((SMALL + 1, 1024), np.complex64), 0)
+        await until(lambda: bool(outbox.not_kept))
+        assert outbox.not_kept == {"bad_tensor": 1}
+        await outbox.keep(TRAIN_LANE, 1, tensor(1), 0)
+        assert (await outbox.frame(TRAIN_LANE, 1)).step == 0
+        with pytest.raises(NotFound):
+            await outbox.frame(TRAIN_LANE, 0)
+
+    run(tmp_path, scenario)
