@@ -6,10 +6,11 @@ from typing import Final
 
 from dataservice import keys
 from dataservice.dataset_manifest import DatasetManifest, parse_manifest
+from dataservice.fit import check_fit
 from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale
-from dcnr.graph import dataset_refs, num_batches, tensor_spec
+from dcnr.graph import dataset_refs, num_batches
 from dcnr.ids import check_name
 from dcnr.ports import ObjectStore
 from dcnr.tempo import check_rate
@@ -26,7 +27,6 @@ SIGNED_ANEW: Final = frozenset(("created_unix_ms", "expires_unix_ms", "initial_m
 LIFE_SLACK_MS: Final = 1000
 MAX_NAMED: Final = 8
 """VNodes in an error."""
-FIELDS: Final = ("input", "target")
 KEPT: Final = (
     "component", "config", "component_input_specs", "objective", "objective_config", "optimizer", "output", "target", "num_classes",
 )  # fmt: skip
@@ -203,20 +203,7 @@ def _check_dataset(facts: JobFacts, dataset: DatasetManifest) -> None:
         raise InvalidInput(
             f"the graph reads {refs['train'].name!r}, the request names {request.dataset_name!r}", code="wrong_dataset"
         )
-    for use, ref in refs.items():
-        if not dataset.splits.get(ref.split):
-            raise InvalidInput(
-                f"data.{use}: the data set has no split {ref.split!r}", code="bad_graph", vnode="", field=f"data.{use}"
-            )
-    for name, wanted in zip(FIELDS, (tensor_spec(graph.input), tensor_spec(graph.target)), strict=True):
-        spec = dataset.fields.get(name)
-        if spec is None:
-            raise InvalidInput(f"the data set has no field {name!r}", code="wrong_dataset", field=name)
-        if (spec.dtype, tuple(spec.shape)) != (wanted.dtype, wanted.shape):
-            raise InvalidInput(
-                f"{name} is {wanted.dtype}{list(wanted.shape)} in the graph, {spec.dtype}{list(spec.shape)} in the data", code="bad_graph",
-                vnode="", field=f"model.{name}",
-            )  # fmt: skip
+    check_fit(graph, dataset)
     count = num_batches(graph, int(dataset.splits[refs["train"].split]))
     if count != request.num_batches:
         raise InvalidInput(f"the data give {count} batches, the request says {request.num_batches}", code="wrong_num_batches")

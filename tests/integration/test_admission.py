@@ -1,15 +1,20 @@
-"""Goal: a job begins with what its maintainers signed or what audits have cleared, and with nothing else: what it begins with is never looked at again."""
+"""Goal: a job begins with what its maintainers signed or what audits have cleared, and with nothing else: what it begins with is never looked at again.
+
+Nor does a job begin on data that its graph was not made for: every volunteer would fail at its first batch.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from orchestrator_parts import stage
 from runtime_rig import CLOCK, JOB, MAINTAINER, MODEL, World
 
 from dataservice import keys
-from dcnr.errors import Refused
+from dataservice.dataset_manifest import FieldSpec, parse_manifest
+from dcnr.errors import InvalidInput, Refused
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.admission import admit
 from trust.amendment import Changes, amend
@@ -61,5 +66,32 @@ def test_a_job_is_built_from_what_the_network_allows_and_from_nothing_else() -> 
                 assert "use one of mean_pool" in refused.value.remedy
                 assert "dcnr network amend --add-component" in refused.value.remedy
         assert not (await admit(wish, policy=policy, store=made.store, loader=loader, wall_unix_ms=0))[1]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("field", "spec", "named"),
+    [
+        ("target", FieldSpec("int64", (), "uint8", num_classes=3), "model.num_classes"),
+        ("target", FieldSpec("uint8", (), "uint8", num_classes=2), "model.target"),
+        ("input", FieldSpec("float32", (9,), "float32"), "model.input"),
+    ],
+)
+def test_a_job_on_data_that_its_graph_was_not_made_for_is_refused(field: str, spec: FieldSpec, named: str) -> None:
+    async def story() -> None:
+        made = World(1, 0)
+        envelope = await stage(made.store, made.policy, MAINTAINER, MODEL, CLOCK, JOB)
+        request = model_pb2.JobRequest.FromString(envelope.payload)
+        found = await made.store.get(keys.dataset_manifest("toy", request.dataset_digest), max_bytes=1 << 20)
+        dataset = parse_manifest(found.data)
+        other = replace(dataset, fields={**dataset.fields, field: spec})
+        await made.store.put(keys.dataset_manifest("toy", other.digest), other.to_bytes())
+        request.dataset_digest = other.digest
+        wish = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER)
+        with pytest.raises(InvalidInput) as refused:
+            await admit(wish, policy=made.policy, store=made.store, loader=made.orchestrators[0].runtime.loader, wall_unix_ms=0)
+        assert refused.value.details["field"] == named
+        assert made.store.peek(keys.job_request(MODEL, JOB)) is None
 
     asyncio.run(story())
