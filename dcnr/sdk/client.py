@@ -20,7 +20,7 @@ from dcnr import limits
 from dcnr.client import Orchestrators
 from dcnr.errors import InvalidInput, NotFound, Stale, Unavailable
 from dcnr.export import Export
-from dcnr.graph import graph_digest, graph_from_bytes, graph_to_bytes
+from dcnr.graph import dataset_refs, graph_digest, graph_from_bytes, graph_to_bytes
 from dcnr.ids import Digest, check_digest, job_id_of
 from dcnr.rpc.dialer import Dialer
 from dcnr.sdk import pausing, releasing, submission, taking, writing
@@ -347,7 +347,8 @@ class AsyncClient:
         """The verified manifest of a staged data set. Raises NotFound (``no_dataset``), Corrupt."""
         found = next((info for info in await self.list_datasets(name) if info.name == name), None)
         if found is None:
-            raise NotFound(f"no data set {name!r} is staged", code="no_dataset", remedy="dcnr data list")
+            remedy = f"dcnr data stage FILE --name {name} --licence LICENCE; dcnr data list shows what is staged"
+            raise NotFound(f"no data set {name!r} is staged", code="no_dataset", remedy=remedy)
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_DATASET_MANIFEST, owner=name, digest=found.digest)
         return parse_manifest(await self.objects.read_bytes(ref, max_bytes=MAX_MANIFEST_BYTES, directory=self.scratch))
 
@@ -366,8 +367,7 @@ class AsyncClient:
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
     async def _planned(self, graph: model_pb2.ModelGraph) -> Planned:
-        datasets = {dataset.name: dataset for dataset in await self.list_datasets()}
-        return submission.planned(graph, self.registry, datasets)
+        return submission.planned(graph, self.registry, await self.dataset(dataset_refs(graph)["train"].name))
 
     async def _preview(self, graph: model_pb2.ModelGraph, num_batches: int) -> orchestrator_pb2.PreviewPlanResponse:
         request = orchestrator_pb2.PreviewPlanRequest(graph=graph_to_bytes(graph), num_batches=num_batches)

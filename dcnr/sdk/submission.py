@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dataservice.dataset_manifest import DatasetManifest
+from dataservice.fit import check_fit
 from dataservice.objects import ObjectClient
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import InvalidInput, NotFound, Stale
+from dcnr.errors import InvalidInput, Stale
 from dcnr.graph import dataset_refs, graph_digest, graph_to_bytes, num_batches, stages_of_graph
 from dcnr.ids import Digest, check_digest, digest_of, job_id_of
 from dcnr.sdk.progress import Progress
@@ -56,31 +58,16 @@ class JobOptions:
 class Planned:
     """What a graph amounts to on a staged data set."""
 
-    dataset: data_pb2.DatasetInfo
+    dataset: DatasetManifest
     num_batches: int
     stages: tuple[Stage, ...]
 
 
-def planned(graph: model_pb2.ModelGraph, registry: Registry, datasets: Mapping[str, data_pb2.DatasetInfo]) -> Planned:
-    """The graph checked against the registry and the staged data. Raises InvalidInput, NotFound (``no_dataset``)."""
+def planned(graph: model_pb2.ModelGraph, registry: Registry, dataset: DatasetManifest) -> Planned:
+    """The graph checked against the registry and the staged data set that it names. Raises InvalidInput."""
     stages = stages_of_graph(graph, registry)
-    refs = dataset_refs(graph)
-    name = refs["train"].name
-    dataset = datasets.get(name)
-    if dataset is None:
-        known = ", ".join(sorted(datasets)) or "none"
-        raise NotFound(
-            f"no data set {name!r} is staged (staged: {known})",
-            code="no_dataset",
-            remedy=f"dcnr data stage FILE --name {name} --licence LICENCE",
-        )
-    for use, ref in refs.items():
-        if not dataset.splits.get(ref.split):
-            raise InvalidInput(
-                f"data.{use}: data set {name!r} has no split {ref.split!r}; it has {', '.join(sorted(dataset.splits))}",
-                code="bad_graph", vnode="", field=f"data.{use}",
-            )  # fmt: skip
-    return Planned(dataset, num_batches(graph, int(dataset.splits[refs["train"].split])), stages)
+    check_fit(graph, dataset)
+    return Planned(dataset, num_batches(graph, dataset.splits[dataset_refs(graph)["train"].split]), stages)
 
 
 def unit_batches(seconds_per_batch: float) -> int:

@@ -16,11 +16,12 @@ from importing_modules import Attention, Digits, Foreign, Hesitant, Mixing, Resi
 from schemas_rig import check_value
 from torch import Tensor, nn
 
+from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef
 from dcnr.cli import dcnr as command
 from dcnr.cli.errors import exit_code
 from dcnr.cli.session import Session
 from dcnr.errors import InvalidInput
-from dcnr.graph import graph_from_toml, graph_to_bytes, stages_of_graph
+from dcnr.graph import graph_from_toml, graph_to_bytes, stages_of_graph, tensor_spec
 from dcnr.sdk.submission import JobOptions, planned, prepare, request_of
 from dcnr.sdk.weights import read_weights, write_imported
 from dcnr.stages import INPUT
@@ -234,7 +235,10 @@ class Kept:
 def test_a_job_is_prepared_with_the_weights_that_come_with_it(tmp_path: Path) -> None:
     imported = from_torch(settled(perceptron()), drawn(4, 3, 4), Chosen(name="mine"))
     splits = {"train": 128, "validation": 8, "test": 8}
-    plan = planned(imported.graph, REGISTRY, {"mine": data_pb2.DatasetInfo(name="mine", splits=splits)})
+    wanted = {"input": tensor_spec(imported.graph.input), "target": tensor_spec(imported.graph.target)}
+    fields = {name: FieldSpec(spec.dtype, spec.shape, spec.dtype) for name, spec in wanted.items()}
+    shards: dict[tuple[str, str], tuple[ShardRef, ...]] = {(name, split): () for name in fields for split in splits}
+    plan = planned(imported.graph, REGISTRY, DatasetManifest("mine", 1, fields, splits, shards, "none", "made up"))
 
     def prepared(weights: Any, from_manifest: str = "") -> Kept:
         kept: Any = Kept()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 
 import pytest
 
+from dataservice.dataset_manifest import DatasetManifest, FieldSpec
 from dataservice.released import released
 from dcnr.errors import InvalidInput, Refused
 from dcnr.graph import Graph, graph_digest, graph_to_bytes
@@ -14,7 +16,7 @@ from dcnr.ids import job_id_of
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.submission import JobOptions, Planned, planned, request_of, unit_batches
 from dcnr.specs import TensorSpec
-from dcnr.v1 import data_pb2, model_pb2
+from dcnr.v1 import model_pb2
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy, create_document, verify_chain
 from vnode.registry import default_registry
@@ -40,8 +42,10 @@ def graph() -> model_pb2.ModelGraph:
     )  # fmt: skip
 
 
-def toy(**splits: int) -> dict[str, data_pb2.DatasetInfo]:
-    return {"toy": data_pb2.DatasetInfo(name="toy", digest="d" * 64, splits=splits or {"train": 52, "validation": 5, "test": 5})}
+def toy(num_classes: int = 4, **splits: int) -> DatasetManifest:
+    splits = splits or {"train": 52, "validation": 5, "test": 5}
+    fields = {"input": FieldSpec("float32", (8,), "float32"), "target": FieldSpec("int64", (), "uint8", num_classes=num_classes)}
+    return DatasetManifest("toy", 1, fields, splits, {(name, split): () for name in fields for split in splits}, "none", "made up")
 
 
 def draft(policy: NetworkPolicy, from_manifest: str = "") -> Draft:
@@ -130,14 +134,17 @@ def test_figures_of_a_request() -> None:
     assert isinstance(plan, Planned)
     assert plan.num_batches == 20
     request = request_of(graph(), plan, JobOptions("k"), network_id="n", seconds_per_batch=0.5, now_wall=NOW)
-    assert (request.unit_batches, request.graph_digest, request.dataset_digest) == (10, graph_digest(graph()), "d" * 64)
+    assert (request.unit_batches, request.graph_digest, request.dataset_digest) == (10, graph_digest(graph()), toy().digest)
 
 
-def test_a_graph_needs_its_data_set() -> None:
-    from dcnr.errors import NotFound
-
-    with pytest.raises(NotFound):
-        planned(graph(), default_registry(), {})
-    with pytest.raises(InvalidInput) as refused:
-        planned(graph(), default_registry(), toy(train=52, test=5))
-    assert refused.value.details["field"] == "data.validation"
+def test_a_graph_needs_data_that_fit_before_anything_is_uploaded_or_signed() -> None:
+    fields = toy().fields
+    narrow = replace(toy(), fields={**fields, "input": replace(fields["input"], shape=(7,))})
+    bytewise = replace(toy(), fields={**fields, "target": replace(fields["target"], dtype="uint8")})
+    for dataset, field in (
+        (toy(train=52, test=5), "data.validation"), (narrow, "model.input"), (bytewise, "model.target"), (toy(5), "model.num_classes"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput) as refused:
+            planned(graph(), default_registry(), dataset)
+        assert refused.value.details["field"] == field
+    assert planned(graph(), default_registry(), toy(3)).num_batches == 20, "a class that no sample has does no harm"
