@@ -144,7 +144,7 @@ def stages_of_graph(graph: model_pb2.ModelGraph, registry: Registry) -> tuple[St
     _check_head(graph)
     vnodes = [_vnode_spec(vnode) for vnode in graph.vnodes]
     stages = stages_of(vnodes, registry, tensor_spec(graph.input), tensor_spec(graph.target), int(graph.num_classes))
-    check_batch_size(stages, int(graph.train.batch_size))
+    check_batch_size(stages, registry, int(graph.train.batch_size))
     return stages
 
 

@@ -120,6 +120,20 @@ def kept_per_place(spec: object, config: Config, inputs: Sequence[TensorSpec]) -
     return spec.kept_per_place(config, inputs) if isinstance(spec, Incremental) else None
 
 
+@runtime_checkable
+class Crowded(Protocol):
+    """A component that cannot learn from just any number of samples."""
+
+    def least_batch(self, config: Config, inputs: Sequence[TensorSpec]) -> int:
+        """Samples that a batch must have, for a configuration and inputs that `check` took."""
+        ...
+
+
+def least_batch(spec: object, config: Config, inputs: Sequence[TensorSpec]) -> int:
+    """What ``spec`` declares; 1 for one that declares nothing."""
+    return spec.least_batch(config, inputs) if isinstance(spec, Crowded) else 1
+
+
 def by_place(inputs: Sequence[TensorSpec]) -> int | None:
     """For whatever works on the last dimension of its inputs alone: nothing is kept where all of them are sequences."""
     return 0 if all(spec.is_sequence and len(spec.shape) == 2 for spec in inputs) else None

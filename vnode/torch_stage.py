@@ -37,12 +37,15 @@ class StageModule(nn.Module):
         self.objective: LocalObjective = registry.objectives[stage.objective].build(
             stage.objective_config, stage.output, stage.target, stage.num_classes
         )
-        self.operations = nn.ModuleDict({operation.id: _built(operation, registry) for operation in stage.operations})
-        self.sinks = nn.ModuleDict({operation.id: _built(operation, registry) for operation in stage.sinks})
+        self.operations = nn.ModuleList(
+            _built(operation, registry) for operation in stage.operations
+        )  # in order: ids are no names of attributes
+        self.sinks = nn.ModuleList(_built(operation, registry) for operation in stage.sinks)
         self._stage = stage
+        stateless = zip((one.id for one in (*stage.operations, *stage.sinks)), (*self.operations, *self.sinks), strict=True)
         layers = [
             (vnode, purpose, layer)
-            for vnode, root in [(stage.id, self.component), *self.operations.items(), *self.sinks.items()]
+            for vnode, root in [(stage.id, self.component), *stateless]
             for purpose, layer in root.named_modules()
         ]
         self._keyed = [(vnode, purpose, layer) for vnode, purpose, layer in layers if isinstance(layer, Keyed)]
@@ -65,16 +68,16 @@ class StageModule(nn.Module):
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """The component's output for external inputs in the stage's order."""
         values = dict(zip((item.id for item in self._stage.inputs), inputs, strict=True))
-        for operation in self._stage.operations:
-            values[operation.id] = self.operations[operation.id](*(values[name] for name in operation.inputs))
+        for operation, module in zip(self._stage.operations, self.operations, strict=True):
+            values[operation.id] = module(*(values[name] for name in operation.inputs))
         output: Tensor = self.component(*(values[name] for name in self._stage.component_inputs))
         return output
 
     def run_sinks(self, output: Tensor) -> dict[str, Tensor]:
         """Outputs of the stateless VNodes that follow."""
         values = {self._stage.id: output}
-        for operation in self._stage.sinks:
-            values[operation.id] = self.sinks[operation.id](*(values[name] for name in operation.inputs))
+        for operation, module in zip(self._stage.sinks, self.sinks, strict=True):
+            values[operation.id] = module(*(values[name] for name in operation.inputs))
         return {operation.id: values[operation.id] for operation in self._stage.sinks}
 
 

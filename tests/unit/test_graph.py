@@ -252,3 +252,19 @@ def test_an_output_that_is_read_fits_a_frame_as_a_whole_batch() -> None:
     assert "1024" in caught.value.remedy
     wide["vnode"][0]["config"] = {"out_features": 8}
     assert len(stages_of_graph(graph_from_table(wide), default_registry())) == 2
+
+
+def test_a_batch_of_one_is_refused_where_it_leaves_nothing_to_normalise() -> None:
+    lone = table()
+    lone["model"]["input"]["shape"] = [3, 4, 4]
+    lone["vnode"][0] |= {"component": "conv_block", "config": {"out_channels": 4, "kernel": 5, "stride": 4}}
+    lone["vnode"][1]["component"] = "flatten"
+    lone["train"]["batch_size"] = 1
+    with pytest.raises(InvalidInput, match=r"^a: 'conv_block' does not learn from batches of 1") as caught:
+        stages_of_graph(graph_from_table(lone), default_registry())
+    assert (caught.value.details["vnode"], caught.value.details["field"]) == ("a", "train.batch_size")
+    for config in ({"norm": "none"}, {"stride": 2}):
+        fine = lone | {"vnode": [lone["vnode"][0] | {"config": {**lone["vnode"][0]["config"], **config}}, *lone["vnode"][1:]]}
+        assert len(stages_of_graph(graph_from_table(fine), default_registry())) == 2
+    lone["train"]["batch_size"] = 2
+    assert len(stages_of_graph(graph_from_table(lone), default_registry())) == 2

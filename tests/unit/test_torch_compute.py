@@ -253,6 +253,19 @@ def test_readout_and_sinks_follow_the_output() -> None:
     assert compute.readout(result.output).shape == (6, 4)
 
 
+def test_vnodes_may_be_named_like_what_a_module_has() -> None:
+    """Ids of VNodes are the maintainer's; a module of torch has attributes of its own."""
+    for name in ("half", "values", "items", "type", "pop", "update", "train", "forward", "float", "keys", "training"):
+        vnodes = [
+            VNodeSpec(name, "relu", {}, ("input",)),
+            VNodeSpec("a", "linear", {"out_features": 3}, (name,), "local_ce", {}, "sgd", SGD),
+            VNodeSpec(f"{name}-", "dropout", {"dropout": 0.5}, ("a",)),
+        ]
+        stage = stages_of(vnodes, REGISTRY, TensorSpec("float32", (10,)), TensorSpec("int64", ()), 4)[0]
+        compute, _ = fresh(stage)
+        learned(compute, stage, range(1))
+
+
 def test_inference_takes_shorter_texts_and_is_causal() -> None:
     stage = STAGES["text"]
     compute, _ = fresh(stage)

@@ -38,8 +38,8 @@ class ConvBlock:
         """Output and cost. Raises InvalidInput."""
         spec = one_float_input(self.name, inputs, ranks=(3,))
         s = self._read(config)
-        channels, *sides = spec.shape
-        height, width = ((side + 2 * (s.kernel // 2) - s.kernel) // s.stride + 1 for side in sides)
+        channels = spec.shape[0]
+        height, width = _sides(s, spec)
         if min(height, width) < s.pool:
             raise bad_inputs(self.name, f"{list(spec.shape)} is too small for stride {s.stride} and pool {s.pool}")
         weights = channels * s.out_channels * s.kernel**2
@@ -51,6 +51,11 @@ class ConvBlock:
             forward_flops=2 * weights * area + (4 * norm + 1) * s.out_channels * area,
             activation_bytes=4 * (2 + norm) * s.out_channels * area,
         )
+
+    def least_batch(self, config: Config, inputs: Sequence[TensorSpec]) -> int:
+        """Two where each channel has one value per sample: normalising over a single value gives nothing to learn from."""
+        s = self._read(config)
+        return 2 if s.norm == "batch" and _sides(s, inputs[0]) == (1, 1) else 1
 
     def _read(self, config: Config) -> _Settings:
         with Fields(config, self.name) as f:
@@ -97,6 +102,12 @@ class ConvBlock:
         if s.pool > 1:
             module.add_module("pool", MaxPool(s.pool))
         return module
+
+
+def _sides(s: _Settings, spec: TensorSpec) -> tuple[int, int]:
+    """Height and width behind the convolution."""
+    height, width = ((side + 2 * (s.kernel // 2) - s.kernel) // s.stride + 1 for side in spec.shape[1:])
+    return height, width
 
 
 SPEC = ConvBlock()
