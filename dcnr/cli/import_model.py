@@ -29,7 +29,7 @@ def add(app: typer.Typer) -> None:
 def import_model(
     source: Annotated[str, typer.Argument(help="FILE.py:FACTORY, a function without arguments that gives a torch.nn.Module, or (module, example).")],
     out: Annotated[Path | None, typer.Option(help="Where the graph goes; default: model.toml, unless there is one.", show_default=False)] = None,
-    weights: Annotated[Path | None, typer.Option(help="Where the module's weights go, for: dcnr model submit --weights.", show_default=False)] = None,
+    weights: Annotated[Path | None, typer.Option(help="New file for the module's weights, for: dcnr model submit --weights.", show_default=False)] = None,
     name: Annotated[str, typer.Option(help="Of the model; default: that of the factory.")] = "",
     dataset: Annotated[str, typer.Option(help="Name of the staged data; default: that of the model.")] = "",
     shape: Annotated[str, typer.Option("--input", help="Shape of one sample, 1x28x28, where the factory gives no example.")] = "",
@@ -58,6 +58,9 @@ def import_model(
         raise Refused(
             "there is a model.toml here already", code="graph_exists", remedy="--out model.toml replaces it, or name another file"
         )
+    if weights is not None and (weights.exists() or weights.absolute() == graph.absolute()):
+        why = "is there already" if weights.exists() else "is where the graph goes"
+        raise Refused(f"{weights} {why}: it is not replaced", code="weights_exist", remedy="name another file, or remove that one")
     registry = registry_with(Session(home, None, None, components=components).components)
     file, _, factory = source.rpartition(":")
     module, example = _made(Path(file), factory, shape, as_bytes=as_bytes)

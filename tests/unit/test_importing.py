@@ -307,6 +307,12 @@ def test_the_command_writes_a_graph_that_validates(
     told = capsys.readouterr().err
     assert ("graph_exists" in told, "--out model.toml" in told) == (True, True)
     assert (tmp_path / "model.toml").read_text() == "of our own", "only who names it replaces it"
+    for taken in ("first.safetensors", "other.toml"):
+        kept = (tmp_path / "first.safetensors").read_bytes()
+        assert exit_code(command.app, "dcnr", [*again[:-1], "other.toml", "--weights", taken]) == 5
+        assert "weights_exist" in capsys.readouterr().err
+        assert (tmp_path / "first.safetensors").read_bytes() == kept
+        assert not (tmp_path / "other.toml").exists()
     (tmp_path / "model.toml").unlink()
     assert exit_code(command.app, "dcnr", ["model", "import", "net.py:strange", "--input", "4"]) == 2
     told = capsys.readouterr().err
