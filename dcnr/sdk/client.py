@@ -353,9 +353,20 @@ class AsyncClient:
         return parse_manifest(await self.objects.read_bytes(ref, max_bytes=MAX_MANIFEST_BYTES, directory=self.scratch))
 
     async def stage(self, source: Source, *, progress: Shown = False) -> DatasetManifest:
-        """Uploads a data set; the same source gives the same objects, so doing it twice is harmless."""
+        """Uploads a data set, which jobs read from then on; the same source gives the same objects, so doing it twice is harmless.
+
+        Raises Stale (``dataset_not_newest``) where exactly this was staged before another content of that name, and what `stage_source` raises.
+        """
         with shown(progress) as tell:
-            return await stage_source(source, self.objects, self._rule, scratch=self.scratch, progress=tell)
+            manifest = await stage_source(source, self.objects, self._rule, scratch=self.scratch, progress=tell)
+        newest = await self.dataset(manifest.name)
+        if newest.digest != manifest.digest:
+            raise Stale(
+                f"version {manifest.version} of {manifest.name} was staged just so before, and version {newest.version} "
+                f"({newest.digest[:12]}) since: that is what jobs read",
+                code="dataset_not_newest", remedy=f"stage it as a later one: --version {max(newest.version, manifest.version) + 1}",
+            )  # fmt: skip
+        return manifest
 
     async def evaluate(
         self, model: str, *, use: str = "test", manifest: str = "", progress: Shown = False

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from safetensors.numpy import save as safetensors_of
 
+from dataservice import staging
 from dataservice.addresses import AddressRule
 from dataservice.dataset_manifest import DatasetManifest
 from dataservice.s3 import S3Store
@@ -35,7 +36,7 @@ from dcnr.cli import errors
 from dcnr.errors import Refused, Unavailable
 from dcnr.ids import digest_of
 from dcnr.sdk.client import AsyncClient, connect_async
-from dcnr.sdk.staging import Source, stage_source
+from dcnr.sdk.staging import Source, described, read_splits, stage_source
 from dcnr.testing import LocalNetwork
 from trust.identity import NodeKey
 
@@ -118,6 +119,31 @@ def test_a_text(desk: Desk, tmp_path: Path) -> None:
         (str(tmp_path / "play.txt"), "--window", "8", "--share", "train=0.5"), (str(tmp_path / "play.txt"), "--window", "8", "--sha256", "a", "--sha256", "b"),
     ):  # fmt: skip
         assert "  next: " in desk.run(*wrong, "--name", "wrong", code=2)
+
+
+def test_content_that_was_staged_before_another_is_not_said_to_be_what_jobs_read(desk: Desk, tmp_path: Path) -> None:
+    """Versions of ascending digests: of two that come in one second, which is as fine as a store's clock may be, the greater digest is the newer."""
+    (tmp_path / "play.txt").write_bytes(b"to be, or not to be; " * 50)
+
+    async def digest(version: int) -> str:
+        async def nowhere(key: str, data: bytes) -> None:
+            pass
+
+        source = Source(str(tmp_path / "play.txt"), "again", "CC0", "", version=version, window=16)
+        content = described(source, read_splits("bytes", {"": tmp_path / "play.txt"}, window=16))
+        return (await staging.stage(nowhere, *content, seed=0)).digest
+
+    digests = [asyncio.run(digest(version)) for version in range(1, 99)]
+    first = next(at for at in range(1, 97) if sorted(digests[at - 1 : at + 2]) == digests[at - 1 : at + 2])
+
+    def stage(version: int, code: int = 0) -> Any:
+        return desk.run(str(tmp_path / "play.txt"), "--name", "again", "--window", "16", "--version", str(version), code=code)
+
+    for version in (first, first, first + 1):
+        assert stage(version)["digest"] == digests[version - 1] == desk.manifest("again").digest
+    assert f"--version {first + 2}" in stage(first, code=1)
+    assert desk.manifest("again").digest == digests[first]
+    assert stage(first + 2)["digest"] == desk.manifest("again").digest
 
 
 @contextlib.contextmanager
