@@ -248,11 +248,13 @@ def _input_spec(array: Array) -> FieldSpec:
 
 
 def _as_bytes(split: str, array: Array) -> Array:
-    scaled = np.asarray(array, dtype=np.float32) * np.float32(255)
-    rounded: np.ndarray[Any, Any] = np.rint(scaled)
     if array.dtype == np.uint8:
         return array
-    if rounded.size and (rounded.min() < 0 or rounded.max() > 255 or float(np.abs(scaled - rounded).max()) > 255 * _BYTE_TOLERANCE):
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite compares with nothing, and so is no byte
+        scaled = np.asarray(array, dtype=np.float32) * np.float32(255)
+        rounded: np.ndarray[Any, Any] = np.rint(scaled)
+        are_bytes = (rounded >= 0) & (rounded <= 255) & (np.abs(scaled - rounded) <= 255 * _BYTE_TOLERANCE)
+    if not are_bytes.all():
         raise InvalidInput(
             f"the inputs of {split} are not multiples of 1/255 in [0, 1]", code="bad_dataset", remedy="leave --as-bytes out"
         )

@@ -66,7 +66,11 @@ def test_images_as_bytes_lose_nothing_or_are_refused(tmp_path: Path) -> None:
     field, stored = description.fields["input"], splits["train"]["input"]
     assert (field.dtype, field.stored, str(stored.dtype)) == ("float32", "uint8", "uint8")
     np.testing.assert_allclose(stored * np.float32(field.scale), content["train_x"], atol=1e-7)
-    for bad in (content["train_x"] * np.float32(1.01), content["train_x"] - 1, content["train_x"] + np.float32(1e-3)):
+    wrong = [content["train_x"].copy() for _ in range(3)]
+    for array, value in zip(wrong, (np.nan, np.inf, 3e38), strict=True):
+        array[7, 1, 2] = value
+    wrong += [content["train_x"] * np.float32(1.01), content["train_x"] - 1, content["train_x"] + np.float32(1e-3)]
+    for bad in wrong:
         with pytest.raises(InvalidInput, match="train"):
             described(as_bytes, read_splits("npz", {"": saved(tmp_path / "bad.npz", arrays(train_x=bad))}))
 
