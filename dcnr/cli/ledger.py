@@ -79,7 +79,7 @@ def verify(
 def receipt(
     model: ModelArgument,
     node: Annotated[str, typer.Argument(help="Id of a PNode.")],
-    out: Annotated[Path | None, typer.Option(help="File; default: receipt-MODEL-NODE.json here.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="File; default: receipt-JOB-NODE.json here.", show_default=False)] = None,
     manifest: ManifestOption = "", home: HomeOption = None, network: NetworkOption = None,
     bootstrap: BootstrapOption = None, network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip

@@ -236,7 +236,7 @@ def own(
 @app.command()
 def receipt(
     model: Annotated[str, typer.Option(help="Name of the model; default: that of the newest job.")] = "",
-    out: Annotated[Path | None, typer.Option(help="File; default: receipt-MODEL-NODE.json here.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="File; default: receipt-JOB-NODE.json here.", show_default=False)] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def write_receipt(
     client: AsyncClient, model: str, pnode_id: str, out: Path | None, *, manifest: str = ""
 ) -> tuple[Path, Proof]:
-    """The receipt of a PNode in a file (default: ``receipt-MODEL-NODE.json`` here), and what it proves.
+    """The receipt of a PNode in a file (default: ``receipt-JOB-NODE.json`` here), and what it proves.
 
     ``model`` empty: that of the newest job. Raises what `dcnr.receipts` raises, NotFound (``no_contribution``), and Refused (``disk_trouble``).
     """
@@ -38,9 +38,14 @@ async def write_receipt(
     proof = prove(receipt)
     if not proof.names_work:
         raise no_contribution(pnode_id)
-    path = (out or Path(f"receipt-{named}-{output.short(pnode_id)}.json")).expanduser().absolute()
+    path = (out or default_path(proof)).expanduser().absolute()
     write_whole(path, receipt_bytes(receipt), remedy="choose another path with --out")
     return path, proof
+
+
+def default_path(proof: Proof) -> Path:
+    """One for each job: what a PNode is credited with in an earlier one is in no later receipt."""
+    return Path(f"receipt-{proof.job_id}-{output.short(proof.pnode_id)}.json")
 
 
 async def own_receipt(home: Path, model: str, out: Path | None) -> tuple[Path, Proof]:

@@ -15,7 +15,7 @@ from test_ledger_audit import HOLDER, JOB, MODEL, OTHER, PNODE, POLICY, World
 from typer.testing import CliRunner
 
 from dcnr.cli.dcnr import app
-from dcnr.cli.receipt import printable
+from dcnr.cli.receipt import default_path, printable
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused
 from dcnr.receipts import MAX_RECEIPT_BYTES, Receipt, gather_receipt, prove, read_receipt, receipt_bytes, receipt_of
 from dcnr.stored import StoredDocuments
@@ -55,6 +55,13 @@ def test_a_receipt_proves_what_the_chain_credits_after_a_way_through_a_file(tmp_
     assert (proof.account.cleared, proof.account.waiting, proof.account.taken_back, proof.account.num_passed) == (8, 4, 0, 1)
     assert (proof.vnodes, proof.total_cleared, proof.manifest_number) == ({"a": 8}, 8, 4)
     assert proof.as_of_s > 0
+
+
+def test_the_receipt_of_one_job_does_not_lie_where_that_of_another_does(whole: Receipt) -> None:
+    proof = prove(whole)
+    paths = {default_path(one) for one in (proof, replace(proof, job_id="later"), replace(proof, pnode_id=OTHER.node_id))}
+    assert len(paths) == 3
+    assert str(default_path(proof)) == f"receipt-{JOB}-{PNODE.node_id[:8]}.json"
 
 
 def test_somebody_elses_receipt_proves_nothing_of_oneself(tmp_path: Path, whole: Receipt) -> None:
