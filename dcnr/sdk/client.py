@@ -343,13 +343,13 @@ class AsyncClient:
         with shown(progress) as tell:
             return await taking.export(self, model, directory, manifest=manifest, progress=tell)
 
-    async def dataset(self, name: str) -> DatasetManifest:
-        """The verified manifest of a staged data set. Raises NotFound (``no_dataset``), Corrupt."""
-        found = next((info for info in await self.list_datasets(name) if info.name == name), None)
-        if found is None:
+    async def dataset(self, name: str, digest: str = "") -> DatasetManifest:
+        """The verified manifest of a staged data set: that one, or the newest. Raises NotFound (``no_dataset``), Corrupt."""
+        wanted = digest or next((info.digest for info in await self.list_datasets(name) if info.name == name), "")
+        if not wanted:
             remedy = f"dcnr data stage FILE --name {name} --licence LICENCE; dcnr data list shows what is staged"
             raise NotFound(f"no data set {name!r} is staged", code="no_dataset", remedy=remedy)
-        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_DATASET_MANIFEST, owner=name, digest=found.digest)
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_DATASET_MANIFEST, owner=name, digest=check_digest(wanted))
         return parse_manifest(await self.objects.read_bytes(ref, max_bytes=MAX_MANIFEST_BYTES, directory=self.scratch))
 
     async def stage(self, source: Source, *, progress: Shown = False) -> DatasetManifest:

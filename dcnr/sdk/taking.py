@@ -13,10 +13,12 @@ from dcnr.graph import dataset_refs, stages_of_graph
 from dcnr.ids import Digest
 from dcnr.sdk.progress import Progress
 from dcnr.sdk.releasing import released_of
+from dcnr.stored import StoredDocuments
 
 if TYPE_CHECKING:
+    from dataservice.dataset_manifest import DatasetManifest
     from dcnr.sdk.client import AsyncClient
-    from dcnr.v1 import model_pb2
+    from dcnr.v1 import data_pb2, model_pb2
     from vnode.reference import Exit
 
 
@@ -38,16 +40,28 @@ async def export(client: AsyncClient, model: str, directory: Path, *, manifest: 
 
 
 async def judge(client: AsyncClient, model: str, *, use: str, manifest: str, progress: Progress) -> tuple[Digest, tuple[Exit, ...]]:
-    """Every exit over the split named for ``use``; the manifest's digest and the results. Raises Corrupt, NotFound, Unavailable."""
+    """Every exit over the split named for ``use``, of the job's own data; the manifest's digest and the results. Raises Corrupt, NotFound, Unavailable."""
     from dcnr.sdk.evaluation import evaluate  # torch
 
     digest, content = await _chosen(client, model, manifest)
     graph, checkpoints = await client.graph(content.graph_digest), released(content)
     states = [await client.state(model, checkpoints[stage.id]) for stage in stages_of_graph(graph, client.registry)]
-    dataset = await client.dataset(dataset_refs(graph)[use].name)
+    dataset = await _dataset(client, model, content, dataset_refs(graph)[use].name)
     return digest, await evaluate(
         graph, client.registry, states, dataset, client.objects, use=use, scratch=client.scratch, progress=progress
     )
+
+
+async def _dataset(client: AsyncClient, model: str, manifest: model_pb2.Manifest, name: str) -> DatasetManifest:
+    """The data that the manifest's job was signed for; of manifest 0, which is of no job, those staged last under the name."""
+    if not manifest.job_id:
+        return await client.dataset(name)
+
+    async def read(ref: data_pb2.ObjectRef, path: Path, max_bytes: int) -> None:
+        await client.objects.read_file(ref, path, max_bytes=max_bytes)
+
+    request = await StoredDocuments(read, client.policy, model, client.scratch).request(manifest.job_id)
+    return await client.dataset(request.dataset_name, request.dataset_digest)
 
 
 async def _chosen(client: AsyncClient, model: str, manifest: str) -> tuple[Digest, model_pb2.Manifest]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import network_rig
+import numpy as np
 import pytest
 from network_rig import MODEL, running_network
 
@@ -19,6 +20,7 @@ from dcnr.cli import dcnr as maintainer
 from dcnr.cli import errors
 from dcnr.errors import InvalidInput
 from dcnr.graph import Graph
+from dcnr.sdk.staging import Source
 from dcnr.sdk.submission import JobOptions
 from dcnr.specs import TensorSpec
 from dcnr.testing import LocalNetwork, LocalPNode
@@ -122,6 +124,10 @@ def test_a_component_and_an_objective_in_a_file_are_trained_to_the_end(tmp_path:
             _, exits = client.evaluate(MODEL)
             assert [one.vnode for one in exits] == ["a", "b"]
             assert exits[-1].accuracy > 0.5, exits
+            other = tmp_path / "other.npz"
+            np.savez(other, **{name: array[:-8] for name, array in network_rig.dots(WIDTH, 64).items()})  # type: ignore[arg-type]
+            client.stage(Source(str(other), MODEL, "CC0", "made here later", version=2))
+            assert client.evaluate(MODEL)[1] == exits, "a model is judged over the data that its job was signed for"
 
 
 def test_a_pnode_that_lacks_a_component_is_gone_round(tmp_path: Path) -> None:
