@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dcnr import limits
 from dcnr.errors import Corrupt
 from dcnr.ids import digest_of
+from dcnr.intervals import IntervalSet
 from dcnr.planned import PlannedCommits, newest_plan
 from dcnr.stored import Read, StoredDocuments
 from dcnr.v1 import data_pb2, model_pb2
@@ -76,21 +77,21 @@ class _Walk:
 class _Chain:
     """What the manifests of one job say, from the newest back."""
 
-    credited: dict[tuple[str, str, str], set[int]] = field(default_factory=dict)
-    """By VNode, replica and PNode: batches."""
-    named: dict[str, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
+    credited: dict[str, dict[tuple[str, str], IntervalSet]] = field(default_factory=dict)
+    """By VNode, then by replica and PNode: batches."""
+    named: dict[str, dict[str, IntervalSet]] = field(default_factory=dict)
     """By VNode and digest of a state that any of them names, the one named last first: its lineage."""
 
-    def left_aside(self, vnode: str, states: frozenset[str]) -> set[int]:
+    def left_aside(self, vnode: str, states: frozenset[str]) -> IntervalSet:
         """Credited batches that came into a named state first with one that is none of ``states``."""
-        seen: set[int] = set()
-        aside: set[int] = set()
-        for digest, pairs in reversed(self.named.get(vnode, {}).items()):
-            fresh = {number for first, end in pairs for number in range(first, end)} - seen
-            seen |= fresh
+        seen = aside = credited = IntervalSet.empty()
+        for digest, lineage in reversed(self.named.get(vnode, {}).items()):
             if digest not in states:
-                aside |= fresh
-        return aside & set[int]().union(*(batches for (of, _, _), batches in self.credited.items() if of == vnode))
+                aside |= lineage - seen
+            seen |= lineage
+        for batches in self.credited.get(vnode, {}).values():
+            credited |= batches
+        return aside & credited
 
 
 async def audit_lineage(client: AsyncClient, model: str, *, manifest: str = "") -> list[VNodeLineage]:
@@ -150,7 +151,8 @@ class LineageAudit:
         wrong = _of_another(metadata, entry.vnode, request, walk) or _apart(stored, named, batches, int(request.num_batches))
         again = chain.left_aside(entry.vnode, walk.states)
         for (replica, pnode_id), own in by_whom.items():
-            if not (chain.credited.get((entry.vnode, replica, pnode_id), set()) | again).issuperset(own):
+            known = chain.credited.get(entry.vnode, {}).get((replica, pnode_id), IntervalSet.empty()) | again
+            if not all(batch in known for batch in own):
                 wrong = wrong or f"no manifest credits {replica} with what it learned"
         missing = int(request.num_batches) - len(batches)
         reason = wrong or (f"{missing} batches of {request.num_batches} are not learned" if missing else "")
@@ -204,23 +206,24 @@ class LineageAudit:
     async def _chain(self, newest: model_pb2.Manifest, request: model_pb2.JobRequest) -> _Chain:
         """From ``newest`` back to where the job began."""
         chain = _Chain()
-        manifest, count = newest, 0
+        manifest, count, total = newest, 0, int(request.num_batches)
         while manifest.job_id == request.job_id:
             for one in manifest.contributions:
-                numbers = chain.credited.setdefault((one.vnode, one.replica, one.pnode_id), set())
+                credited, whose = chain.credited.setdefault(one.vnode, {}), (one.replica, one.pnode_id)
                 for interval in one.batches.intervals:
-                    if not 0 <= interval.first < interval.end <= request.num_batches:
+                    if not 0 <= interval.first < interval.end <= total:
                         raise Corrupt(
                             f"manifest {manifest.number} credits batches that the job does not have", code="bad_contribution"
                         )
-                    numbers.update(range(interval.first, interval.end))
+                batches = IntervalSet.of(*((interval.first, interval.end) for interval in one.batches.intervals))
+                credited[whose] = credited.get(whose, IntervalSet.empty()) | batches
             for entry in manifest.entries:
                 for checkpoint in entry.working:
                     if checkpoint.job_id == request.job_id:
-                        pairs = [(max(0, one.first), min(one.end, request.num_batches)) for one in checkpoint.lineage.intervals]
+                        pairs = ((min(one.first, total), min(one.end, total)) for one in checkpoint.lineage.intervals)
                         named = chain.named.setdefault(entry.vnode, {})
                         named.pop(checkpoint.digest, None)  # its place is that of the manifest that named it first
-                        named[checkpoint.digest] = pairs
+                        named[checkpoint.digest] = IntervalSet.of(*pairs)
             count += 1
             if not manifest.parent_digest or count > MAX_COMMITS:
                 break

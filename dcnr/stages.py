@@ -7,7 +7,7 @@ A stateless VNode that nobody reads is a *sink*; it is evaluated after the one s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dcnr.errors import InvalidInput
@@ -132,11 +132,20 @@ def stages_of(
     return tuple(stages)
 
 
-def all_behind(reads: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]]:
-    """By VNode: itself, and all that read from it, directly or not. ``reads``: what each reads, in topological order."""
+def all_behind(reads: Mapping[str, Sequence[str]], of: Iterable[str]) -> dict[str, frozenset[str]]:
+    """By VNode in ``of``: itself, and all that read from it, directly or not. ``reads``: what each VNode reads."""
+    readers: dict[str, list[str]] = {}
+    for name, read in reads.items():
+        for other in read:
+            readers.setdefault(other, []).append(name)
     behind: dict[str, frozenset[str]] = {}
-    for name in reversed(list(reads)):
-        behind[name] = frozenset({name}).union(*(behind[other] for other, read in reads.items() if name in read))
+    for name in of:
+        seen, walk = {name}, [name]
+        while walk:
+            further = set(readers.get(walk.pop(), ())) - seen
+            seen |= further
+            walk += further
+        behind[name] = frozenset(seen)
     return behind
 
 

@@ -147,7 +147,7 @@ def replica_config(
 ) -> ReplicaConfig:
     """The core's numbers. Windows and spools are counted in batches of this stage's own tensors."""
     batch_size = int(graph.train.batch_size)
-    behind = all_behind({item.id: [read.id for read in item.inputs] for item in stages})
+    behind = all_behind({item.id: [read.id for read in item.inputs] for item in stages}, _successors(stages, stage))
     output_bytes = max(1, stage.output.bytes_per_sample * batch_size)
     input_bytes = max(1, *(item.spec.bytes_per_sample * batch_size for item in stage.inputs))
     window = max(1, min(limits.WINDOW_BATCHES, limits.WINDOW_BYTES // input_bytes))
@@ -172,7 +172,7 @@ def replica_config(
         role=role_of(host.assignment.role),
         unit_batches=max(1, host.unit_batches),
         merge_every=int(graph.train.merge_every) or limits.MERGE_EVERY,
-        behind={VNodeId(name): frozenset(map(VNodeId, behind[name])) for name in _successors(stages, stage)},
+        behind={VNodeId(name): frozenset(map(VNodeId, others)) for name, others in behind.items()},
         audited=host.audited,
     )
 

@@ -24,8 +24,8 @@ class Topology:
 
     def behind(self, stage: str) -> dict[VNodeId, frozenset[VNodeId]]:
         """By successor: itself and all behind it."""
-        behind = all_behind(self.inputs)
-        return {VNodeId(name): frozenset(map(VNodeId, behind[name])) for name in self.successors(stage)}
+        behind = all_behind(self.inputs, self.successors(stage))
+        return {VNodeId(name): frozenset(map(VNodeId, others)) for name, others in behind.items()}
 
     def input_edges(self, stage: str) -> frozenset[int]:
         """Edges that read the data set."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dcnr.errors import InvalidInput
+from dcnr.limits import MIB
 from dcnr.specs import TensorSpec
 from dcnr.stages import VNodeSpec, all_behind, stages_of
 from vnode.registry import default_registry
@@ -30,8 +32,20 @@ def cut(*vnodes: VNodeSpec) -> dict[str, tuple[list[str], list[str], list[str]]]
 
 def test_behind_a_stage_is_all_that_reads_from_it_directly_or_not() -> None:
     reads = {"a": ["input"], "b": ["a"], "side": ["input"], "c": ["a", "b"], "d": ["c", "side"]}
-    behind = {name: "".join(sorted(others)) for name, others in all_behind(reads).items()}
+    behind = {name: "".join(sorted(others)) for name, others in all_behind(reads, reads).items()}
     assert behind == {"a": "abcd", "b": "bcd", "side": "dside", "c": "cd", "d": "d"}
+
+
+def test_what_is_behind_one_stage_of_a_long_chain_costs_no_more_than_the_chain() -> None:
+    """A daemon asks for each replica that it hosts, and of its successors alone."""
+    reads = {f"s{number}": [f"s{number - 1}" if number else "input"] for number in range(4096)}
+    tracemalloc.start()
+    try:
+        behind = all_behind(reads, ["s1"])
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
+    assert (list(behind), len(behind["s1"]), "s0" in behind["s1"]) == (["s1"], 4095, False)
 
 
 def test_stateless_vnodes_go_to_every_stage_that_reads_them() -> None:
