@@ -21,9 +21,15 @@ def seconds_for(text: str) -> float:
 
 
 def seconds_until(text: str, now: datetime) -> float:
-    """Seconds from ``now`` until the clock next shows that hour and minute. Raises InvalidInput."""
+    """Seconds from ``now``, without a zone as the clock on the wall here shows it, until that clock next shows that hour and minute; where it skips them
+    for summer time, until it is so late. Raises InvalidInput.
+    """
     found = re.fullmatch(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", text.strip())
     if found is None:
         raise InvalidInput(f"{text[:40]!r} is no time of day", code="bad_time", remedy="write 07:00")
-    then = now.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
-    return ((then if then > now else then + timedelta(days=1)) - now).total_seconds()
+    today, began = now.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0), now.timestamp()
+    moments: list[float] = []
+    for chosen in (today, today + timedelta(days=1)):
+        first, second = (chosen.replace(fold=fold).timestamp() for fold in (0, 1))
+        moments += [first, second] if first <= second else [first]  # a time that is skipped is the later of the two
+    return min(moment for moment in moments if moment > began) - began

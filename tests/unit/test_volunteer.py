@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +79,28 @@ def test_times_as_people_type_them() -> None:
     for wrong in ("24:00", "7", "07:60", ""):
         with pytest.raises(InvalidInput):
             seconds_until(wrong, evening)
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The clock on the wall is Berlin's, which goes forward at 02:00 on 2026-03-29 and back at 03:00 on 2026-10-25."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("berlin")
+def test_until_a_time_of_day_is_by_the_clock_also_when_it_is_changed() -> None:
+    spring, autumn = datetime(2026, 3, 28, 23, 0), datetime(2026, 10, 24, 23, 0)
+    hours = [seconds_until("07:00", evening) / 3600 for evening in (spring, autumn, datetime(2026, 6, 1, 23, 0))]
+    assert hours == [7.0, 9.0, 8.0]
+    assert seconds_until("02:30", spring) == 3.5 * 3600, "it is never half past two: an hour and a half after the clock showed one"
+    assert seconds_until("23:00", spring) == 23 * 3600
+    twice = datetime(2026, 10, 25, 2, 30)
+    assert [seconds_until("02:15", twice.replace(fold=fold)) / 60 for fold in (0, 1)] == [45, 23 * 60 + 45]
+    assert [seconds_until("02:45", twice.replace(fold=fold)) / 60 for fold in (0, 1)] == [15, 15]
 
 
 def test_all_transfers_together_keep_the_rate_in_small_blocks() -> None:
