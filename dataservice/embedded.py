@@ -67,8 +67,10 @@ class StoreFile:
         return StoreAddress(self.endpoint, self.bucket, self.access_key, self.secret_key, public_endpoint=self.public_endpoint)
 
 
-def read_store_file(path: Path) -> StoreFile:
-    """Reads ``store.json``, of which only the two keys must be there. Raises NotRunning if absent, Refused if others may read it, Corrupt if malformed."""
+def read_store_file(path: Path, *, remedy: str = "correct it, or name another file with --store-file") -> StoreFile:
+    """Reads ``store.json``, of which only the two keys must be there. Raises NotRunning if absent, Refused if others may read it, Corrupt, with that remedy,
+    if it cannot be read or is malformed.
+    """
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -79,16 +81,16 @@ def read_store_file(path: Path) -> StoreFile:
             code="no_store_file",
             remedy="name the credentials of the store with --store-file: store.json of the orchestrator that runs it, or keys of your own, mode 0600",
         ) from None
+    except OSError as error:
+        raise Corrupt(f"{path} cannot be read: {error.strerror}", code="bad_store_file", remedy=remedy) from None
     if mode & 0o077:
         raise Refused(f"{path} may be read by others (mode {mode:o})", code="store_file_open", remedy=f"chmod 600 {path}")
     try:
         content = json.loads(data[:MAX_FILE_BYTES])
         known = [name for name in StoreFile.__dataclass_fields__ if name in content or name in NEEDED]
         return StoreFile(**{"endpoint": "", "bucket": "", **{name: str(content[name]) for name in known}})
-    except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(
-            f"{path} is not a store file: {error}", code="bad_store_file", remedy="remove it: a new one is made"
-        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Corrupt(f"{path} is not a store file: {error}", code="bad_store_file", remedy=remedy) from None
 
 
 def write_store_file(path: Path, file: StoreFile) -> None:
@@ -278,7 +280,7 @@ class EmbeddedStore:
     def _store_file(self, port: int, forward: dict[str, Any] | None) -> StoreFile:
         """Keeps the credentials of the directory, or makes them; writes the file whole and private."""
         try:
-            old = read_store_file(self.path)
+            old = read_store_file(self.path, remedy="remove it: a new one is made")
             access_key, secret_key = old.access_key, old.secret_key
         except NotRunning:
             access_key, secret_key = secrets.token_hex(10), secrets.token_hex(24)

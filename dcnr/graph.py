@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,23 +81,12 @@ class Graph:
 
 def graph_from_toml(text: str) -> model_pb2.ModelGraph:
     """The graph that ``text`` describes (docs/reference/graph.md). Raises InvalidInput."""
-    _bounded(len(text.encode()))
-    try:
-        return graph_from_table(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"not valid TOML: {error}", code="bad_graph", vnode="", field="") from error
+    return _graph_from(text, tomllib.loads, "TOML")
 
 
 def graph_from_json(text: str) -> model_pb2.ModelGraph:
     """The graph that a JSON document with the same tables describes. Raises InvalidInput."""
-    _bounded(len(text.encode()))
-    try:
-        table = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InvalidInput(f"not valid JSON: {error}", code="bad_graph", vnode="", field="") from error
-    if not isinstance(table, dict):
-        raise InvalidInput("a graph is a JSON object with model, data, train and vnode", code="bad_graph", vnode="", field="")
-    return graph_from_table(table)
+    return _graph_from(text, json.loads, "JSON")
 
 
 def graph_from_bytes(data: bytes) -> model_pb2.ModelGraph:
@@ -198,6 +187,18 @@ def locate(text: str, vnode: str, field: str = "") -> int | None:
 
 
 # ---- from tables ----------------------------------------------------------------------------------------------------------------
+
+
+def _graph_from(text: str, parsed: Callable[[str], Any], form: str) -> model_pb2.ModelGraph:
+    try:
+        _bounded(len(text.encode()))
+        table = parsed(text)
+        json.dumps(table, ensure_ascii=False, default=str).encode()  # JSON can write half a character, which is no text
+        if isinstance(table, dict):
+            return graph_from_table(table)
+    except (ValueError, RecursionError) as error:  # also of numbers of thousands of digits
+        raise InvalidInput(f"not valid {form}: {error}", code="bad_graph", vnode="", field="") from error
+    raise InvalidInput("a graph is an object with model, data, train and vnode", code="bad_graph", vnode="", field="")
 
 
 def graph_from_table(table: Mapping[str, Any]) -> model_pb2.ModelGraph:

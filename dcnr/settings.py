@@ -157,13 +157,14 @@ def _built(cls: type[T], values: Mapping[str, Any], path: tuple[str, ...]) -> T:
 def _from_file(keys: tuple[_Key, ...], path: Path) -> Iterator[tuple[_Key, Any, str]]:
     try:
         table = tomllib.loads(path.read_text("utf-8"))
+        repr(table)  # a number of thousands of digits could be refused by no message
     except FileNotFoundError:
         return
     except OSError as error:
         raise InvalidInput(
             f"{path} cannot be read: {error.strerror}", code="bad_config_file", remedy="choose another --home, or mend that one", origin=f"file {path}"
         ) from error  # fmt: skip
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(
             f"{path} cannot be read: {error}", code="bad_config_file", remedy="correct the file", origin=f"file {path}"
         ) from error

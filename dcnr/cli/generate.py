@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,7 +48,7 @@ def generate(
 
     wanted = Write(model, max_tokens, temperature, top_p, seed, tuple(stop or ()), weights, manifest, exit_, full_depth, deadline_s)
     wanted.check()
-    begins = _read() if prompt == "-" else prompt.encode()
+    begins = _read() if prompt == "-" else os.fsencode(prompt)
 
     async def work(client: AsyncClient) -> list[Part]:
         parts: list[Part] = []

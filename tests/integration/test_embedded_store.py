@@ -204,3 +204,17 @@ def test_a_store_file_that_others_may_read_or_that_is_damaged_is_refused(tmp_pat
     path.chmod(0o600)
     with pytest.raises(Corrupt):
         read_store_file(path)
+
+
+@pytest.mark.parametrize("content", ["{}", "[" * 50_000, '{"access_key": ' + "9" * 5000, None])
+def test_keys_of_ones_own_that_cannot_be_read_are_not_to_be_removed(content: str | None, tmp_path: Path) -> None:
+    """Goal: only where the embedded store makes a new file of its own is the remedy to remove the old one."""
+    path = tmp_path / "store.json"
+    path.mkdir(mode=0o700) if content is None else path.write_text(content)
+    path.chmod(0o600)
+    with pytest.raises(Corrupt, match=r"store\.json") as refused:
+        read_store_file(path)
+    assert (refused.value.code, "--store-file" in refused.value.remedy) == ("bad_store_file", True)
+    with pytest.raises(Corrupt) as refused:
+        EmbeddedStore(tmp_path, port=0).start(lock_s=0.2)
+    assert refused.value.remedy.startswith("remove it")

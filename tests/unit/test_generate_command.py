@@ -67,6 +67,8 @@ def test_the_text_comes_alone_and_what_it_is_worth_behind_it(monkeypatch: pytest
     assert f"version {'cd' * 32}, exit deep of deep, 5 tokens in 2 passes, stop" in shown.stderr
     prompt, wanted = client.asked[-1]
     assert (prompt, wanted.max_tokens, wanted.stop, wanted.seed) == (b"abc", 9, ("x", "y"), 3)
+    call(monkeypatch, client, "--prompt", "ä\udcff")
+    assert client.asked[-1][0] == "ä".encode() + b"\xff", "bytes that are no text come from a shell as they were typed"
     degraded = call(monkeypatch, Client(*parts(degraded=True, degraded_reason="nobody serves deep now")), "--prompt", "abc")
     assert "nobody serves deep now" in degraded.stderr
 

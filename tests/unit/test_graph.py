@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -176,6 +177,33 @@ def test_data_that_lie_elsewhere_are_to_be_staged_first(address: str) -> None:
     with pytest.raises(InvalidInput, match="no split of a staged data set") as caught:
         graph_from_toml(TOML.replace("dataset:toy#train", "toy", 1))
     assert not caught.value.remedy, "a name alone is a misprint, and no place to fetch from"
+
+
+DEEP = "[" * 3000 + "]" * 3000
+MANY = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("parsed", "text"),
+    [
+        (graph_from_toml, TOML.replace("seed = 7", f"seed = {MANY}")),
+        (graph_from_toml, TOML.replace("seed = 7", f"seed = 0x{MANY}")),
+        (graph_from_toml, TOML.replace("lr = 0.1", f"lr = 0x{MANY}")),
+        (graph_from_toml, TOML.replace("seed = 7", f"seed = {DEEP}")),
+        (graph_from_toml, "\udcff" + TOML),
+        (graph_from_json, json.dumps(table()).replace('"seed": 7', f'"seed": {MANY}')),
+        (graph_from_json, json.dumps(table()).replace('"seed": 7', f'"seed": {DEEP}')),
+        (graph_from_json, json.dumps(table()).replace('"lr": 0.1', f'"lr": {DEEP[2500:3500]}')),
+        *((graph_from_json, json.dumps(table()).replace(part, '"\\ud800"')) for part in ('"tiny"', '"act"', '"seed"', '"momentum"', '"sgd"')),
+        (graph_from_json, "[]"),
+    ],
+)  # fmt: skip
+def test_a_document_that_no_graph_is_written_as_is_refused(parsed: Callable[[str], Any], text: str) -> None:
+    """Goal: numbers, depths and texts that a parser or a message stumbles over are refused as any other wrong graph."""
+    with pytest.raises(InvalidInput) as caught:
+        parsed(text)
+    assert caught.value.code == "bad_graph"
+    caught.value.message.encode()
 
 
 def test_bytes_that_are_not_canonical_are_refused() -> None:

@@ -122,6 +122,13 @@ def test_bounds_are_whole_and_a_value_with_a_unit_is_told_which_one_is_meant(tmp
     assert refused(tmp_path, limits_upload_mbit="fast").remedy == "in Mbit/s, say 20"
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "0x" + "f" * 5000, "[" * 3000 + "]" * 3000])
+def test_a_value_that_no_message_can_show_is_refused_with_its_file(tmp_path: Path, value: str) -> None:
+    error = refused(tmp_path, f"data_port = {value}")
+    assert error.code == "bad_config_file"
+    assert str(tmp_path / "config.toml") in error.message
+
+
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     assert "config.toml cannot be read" in str(refused(tmp_path, "name = "))
     (tmp_path / "config.toml").write_bytes(b'name = "\xff"')
