@@ -12,6 +12,7 @@ import io
 import math
 import re
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -45,6 +46,8 @@ SOURCE_TIMEOUT_S: Final = 3600.0
 """For the transfer of one such file: the largest one at 10 Mbit/s."""
 SIGNED_S: Final = 600
 """How long the address of an object in the store may be used: it is used at once."""
+BAD_ARRAY: Final = (ValueError, TypeError, SyntaxError, tokenize.TokenError, OverflowError, RecursionError, MemoryError)
+"""What numpy raises for an array in a file that is not as its header says, whose header is none, or that no memory could hold."""
 _S3: Final = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<key>[^\x00-\x1f\x7f]{1,1024})")
 _GZIP: Final = b"\x1f\x8b"
 _IDX_DTYPES: Final = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4"}
@@ -136,13 +139,17 @@ def npz_in(source: Path | io.BytesIO, name: str) -> dict[str, Array]:
         if isinstance(source, io.BytesIO):
             source.seek(0)
         with np.load(source, allow_pickle=False) as content:
-            return {member: content[member] for member in content.files}
+            arrays = {member: content[member] for member in content.files}
     except zipfile.BadZipFile as error:
         raise _bad_source(name, "npz", str(error).lower()) from None
-    except ValueError:
-        raise _bad_source(name, "npz", "an array holds objects, or is damaged") from None
+    except BAD_ARRAY:
+        raise _bad_source(name, "npz", "an array holds objects, is larger than memory, or is damaged") from None
     except (EOFError, OSError, KeyError, RuntimeError, zlib.error) as error:  # RuntimeError: encrypted, or packed otherwise
         raise _bad_source(name, "npz", str(error)) from None
+    for member, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise _bad_source(name, "npz", f"{member!r:.80} in it is no array")
+    return arrays
 
 
 def read_safetensors(path: Path) -> dict[str, Array]:
@@ -295,6 +302,8 @@ def _check_split(description: Description, split: str, arrays: Arrays) -> int:
         raise InvalidInput(f"the fields of split {split} differ in length or are empty: {num}", code="bad_dataset")
     for field, spec in description.fields.items():
         array = arrays[field]
+        if not array.size:
+            raise _bad_field(split, field, f"has shape {array.shape[1:]} per sample, which is nothing")
         if array.shape[1:] != spec.shape:
             raise _bad_field(split, field, f"has shape {array.shape[1:]} per sample, not {spec.shape}")
         if array.dtype != spec.stored and not _fits(array, spec):

@@ -60,7 +60,7 @@ def infer(
 
     from dcnr.sdk.asking import WAITED_FOR, Ask
 
-    array = _read(source)
+    array = read_arrays(source)
     asked = Ask(model, weights, manifest, exit_, full_depth, deadline_s, redundancy, exact, patient=True)
 
     async def work(client: AsyncClient) -> Answer:
@@ -76,13 +76,13 @@ def infer(
     output.emit(_data(answer), lambda: _text(answer), as_json=as_json)
 
 
-def _read(source: str) -> Any:
-    """The array, or arrays by name. Raises InvalidInput."""
+def read_arrays(source: str) -> Any:
+    """The array in a file (`-`: standard input), or its arrays by name. Raises InvalidInput."""
     import io
 
     import numpy as np
 
-    from dataservice.staging import npz_in
+    from dataservice.staging import BAD_ARRAY, npz_in
 
     try:
         if source == "-":
@@ -95,7 +95,7 @@ def _read(source: str) -> Any:
         return npz_in(io.BytesIO(data), source) if data.startswith(ZIP) else np.load(io.BytesIO(data), allow_pickle=False)
     except Corrupt as error:
         raise InvalidInput(error.message, code="bad_input", remedy="numpy.savez(FILE, NAME=array)") from None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, EOFError, *BAD_ARRAY) as error:
         raise InvalidInput(
             f"{source} cannot be read as .npy: {error}", code="bad_input", remedy="numpy.save(FILE, array)"
         ) from None

@@ -212,7 +212,7 @@ def described(source: Source, splits: Splits) -> tuple[Description, Splits]:
 
 def num_objects(fields: Mapping[str, FieldSpec], splits: Splits) -> int:
     """Shards and manifest that staging will store."""
-    per_shard = max(1, staging.SHARD_BYTES // max(spec.stored_bytes_per_sample for spec in fields.values()))
+    per_shard = max(1, staging.SHARD_BYTES // max(1, *(spec.stored_bytes_per_sample for spec in fields.values())))
     shards = sum(max(1, math.ceil(len(arrays["target"]) / per_shard)) for arrays in splits.values())
     return shards * len(fields) + 1
 
