@@ -70,7 +70,7 @@ def stage(
     uris, digests = _named(source, sha256 or [])
     wanted = Source(
         uri=uris, name=name, licence=licence, origin=origin, version=version, num_classes=num_classes, as_bytes=as_bytes, sha256=digests,
-        seed=seed, form=form, window=window, shares=dict(_share(text) for text in share or ()), store_file=store_file or session.store_file,
+        seed=seed, form=form, window=window, shares=_shares(share or []), store_file=store_file or session.store_file,
     )  # fmt: skip
 
     async def work(client: AsyncClient) -> DatasetManifest:
@@ -140,9 +140,15 @@ def _named(sources: list[str], digests: list[str]) -> tuple[str | dict[str, str]
     return uris, dict(zip(uris, digests, strict=False))
 
 
-def _share(text: str) -> tuple[str, float]:
-    split, _, share = text.partition("=")
-    try:
-        return split, float(share)
-    except ValueError:
-        raise InvalidInput(f"{text!r:.80} is not SPLIT=SHARE", code="bad_shares", remedy="write validation=0.1") from None
+def _shares(texts: list[str]) -> dict[str, float]:
+    """By split. Raises InvalidInput."""
+    shares: dict[str, float] = {}
+    for text in texts:
+        split, _, share = text.partition("=")
+        if split in shares:
+            raise InvalidInput(f"split {split!r:.80} has two shares", code="bad_shares", remedy="give one --share for each split")
+        try:
+            shares[split] = float(share)
+        except ValueError:
+            raise InvalidInput(f"{text!r:.80} is not SPLIT=SHARE", code="bad_shares", remedy="write validation=0.1") from None
+    return shares

@@ -202,10 +202,10 @@ def described(source: Source, splits: Splits) -> tuple[Description, Splits]:
         or (256 if source.window else 0)
         or 1 + max((int(array.max()) for array in targets.values() if array.size), default=0)
     )
-    target = targets["train"]
-    dtype = "uint8" if target.dtype == np.uint8 else "int64"
-    stored = "uint8" if num_classes <= 256 else "int32" if num_classes < 2**31 else "int64"
-    fields = {"input": spec, "target": FieldSpec(dtype, tuple(target.shape[1:]), stored, num_classes=num_classes)}
+    are_bytes = all(array.dtype == np.uint8 for array in targets.values())  # of one split alone say nothing of the others
+    dtype = "uint8" if are_bytes else "int64"
+    stored = "uint8" if are_bytes or num_classes <= 256 else "int32" if num_classes < 2**31 else "int64"
+    fields = {"input": spec, "target": FieldSpec(dtype, tuple(targets["train"].shape[1:]), stored, num_classes=num_classes)}
     description = Description(source.name, fields, source.licence, source.origin or ", ".join(source.uris.values()), source.version)
     return description, {split: {"input": inputs[split], "target": targets[split]} for split in splits}
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from dataservice import keys
 from dcnr.cli import data
+from dcnr.cli.session import Session
 from dcnr.errors import Corrupt, DcnrError, InvalidInput
 from dcnr.sdk.staging import FORMATS, Source, described, form_of, num_objects, read_splits, ref_of
 from dcnr.v1 import data_pb2
@@ -57,6 +59,17 @@ def test_bytes_stay_bytes(tmp_path: Path) -> None:
         Source("t", "text", "x", "y", num_classes=256), read_splits("npz", {"": saved(tmp_path / "t.npz", text)})
     )
     assert [(field.dtype, field.stored) for field in description.fields.values()] == [("uint8", "uint8")] * 2
+
+
+@pytest.mark.parametrize(
+    ("wide", "dtype", "stored"), [("", "uint8", "uint8"), ("train", "int64", "int32"), ("test", "int64", "int32")]
+)
+def test_classes_are_bytes_only_where_those_of_every_split_are(wide: str, dtype: str, stored: str) -> None:
+    splits = {split: {"input": np.zeros((3, 2), np.float32), "target": np.arange(3, dtype=np.uint8)} for split in ("train", "test")}
+    if wide:
+        splits[wide]["target"] = np.array([0, 300, 1])
+    spec = described(SOURCE, splits)[0].fields["target"]
+    assert (spec.dtype, spec.stored, spec.num_classes) == (dtype, stored, 301 if wide else 3)
 
 
 def test_images_as_bytes_lose_nothing_or_are_refused(tmp_path: Path) -> None:
@@ -152,6 +165,18 @@ def test_a_name_tells_the_format(uri: str, form: str) -> None:
 
 def test_the_command_offers_every_format() -> None:
     assert tuple(FORMATS) == data.FORMATS
+
+
+def test_a_split_has_one_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(session: Session, staging: object) -> None:
+        raise AssertionError("nothing is staged")
+
+    monkeypatch.setattr(Session, "run", work)
+    given = ["play.txt", "--name", "play", "--licence", "CC0", "--window", "4", "--share", "validation=0.1"]
+    for more, why in (("validation=0.2", "'validation' has two shares"), ("test", "not SPLIT=SHARE")):
+        refused = CliRunner().invoke(data.app, ["stage", *given, "--share", more]).exception
+        assert isinstance(refused, InvalidInput), refused
+        assert (refused.code, why in refused.message) == ("bad_shares", True)
 
 
 def test_a_name_that_tells_no_format_is_refused() -> None:
