@@ -115,8 +115,8 @@ def setting_rows(loaded: Loaded[Any]) -> list[tuple[str, str, str]]:
     return rows
 
 
-def render_settings(loaded: Loaded[Any]) -> list[str]:
-    """Lines of TOML that read back to the same values, each followed by its origin as a comment."""
+def render_settings(loaded: Loaded[Any], *, origins: bool = True) -> list[str]:
+    """Lines of TOML that read back to the same values, each followed by its origin as a comment unless that is not wanted."""
     lines: list[str] = []
     keys = sorted(_keys(type(loaded.value)), key=lambda key: key.path[:-1])
     current: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ def render_settings(loaded: Loaded[Any]) -> list[str]:
         value = loaded.value
         for part in key.path:
             value = getattr(value, part)
-        lines.append(f"{key.path[-1]} = {_toml(value)}  # {loaded.origins[key.dotted]}")
+        lines.append(f"{key.path[-1]} = {_toml(value)}" + (f"  # {loaded.origins[key.dotted]}" if origins else ""))
     return lines
 
 

@@ -82,9 +82,7 @@ def shown(loaded: Loaded[Any]) -> dict[str, Any]:
 def show_settings(kind: type[Any], home: Path, *, origin: bool, as_json: bool) -> None:
     """Prints the settings in force."""
     loaded: Loaded[Any] = settings_of(kind, home, {})
-    lines = render_settings(loaded)
-    if not origin:
-        lines = [line.partition("  # ")[0] for line in lines]
+    lines = render_settings(loaded, origins=origin)
     emit({"home": str(home), "settings": shown(loaded)}, lambda: "\n".join([f"# home: {home}", *lines]), as_json=as_json)
 
 

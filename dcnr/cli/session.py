@@ -50,7 +50,7 @@ class Session:
         self.bootstrap = (*settings.orchestrators, *settings.bootstrap)
         self.store_file = Path(settings.store_file).expanduser() if settings.store_file else None
         default = self.home / NETWORK_FILE
-        self.network = Path(settings.network) if settings.network else default if default.exists() and not network_id else None
+        self.network = Path(settings.network) if settings.network else default if default.exists() else None
         if bootstrap and not network and not settings.network:
             self.network = None  # the network behind the given nodes is meant, not the one of the home directory
         self.network_id = network_id

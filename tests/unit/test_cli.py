@@ -156,6 +156,16 @@ def test_a_network_that_nobody_serves_is_4(tmp_path: Path, capsys: pytest.Captur
     assert "--bootstrap" in capsys.readouterr().err
 
 
+def test_the_network_of_the_home_is_asked_also_where_its_id_is_given(homes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = f"dcnr network create --name x --orchestrator {'cd' * 20}@127.0.0.1:1 --json --out"
+    assert run(made, str(homes / "dcnr")) == 0
+    network_id = json.loads(capsys.readouterr().out)["network_id"]
+    assert run(f"dcnr job list --network-id {network_id}") == 4
+    assert "127.0.0.1:1" in capsys.readouterr().err
+    assert run(f"dcnr job list --network-id {'ef' * 20}") == 5
+    assert "wrong_network" in capsys.readouterr().err
+
+
 def test_every_error_class_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     wanted = {NotRunning: 3, Unavailable: 4, Refused: 5, TimedOut: 6}
     for cls in ERROR_CLASSES:
@@ -210,6 +220,10 @@ def test_config_show_tells_origins(homes: Path, monkeypatch: pytest.MonkeyPatch,
     assert settings["data_port"]["origin"].startswith("file ")
     assert run("pnode config show --origin") == 0
     assert "# environment PNODE_LIMITS_CORES" in capsys.readouterr().out
+    (home / "config.toml").write_text('name = "one  # of two"\n')
+    assert run("pnode config show") == 0
+    shown = capsys.readouterr().out
+    assert ('name = "one  # of two"\n' in shown, "  # file" in shown) == (True, False)
     (home / "config.toml").write_text("data_prot = 0\n")
     assert run("pnode config show") == 2
     assert "did you mean 'data_port'?" in capsys.readouterr().err
