@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.nn import functional
 
 BATCH = 32
 Weights = dict[str, Tensor]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": functional.gelu, "none": lambda x: x}
 
 
 def linear(w: Weights, name: str, x: Tensor) -> Tensor:
@@ -67,7 +69,8 @@ def scores(model: dict[str, Any], weights: dict[str, Weights], text: Tensor, exi
         own = weights.get(vnode["id"], {})
         values[vnode["id"]] = compute(vnode, own, values[vnode["inputs"][0]])
         if vnode["id"] == exit_at:
-            return linear(own, "objective.head.scores", norm(own, "objective.head.norm", values[exit_at]))
+            x = ACTIVATIONS[vnode["objective"]["config"].get("activation", "none")](values[exit_at])
+            return linear(own, "objective.head.scores", norm(own, "objective.head.norm", x))
     raise SystemExit(f"there is no exit {exit_at!r}")
 
 
