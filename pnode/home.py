@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, Unavailable, disk_trouble
-from dcnr.home_lock import HomeLock
+from dcnr.errors import Corrupt, Refused, Unavailable, disk_trouble
+from dcnr.home_lock import LOCK_FILE, HomeLock
 from dcnr.ids import check_name
+from dcnr.settings import CONFIG_FILE
 
 M = TypeVar("M", bound=Message)
+LOST_AND_FOUND: Final = "lost+found"
+"""What a file system that was just made has in its root."""
+_DRAFT: Final = re.compile(
+    r"\.(key\.pem|network\.pb|owner\.pb|nodes\.json|paused\.json|diary\.json|incarnation|(desired|head)-.+\.pb)\.([0-9a-z_]+|[0-9]+\.tmp)"
+)
+"""Names of what is being written in the root of a home, by whichever of the writers of its files."""
 
 
 class Home:
@@ -43,7 +51,10 @@ class Home:
         self._lock: HomeLock | None = None
 
     def open(self) -> None:
-        """Makes the directories and takes the lock. Raises Refused if another daemon has it, Unavailable if the disk does not let us."""
+        """Makes the directories and takes the lock. Raises Refused if another daemon has it, or somebody else's files lie there (``directory_in_use``),
+        Unavailable if the disk does not let us.
+        """
+        self._check_ours()
         lock = HomeLock(self.root, "a PNode", "see `pnode status`, or choose another --home")
         try:
             for path in (self.snapshots, self.cache, self.work, self.evidence, self.log):
@@ -60,12 +71,36 @@ class Home:
             self._lock.close()
             self._lock = None
 
+    def _check_ours(self) -> None:
+        """A daemon empties directories of its home: none is opened where somebody else keeps something. Plain files beside ours do no harm."""
+        try:
+            names = sorted(os.listdir(self.root)) if self.root.is_dir() else []
+            if "incarnation" in names or self.network.name in names:  # one has run here
+                return
+            is_marked = not {LOCK_FILE, CONFIG_FILE, self.key.name, self.owner.name}.isdisjoint(names)
+            emptied = [
+                path for path in (self.work, self.cache, self.audits, self.evidence, self.snapshots) if _holds_something(path)
+            ]
+            strange = [name for name in names if not is_marked and self._is_strange(name)]
+        except OSError as error:
+            raise Unavailable(f"the home directory {self.root} cannot be used: {error.strerror}", code="home_unusable") from error
+        if found := [*(path.name for path in emptied), *strange]:
+            raise Refused(
+                f"{self.root} holds other things than a PNode's, such as {found[0]}: a PNode removes what it finds in its home",
+                code="directory_in_use", remedy="choose an empty directory with --home or PNODE_HOME",
+            )  # fmt: skip
+
+    def _is_strange(self, name: str) -> bool:
+        if name.startswith("."):
+            return _DRAFT.fullmatch(name) is None
+        return name != LOST_AND_FOUND and (self.root / name).is_dir()
+
     def _remove_drafts(self) -> None:
         """What an earlier life was writing when it died has no name yet: nobody misses it, and what the disk keeps of it goes at a later start."""
         for directory in (self.root, self.snapshots, self.cache):
             for path in directory.glob(".*"):
                 with contextlib.suppress(OSError):
-                    if path.is_file():
+                    if (directory != self.root or _DRAFT.fullmatch(path.name)) and path.is_file():
                         path.unlink(missing_ok=True)
 
     def next_incarnation(self, wall_s: float) -> int:
@@ -103,6 +138,10 @@ class Home:
                     status = os.lstat(os.path.join(directory, name))
                     total += status.st_size if stat.S_ISREG(status.st_mode) else 0
         return total
+
+
+def _holds_something(directory: Path) -> bool:
+    return directory.is_dir() and any(name != LOST_AND_FOUND for name in os.listdir(directory))
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:

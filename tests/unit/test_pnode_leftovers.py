@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from dcnr import limits
+from dcnr.errors import Refused
 from dcnr.ids import digest_of
 from dcnr.v1 import common_pb2, local_pb2, model_pb2
 from pnode.home import Home
 from pnode.snapshots import Shelf
+from trust.identity import NodeKey
 
 
 def snapshot(path: Path, replica: str) -> local_pb2.SnapshotReady:
@@ -25,13 +29,63 @@ def test_drafts_go_at_the_start_and_what_has_a_name_stays(tmp_path: Path) -> Non
     home.open()
     home.next_incarnation(7.0)
     home.close()
-    drafts = [home.root / ".incarnation.12.tmp", home.root / ".key.pem.ab", home.cache / ".0123.part", home.snapshots / ".x.tmp"]
-    kept = [home.root / "incarnation", home.cache / "0123", home.snapshots / "x.snapshot", home.log / ".hidden"]
+    drafts = [
+        home.root / ".incarnation.12.tmp", home.root / ".key.pem.ab", home.root / ".desired-m.x.pb.7.tmp", home.root / ".nodes.json.x_9z",
+        home.cache / ".0123.part", home.snapshots / ".x.tmp",
+    ]  # fmt: skip
+    kept = [
+        home.root / "incarnation", home.cache / "0123", home.snapshots / "x.snapshot", home.log / ".hidden", home.root / ".bashrc",
+        home.root / ".key.pem", home.root / ".env.12.tmp",
+    ]  # fmt: skip
     for path in (*drafts, *kept[1:]):
         path.write_bytes(b"1")
     home.open()
     assert [path for path in drafts if path.exists()] == []
     assert [path for path in kept if not path.exists()] == []
+    home.close()
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        (".bashrc", "work/a/b"), (".bashrc",), ("pictures/a",), ("work/a",), (".key.pem",),
+        *(("key.pem", f"{name}/a") for name in ("work", "cache", "audits", "evidence", "snapshots")),
+    ],
+)  # fmt: skip
+def test_a_directory_in_which_somebody_keeps_other_things_is_no_home(tmp_path: Path, held: tuple[str, ...]) -> None:
+    for name in held:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"theirs")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(Refused, match="holds other things") as refused:
+        Home(tmp_path).open()
+    assert (refused.value.code, "--home" in refused.value.remedy) == ("directory_in_use", True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("mark", ["key.pem", "owner.pb", "config.toml", "run.lock", "network.pb", "incarnation"])
+def test_a_home_may_hold_what_its_owner_and_the_commands_put_there(tmp_path: Path, mark: str) -> None:
+    (tmp_path / mark).write_bytes(b"")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / ".env").write_bytes(b"mine")
+    home = Home(tmp_path)
+    home.open()
+    home.close()
+    assert (tmp_path / ".env").read_bytes() == b"mine"
+
+
+def test_a_first_start_that_ended_early_a_new_disk_and_plain_files_are_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    for name in ("network.json", "pnode.log", ".key.pem.0123456789abcdef"):
+        (tmp_path / name).write_bytes(b"")
+    home = Home(tmp_path)
+    for _ in range(2):
+        home.open()
+        NodeKey.load_or_create(home.key)
+        home.close()
+    (home.work / "left").write_bytes(b"ours")
+    home.next_incarnation(1.0)
+    home.open()
     home.close()
 
 
