@@ -23,6 +23,7 @@ from dataservice.embedded import EmbeddedStore, read_store_file
 from dcnr.children import Child, Starting, executed
 from dcnr.errors import DcnrError, Refused, TimedOut, Unavailable
 from dcnr.ids import NodeId
+from dcnr.rpc.options import QUIET, VERBOSITY
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2
 from trust.identity import NodeKey
@@ -378,7 +379,7 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "NO_COLOR": "1",
         "PYTHONUNBUFFERED": "1",
-        "GRPC_VERBOSITY": "ERROR",
+        VERBOSITY: QUIET,
     }
 
 

@@ -20,6 +20,7 @@ from typing import Protocol
 from dcnr import limits
 from dcnr.crashpoints import VARIABLE
 from dcnr.errors import Corrupt, DcnrError
+from dcnr.rpc.options import QUIET, VERBOSITY
 from dcnr.settings import TracingSettings
 from dcnr.v1 import local_pb2
 from pnode.pipe import LocalPipe
@@ -37,9 +38,13 @@ UNKNOWN_CODE = 255
 """What asyncio says of a process that a signal came too late for: sending it looked for the end, and took the exit code along."""
 MAX_LAST_WORDS = 400
 """Bytes of the worker's log that are searched for the reason of its end."""
+MAX_LOG_BYTES = 8 * limits.MIB
+KEPT_LOG_BYTES = limits.MIB
+"""A log that was found above the former keeps so much of its end."""
+LOG_LOOK_S = 10.0
 _INHERITED = (
     "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SYSTEMROOT", "LD_LIBRARY_PATH", VARIABLE,
-    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES",
+    VERBOSITY, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES",
 )  # fmt: skip
 """The last three: which accelerators their owner lets programs see."""
 ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(16 * limits.MIB), "MALLOC_TRIM_THRESHOLD_": str(32 * limits.MIB)}
@@ -140,7 +145,15 @@ class Supervisor:
         """Whether the process that runs was sent a signal from here: then its exit code says nothing of what it did."""
 
     async def run(self) -> None:
-        """Returns after `stop`. Every end of a worker is reported with its reason before the next one starts."""
+        """Returns after `stop`. Every end of a worker is reported with its reason before the next one starts; its log is kept within bounds."""
+        bounding = asyncio.create_task(_bounded(self._options.log_path), name="bounds of the worker's log")
+        try:
+            await self._lives()
+        finally:
+            bounding.cancel()
+            await asyncio.wait([bounding])
+
+    async def _lives(self) -> None:
         loop = asyncio.get_running_loop()
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
@@ -276,8 +289,12 @@ class Supervisor:
         options = self._options
         inherited = {name: options.environment[name] for name in _INHERITED if name in options.environment}
         environment = {
-            **inherited, **ALLOCATION, "OMP_NUM_THREADS": str(options.threads), "PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR"
-        }  # fmt: skip
+            VERBOSITY: QUIET,
+            **inherited,
+            **ALLOCATION,
+            "OMP_NUM_THREADS": str(options.threads),
+            "PYTHONUNBUFFERED": "1",
+        }
         arguments = [
             "--host", options.listen_host, "--port", str(options.data_port), "--threads", str(options.threads), "--device", options.device,
             "--trace-endpoint", options.tracing.endpoint, "--trace-share", str(options.tracing.share),
@@ -288,6 +305,24 @@ class Supervisor:
             return await options.start(theirs, arguments, environment, log)
         finally:
             os.close(log)
+
+
+async def _bounded(log: Path) -> None:
+    while True:
+        await asyncio.to_thread(shorten, log)
+        await asyncio.sleep(LOG_LOOK_S)
+
+
+def shorten(log: Path) -> None:
+    """A log above `MAX_LOG_BYTES` keeps its last `KEPT_LOG_BYTES`, whole lines; who writes at its end goes on there. Nothing where the disk refuses."""
+    with contextlib.suppress(OSError), log.open("rb+") as file:
+        if (size := file.seek(0, os.SEEK_END)) <= MAX_LOG_BYTES:
+            return
+        file.seek(size - KEPT_LOG_BYTES)
+        kept = file.read(KEPT_LOG_BYTES)
+        file.truncate(0)  # what is written meanwhile may be lost, or stand before what is kept
+        with log.open("ab") as end:
+            end.write(kept[kept.find(b"\n") + 1 :])
 
 
 def _last_words(log: Path) -> str:

@@ -15,6 +15,7 @@ import typer
 
 from dcnr import crashpoints
 from dcnr.errors import DcnrError
+from dcnr.rpc.options import QUIET, VERBOSITY
 
 INTERRUPTED: Final = 130
 LOADED_OBJECTS: Final = 100_000
@@ -36,9 +37,7 @@ def exit_code(app: typer.Typer, name: str, arguments: Sequence[str]) -> int:
     """Runs a command line; its exit code. Typed errors are shown here; others are bugs and keep their traceback."""
     command = typer.main.get_command(app)
     try:
-        os.environ.setdefault(
-            "GRPC_VERBOSITY", "ERROR"
-        )  # its own remarks are for its developers; it takes the level when it is imported
+        os.environ.setdefault(VERBOSITY, QUIET)  # it takes the level when it is imported
         crashpoints.arm(os.environ)
         command.main(args=list(arguments), prog_name=name)
     except SystemExit as ended:

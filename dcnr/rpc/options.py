@@ -10,6 +10,11 @@ KEEPALIVE_S: Final = 4.0
 DEAD_PEER_S: Final = 2 * KEEPALIVE_S
 MAX_METADATA_BYTES: Final = 16 * 1024
 MAX_STREAMS_PER_CONNECTION: Final = 256
+VERBOSITY: Final = "GRPC_VERBOSITY"
+QUIET: Final = "NONE"
+"""In the environment of a process before it loads gRPC: of each ClientHello with another server name than ours its core would write that name, as it came,
+to standard error. Strangers choose names, and how many; they may hold what a terminal obeys. Who sets the variable has what they set.
+"""
 _NEVER_MS: Final = 2**31 - 1
 
 Options = list[tuple[str, int | str]]

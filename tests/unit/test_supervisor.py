@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -13,8 +14,20 @@ import pytest
 
 from dcnr.errors import TimedOut
 from dcnr.limits import MIB
+from dcnr.rpc.options import QUIET, VERBOSITY
 from dcnr.v1 import local_pb2
-from pnode.supervisor import HELD, STOPPED, Supervisor, Worker, WorkerOptions, executed
+from pnode.supervisor import (
+    HELD,
+    KEPT_LOG_BYTES,
+    MAX_LOG_BYTES,
+    STOPPED,
+    Supervisor,
+    Worker,
+    WorkerOptions,
+    WorkerProcess,
+    executed,
+    shorten,
+)
 
 SILENT = ("-c", "import time; time.sleep(600)")
 HELLO = local_pb2.FromWorker(hello=local_pb2.WorkerHello(data_port=1)).SerializeToString()
@@ -171,5 +184,62 @@ def test_a_worker_that_reads_nothing_is_ended_in_time(tmp_path: Path) -> None:
         assert not psutil.pid_exists(worker.pid)
         await subject.stop(within_s=0.2)
         await running
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("own", ["", "DEBUG"])
+def test_grpc_in_a_worker_writes_what_its_owner_asks_for_and_else_nothing(tmp_path: Path, own: str) -> None:
+    """Goal: no stranger chooses what stands in the worker's log, or how much."""
+    environments = list[Mapping[str, str]]()
+
+    async def start(pipe: socket.socket, arguments: Sequence[str], environment: Mapping[str, str], log: int) -> WorkerProcess:
+        environments.append(environment)
+        raise OSError(2, "none")
+
+    async def scenario() -> None:
+        ends = Ends()
+        options = WorkerOptions("127.0.0.1", 0, 1, "cpu", tmp_path / "worker.log", {VERBOSITY: own} if own else {}, start=start)
+        subject = Supervisor(options, next_incarnation=lambda: 1, on_up=_nothing, on_message=_nothing, on_down=ends.told)
+        running = asyncio.create_task(subject.run())
+        await ends.first.wait()
+        await subject.stop(within_s=0.2)
+        await running
+
+    asyncio.run(scenario())
+    assert environments[0][VERBOSITY] == (own or QUIET)
+
+
+def test_a_log_stays_within_its_bound_with_its_newest_lines(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    shorten(log)
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb", buffering=0) as worker:
+        worker.write(b"first\n")
+        shorten(log)
+        assert log.read_bytes() == b"first\n"
+        for number in range(MAX_LOG_BYTES // 1024):
+            worker.write(b"%1023d\n" % number)
+        shorten(log)
+        assert KEPT_LOG_BYTES - 1024 <= log.stat().st_size <= KEPT_LOG_BYTES
+        worker.write(b"last\n")
+    lines = log.read_bytes().splitlines()
+    assert [int(line) for line in (lines[0], lines[-2])] == [MAX_LOG_BYTES // 1024 - len(lines) + 1, MAX_LOG_BYTES // 1024 - 1]
+    assert lines[-1] == b"last"
+
+
+def test_a_log_is_looked_at_while_its_worker_lives(tmp_path: Path) -> None:
+    (tmp_path / "worker.log").write_bytes(bytes(MAX_LOG_BYTES + 1))
+
+    async def scenario() -> None:
+        subject = supervisor(tmp_path)
+        running = asyncio.create_task(subject.run())
+        async with asyncio.timeout(60):
+            await begun()
+            while True:
+                if (tmp_path / "worker.log").stat().st_size <= KEPT_LOG_BYTES:
+                    break
+                await asyncio.sleep(0.01)
+            await subject.stop(within_s=0.2)
+            await running
 
     asyncio.run(scenario())
