@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ipaddress
 import json
-import resource
 import secrets
 import socket
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dcnr.client import Orchestrators
 from dcnr.errors import Unavailable
+from dcnr.open_files import let_open, room_for
 from dcnr.ports import Clock
 from dcnr.settings import GatewaySettings
 from dcnr.tracing import UNTRACED, Tracer
@@ -69,17 +69,8 @@ def bound(listen: str) -> socket.socket:
 
 
 def room() -> int:
-    """Connections that may be open: half of the files that this process may have, since the other half is for whatever else it does."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, files // 2)
-
-
-def make_room() -> None:
-    """Lets this process have as many files as `MAX_CONNECTIONS` need, if its owner's limits allow."""
-    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * MAX_CONNECTIONS if most == resource.RLIM_INFINITY else min(most, 2 * MAX_CONNECTIONS)
-    if files != resource.RLIM_INFINITY and wanted > files:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    """Connections that may be open now."""
+    return room_for(MAX_CONNECTIONS)
 
 
 def address_of(listening: socket.socket) -> str:
@@ -96,7 +87,7 @@ async def serve_gateway(
 
     Raises Unavailable where the file of keys cannot be used.
     """
-    make_room()
+    let_open()
     ring = KeyRing(KeyFile(home / FILE), clock)
     await asyncio.to_thread(ring.file.keys)
     await ring.turn()

@@ -56,7 +56,7 @@ class Hearing:
     def _reported(self, report: local_pb2.WorkerReport) -> None:
         before = self._news_of(self.now.worker.replicas.values())
         self.now.worker.replicas = {item.replica: item for item in report.replicas}
-        self.now.worker.rss_bytes, self.now.worker.cpu_s = int(report.rss_bytes), report.cpu_s
+        self.now.worker.rss_bytes, self.now.worker.cpu_s = int(report.rss_bytes) or self.now.worker.rss_bytes, report.cpu_s
         self.now.worker.load.heard(self.clock.monotonic(), report.cpu_s)
         self.now.counted(report)
         self.now.worker.listens_at, self.now.worker.has_reported = tuple(report.listens_at), True

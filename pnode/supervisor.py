@@ -225,7 +225,10 @@ class Supervisor:
 
     async def _one_life(self) -> str:
         self._is_ours, self.last_words = False, ""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # no descriptor is free now
+            return f"the worker cannot be started: {error.strerror}"
         try:
             process = await self._spawn(theirs)
         except OSError as error:

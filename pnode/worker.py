@@ -18,12 +18,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-import psutil
-
 from dcnr import crashpoints, logs
 from dcnr.errors import Corrupt, DcnrError
 from dcnr.groups import first_cause
 from dcnr.ids import NodeId, ReplicaId, check_replica_id
+from dcnr.open_files import let_open
 from dcnr.ports import Clock
 from dcnr.settings import TracingSettings
 from dcnr.specs import Registry
@@ -43,6 +42,7 @@ from pnode.job_traces import JobTraces
 from pnode.links import LinkService, PeerLinks
 from pnode.listening import Listening
 from pnode.making import Making
+from pnode.memory import rss_bytes
 from pnode.merge_calls import MergeCalls
 from pnode.pace import Pace
 from pnode.pipe import LocalPipe
@@ -322,7 +322,7 @@ class Worker:
         if self._job_traces is not None:
             self._job_traces.look(reports, self._crew.jobs())
         return local_pb2.WorkerReport(
-            replicas=reports, evidence=evidence[:MAX_EVIDENCE], rss_bytes=psutil.Process().memory_info().rss,
+            replicas=reports, evidence=evidence[:MAX_EVIDENCE], rss_bytes=rss_bytes(),
             seats=self._seats.reports(), cpu_s=time.process_time(), num_questions=self._desk.num_computed,
             listens_at=self._listening.at, num_learned=self._crew.num_learned,
         )  # fmt: skip
@@ -367,6 +367,7 @@ def main(arguments: Sequence[str] | None = None, making: Making = Making()) -> i
     parser.add_argument("--components", action="append", default=[], help="file or module of components from outside the tree")
     options = parser.parse_args(arguments)
     give_way()
+    let_open()
     return asyncio.run(_main(options, making))
 
 

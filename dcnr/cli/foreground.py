@@ -14,6 +14,7 @@ from typing import Any, Final, TextIO, TypeVar, cast
 
 from dcnr import logs
 from dcnr.limits import DRAIN_TIMEOUT_S
+from dcnr.open_files import let_open
 
 T = TypeVar("T")
 SECOND_SIGNAL_S: Final = 2.0
@@ -66,7 +67,8 @@ def loaded() -> None:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a daemon to its end, on uvloop where there is one (ADR 0031)."""
+    """Runs a daemon to its end, with as many files as it may have, on uvloop where there is one (ADR 0031)."""
+    let_open()
     if sys.platform == "win32":
         return asyncio.run(main)
     import uvloop

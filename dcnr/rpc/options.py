@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dcnr.limits import CONNECT_TIMEOUT_S, MAX_MESSAGE_BYTES
+from dcnr.open_files import room_for
 
 KEEPALIVE_S: Final = 4.0
 DEAD_PEER_S: Final = 2 * KEEPALIVE_S
@@ -15,6 +16,10 @@ QUIET: Final = "NONE"
 """In the environment of a process before it loads gRPC: of each ClientHello with another server name than ours its core would write that name, as it came,
 to standard error. Strangers choose names, and how many; they may hold what a terminal obeys. Who sets the variable has what they set.
 """
+MAX_CONNECTIONS: Final = 4096
+"""To one server. What comes then is closed before its handshake; strangers who do nothing hold descriptors and memory, but not all of them."""
+IDLE_S: Final = 600.0
+"""A connection without a call for so long is closed by its server; who keeps one for later connects anew at once, which costs a handshake."""
 _NEVER_MS: Final = 2**31 - 1
 
 Options = list[tuple[str, int | str]]
@@ -27,6 +32,8 @@ def server_options() -> Options:
         ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", int(CONNECT_TIMEOUT_S * 1000)),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+        ("grpc.max_allowed_incoming_connections", room_for(MAX_CONNECTIONS)),
+        ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
         ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_S * 250)),
     ]
 

@@ -1044,7 +1044,7 @@ class WorkerReport(_message.Message):
     LISTENS_AT_FIELD_NUMBER: _builtins.int
     NUM_LEARNED_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
-    """of the process"""
+    """of the process; 0: not known"""
     cpu_s: _builtins.float
     """processor time of the process"""
     num_questions: _builtins.int

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import resource
 import socket
 import threading
 from collections import Counter
@@ -16,9 +17,10 @@ from typing import Any
 import pytest
 from gateway_rig import Town, code_of, rest_of, town
 
+from dcnr.open_files import WANTED, let_open
 from dcnr.settings import GatewaySettings
 from dcnr.v1 import orchestrator_pb2
-from gateway.server import MAX_CONNECTIONS, make_room, room
+from gateway.server import MAX_CONNECTIONS, room
 from gateway.views import Views
 
 FREE = GatewaySettings(public_requests_per_s=1e5, requests_per_s=1e5)
@@ -159,10 +161,15 @@ def test_room_is_left_for_what_else_the_process_does(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("resource.getrlimit", lambda kind: tuple(now))
     monkeypatch.setattr("resource.setrlimit", lambda kind, limits: now.__setitem__(slice(0, 2), limits))
     assert room() == 512
-    make_room()
-    assert (now, room()) == ([2 * MAX_CONNECTIONS, 1 << 20], MAX_CONNECTIONS)
-    make_room()
-    assert now == [2 * MAX_CONNECTIONS, 1 << 20]
+    let_open()
+    assert (now, room()) == ([WANTED, 1 << 20], MAX_CONNECTIONS)
+    now[:] = [256, resource.RLIM_INFINITY]
+    let_open()
+    let_open()
+    assert now == [WANTED, resource.RLIM_INFINITY]
     now[:] = [256, 256]
-    make_room()
+    let_open()
     assert (now, room()) == ([256, 256], 128)
+    now[:] = [2 * WANTED, 1 << 20]
+    let_open()
+    assert now == [2 * WANTED, 1 << 20], "what is above it stays"
