@@ -1,6 +1,7 @@
 """The server's gate: no call runs without a session of this connection (but for open methods), and every failure leaves as a typed error.
 
-A call with an unknown token, or one too many, is refused before its first message is read. Handlers find the caller by `peer_of`.
+A call with an unknown token, or one too many, is refused before its first message is read; so methods with one message are served as streams, of which it
+is the first: gRPC itself would read it before anything else, for as long as its caller likes. Handlers find the caller by `peer_of`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput, InvariantBroken, Refused, Unavailable, without_directories
 from dcnr.ports import Clock
 from dcnr.rpc.errors import status_of, trailing_metadata_of
+from dcnr.rpc.reading import SESSION_READ_S, Reading
 from trust.addresses import is_loopback, join_address, split_address, subnet_of
 from trust.session import Caller, Peer, SessionBook
 
@@ -65,9 +67,12 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the 
     def __init__(
         self, book: SessionBook, *, clock: Clock, open_methods: frozenset[str], max_concurrent: int, max_concurrent_per_peer: int, apart: bool
     ) -> None:  # fmt: skip
+        """Of callers without a session, each subnet counts as a peer, with a quarter of its calls."""
         self._book, self._clock, self._open = book, clock, open_methods
         self._max, self._max_per_peer = max_concurrent, max_concurrent_per_peer
+        self._max_of_strangers = max(1, max_concurrent_per_peer // 4)
         self._apart = apart
+        self._reading = Reading()
         self._num_running = 0
         self._running: Counter[str] = Counter()
 
@@ -86,25 +91,22 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the 
         return self._wrapped(handler, method, token)
 
     def _wrapped(self, handler: Any, method: str, token: bytes | None) -> Any:
-        kinds = {
-            (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-            (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
-            (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
-            (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
-        }
-        name, make = kinds[bool(handler.request_streaming), bool(handler.response_streaming)]
-        behaviour = cast(Behaviour, getattr(handler, name))
-        guarded = self._guarded(behaviour, method, token)
+        coming, going = ("stream" if streams else "unary" for streams in (handler.request_streaming, handler.response_streaming))
+        behaviour = cast(Behaviour, getattr(handler, f"{coming}_{going}"))
+        guarded = self._guarded(behaviour, method, token, reads_one=not handler.request_streaming)
         parse = handler.request_deserializer if handler.request_streaming else _parser(handler.request_deserializer)
+        make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
         return make(guarded, request_deserializer=parse, response_serializer=handler.response_serializer)
 
-    def _guarded(self, behaviour: Behaviour, method: str, token: bytes | None) -> Behaviour:
+    def _guarded(self, behaviour: Behaviour, method: str, token: bytes | None, *, reads_one: bool = False) -> Behaviour:
         async def guarded(request: Any, context: Any) -> Any:
             name = await self._enter(context, method, token)
             if name is None:
                 return None
             failure: Exception | None = None
             try:
+                if reads_one:
+                    request = await self._message(context)
                 if request is _MALFORMED:
                     raise InvalidInput("the message is malformed", code="malformed_message", remedy="send what the contract says")
                 answer = behaviour(request, context)
@@ -147,7 +149,7 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the 
                     if method not in self._open:
                         raise
             name = peer.node_id if peer else caller.subnet
-            if self._num_running >= self._max or self._running[name] >= self._max_per_peer:
+            if self._num_running >= self._max or self._running[name] >= (self._max_per_peer if peer else self._max_of_strangers):
                 raise Unavailable("too many calls at once", code="overloaded")
         except DcnrError as error:
             await _abort(context, method, error)
@@ -156,6 +158,10 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the 
         self._num_running += 1
         self._running[name] += 1
         return name
+
+    async def _message(self, context: Any) -> Any:
+        within_s = limits.CALL_TIMEOUT_S if _peer.get() is None else SESSION_READ_S
+        return await self._reading.message(context, caller_of(context, apart=self._apart).subnet, within_s)
 
     def _leave(self, name: str) -> None:
         self._num_running -= 1
