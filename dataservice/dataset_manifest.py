@@ -83,6 +83,14 @@ class DatasetManifest:
             )
         return found
 
+    def shard_sizes(self) -> dict[Digest, int]:
+        """Bytes of each shard."""
+        return {
+            one.digest: one.count * self.fields[field].stored_bytes_per_sample
+            for (field, _), shards in self.shards.items()
+            for one in shards
+        }
+
     def size_bytes(self) -> int:
         """Bytes of all shards."""
         return sum(self.fields[field].stored_bytes_per_sample * self.splits[split] for field, split in self.shards)

@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,13 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef
+from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, disk_trouble
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, Unavailable, disk_trouble
 from dcnr.ids import Digest, check_digest
 
 MAX_OPEN_SHARDS: Final = 16
-Fetch = Callable[[Digest, Path], Awaitable[object]]
-"""Writes the object with that digest to the path."""
+SMALL_BYTES: Final = 8 * limits.MIB
+"""What is at most so large comes without waiting for what is on its way already: documents, of which a few come at once."""
+TOO_LARGE: Final = frozenset(("object_too_large", "too_large"))
+Fetch = Callable[[Digest, Path, int], Awaitable[object]]
+"""Writes the object with that digest to the path, at most so many bytes. Raises Corrupt with a code of `TOO_LARGE` for one that has more."""
 
 
 class DatasetReader:
@@ -91,28 +95,32 @@ def decode(stored: NDArray[Any], spec: FieldSpec) -> NDArray[Any]:
 
 
 class LocalCache:
-    """Files by digest in one directory, at most ``quota_bytes`` of them, the longest unused going first.
+    """Files by digest in one directory, at most ``quota_bytes`` of them, those on their way included, the longest unused going first.
+
+    ``free_bytes``: what the disk has for further files; where that is less than they may have, others go for it.
 
     A file is verified when it is first used by this process; a damaged one is fetched again. Callers of the same digest share one
     fetch. Files that others have mapped stay readable after their removal.
     """
 
-    def __init__(self, directory: Path, quota_bytes: int, fetch: Fetch) -> None:
+    def __init__(self, directory: Path, quota_bytes: int, fetch: Fetch, *, free_bytes: Callable[[], int] | None = None) -> None:
         self._directory, self._quota_bytes, self._fetch = directory, quota_bytes, fetch
+        self._free_bytes = free_bytes or (lambda: quota_bytes)
+        self._coming_bytes, self._came = 0, asyncio.Condition()
         self._locks: dict[Digest, asyncio.Lock] = {}
         self._verified: OrderedDict[Digest, int] = OrderedDict()
         directory.mkdir(parents=True, exist_ok=True)
 
-    async def path(self, digest: Digest) -> Path:
-        """The verified file. Raises Corrupt naming the digest if what is fetched is something else, Refused if it exceeds the quota, Unavailable
-        (``disk_trouble``) where the disk does not bear it.
+    async def path(self, digest: Digest, max_bytes: int = limits.MAX_OBJECT_BYTES) -> Path:
+        """The verified file of at most ``max_bytes``. Raises Corrupt naming the digest if what is fetched is something else, Refused if it exceeds the quota,
+        Unavailable (``disk_trouble``) where the disk does not bear it.
         """
         path = self._directory / check_digest(digest)
         try:
             if digest in self._verified and path.exists():
                 self._use(digest, path)
             else:
-                await self._brought(digest, path)
+                await self._brought(digest, path, max_bytes)
         except OSError as error:
             raise disk_trouble("the cache cannot be used", error) from error
         return path
@@ -124,38 +132,87 @@ class LocalCache:
             raise NotFound(f"shard {digest} is not in the cache", code="shard_not_cached", shard=digest)
         return path
 
-    async def _brought(self, digest: Digest, path: Path) -> None:
+    async def _brought(self, digest: Digest, path: Path, max_bytes: int) -> None:
         """Once, however many ask."""
         lock = self._locks.setdefault(digest, asyncio.Lock())
         try:
             async with lock:
                 if digest not in self._verified or not path.exists():
-                    await self._obtain(digest, path)
+                    await self._obtain(digest, path, max_bytes)
         finally:
             if not lock.locked():
                 self._locks.pop(digest, None)
 
-    async def _obtain(self, digest: Digest, path: Path) -> None:
+    async def _obtain(self, digest: Digest, path: Path, max_bytes: int) -> None:
         if not await asyncio.to_thread(_matches, path, digest):
             self._verified.pop(digest, None)
             fetched = path.with_name(f".{digest}.{secrets.token_hex(6)}")
-            try:
-                await self._fetch(digest, fetched)
-                if not await asyncio.to_thread(_matches, fetched, digest):
-                    raise Corrupt(f"shard {digest} arrived with another digest", code="wrong_digest", shard=digest)
-                if fetched.stat().st_size > self._quota_bytes:
-                    raise Refused(
-                        f"shard {digest} alone exceeds the cache's {self._quota_bytes} bytes",
-                        code="cache_quota",
-                        remedy="raise the cache quota",
-                    )
-                reached("cache.fetched")
-                fetched.replace(path)
-                reached("cache.renamed")
-            finally:
-                fetched.unlink(missing_ok=True)
+            async with self._room(digest, max_bytes) as room_bytes:
+                try:
+                    await self._bring(digest, fetched, max_bytes, room_bytes)
+                    reached("cache.fetched")
+                    fetched.replace(path)
+                    reached("cache.renamed")
+                finally:
+                    fetched.unlink(missing_ok=True)
         self._use(digest, path)
-        self._evict(keep=digest)
+        self._evict(self._quota_bytes, keep=digest)
+
+    async def _bring(self, digest: Digest, fetched: Path, max_bytes: int, room_bytes: int) -> None:
+        try:
+            await self._fetch(digest, fetched, room_bytes)
+        except Corrupt as error:
+            if error.code in TOO_LARGE and room_bytes < max_bytes:
+                raise self._too_large(digest, room_bytes) from error
+            raise
+        if fetched.stat().st_size > room_bytes:
+            raise self._too_large(digest, room_bytes)
+        if not await asyncio.to_thread(_matches, fetched, digest):
+            raise Corrupt(f"shard {digest} arrived with another digest", code="wrong_digest", shard=digest)
+
+    def _too_large(self, digest: Digest, room_bytes: int) -> DcnrError:
+        if room_bytes < self._quota_bytes:
+            return Unavailable(
+                f"{digest} has more than the {room_bytes} bytes that the disk has for it", code="disk_trouble",
+                remedy="free disk space, or lower limits.disk_min_free_mb",
+            )  # fmt: skip
+        return Refused(
+            f"{digest} alone exceeds the cache's {self._quota_bytes} bytes",
+            code="cache_quota",
+            remedy="raise limits.disk_mb: the cache has its part of it",
+        )
+
+    @contextlib.asynccontextmanager
+    async def _room(self, digest: Digest, max_bytes: int) -> AsyncIterator[int]:
+        """Bytes that may come now, at most ``max_bytes``; others go for them. Who may need more than there is beside what is on its way waits for that."""
+        wanted = min(max_bytes, self._quota_bytes)
+        if wanted <= SMALL_BYTES:
+            yield wanted
+            return
+        async with self._came:
+            await self._came.wait_for(lambda: not self._coming_bytes or wanted <= self._left_bytes())
+            room_bytes = min(wanted, self._left_bytes())
+            if room_bytes <= 0:
+                raise Unavailable(
+                    f"the disk has no room for {digest}",
+                    code="disk_trouble",
+                    remedy="free disk space, or lower limits.disk_min_free_mb",
+                )
+            self._evict(self._left_bytes() - room_bytes, keep=digest)
+            self._coming_bytes += room_bytes
+        try:
+            yield room_bytes
+        finally:
+            self._coming_bytes -= room_bytes
+            async with self._came:
+                self._came.notify_all()
+
+    def _left_bytes(self) -> int:
+        """For files, those that are here included, beside what is on its way."""
+        return min(self._quota_bytes, sum(one.st_size for one in self._files().values()) + self._free_bytes()) - self._coming_bytes
+
+    def _files(self) -> dict[str, os.stat_result]:
+        return {path.name: path.stat() for path in self._directory.iterdir() if not path.name.startswith(".")}
 
     def _use(self, digest: Digest, path: Path) -> None:
         self._verified[digest] = path.stat().st_size
@@ -163,13 +220,13 @@ class LocalCache:
         with contextlib.suppress(OSError):  # only the order in which a later life removes files suffers
             os.utime(path)
 
-    def _evict(self, keep: Digest) -> None:
+    def _evict(self, bound_bytes: int, *, keep: Digest) -> None:
         """Left-overs of earlier runs go first, by time of last use, then files of this run in the order of their use."""
-        files = {path.name: path.stat() for path in self._directory.iterdir() if not path.name.startswith(".")}
+        files = self._files()
         total = sum(status.st_size for status in files.values())
         order = sorted((name for name in files if name not in self._verified), key=lambda name: (files[name].st_mtime, name))
         for name in [*order, *self._verified]:
-            if total <= self._quota_bytes:
+            if total <= bound_bytes:
                 return
             if name in files and name != keep:
                 (self._directory / name).unlink(missing_ok=True)

@@ -291,7 +291,7 @@ class LimitSettings:
     memory_mb: int = setting(
         0, "memory lent, in MiB, of which the daemon keeps 256 for itself; 0: found out at start", low=0, high=2**24
     )
-    disk_mb: int = setting(20_000, "disk space of the home directory in MiB", low=0, high=2**30)
+    disk_mb: int = setting(20_000, "disk space of the home directory in MiB, a quarter of it for the cache", low=0, high=2**30)
     disk_min_free_mb: int = setting(1_000, "free disk space that is left alone, in MiB", low=0, high=2**30)
     upload_mbit: float = setting(
         0.0, "rate of uploads in Mbit/s, and a quarter of it for what replicas of a VNode exchange; 0: no limit but the quarter of the measured uplink that "

@@ -20,7 +20,7 @@ from dcnr.errors import Corrupt, DcnrError, Unavailable, disk_trouble
 from dcnr.ids import NodeId, check_digest, digest_of
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.authority import Term, check_asked
-from pnode.budget import Budget, Reservation
+from pnode.budget import AUDIT, Budget, Reservation
 from pnode.duties import Say
 from pnode.home import Home
 from pnode.orders import HostingOptions
@@ -28,8 +28,6 @@ from pnode.provision import Provisioner
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy
 
-RESERVED: Final = "audit"
-"""Under this name the budget holds what an audit may use: no replica has it."""
 DECODED: Final = 4
 """A bundle takes so many times its size in memory at most: int8 values become float32."""
 MAX_ANSWERS: Final = 16
@@ -125,7 +123,7 @@ class AuditTasks:
             await self._refuse(task, error.message)
         finally:
             self._current, self._found = "", None
-            self._budget.release(RESERVED)
+            self._budget.release(AUDIT)
             with contextlib.suppress(OSError):
                 bundle.unlink(missing_ok=True)
 
@@ -135,11 +133,9 @@ class AuditTasks:
         job = await self._provisioner.job(wanted)
         cost = self._provisioner.cost(job, task.vnode)
         size_bytes = int(task.bundle_bytes)
-        self._budget.admit(
-            RESERVED,
-            Reservation(cost.memory_bytes + DECODED * size_bytes, size_bytes),
-            free_disk_bytes=self._options.free_disk_bytes(),
-        )
+        used = await self._options.used_disk_bytes()
+        wanted, free = Reservation(cost.memory_bytes + DECODED * size_bytes, size_bytes), self._options.free_disk_bytes()
+        self._budget.admit(AUDIT, wanted, free_disk_bytes=free, used_disk_bytes=used)
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             for left in self._directory.iterdir():  # by a life that was cut short

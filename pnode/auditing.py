@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +78,7 @@ class Auditing:
     """Lives inside the worker's task group. ``shards`` asks the daemon for shards; ``done`` takes what was found, also if that is nothing."""
 
     def __init__(
-        self, auditor: Auditor, *, clock: Clock, executor: Executor, pace: Pace, shards: Callable[[str, Sequence[str]], None],
+        self, auditor: Auditor, *, clock: Clock, executor: Executor, pace: Pace, shards: Callable[[str, Mapping[str, int]], None],
         done: Callable[[local_pb2.WorkerAudited], None], group: asyncio.TaskGroup,
     ) -> None:  # fmt: skip
         self._auditor, self._clock, self._executor, self._pace = auditor, clock, executor, pace
@@ -133,7 +133,10 @@ class Auditing:
             return
         samples = check.samples
         self._inputs = inputs = Inputs(
-            samples, self._executor, lambda digests: self._shards(samples.dataset, digests), with_input=check.reads_input
+            samples,
+            self._executor,
+            lambda digests: self._shards(samples.dataset, samples.sizes(digests)),
+            with_input=check.reads_input,
         )
         for batch in check.stated.batches:
             await inputs.ready(TRAIN_LANE, batch)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from dcnr import limits
 from dcnr.errors import Refused
 
-DAEMON_BYTES = 256 * limits.MIB
+DAEMON_BYTES: Final = 256 * limits.MIB
 """Kept for the daemon and the interpreter of the worker, torch included."""
+AUDIT: Final = "audit"
+"""Under this name the budget holds what an audit may use: no replica has it."""
+CACHE: Final = "cache"
+"""Under this name what the cache takes of the disk is told to `Budget.admit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +25,10 @@ class Limits:
     cores: float
     memory_bytes: int
     disk_bytes: int
+    """For replicas and audits."""
     min_free_disk_bytes: int
+    cache_bytes: int = 0
+    """For the cache of objects, of the lent disk too: `disk_bytes` is without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,8 @@ class Budget:
     def __init__(self, allowed: Limits) -> None:
         self.allowed = allowed
         self._reserved: dict[str, Reservation] = {}
+        self._found: set[str] = set()
+        """Of those, what is in use as it is."""
         self._runtime_bytes = self._accelerator_bytes = 0
 
     def computes_on(self, *, accelerator_bytes: int, runtime_bytes: int) -> None:
@@ -63,8 +74,14 @@ class Budget:
         """Not reserved yet."""
         return self.usable_memory_bytes - sum(item.memory_bytes for item in self._reserved.values())
 
-    def admit(self, replica: str, wanted: Reservation, *, free_disk_bytes: int) -> None:
-        """Reserves for ``replica`` (idempotent). Raises Refused with the numbers and what would change it."""
+    def admit(
+        self, replica: str, wanted: Reservation, *, free_disk_bytes: int, used_disk_bytes: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """Reserves for ``replica`` (idempotent). Raises Refused with the numbers and what would change it.
+
+        ``used_disk_bytes``: what each replica, and `CACHE`, takes of the disk already. The rest of what was reserved for others is promised: of what is
+        free it is free no more.
+        """
         others = [item for name, item in self._reserved.items() if name != replica]
         free_memory = self.usable_memory_bytes - sum(item.memory_bytes for item in others)
         if wanted.memory_bytes > free_memory:
@@ -73,16 +90,24 @@ class Budget:
                 code="too_little_memory", remedy=self._more_memory(),
                 needed_bytes=wanted.memory_bytes, free_bytes=free_memory,
             )  # fmt: skip
+        promised = self._promised_bytes(replica, used_disk_bytes)
         free_disk = min(
-            self.allowed.disk_bytes - sum(item.disk_bytes for item in others), free_disk_bytes - self.allowed.min_free_disk_bytes
+            self.allowed.disk_bytes - sum(item.disk_bytes for item in others),
+            free_disk_bytes - self.allowed.min_free_disk_bytes - promised + used_disk_bytes.get(replica, 0),
         )
         if wanted.disk_bytes > free_disk:
             raise Refused(
                 f"{replica} needs {_mib(wanted.disk_bytes)} MiB of disk, {_mib(free_disk)} MiB are free",
-                code="too_little_disk", remedy="free disk space or raise limits.disk_mb",
+                code="too_little_disk", remedy="free disk space, or raise limits.disk_mb or lower limits.disk_min_free_mb",
                 needed_bytes=wanted.disk_bytes, free_bytes=free_disk,
             )  # fmt: skip
         self._reserved[replica] = wanted
+        self._found.discard(replica)
+
+    def _promised_bytes(self, replica: str, used: Mapping[str, int]) -> int:
+        """Disk that is reserved for others and that they do not use yet."""
+        reserved = {name: item.disk_bytes for name, item in self._reserved.items() if name not in (replica, *self._found)}
+        return sum(max(0, size - used.get(name, 0)) for name, size in (*reserved.items(), (CACHE, self.allowed.cache_bytes)))
 
     def _more_memory(self) -> str:
         if 0 < self._accelerator_bytes < self.allowed.memory_bytes - self.own_bytes:
@@ -92,6 +117,7 @@ class Budget:
     def found(self, name: str, used: Reservation) -> None:
         """Counts what is in use already, whether it fits or not: whoever wants room next is refused the sooner."""
         self._reserved[name] = used
+        self._found.add(name)
 
     def release(self, replica: str) -> None:
         """Gives back what ``replica`` held."""

@@ -56,7 +56,7 @@ class Outlets:
     """What the crew tells the daemon."""
 
     snapshot: Callable[[local_pb2.SnapshotReady], None]
-    shards: Callable[[str, Sequence[str]], None]
+    shards: Callable[[str, Mapping[str, int]], None]
     news: Callable[[], None]
     told: Callable[[str, str, str], None]
 
@@ -303,7 +303,7 @@ class Crew:
 
     def _inputs(self, prepared: Prepared, *, evaluations: Mapping[str, int] = MappingProxyType({})) -> Inputs:
         inputs = Inputs(
-            prepared.samples, self._executor, lambda digests: self._outlets.shards(prepared.samples.dataset, digests),
+            prepared.samples, self._executor, lambda digests: self._outlets.shards(prepared.samples.dataset, prepared.samples.sizes(digests)),
             with_input=prepared.stage.is_source, evaluations=evaluations,
         )  # fmt: skip
         self._reading.add(inputs)

@@ -40,7 +40,7 @@ from pnode.halts import Halts
 from pnode.headcheck import HeadCheck
 from pnode.hearing import Hearing
 from pnode.home import Home
-from pnode.lent import advertised_host, limits_of, listened_host, options_of, rule_of, threads_of
+from pnode.lent import advertised_host, free_for, limits_of, listened_host, options_of, rule_of, threads_of
 from pnode.line import Line
 from pnode.local import LocalDoor, Owner
 from pnode.neighbours import Neighbours
@@ -180,7 +180,7 @@ class Daemon:
     # -- parts -----------------------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
-        settings, home, random_bytes = self._settings, self._home, secrets.token_bytes
+        settings, home, allowed, random_bytes = self._settings, self._home, self._allowed, secrets.token_bytes
         self._server = RpcServer(self._key, self._present().network_id, clock=self._clock, rng=random_bytes)
         self._dialer = Dialer(self._key, self._present().network_id, clock=self._clock, rng=random_bytes)
         self._orchestrators = Orchestrators(self._dialer, self._known_orchestrators)
@@ -191,8 +191,8 @@ class Daemon:
             unnamed=lambda: self._uploads.unnamed(), tell=self._tell_capability,
         )  # fmt: skip
         self._objects = ObjectClient(self._bulk, self._rule, up=self._line.up, down=self._line.down, sent=self._line.sent)
-        self._cache = ObjectCache(self._objects, home.cache, max(1, self._allowed.disk_bytes // 2))
-        self._shelf, self._budget = Shelf(home.snapshots), Budget(self._allowed)
+        self._cache = ObjectCache(self._objects, home.cache, allowed.cache_bytes, free_bytes=free_for(home.root, allowed))
+        self._shelf, self._budget = Shelf(home.snapshots), Budget(allowed)
         self._membership = Membership(
             key=self._key, network=self._network, kind=membership_pb2.NODE_KIND_PNODE, dialer=self._dialer, clock=self._clock, rng=self._rng,
             cache_path=home.contacts, bootstrap=self._bootstrap, incarnation=home.next_incarnation(self._clock.wall()),
@@ -239,7 +239,7 @@ class Daemon:
             policy=self._present, registry=self._registry, fetch=self._cache.file, shelf=self._shelf, donated=gifts.state,
         )  # fmt: skip
         line = self._line
-        options = options_of(self._settings, self._allowed, self._home.root, lambda: line.exchange_bytes_s)
+        options = options_of(self._settings, self._allowed, self._home, lambda: line.exchange_bytes_s)
         self._duties = Duties(
             node_id=self._key.node_id, policy=self._present, home=self._home, provisioner=provisioner, budget=self._budget,
             heads=HeadCheck(policy=self._present, orchestrators=self._orchestrators, rule=self._rule), options=options,

@@ -17,7 +17,7 @@ from dcnr.ids import NodeId
 from dcnr.ports import Clock
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.authority import Accepted, Ignored, Source, Term, Unconfirmed, Verdict
-from pnode.budget import Budget, Reservation
+from pnode.budget import Budget
 from pnode.headcheck import HeadCheck
 from pnode.home import Home, read_message, write_atomically
 from pnode.models import Hosted, Model, Models, order_of
@@ -335,9 +335,9 @@ class Duties:
         assert desired is not None
         job = await self._provisioner.job(desired)
         cost = self._provisioner.cost(job, assignment.vnode)
-        disk = 3 * cost.state_bytes + self._orders.disk_bytes
-        memory = cost.memory_bytes + (cost.sharing_bytes if len(assignment.siblings) > 1 else 0)
-        self._budget.admit(assignment.replica, Reservation(memory, disk), free_disk_bytes=self._orders.options.free_disk_bytes())
+        wanted, used = self._orders.reservation(cost, assignment), await self._orders.options.used_disk_bytes()
+        free = self._orders.options.free_disk_bytes()
+        self._budget.admit(assignment.replica, wanted, free_disk_bytes=free, used_disk_bytes=used)
         head = entry.authority.head
         hosted.await_head(head, desired, self._policy())
         donors = [one.pnode_id for one in assignment.siblings if one.pnode_id != self._node_id]

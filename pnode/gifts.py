@@ -35,7 +35,7 @@ class Gifts:
         async def give(destination: Path) -> None:
             await receive(self._dial, worker, request, size_bytes=size_bytes, destination=destination)
 
-        return await self._cache.given(ref, give)
+        return await self._cache.given(ref, size_bytes, give)
 
     async def _dial(self, worker_id: NodeId, addresses: Sequence[str]) -> Connection:
         return await self._dialer.connect(worker_id, addresses, own_connection=True)

@@ -20,6 +20,7 @@ from dcnr.errors import Corrupt, Refused, Unavailable, disk_trouble
 from dcnr.home_lock import LOCK_FILE, HomeLock
 from dcnr.ids import check_name
 from dcnr.settings import CONFIG_FILE
+from pnode.budget import AUDIT, CACHE
 
 M = TypeVar("M", bound=Message)
 LOST_AND_FOUND: Final = "lost+found"
@@ -130,14 +131,29 @@ class Home:
                 path.unlink(missing_ok=True)
 
     def disk_bytes(self) -> int:
-        """Bytes of all files below the home."""
-        total = 0
-        for directory, _, names in os.walk(self.root):  # the worker's directories come and go, which `rglob` does not bear,
-            for name in names:
-                with contextlib.suppress(OSError):  # and so do its files
-                    status = os.lstat(os.path.join(directory, name))
-                    total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-        return total
+        """Bytes of all files below the home. Blocks."""
+        return _bytes_below(self.root)
+
+    def used_bytes(self) -> dict[str, int]:
+        """Bytes of what each replica has on the disk, of the cache, and of the audit under way, by the names in the budget. Blocks."""
+        used = {CACHE: _bytes_below(self.cache), AUDIT: _bytes_below(self.audits)}
+        for folder in (self.work, self.evidence):
+            with contextlib.suppress(OSError):
+                for path in folder.iterdir():
+                    used[path.name] = used.get(path.name, 0) + _bytes_below(path)
+        return used
+
+
+def _bytes_below(root: Path) -> int:
+    """Of each file once, under however many names it lies there."""
+    found: dict[tuple[int, int], int] = {}
+    for directory, _, names in os.walk(root):  # the worker's directories come and go, which `rglob` does not bear,
+        for name in names:
+            with contextlib.suppress(OSError):  # and so do its files
+                status = os.lstat(os.path.join(directory, name))
+                if stat.S_ISREG(status.st_mode):
+                    found[status.st_dev, status.st_ino] = status.st_size
+    return sum(found.values())
 
 
 def _holds_something(directory: Path) -> bool:

@@ -101,10 +101,11 @@ class Inputs:
     def shard_ready(self, digest: str, error: str) -> None:
         """The daemon's answer."""
         self._failed.pop(digest, None)
-        self._asked_s.pop(digest, None)
         if error:
             self._failed[digest] = error
+            self._asked_s[digest] = asyncio.get_running_loop().time()  # at once it would come to the same
         else:
+            self._asked_s.pop(digest, None)
             self._samples.present(Digest(digest))
         self._news.set()
 

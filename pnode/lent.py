@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import shutil
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from dataservice.addresses import AddressRule
@@ -16,6 +18,7 @@ from dcnr.settings import PNodeSettings
 from dcnr.v1 import identity_pb2, membership_pb2
 from membership.relays import LOOPBACK
 from pnode.budget import Budget, Limits
+from pnode.home import Home
 from pnode.orders import HostingOptions
 from pnode.probe import Machine, printable
 
@@ -23,14 +26,19 @@ SPOOL_SHARE = 4
 """A replica's spool takes at most this fraction of the lent disk."""
 EVIDENCE_SHARE = 16
 """The same for what it keeps for auditors."""
+CACHE_SHARE = 4
+"""The cache takes at most this fraction of what may be used of the disk; replicas share the rest. No state that they have room for is too large for it."""
 
 
 def limits_of(settings: PNodeSettings, machine: Machine) -> Limits:
-    """The volunteer's limits; 0 has become what the machine has (half of the free memory)."""
+    """The volunteer's limits; 0 has become what the machine has (half of the free memory). Nobody is promised more disk than there is at the start."""
     lent = settings.limits
     cores = min(lent.cores or machine.cores, machine.cores) * lent.cpu_percent / 100
     memory = lent.memory_mb * limits.MIB or machine.free_memory_bytes // 2
-    return Limits(max(0.1, cores), min(memory, machine.memory_bytes), lent.disk_mb * limits.MIB, lent.disk_min_free_mb * limits.MIB)
+    min_free = lent.disk_min_free_mb * limits.MIB
+    disk = max(0, min(lent.disk_mb * limits.MIB, machine.free_disk_bytes - min_free))
+    cache = max(1, disk // CACHE_SHARE)
+    return Limits(max(0.1, cores), min(memory, machine.memory_bytes), max(0, disk - cache), min_free, cache)
 
 
 def beyond(settings: PNodeSettings, machine: Machine) -> list[str]:
@@ -83,15 +91,21 @@ def spool_bytes_of(allowed: Limits) -> int:
     return min(limits.SPOOL_BYTES, allowed.disk_bytes // SPOOL_SHARE)
 
 
-def options_of(settings: PNodeSettings, allowed: Limits, root: Path, bulk_bytes_s: Callable[[], float]) -> HostingOptions:
-    """What every replica gets. ``root``: the directory whose disk is lent."""
+def free_for(root: Path, allowed: Limits) -> Callable[[], int]:
+    """Bytes that the disk of ``root`` has at the moment, beside what is to stay free."""
+    return lambda: shutil.disk_usage(root).free - allowed.min_free_disk_bytes
+
+
+def options_of(settings: PNodeSettings, allowed: Limits, home: Home, bulk_bytes_s: Callable[[], float]) -> HostingOptions:
+    """What every replica gets. ``home``: its disk is lent."""
     threads = threads_of(allowed)
     return HostingOptions(
         threads=threads,
         cpu_share=allowed.cores / threads,
         spool_bytes=spool_bytes_of(allowed),
         evidence_bytes=min(limits.EVIDENCE_BYTES, allowed.disk_bytes // EVIDENCE_SHARE),
-        free_disk_bytes=lambda: shutil.disk_usage(root).free,
+        free_disk_bytes=lambda: shutil.disk_usage(home.root).free,
+        used_disk_bytes=partial(asyncio.to_thread, home.used_bytes),
         checkpoint_s=settings.checkpoint_s,
         bulk_bytes_s=bulk_bytes_s,
     )

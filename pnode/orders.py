@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from dcnr import limits
 from dcnr.v1 import local_pb2, model_pb2
+from pnode.budget import Reservation
 from pnode.home import Home
 from pnode.provision import Job
+from vnode.costs import ReplicaCost
+
+
+async def nothing_used() -> Mapping[str, int]:
+    """Where nothing is measured: whatever was reserved counts as not used yet."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +26,8 @@ class HostingOptions:
     threads: int
     spool_bytes: int
     free_disk_bytes: Callable[[], int]
+    used_disk_bytes: Callable[[], Awaitable[Mapping[str, int]]] = nothing_used
+    """By whom so much of it is taken already; see `pnode.budget.Budget.admit`."""
     checkpoint_s: float = math.inf
     """The longest time between checkpoints that the owner allows. A shorter one of the job stays: the holder sends away who brings nothing for too long."""
     cpu_share: float = 0.0
@@ -35,10 +44,13 @@ class Orders:
     def __init__(self, home: Home, options: HostingOptions, audited: Callable[[], bool]) -> None:
         self._home, self.options, self._audited = home, options, audited
 
-    @property
-    def disk_bytes(self) -> int:
-        """Of a replica, besides its states."""
-        return self.options.spool_bytes + (self.options.evidence_bytes if self._audited() else 0)
+    def reservation(self, cost: ReplicaCost, assignment: model_pb2.DesiredAssignment) -> Reservation:
+        """What a replica may use: of the disk three states, its spool and its evidence."""
+        sharing = cost.sharing_bytes if len(assignment.siblings) > 1 else 0
+        evidence = self.options.evidence_bytes if self._audited() else 0
+        return Reservation(
+            cost.memory_bytes + sharing, limits.KEPT_WORKING_CHECKPOINTS * cost.state_bytes + self.options.spool_bytes + evidence
+        )
 
     def host(self, desired: model_pb2.DesiredState, assignment: model_pb2.DesiredAssignment, job: Job) -> local_pb2.HostReplica:
         """The order to host a replica, without a state: as it is, it updates one that runs."""

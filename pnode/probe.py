@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from pnode.home import Home
+
 _SIDE = 64
 """Of the matrices: no library shares so small a product out among threads. Threads that wait for each other spin, which on a busy machine takes a
 multiple of the processor time of the product itself."""
@@ -30,6 +32,7 @@ class Machine:
     memory_bytes: int
     free_memory_bytes: int
     free_disk_bytes: int
+    """On the disk of the home directory; what that takes itself counts as free."""
     gflops_per_core: float
     architecture: str
     system: str
@@ -46,7 +49,7 @@ def probe_machine(home: Path) -> Machine:
         cores=_usable_cores(),
         memory_bytes=total,
         free_memory_bytes=min(memory.available, total),
-        free_disk_bytes=shutil.disk_usage(home).free,
+        free_disk_bytes=shutil.disk_usage(home).free + Home(home).disk_bytes(),
         gflops_per_core=measure_gflops(),
         architecture={"amd64": "x86_64", "aarch64": "arm64"}.get(platform.machine().lower(), platform.machine().lower()[:16]),
         system={"darwin": "macos"}.get(platform.system().lower(), platform.system().lower()[:16]),

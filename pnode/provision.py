@@ -180,7 +180,11 @@ class Provisioner:
         self, candidate: StartingState, ref: data_pb2.ObjectRef, donors: Sequence[str], remarks: list[str]
     ) -> StartingState:
         """A named state with its file, and where that came from."""
-        asked = dict.fromkeys([*donors, candidate.maker] if candidate.maker else donors) if candidate.size_bytes else {}
+        asked = (
+            dict.fromkeys([*donors, candidate.maker] if candidate.maker else donors)
+            if candidate.size_bytes and not candidate.is_of_earlier_job
+            else {}
+        )
         for pnode_id in list(asked)[:MAX_DONORS]:
             try:
                 path = await self._donated(pnode_id, ref, candidate.size_bytes)
@@ -190,7 +194,7 @@ class Provisioner:
                 continue  # the store has it too
             else:
                 return replace(candidate, path=path, origin=f"donor {pnode_id[:8]}")
-        return replace(candidate, path=await self._fetch(ref, limits.MAX_OBJECT_BYTES))
+        return replace(candidate, path=await self._fetch(ref, candidate.size_bytes or limits.MAX_OBJECT_BYTES))
 
     def _check_policy(self, graph: model_pb2.ModelGraph) -> None:
         allowed = set(self._policy().document.components)

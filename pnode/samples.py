@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +37,7 @@ class StagedSamples:
         parsed = parse_manifest(manifest.read_bytes())
         self.dataset = parsed.name
         self._directory, self._batch_size = directory, int(graph.train.batch_size)
+        self._sizes = parsed.shard_sizes()
         self._splits = {use: ref.split for use, ref in dataset_refs(graph).items()}
         self._counts = dict(parsed.splits)
         self._reader = DatasetReader(parsed, self._path)
@@ -77,6 +78,10 @@ class StagedSamples:
         if not 0 <= batch < (self.num_batches if lane.is_train else self.eval_batches().get(lane.split, 0)):
             return ()
         return [digest for field in fields for digest in self._needed(lane, batch, field) if digest not in self._present]
+
+    def sizes(self, digests: Iterable[str]) -> dict[str, int]:
+        """Bytes of each of these shards, in their order."""
+        return {digest: self._sizes[Digest(digest)] for digest in digests}
 
     def present(self, digest: Digest) -> None:
         """The daemon has verified this shard."""

@@ -210,4 +210,5 @@ class Telling:
             num_batches={item.assignment.replica: item.num_batches for item in self.duties.hosted if item.num_batches},
             public_name=self.public_name, load=self.load(), tested=self.tested(), reach_note=now.reach_note,
             relays=worker.listens_at, num_passed_on=now.num_passed_on,
+            disk_limit_bytes=self.budget.allowed.disk_bytes + self.budget.allowed.cache_bytes,
         )  # fmt: skip

@@ -103,7 +103,12 @@ class Trail:
         entry = next((one for one in manifest.entries if one.vnode == self._vnode), None)
         if entry is None or not entry.working:
             return []
-        return [StartingState(Path(), entry.working[0].digest, "", IntervalSet.empty(), "store", is_of_earlier_job=True)]
+        one = entry.working[0]
+        return [
+            StartingState(
+                Path(), one.digest, "", IntervalSet.empty(), "store", is_of_earlier_job=True, size_bytes=int(one.size_bytes)
+            )
+        ]
 
     async def _manifest(self, digest: str) -> model_pb2.Manifest:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=self._request.model, digest=digest)

@@ -14,7 +14,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -333,8 +333,10 @@ class Worker:
     def _audited(self, audited: local_pb2.WorkerAudited) -> None:
         self._put(local_pb2.FromWorker(audited=audited))
 
-    def _shards(self, dataset: str, digests: Sequence[str]) -> None:
-        self._put(local_pb2.FromWorker(shards=local_pb2.ShardsWanted(dataset=dataset, digests=digests)))
+    def _shards(self, dataset: str, sizes: Mapping[str, int]) -> None:
+        self._put(
+            local_pb2.FromWorker(shards=local_pb2.ShardsWanted(dataset=dataset, digests=sizes.keys(), size_bytes=sizes.values()))
+        )
 
     def _lost(self, replica: ReplicaId, pnode_id: str, broken: bool) -> None:
         self._put(local_pb2.FromWorker(lost=local_pb2.NeighbourLost(replica=replica, pnode_id=pnode_id, broken=broken)))

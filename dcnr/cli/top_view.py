@@ -54,7 +54,7 @@ def top_data(now: Look, rates: Rates, time_unix_ms: int) -> dict[str, Any]:
         "attached": [contact.node_id for contact in status.orchestrators if contact.attached],
         "cpu": {"cores": rates.cores, "limit_cores": lent.cores},
         "memory": {"bytes": status.memory_bytes, "limit_bytes": lent.memory_bytes},
-        "disk": {"bytes": status.disk_bytes, "limit_bytes": lent.disk_bytes},
+        "disk": {"bytes": status.disk_bytes, "limit_bytes": _disk_limit(status)},
         "upload": {
             "bytes_per_s": rates.upload_bytes, "limit_bytes_per_s": status.upload_limit_bytes_s, "uplink_bytes_per_s": lent.uplink_mbit * MBIT,
         },
@@ -76,7 +76,7 @@ def top_screen(now: Look, rates: Rates) -> str:
         f"attached   to {len(attached)} of {len(status.orchestrators)}: {' '.join(attached) or '-'}{decides}; {status.num_known} nodes known",
         f"cpu        {_bar(rates.cores, lent.cores)} {rates.cores:.2f} of {lent.cores:g} cores",
         f"memory     {_bar(status.memory_bytes, lent.memory_bytes)} {size(status.memory_bytes)} of {size(lent.memory_bytes)}",
-        f"disk       {_bar(status.disk_bytes, lent.disk_bytes)} {size(status.disk_bytes)} of {size(lent.disk_bytes)}",
+        f"disk       {_bar(status.disk_bytes, _disk_limit(status))} {size(status.disk_bytes)} of {size(_disk_limit(status))}",
         f"upload     {_flow(rates.upload_bytes, status.upload_limit_bytes_s)}{uplink(lent)}",
         f"download   {_flow(rates.download_bytes, status.download_limit_bytes_s)}",
         f"questions  {rates.questions:.1f} per second",
@@ -149,6 +149,11 @@ def _about(event: common_pb2.Event) -> str:
 
 def _progress(report: orchestrator_pb2.ReplicaReport, total: int) -> str:
     return f"{report.num_learned}/{total}" if total else f"{report.num_learned}"
+
+
+def _disk_limit(status: local_pb2.StatusResponse) -> int:
+    """Of the home directory."""
+    return int(status.disk_limit_bytes or status.capability.disk_bytes)
 
 
 def _flow(bytes_s: float, limit_bytes_s: float) -> str:

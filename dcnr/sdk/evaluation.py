@@ -32,16 +32,19 @@ async def evaluate(
     split = dataset_refs(graph)[use].split
     batch_size, samples = int(graph.train.batch_size), dataset.splits[split]
 
-    async def fetch(digest: Digest, path: Path) -> None:
+    async def fetch(digest: Digest, path: Path, max_bytes: int) -> None:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_SHARD, owner=dataset.name, digest=digest)
-        await objects.read_file(ref, path, max_bytes=limits.MAX_OBJECT_BYTES)
+        await objects.read_file(ref, path, max_bytes=max_bytes)
 
     cache = LocalCache(scratch / "shards", limits.MAX_OBJECT_BYTES, fetch)
     reader = DatasetReader(dataset, cache.cached)
-    wanted = [shard.digest for field in ("input", "target") for shard in dataset.shards_of(field, split)]
+    wanted, sizes = (
+        [shard.digest for field in ("input", "target") for shard in dataset.shards_of(field, split)],
+        dataset.shard_sizes(),
+    )
     for index, digest in enumerate(wanted):
         progress("shards", index, len(wanted))
-        await cache.path(digest)
+        await cache.path(digest, sizes[digest])
     progress("shards", len(wanted), len(wanted))
 
     def batches(_: str, number: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

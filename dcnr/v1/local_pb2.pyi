@@ -935,21 +935,27 @@ class ShardsWanted(_message.Message):
 
     DATASET_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     """data set name"""
     @_builtins.property
     def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """soonest first"""
 
+    @_builtins.property
+    def size_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each, as the data set's manifest says; no more is fetched"""
+
     def __init__(
         self,
         *,
         dataset: _builtins.str = ...,
         digests: _abc.Iterable[_builtins.str] | None = ...,
+        size_bytes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "digests", b"digests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "digests", b"digests", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1307,6 +1313,7 @@ class StatusResponse(_message.Message):
     NUM_QUESTIONS_FIELD_NUMBER: _builtins.int
     NUM_BATCHES_FIELD_NUMBER: _builtins.int
     PUBLIC_NAME_FIELD_NUMBER: _builtins.int
+    DISK_LIMIT_BYTES_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     TESTED_FIELD_NUMBER: _builtins.int
     REACH_NOTE_FIELD_NUMBER: _builtins.int
@@ -1368,6 +1375,8 @@ class StatusResponse(_message.Message):
     """of which the worker computed a part, since it began"""
     public_name: _builtins.str
     """under which everybody sees this machine beside its id; empty: none"""
+    disk_limit_bytes: _builtins.int
+    """that the home directory may take: what is lent and the cache; 0: not told"""
     reach_note: _builtins.str
     """what came out of the tests, or why there are none; in words"""
     num_passed_on: _builtins.int
@@ -1445,6 +1454,7 @@ class StatusResponse(_message.Message):
         num_questions: _builtins.int = ...,
         num_batches: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         public_name: _builtins.str = ...,
+        disk_limit_bytes: _builtins.int = ...,
         load: _membership_pb2.Load | None = ...,
         tested: _abc.Iterable[Global___Tested] | None = ...,
         reach_note: _builtins.str = ...,
@@ -1453,7 +1463,7 @@ class StatusResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "control_address", b"control_address", "cpu_s", b"cpu_s", "dht_address", b"dht_address", "dht_lookups", b"dht_lookups", "disk_bytes", b"disk_bytes", "download_limit_bytes_s", b"download_limit_bytes_s", "downloaded_bytes", b"downloaded_bytes", "epoch", b"epoch", "events", b"events", "holder", b"holder", "incarnation", b"incarnation", "load", b"load", "locality", b"locality", "memory_bytes", b"memory_bytes", "network_id", b"network_id", "network_name", b"network_name", "next_action", b"next_action", "node_id", b"node_id", "num_batches", b"num_batches", "num_known", b"num_known", "num_passed_on", b"num_passed_on", "num_questions", b"num_questions", "orchestrators", b"orchestrators", "pid", b"pid", "public_name", b"public_name", "reach_note", b"reach_note", "reachable", b"reachable", "reason", b"reason", "relays", b"relays", "replicas", b"replicas", "seats", b"seats", "software", b"software", "state", b"state", "tested", b"tested", "upload_limit_bytes_s", b"upload_limit_bytes_s", "uploaded_bytes", b"uploaded_bytes", "uptime_s", b"uptime_s", "worker_pid", b"worker_pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "control_address", b"control_address", "cpu_s", b"cpu_s", "dht_address", b"dht_address", "dht_lookups", b"dht_lookups", "disk_bytes", b"disk_bytes", "disk_limit_bytes", b"disk_limit_bytes", "download_limit_bytes_s", b"download_limit_bytes_s", "downloaded_bytes", b"downloaded_bytes", "epoch", b"epoch", "events", b"events", "holder", b"holder", "incarnation", b"incarnation", "load", b"load", "locality", b"locality", "memory_bytes", b"memory_bytes", "network_id", b"network_id", "network_name", b"network_name", "next_action", b"next_action", "node_id", b"node_id", "num_batches", b"num_batches", "num_known", b"num_known", "num_passed_on", b"num_passed_on", "num_questions", b"num_questions", "orchestrators", b"orchestrators", "pid", b"pid", "public_name", b"public_name", "reach_note", b"reach_note", "reachable", b"reachable", "reason", b"reason", "relays", b"relays", "replicas", b"replicas", "seats", b"seats", "software", b"software", "state", b"state", "tested", b"tested", "upload_limit_bytes_s", b"upload_limit_bytes_s", "uploaded_bytes", b"uploaded_bytes", "uptime_s", b"uptime_s", "worker_pid", b"worker_pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

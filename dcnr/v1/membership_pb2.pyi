@@ -96,7 +96,7 @@ class Capability(_message.Message):
     memory_bytes: _builtins.int
     """memory that VNodes may use"""
     disk_bytes: _builtins.int
-    """disk for snapshots, spool and cache"""
+    """disk for snapshots, spools and evidence"""
     device: _builtins.str
     """cpu, cuda or mps"""
     device_name: _builtins.str

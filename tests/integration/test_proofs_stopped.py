@@ -21,7 +21,8 @@ BATCH_SIZE, WIDTH, PER_PASS, PASSES = 4096, 64, 8, 80
 FRAME_BYTES: Final = BATCH_SIZE * WIDTH * 4
 NUM_BATCHES: Final = PASSES * PER_PASS
 DISK_MB = 1024
-SPOOL_BYTES: Final = DISK_MB * limits.MIB // 4
+SPOOL_BYTES: Final = DISK_MB * limits.MIB * 3 // 16
+"""A quarter of what is left beside the cache."""
 WARM = 96
 """Batches after which buffers and the allocator have their size."""
 MAX_GROWTH_BYTES: Final = HOT_BYTES + 2 * BACKLOG_BYTES

@@ -232,7 +232,7 @@ def deltas_need_no_signature(patch: pytest.MonkeyPatch) -> None:
 def limits_are_a_wish(patch: pytest.MonkeyPatch) -> None:
     """Invariant 8: orchestrators place what does not fit, and the machine takes it."""
 
-    def admit(self: Budget, replica: str, wanted: Reservation, *, free_disk_bytes: int) -> None:
+    def admit(self: Budget, replica: str, wanted: Reservation, **measured: object) -> None:
         self._reserved[replica] = wanted
 
     def obstacle(*arguments: Any) -> Obstacle:

@@ -14,9 +14,9 @@ from dcnr.errors import Unavailable
 from dcnr.ids import digest_of
 from dcnr.limits import MIB
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
-from pnode.audit_tasks import RESERVED, AuditTasks
+from pnode.audit_tasks import AuditTasks
 from pnode.authority import Term
-from pnode.budget import Budget, Limits
+from pnode.budget import AUDIT, Budget, Limits
 from pnode.home import Home
 from pnode.orders import HostingOptions
 from trust.envelope import seal
@@ -135,7 +135,7 @@ def test_a_task_is_prepared_checked_answered_and_forgotten(tmp_path: Path) -> No
             0.5,
         )
         assert order.refusal == ""
-        assert RESERVED in rig.budget.reserved
+        assert AUDIT in rig.budget.reserved
         await rig.tasks.asked(HOLDER.node_id, envelope())
         assert len(rig.to_worker) == 1, "asked again while it is under way"
         await rig.tasks.audited(local_pb2.WorkerAudited(task_id="7" * 32, report=REPORT, record=b"record"))

@@ -72,7 +72,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def cache_with(tmp_path: Path) -> tuple[LocalCache, Digest]:
-    async def fetch(digest: Digest, path: Path) -> None:
+    async def fetch(digest: Digest, path: Path, max_bytes: int) -> None:
         path.write_bytes(b"x")
 
     return LocalCache(tmp_path / "cache", 100, fetch), digest_of(b"x")
@@ -113,7 +113,7 @@ def test_shards_that_the_disk_refuses_are_told_to_the_worker_and_end_nothing(tmp
         journal = Journal(SystemClock(), NODE.node_id, lambda event: None)
         async with asyncio.TaskGroup() as group:
             shards = Shards(ObjectCache(objects, tmp_path / "cache", 100), send=send, journal=journal, group=group)
-            wish = local_pb2.ShardsWanted(dataset="dots", digests=[digest_of(data)])
+            wish = local_pb2.ShardsWanted(dataset="dots", digests=[digest_of(data)], size_bytes=[len(data)])
             shards.wanted(wish)
             await until(lambda: len(sent) == 1)
             with refusing("stat"):

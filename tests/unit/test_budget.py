@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dcnr import limits
 from dcnr.errors import Refused
-from pnode.budget import DAEMON_BYTES, Budget, Limits, Reservation
+from pnode.budget import CACHE, DAEMON_BYTES, Budget, Limits, Reservation
 
 MIB = limits.MIB
 ALLOWED = Limits(cores=2.0, memory_bytes=DAEMON_BYTES + 100 * MIB, disk_bytes=200 * MIB, min_free_disk_bytes=50 * MIB)
@@ -31,6 +31,27 @@ def test_what_does_not_fit_is_refused_with_numbers_and_remedy(wanted: Reservatio
     assert refused.value.remedy
     assert int(refused.value.details["needed_bytes"]) > int(refused.value.details["free_bytes"])
     assert budget.reserved == {}
+
+
+def test_what_was_promised_to_others_and_is_not_used_yet_is_not_free() -> None:
+    """With the defaults and 5 GiB of disk free: twenty GB of promises would be given out, and the disk be full below them."""
+    free, wanted = 5 * 1024 * MIB, Reservation(0, 2200 * MIB)
+    budget = Budget(Limits(2.0, DAEMON_BYTES, 15_000 * MIB, 1000 * MIB))
+    budget.admit("a.1", wanted, free_disk_bytes=free)
+    with pytest.raises(Refused, match=r"b\.1 needs 2200 MiB of disk, 1920 MiB are free"):
+        budget.admit("b.1", wanted, free_disk_bytes=free)
+    budget.admit("a.1", wanted, free_disk_bytes=free - 2200 * MIB, used_disk_bytes={"a.1": 2200 * MIB})
+    with pytest.raises(Refused, match=r"b\.1 needs 2200 MiB of disk, 1920 MiB are free"):
+        budget.admit("b.1", wanted, free_disk_bytes=free - 2200 * MIB, used_disk_bytes={"a.1": 2200 * MIB})
+    budget.found("evidence", Reservation(0, 1000 * MIB))
+    budget.admit("b.1", Reservation(0, 1920 * MIB), free_disk_bytes=free, used_disk_bytes={})
+
+
+def test_what_the_cache_may_still_take_is_not_free() -> None:
+    budget = Budget(Limits(2.0, DAEMON_BYTES, 300 * MIB, 50 * MIB, cache_bytes=100 * MIB))
+    with pytest.raises(Refused, match=r"190 MiB of disk, 180 MiB are free"):
+        budget.admit("a.1", Reservation(0, 190 * MIB), free_disk_bytes=300 * MIB, used_disk_bytes={CACHE: 30 * MIB, "b.1": 9 * MIB})
+    budget.admit("a.1", Reservation(0, 190 * MIB), free_disk_bytes=300 * MIB, used_disk_bytes={CACHE: 40 * MIB})
 
 
 def test_admitting_again_counts_once_and_releasing_gives_back() -> None:

@@ -244,7 +244,7 @@ def test_the_cache_verifies_repairs_shares_and_evicts(tmp_path: Path) -> None:
     fetched: list[Digest] = []
     liar: set[Digest] = set()
 
-    async def fetch(digest: Digest, path: Path) -> None:
+    async def fetch(digest: Digest, path: Path, max_bytes: int) -> None:
         fetched.append(digest)
         await asyncio.sleep(0)
         path.write_bytes(b"lie" if digest in liar else contents[digest])

@@ -335,7 +335,7 @@ def test_a_snapshots_digest_never_becomes_a_path(tmp_path: Path, name: str) -> N
 
 
 def test_a_cache_on_a_bad_disk_fails_with_a_typed_error(tmp_path: Path) -> None:
-    async def fetch(digest: Digest, path: Path) -> None:
+    async def fetch(digest: Digest, path: Path, max_bytes: int) -> None:
         path.write_bytes(b"x")
 
     digest = digest_of(b"x")

@@ -82,7 +82,7 @@ class World:
                 raise Unavailable("not there")
             destination.write_bytes(self.donors[pnode_id])
 
-        return await self.cache.given(ref, give)
+        return await self.cache.given(ref, size_bytes, give)
 
     def state(self, *donors: str) -> tuple[StartingState, list[str]]:
         job = Job(model_pb2.JobRequest(model="m", job_id="j"), model_pb2.ModelGraph(), b"", {}, Path())
@@ -143,9 +143,9 @@ def test_askers_of_one_object_do_not_spoil_each_others_way(tmp_path: Path) -> No
         async def give(destination: Path) -> None:
             destination.write_bytes(NEW)
 
-        first = asyncio.ensure_future(cache.given(ref, fail))
+        first = asyncio.ensure_future(cache.given(ref, len(NEW), fail))
         await begun.wait()
-        second = asyncio.ensure_future(cache.given(ref, give))
+        second = asyncio.ensure_future(cache.given(ref, len(NEW), give))
         results = await asyncio.gather(first, second, return_exceptions=True)
         assert isinstance(results[0], Corrupt)
         assert isinstance(results[1], Path)

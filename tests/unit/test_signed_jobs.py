@@ -52,7 +52,7 @@ def test_a_job_is_one_that_maintainers_signed_with_the_graph_that_it_names(
     objects = {digest_of(envelope): envelope, signed: given, digest_of(data): data}
     asked: list[Digest] = []
 
-    async def bring(digest: Digest, destination: Path) -> None:
+    async def bring(digest: Digest, destination: Path, max_bytes: int) -> None:
         asked.append(digest)
         destination.write_bytes(objects[digest])
 
@@ -83,7 +83,7 @@ def test_a_job_that_is_known_has_its_data_set_manifest_on_the_disk_for_whoever_r
     envelope = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER).SerializeToString(deterministic=True)
     objects = {digest_of(one): one for one in (envelope, graph_of(0.1), data, shard)}
 
-    async def bring(digest: Digest, destination: Path) -> None:
+    async def bring(digest: Digest, destination: Path, max_bytes: int) -> None:
         if digest not in objects:
             raise Unavailable("the store is away", code="store_unavailable")
         destination.write_bytes(objects[digest])
