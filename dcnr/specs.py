@@ -60,7 +60,7 @@ class ComponentPlan:
     num_parameters: int = 0
     forward_flops: int = 0
     activation_bytes: int = 0
-    """Memory held for the local backward pass, per sample."""
+    """Memory held for the local backward pass, per sample. The output of a VNode without weights is counted by its stage (`dcnr.stages`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ class ObjectivePlan:
     num_parameters: int = 0
     forward_flops: int = 0
     activation_bytes: int = 0
+    pair_bytes: int = 0
+    """Memory held per pair of samples of a batch: it grows with the square of the batch."""
 
 
 @dataclass(frozen=True, slots=True)

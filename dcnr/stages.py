@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dcnr import limits
 from dcnr.errors import InvalidInput
 from dcnr.nearest import told_nearest
 from dcnr.specs import ComponentPlan, Config, ObjectivePlan, Registry, TensorSpec
@@ -91,6 +92,11 @@ class Stage:
     num_parameters: int = 0
     forward_flops: int = 0
     activation_bytes: int = 0
+    """What the backward pass needs, and the outputs of all operations and sinks: each is held until the pass is over. For a backward pass these need no
+    more: no gradient reaches operations, and sinks are computed where none is wanted.
+    """
+    pair_bytes: int = 0
+    """Per pair of samples of a batch."""
 
     @property
     def is_source(self) -> bool:
@@ -104,8 +110,9 @@ def stages_of(
     input_spec: TensorSpec,
     target_spec: TensorSpec,
     num_classes: int,
+    batch_size: int = 1,
 ) -> tuple[Stage, ...]:
-    """The stages of a graph, every one after those it reads from.
+    """The stages of a graph, every one after those it reads from. No output of a VNode is a tensor above `limits.MAX_TENSOR_BYTES` at that batch size.
 
     Raises InvalidInput with ``details['vnode']`` and ``details['field']``.
     """
@@ -116,6 +123,7 @@ def stages_of(
     for vnode in ordered:
         plans[vnode.id] = _checked(vnode, registry, specs)
         specs[vnode.id] = plans[vnode.id].output
+        _check_size(vnode.id, specs[vnode.id], batch_size)
     stateful = {vnode.id for vnode in ordered if registry.components[vnode.component].stateful}
     if not stateful:
         raise InvalidInput("the graph has no VNode with weights", code="bad_graph", vnode="", field="component")
@@ -214,6 +222,17 @@ def _checked(vnode: VNodeSpec, registry: Registry, specs: Mapping[str, TensorSpe
         raise _error(vnode.id, error.details.get("field", "config"), error.message) from error
 
 
+def _check_size(vnode: str, output: TensorSpec, batch_size: int) -> None:
+    """Joined again and again, an output would become larger than any machine, in a graph of a few lines."""
+    size_bytes = batch_size * output.bytes_per_sample
+    if size_bytes > limits.MAX_TENSOR_BYTES:
+        raise _error(
+            vnode, "inputs",
+            f"its output {list(output.shape)} has {size_bytes} bytes for a batch of {batch_size}, more than {limits.MAX_TENSOR_BYTES}: "
+            "make the output or train.batch_size smaller",
+        )  # fmt: skip
+
+
 def _operation(vnode: VNodeSpec, specs: Mapping[str, TensorSpec]) -> Operation:
     return Operation(
         id=vnode.id,
@@ -290,6 +309,7 @@ def _stage(
     except InvalidInput as error:
         raise _error(vnode.id, error.details.get("field", "config"), error.message) from error
     costs: list[ComponentPlan | ObjectivePlan] = [plans[vnode.id], *(plans[name] for name in inside), head]
+    held = [*inside, *(sink.id for sink in sinks)]
     return Stage(
         id=vnode.id,
         component=vnode.component,
@@ -310,5 +330,8 @@ def _stage(
         redundancy=vnode.redundancy,
         num_parameters=sum(cost.num_parameters for cost in costs),
         forward_flops=sum(cost.forward_flops for cost in costs),
-        activation_bytes=sum(cost.activation_bytes for cost in costs),
+        activation_bytes=sum(cost.activation_bytes for cost in costs)
+        + sum(plans[sink.id].activation_bytes for sink in sinks)
+        + sum(specs[name].bytes_per_sample for name in held),
+        pair_bytes=head.pair_bytes,
     )

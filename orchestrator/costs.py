@@ -3,7 +3,8 @@
 Memory of a VNode with P parameters, an optimiser with s slots, batch size B and activations A bytes per sample::
 
     4·P·(2 + s)        weights, gradients and optimiser state
-  + B·A                activations of the local backward pass
+  + B·A                activations of the local backward pass, and outputs of the stateless VNodes evaluated with it
+  + B·B·p              what the objective holds for each pair of samples (predsim: 16 bytes)
   + w·B·(I + O)        frames that wait at its edges: w batches, at most 16 and 16 MiB per edge, at least one
   + overhead           interpreter objects, queues and buffers of one replica
 

@@ -28,7 +28,9 @@ class ReplicaCost:
     state_bytes: int
     """Weights and optimiser slots: what a checkpoint holds, without its header."""
     memory_bytes: int
-    """weights x (2 + slots) x 4 + batch x activations + a full window of inputs + the frames kept for sending + overhead."""
+    """weights x (2 + slots) x 4 + batch x activations + batch x batch x what pairs of samples take + a full window of inputs + the frames kept for
+    sending + overhead.
+    """
     sharing_bytes: int
     """What a replica with siblings needs beside that: five copies of the weights. A contributor keeps its anchor, its open displacement and
     the bytes of both on their way; a primary the anchor and the weights before and after a merge, and a delta as it arrives and decoded."""
@@ -80,6 +82,7 @@ def replica_cost(stage: Stage, registry: Registry, batch_size: int) -> ReplicaCo
     memory = (
         weights * (2 + slots)
         + batch_size * stage.activation_bytes
+        + batch_size * batch_size * stage.pair_bytes
         + window_batches(input_bytes) * input_bytes
         + window_batches(frame_bytes) * frame_bytes
         + OVERHEAD_BYTES

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dcnr.errors import InvalidInput
+from dcnr.graph import graph_from_toml, stages_of_graph
 from dcnr.limits import MIB
 from dcnr.specs import TensorSpec
 from dcnr.stages import VNodeSpec, all_behind, stages_of
+from vnode.costs import replica_cost
 from vnode.registry import default_registry
 
 IMAGE, LABEL = TensorSpec("float32", (1, 8, 8)), TensorSpec("int64", ())
@@ -21,7 +24,7 @@ def conv(name: str, *inputs: str, channels: int = 4) -> VNodeSpec:
     return VNodeSpec(name, "conv_block", {"out_channels": channels}, inputs, "local_ce", {"pool": 2}, "sgd", {"lr": 0.1})
 
 
-def plain(name: str, component: str, *inputs: str, **config: int) -> VNodeSpec:
+def plain(name: str, component: str, *inputs: str, **config: float) -> VNodeSpec:
     return VNodeSpec(name, component, config, inputs)
 
 
@@ -64,6 +67,54 @@ def test_stateless_vnodes_go_to_every_stage_that_reads_them() -> None:
 def test_a_sink_follows_its_only_stage() -> None:
     graph = cut(conv("a", "input"), plain("act", "relu", "a"), plain("flat", "flatten", "act"))
     assert graph == {"a": (["input"], [], ["act", "flat"])}
+
+
+def test_the_outputs_of_operations_and_sinks_are_memory_of_their_stage() -> None:
+    """Each is held until the pass is over: six by element on a large image took four times what the replica was admitted at."""
+    names = [("relu", "gelu", "add")[number % 3] for number in range(6)]
+    reads = ["input", *(f"o{number}" for number in range(5))]
+    inside = [
+        plain(f"o{number}", name, *([read] * (1 + (name == "add"))))
+        for number, (name, read) in enumerate(zip(names, reads, strict=True))
+    ]
+    behind = [plain("act", "relu", "a"), plain("drop", "dropout", "act", dropout=0.5), plain("flat", "flatten", "drop")]
+    image = TensorSpec("float32", (64, 64, 64))
+    bare, whole = (
+        stages_of([*operations, conv("a", source), *sinks], default_registry(), image, LABEL, 10, batch_size=128)[0]
+        for operations, source, sinks in (([], "input", []), (inside, "o5", behind))
+    )
+    outputs = [one.output for one in (*whole.operations, *whole.sinks)]
+    assert len(outputs) == 9
+    costs = [replica_cost(stage, default_registry(), 128).memory_bytes for stage in (bare, whole)]
+    assert costs[1] - costs[0] >= 128 * sum(output.bytes_per_sample for output in outputs) >= 768 * MIB
+
+
+def test_what_a_shift_pads_is_memory_too() -> None:
+    (stage,) = stages_of([plain("s", "random_shift", "input", pixels=64), conv("a", "s")], default_registry(), IMAGE, LABEL, 10)
+    assert stage.activation_bytes >= 4 * (8 + 2 * 64) ** 2
+
+
+def test_what_becomes_larger_than_any_tensor_is_refused_by_name() -> None:
+    """Three lines of a graph that join forty times the same ask for gigabytes."""
+    chain = [plain(f"c{number}", "concat", *([read] * 40)) for number, read in enumerate(["input", "c0", "c1"])]
+    for vnodes in ([*chain, conv("a", "c2")], [conv("a", "input"), *chain]):
+        with pytest.raises(
+            InvalidInput, match=r"c2: its output \[64000, 8, 8\] has 524288000 bytes for a batch of 32.*make the output or"
+        ) as refused:
+            stages_of(vnodes, default_registry(), IMAGE, LABEL, 10, batch_size=32)
+        assert (refused.value.details["vnode"], refused.value.details["field"]) == ("c2", "inputs")
+    graph = graph_from_toml((Path(__file__).parents[2] / "examples/mnist/model.toml").read_text())
+    graph.train.batch_size = 65_536
+    with pytest.raises(InvalidInput, match="for a batch of 65536"):
+        stages_of_graph(graph, default_registry())
+
+
+def test_comparing_samples_with_one_another_costs_the_square_of_the_batch() -> None:
+    vnode = VNodeSpec("a", "linear", {"out_features": 8}, ("input",), "predsim", {}, "sgd", {"lr": 0.1})
+    (stage,) = stages_of([vnode], default_registry(), TensorSpec("float32", (8,)), LABEL, 10)
+    small, large = (replica_cost(stage, default_registry(), batch).memory_bytes for batch in (8, 65_536))
+    assert small < 64 * MIB
+    assert large > 3 * 4 * 65_536**2, "two matrices and what lies between them"
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from dcnr.specs import CheckPlan, ComponentPlan, Config, Fields, TensorSpec
 from vnode.components.shapes import one_float_input
+
+MASKED_BYTES: Final = 5
+"""Per element, while it is computed: the mask, and what it leaves before that is scaled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Dropout:
         """Output and cost. Raises InvalidInput."""
         self._read(config)
         spec = one_float_input(self.name, inputs)
-        return ComponentPlan(spec, forward_flops=spec.num_elements)
+        return ComponentPlan(spec, forward_flops=spec.num_elements, activation_bytes=MASKED_BYTES * spec.num_elements)
 
     def _read(self, config: Config) -> float:
         with Fields(config, self.name) as f:

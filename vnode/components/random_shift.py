@@ -22,8 +22,11 @@ class RandomShift:
 
     def check(self, config: Config, inputs: Sequence[TensorSpec]) -> ComponentPlan:
         """Output and cost. Raises InvalidInput."""
-        self._read(config)
-        return ComponentPlan(one_float_input(self.name, inputs, ranks=(3,)))
+        pixels = self._read(config)
+        spec = one_float_input(self.name, inputs, ranks=(3,))
+        channels, height, width = spec.shape
+        padded = TensorSpec("float32", (channels, height + 2 * pixels, width + 2 * pixels))
+        return ComponentPlan(spec, activation_bytes=padded.bytes_per_sample)
 
     def _read(self, config: Config) -> int:
         with Fields(config, self.name) as f:

@@ -8,11 +8,14 @@ convolution and per-channel standard deviation over space, or a linear map), and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from dcnr.errors import InvalidInput
 from dcnr.specs import CheckPlan, Config, Fields, ObjectivePlan, TensorSpec
 from vnode.objectives.head import Head
+
+SIMILARITY_BYTES: Final = 4 * 4
+"""Per pair of samples: both similarities, their difference or its gradient, and the gradient's transpose, in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class PredSim:
             plan.num_parameters + taps * width * width,
             plan.forward_flops + 2 * taps * width * width * area,
             plan.activation_bytes + output.bytes_per_sample,
+            SIMILARITY_BYTES,
         )
 
     def _read(self, config: Config) -> tuple[Head, float]:
